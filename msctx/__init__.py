@@ -1,0 +1,35 @@
+"""One context for how PyTorch executes: MindSpore's context options, carried out in PyTorch, scoped and restored exactly."""
+
+from msctx._version import __version__
+from msctx.context import context, current, explain, get_context, reset_context, set_context
+from msctx.errors import (
+    DeviceError,
+    MsctxError,
+    MsctxWarning,
+    OptionError,
+    RestoreError,
+    ScopeError,
+    StrictError,
+    SwitchError,
+)
+from msctx.inspection import diff, state
+
+__all__ = [
+    "DeviceError",
+    "MsctxError",
+    "MsctxWarning",
+    "OptionError",
+    "RestoreError",
+    "ScopeError",
+    "StrictError",
+    "SwitchError",
+    "__version__",
+    "context",
+    "current",
+    "diff",
+    "explain",
+    "get_context",
+    "reset_context",
+    "set_context",
+    "state",
+]

@@ -1,0 +1,295 @@
+"""HOW, in fact: writes assignments to switches and puts back what was found. Knows no option's name.
+
+Every write is entered in one ledger, per switch (for a switch that each thread has for itself: per switch and thread) a stack of
+those who hold it, the base layer lowest. From the ledger follow the rules of concurrency: a switch of the whole process that an
+open scope of another thread holds cannot be taken, and a change of the base under an open scope changes what that scope
+will put back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
+from msctx.switches import SWITCHES, Switch
+
+
+@dataclass(slots=True)
+class _Record:
+    """One switch as one holder found and wrote it."""
+
+    switch: Switch
+    put_back: Callable[[], None]
+    """Brings back what was found, or what the base has become since."""
+    wrote: Any
+    """What the switch read after the write."""
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """What one scope (or the base) has written and will put back."""
+
+    owner: str
+    """Who writes, as it is to be told: ``with-block at train.py:12``."""
+    thread: int = field(default_factory=threading.get_ident)
+    base: bool = False
+    orphan: bool = False
+    """Its thread is gone (this process was forked from another thread): nobody can conflict with it."""
+    records: dict[str, _Record] = field(default_factory=dict)
+    late: dict[str, str] = field(default_factory=dict)
+    """Switch → why it could not be written any more."""
+
+
+_lock = threading.RLock()
+_ledger: dict[Any, list[Hold]] = {}
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+    mine = threading.get_ident()
+    for holds in _ledger.values():
+        for hold in holds:
+            hold.orphan = hold.thread != mine
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _key(switch: Switch, thread: int | None = None) -> Any:
+    return (switch.name, thread or threading.get_ident()) if switch.scope == "thread" else switch.name
+
+
+@contextmanager
+def uninterrupted() -> Iterator[Callable[[], bool]]:
+    """Put Ctrl-C off until the block is done, so that it cannot fall between a write and its entry in the ledger.
+
+    Yields a function that tells whether one is waiting.
+    """
+    if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGINT)):
+        yield lambda: False
+        return
+    waiting: list[Any] = []
+    handler = signal.signal(signal.SIGINT, lambda *call: waiting.append(call))
+    try:
+        yield lambda: bool(waiting)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if waiting:
+            handler(*waiting[0])  # type: ignore[operator]
+
+
+def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold:
+    """Write *assignments* in order, as one scope. On any failure everything written is put back first.
+
+    Raises:
+        ScopeError: a switch is held by an open scope of another thread.
+        StrictError: strict, and a switch can no longer be written or could not be put back.
+        SwitchError: a switch did not take its value.
+    """
+    hold = Hold(owner)
+    with _lock, uninterrupted() as interrupted:
+        switches = [SWITCHES[name] for name in assignments]
+        _check_threads(switches, hold)
+        _check_writable(switches, assignments, hold, strict)
+        try:
+            for switch in switches:
+                if switch.name not in hold.late:
+                    _write(switch, assignments[switch.name], hold)
+            if strict and hold.late:
+                raise StrictError.of(sorted(hold.late.values()))
+        except BaseException:
+            undo(hold, quiet=True)
+            raise
+        if interrupted():
+            undo(hold, quiet=True)
+    return hold
+
+
+def _check_threads(switches: list[Switch], hold: Hold) -> None:
+    for switch in switches:
+        holds = _ledger.get(_key(switch))
+        if holds and holds[-1].thread != hold.thread and not (holds[-1].base or holds[-1].orphan):
+            raise ScopeError(
+                f"{hold.owner}: {switch.name} belongs to the whole process, and the {holds[-1].owner} of another thread, which "
+                "is still open, has set it. Enter one context around both threads and carry it over with "
+                "msctx.current().bind(fn), or close the other scope first. Nothing was changed."
+            )
+
+
+def _check_writable(switches: list[Switch], assignments: Mapping[str, Any], hold: Hold, strict: bool) -> None:
+    """Find what can no longer be written, and (in a scope) what could not be put back, before anything is written."""
+    for switch in switches:
+        value = assignments[switch.name]
+        if not switch.is_satisfied(value) and (reason := switch.blocked(value)):
+            hold.late[switch.name] = reason
+    if strict:
+        lasting = [] if hold.base else [s for s in switches if s.restore == "never" and not s.is_satisfied(assignments[s.name])]
+        reasons = [*hold.late.values(), *(f"{s.name} cannot be put back (it holds from {_until(s)})" for s in lasting)]
+        if reasons:
+            raise StrictError.of(reasons)
+
+
+def _until(switch: Switch) -> str:
+    return f"{switch.only_before} on" if switch.only_before else "then on"
+
+
+def _write(switch: Switch, value: Any, hold: Hold) -> None:
+    assert switch.write is not None
+    satisfied = switch.is_satisfied(value)
+    if switch.restore == "exact":
+        found = switch.take()
+        hold.records[switch.name] = record = _Record(switch, lambda: switch.put_back(found), None)
+        _ledger.setdefault(_key(switch), []).append(hold)
+    elif satisfied:
+        return
+    if not satisfied:
+        try:
+            switch.write(value)
+        except RuntimeError as error:
+            if switch.only_before:
+                hold.late[switch.name] = f"{switch.name} can only be set before {switch.only_before}"
+                return
+            raise SwitchError(f"{switch.name} did not take {value!r}: {error}. Nothing was changed.") from error
+        if not switch.is_satisfied(value) and switch.restore != "kept":
+            raise SwitchError(f"{switch.name} did not take {value!r}: it reads {switch.read()!r}. Nothing was changed.")
+        if switch.restore == "never" and not hold.base:
+            _warn_stays(switch, value)
+    if switch.restore == "exact":
+        record.wrote = switch.read()
+
+
+def _warn_stays(switch: Switch, value: Any) -> None:
+    text = f"{switch.name}={value!r} stays after this with-block: it is read only before {switch.only_before}"
+    warnings.warn(text + ". set_context or `msctx run` say so openly.", MsctxWarning, stacklevel=2)
+
+
+def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
+    """Put back what *hold* found, in reverse order; one failure does not keep the others from being put back.
+
+    Raises:
+        RestoreError: something could not be put back; or, when strict, had been changed by somebody else.
+    """
+    failed: list[str] = []
+    foreign: list[str] = []
+    with _lock, uninterrupted():
+        for name, record in reversed(hold.records.items()):
+            try:
+                if not quiet and (now := record.switch.read()) != record.wrote:
+                    foreign.append(f"{name}: {hold.owner} wrote {record.wrote!r}, found {now!r} at exit")
+                record.put_back()
+            except Exception as error:
+                failed.append(f"{name}: {error}")
+            holds = _ledger[_key(record.switch, hold.thread)]
+            holds.remove(hold)
+            if not holds:
+                del _ledger[_key(record.switch, hold.thread)]
+        hold.records.clear()
+    if failed:
+        raise RestoreError("could not be put back:\n" + "\n".join(f"  {line}" for line in failed))
+    if foreign:
+        text = "somebody else changed, inside the scope, what the context had set; what was found at entry is back:\n"
+        text += "\n".join(f"  {line}" for line in foreign)
+        if strict:
+            raise RestoreError(text)
+        warnings.warn(text, MsctxWarning, stacklevel=2)
+
+
+def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False) -> list[str]:
+    """Make *assignments* the whole of what the base holds; on failure it holds what it held.
+
+    A switch that an open scope holds is not written: the scope will put back the base's new value when it closes. Returns the
+    names of those switches.
+    """
+    undone: list[Callable[[], None]] = []
+    covered: list[str] = []
+    with _lock, uninterrupted():
+        names = [*assignments, *(name for name in hold.records if name not in assignments)]
+        switches = [SWITCHES[name] for name in names]
+        hold.late.clear()
+        _check_base_thread(hold, switches)
+        _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
+        try:
+            for switch in switches:
+                if switch.name not in hold.late and _rebase_one(switch, hold, assignments, undone):
+                    covered.append(switch.name)
+        except BaseException:
+            for step in reversed(undone):
+                step()
+            raise
+    return covered
+
+
+def _check_base_thread(hold: Hold, switches: list[Switch]) -> None:
+    """What each thread has for itself must be put back by the thread that set it."""
+    for switch in switches:
+        if switch.name in hold.records and switch.scope == "thread" and hold.thread != threading.get_ident():
+            raise ScopeError(f"{switch.name} was set by set_context in another thread; change or reset it there")
+    hold.thread = threading.get_ident()
+
+
+def _rebase_one(switch: Switch, hold: Hold, assignments: Mapping[str, Any], undone: list[Callable[[], None]]) -> bool:
+    """Bring one switch to the base's new value; tell whether an open scope covers it."""
+    holds = _ledger.setdefault(_key(switch), [])
+    above = next((h for h in holds if not h.base), None)
+    record = hold.records.get(switch.name)
+    if above is None:
+        if record is not None:
+            before = switch.take()
+            undone.append(lambda: switch.put_back(before))
+            if switch.name in assignments:
+                _write_base(switch, assignments[switch.name], record)
+            else:
+                record.put_back()
+                _drop(switch, hold, holds)
+                undone.append(lambda: _enter(switch, hold, holds, record))
+        else:
+            _write(switch, assignments[switch.name], hold)
+            if switch.name in hold.records:
+                added = hold.records[switch.name]
+                undone.append(lambda: (added.put_back(), _drop(switch, hold, holds)))
+        if not holds:
+            _ledger.pop(_key(switch), None)
+        return False
+    lowest = above.records[switch.name]
+    old = lowest.put_back
+    if switch.name in assignments:
+        value = assignments[switch.name]
+        if record is None:
+            record = _Record(switch, old, value)
+            _enter(switch, hold, holds, record)
+            undone.append(lambda: _drop(switch, hold, holds))
+        record.wrote = value
+        lowest.put_back = lambda: switch.write(value)  # type: ignore[misc]
+    else:
+        assert record is not None
+        lowest.put_back = record.put_back
+        _drop(switch, hold, holds)
+        undone.append(lambda: _enter(switch, hold, holds, record))
+    undone.append(lambda: setattr(lowest, "put_back", old))
+    return True
+
+
+def _write_base(switch: Switch, value: Any, record: _Record) -> None:
+    assert switch.write is not None
+    if not switch.is_satisfied(value):
+        switch.write(value)
+    record.wrote = switch.read()
+
+
+def _enter(switch: Switch, hold: Hold, holds: list[Hold], record: _Record) -> None:
+    hold.records[switch.name] = record
+    holds.insert(0, hold)
+    _ledger[_key(switch)] = holds
+
+
+def _drop(switch: Switch, hold: Hold, holds: list[Hold]) -> None:
+    del hold.records[switch.name]
+    holds.remove(hold)

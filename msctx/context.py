@@ -1,0 +1,505 @@
+"""WHEN options hold: the layers below, the stack of scopes, and the context itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from msctx import plan as planning
+from msctx.dynamo import outside_dynamo
+from msctx.effects import Facts
+from msctx.errors import DeviceError, MsctxWarning, ScopeError, StrictError
+from msctx.options import UNSET, Layer, Settings, make_layer, option_of
+from msctx.options.layers import LEVELS, environment_layers, layers_of
+from msctx.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from msctx.apply import Hold
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+_plans: OrderedDict[Any, Plan] = OrderedDict()
+NOTHING = planning.make(Settings(), Facts())
+
+
+def _plan(settings: Settings, facts: Facts) -> Plan:
+    """Plans are pure, so the latest ones are kept."""
+    key = (settings.key, facts)
+    if (plan := _plans.get(key)) is None:
+        plan = _plans[key] = planning.make(settings, facts)
+        while len(_plans) > 64:
+            _plans.popitem(last=False)
+    return plan
+
+
+def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -> Plan:
+    """What options would come to, without entering anything.
+
+    Args:
+        settings: options by name, or layers already checked.
+        device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for such a machine, whatever is here. Default: this machine.
+    """
+    if not isinstance(settings, Settings):
+        settings = Settings(layers_of(settings, "explain"))
+    if device is None:
+        from msctx import devices
+
+        return _plan(settings, devices.facts())
+    return _plan(settings, Facts.only(device))
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+_told: set[tuple[str, str]] = set()
+
+
+def _tell(option: str, text: str) -> None:
+    """Warn once per (option, reason), at the user's line."""
+    if (option, text) not in _told:
+        _told.add((option, text))
+        warnings.warn(text, MsctxWarning, stacklevel=_user_frame()[1])
+
+
+def _user_frame() -> tuple[str, int]:
+    """``file.py:line`` of the nearest caller that is not msctx or Dynamo, and its stack level seen from our caller."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("msctx", "torch._dynamo", "contextlib")):
+        frame, level = frame.f_back, level + 1
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level
+
+
+def forget_warnings() -> None:
+    """Let every warning be told again."""
+    _told.clear()
+
+
+# --- the base: what holds outside every with-block ---------------------------------------------------------------------
+
+
+class _Base:
+    """The layers below all scopes: presets, YAML, MSCTX_*, command line, set_context; in force until reset."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.levels: dict[str, Layer] = {}
+        self.read_environment = False
+        self.plan = NOTHING
+        self.hold: Hold | None = None
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return tuple(self.levels[level] for level in LEVELS if level in self.levels)
+
+    def start(self) -> None:
+        """Read MSCTX_* at the first use of msctx in this process, never at import."""
+        if not self.read_environment:
+            with self.lock:
+                if not self.read_environment:
+                    self.change(environment_layers(os.environ))
+                    self.read_environment = True
+
+    def change(self, levels: Mapping[str, Layer]) -> list[str]:
+        """Lay new values over each level's; return the switches that open scopes cover."""
+        if not any(layer.settings for layer in levels.values()):
+            return []
+        with self.lock:
+            new = dict(self.levels)
+            for level, layer in levels.items():
+                old = new.get(level, Layer()).settings
+                new[level] = Layer({**old, **layer.settings})
+            return self._become(new)
+
+    def reset(self) -> None:
+        with self.lock:
+            self._become({})
+            self.read_environment = False
+
+    def _become(self, levels: dict[str, Layer]) -> list[str]:
+        from msctx import apply, devices
+
+        settings = Settings([levels[level] for level in LEVELS if level in levels])
+        plan = _plan(settings, devices.facts()) if settings else NOTHING
+        if self.hold is None:
+            self.hold = apply.Hold("set_context", base=True)
+        _refuse(plan)
+        covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict)
+        self.levels, self.plan = levels, plan
+        _tell_failing(plan, None, self.hold)
+        return covered
+
+
+def _refuse(plan: Plan) -> None:
+    """Raise for a plan that must not be entered."""
+    if plan.missing:
+        from msctx import devices
+
+        words = {device: word for word, device in planning.TARGETS.items()}
+        raise DeviceError.missing(plan.target or "", [words[d] for d in devices.here()])
+    if plan.strict and plan.failing:
+        raise StrictError.of([str(row) for row in plan.failing])
+
+
+def _tell_failing(plan: Plan, own: Sequence[Layer] | None, hold: Hold) -> None:
+    """One warning for each option that is not carried out; *own*: only for what these layers set."""
+    spellings = None if own is None else {s for layer in own for s in layer.settings}
+    for row in plan.failing:
+        if spellings is None or row.spelling in spellings:
+            _tell(row.spelling, str(row))
+    for switch, reason in hold.late.items():
+        _tell(switch, reason)
+
+
+_base = _Base()
+
+# --- scopes -----------------------------------------------------------------------------------------------------------
+
+
+class _Scope:
+    """One entry of one context by one thread."""
+
+    __slots__ = ("context", "hold", "layers", "leaving", "open", "plan", "settings", "thread", "visitors")
+
+    def __init__(self, context: Context, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
+        self.context, self.layers, self.settings, self.plan, self.hold = context, layers, settings, plan, hold
+        self.thread = threading.get_ident()
+        self.open = True
+        self.leaving = False  # __exit__ came while an inner scope was open; it closes with that one
+        self.visitors = 0  # bound functions that run in other threads under this scope
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.scopes: list[_Scope] = []
+
+
+_stack = _Stack()
+
+
+def _in_force() -> tuple[tuple[Layer, ...], Plan]:
+    """The layers of the scopes of this thread (without the base) and the plan in force."""
+    if _stack.scopes:
+        return _stack.scopes[-1].layers, _stack.scopes[-1].plan
+    return (), _base.plan
+
+
+def _open(context: Context) -> _Scope:
+    from msctx import apply, devices
+
+    _base.start()
+    above, outer = _in_force()
+    layers = above + context.layers
+    settings = Settings(_base.layers + layers)
+    if not context.layers:  # nothing of its own: nothing to write
+        return _Scope(context, layers, settings, outer, None)
+    plan = _plan(settings, devices.facts())
+    _refuse(plan)
+    hold = apply.apply(_difference(plan, outer, context.layers), context.origin, strict=plan.strict)
+    try:
+        _tell_failing(plan, context.layers, hold)
+    except BaseException:  # warnings turned into errors
+        apply.undo(hold, quiet=True)
+        raise
+    return _Scope(context, layers, settings, plan, hold)
+
+
+def _difference(plan: Plan, outer: Plan, own: Sequence[Layer]) -> dict[str, Any]:
+    """What a scope writes: what its own options set, and what else its plan has otherwise than the plan around it."""
+    mine = {spelling for layer in own for spelling in layer.settings}
+    missing = object()
+    return {
+        switch: value
+        for switch, value in plan.assignments.items()
+        if plan.sources[switch] & mine or outer.assignments.get(switch, missing) != value
+    }
+
+
+def _close(scope: _Scope) -> None:
+    scope.open = False
+    if scope.visitors:
+        _tell(
+            "bind", f"{scope.context.origin} was left while {scope.visitors} function(s) bound to it still run in other threads"
+        )
+    if scope.hold is not None:
+        from msctx import apply
+
+        apply.undo(scope.hold, strict=scope.plan.strict)
+
+
+class Origin(NamedTuple):
+    """A value and where it came from (``"default"``: nobody set it)."""
+
+    value: Any
+    origin: str
+
+
+class Context:
+    """Options, and the scopes in which they hold; made by :func:`context`.
+
+    A with-block enters it; so does each call of a function that it decorates. It may be entered again and nested.
+    """
+
+    def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block") -> None:
+        self.layers = layers
+        self.origin = origin
+
+    @outside_dynamo
+    def __enter__(self) -> Context:
+        _stack.scopes.append(_open(self))
+        return self
+
+    @outside_dynamo
+    def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
+        scopes = _stack.scopes
+        if scopes and scopes[-1].context is self and not scopes[-1].leaving:
+            try:
+                _close(scopes.pop())
+            finally:
+                while scopes and scopes[-1].leaving:
+                    _close(scopes.pop())
+            return
+        late = next((s for s in reversed(scopes) if s.context is self and not s.leaving), None)
+        if late is None:
+            raise ScopeError(f"the {self.origin} is not open in this thread; a context is left by the thread that entered it")
+        late.leaving = True
+        raise ScopeError(
+            f"the {self.origin} was left before the {scopes[-1].context.origin} inside it; both stay in force, and close together "
+            "when the inner one is left"
+        )
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: each call runs inside the context."""
+        if isclass(function) or not callable(function):
+            raise TypeError(f"msctx.context decorates functions, not {function!r}")
+        for is_lazy in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
+            if is_lazy(function):
+                raise TypeError(
+                    f"{function.__qualname__} is a generator or coroutine: its scope would stay open while other code runs. "
+                    "Use a with-block inside it, around code that does not yield or await."
+                )
+
+        @wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return inside  # type: ignore[return-value]
+
+    @property
+    def _scope(self) -> _Scope | None:
+        return next((s for s in reversed(_stack.scopes) if s.context is self), None)
+
+    @property
+    def settings(self) -> Settings:
+        """Every layer that holds inside this context, the base included."""
+        scope = self._scope
+        return scope.settings if scope else Settings(_base.layers + _in_force()[0] + self.layers)
+
+    @property
+    def plan(self) -> Plan:
+        """What the options come to: in force if the context is open in this thread, else as if it were entered now."""
+        scope = self._scope
+        return scope.plan if scope else explain(self.settings)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that ``device_target`` and ``device_id`` name; torch's default device when nobody named one."""
+        import torch
+
+        plan, settings = self.plan, self.settings
+        if plan.target is None:
+            return torch.get_default_device()
+        offline = settings.get("use_off_line")
+        if plan.target == "CPU" or (offline and offline.value is False):
+            return torch.device("cpu")
+        kind = {"GPU": "cuda", "Ascend": "npu"}[plan.target]
+        return torch.device(kind) if plan.device_id is None else torch.device(kind, plan.device_id)
+
+    def get(self, name: str) -> Any:
+        """The value of an option in force inside this context; see :func:`get_context`."""
+        return _look_up(name, self.settings).value
+
+    def bind(self, function: Callable[..., Any]) -> Bound:
+        """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
+        scopes = _stack.scopes
+        depth = next((i for i in reversed(range(len(scopes))) if scopes[i].context is self), None)
+        if depth is None:
+            return Bound(function, (), _in_force()[0] + self.layers)
+        return Bound(function, tuple(scopes[: depth + 1]), scopes[depth].layers)
+
+
+class Bound:
+    """A function that runs under the context in which it was bound, wherever it is called.
+
+    While the scope is open, the switches of the whole process are in force already, and those that each thread has for itself
+    are set for the call. In another process, or after the scope has closed, the context is entered afresh.
+    """
+
+    def __init__(self, function: Callable[..., Any], scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> None:
+        self.function, self.layers, self._scopes = function, layers, scopes
+
+    def __getstate__(self) -> dict[str, Any]:
+        values = [{s.spelling: (s.value, s.origin) for s in layer.settings.values()} for layer in self.layers]
+        return {"function": self.function, "layers": values}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.function, self._scopes = state["function"], ()
+        self.layers = tuple(
+            Layer({k: s for k, (v, origin) in values.items() for s in make_layer({k: v}, origin).settings.values()})
+            for values in state["layers"]
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _carried(self._scopes, self.layers):
+            return self.function(*args, **kwargs)
+
+
+@contextmanager
+def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[None]:
+    if not scopes or not all(scope.open for scope in scopes):
+        with Context(layers, "bound function"):
+            yield
+        return
+    innermost = scopes[-1]
+    if innermost in _stack.scopes:  # called where it was bound
+        yield
+        return
+    from msctx import apply
+    from msctx.switches import SWITCHES
+
+    own = {n: v for n, v in innermost.plan.assignments.items() if SWITCHES[n].scope == "thread"}
+    context = Context(layers, "bound function")
+    hold = apply.apply(own, context.origin, strict=innermost.plan.strict)
+    guest = _Scope(context, innermost.layers, innermost.settings, innermost.plan, hold)
+    _stack.scopes.append(guest)
+    innermost.visitors += 1
+    try:
+        yield
+    finally:
+        innermost.visitors -= 1
+        _stack.scopes.remove(guest)
+        _close(guest)
+
+
+# --- the public functions ---------------------------------------------------------------------------------------------
+
+
+@outside_dynamo
+def context(preset: str | None = None, /, **options: Any) -> Context:
+    """Options that hold inside a with-block, or during each call of a decorated function.
+
+    Args:
+        preset: the name of a preset (``"reproducible"`` …), or the path of a YAML file with a ``context:`` section; options given
+            beside it win.
+        options: MindSpore's context options by name. Groups are dictionaries: ``gpu_config={"conv_allow_tf32": False}``.
+            An option that is not given is not touched.
+
+    Raises:
+        OptionError: with every problem at once; nothing was changed.
+
+    Example::
+
+        with msctx.context(deterministic="ON", seed=0) as ctx:
+            train(model, ctx.device)
+    """
+    origin = f"with-block at {_user_frame()[0]}"
+    if preset is not None:
+        options = {"preset": preset, **options}
+    return Context(layers_of(options, origin), origin)
+
+
+@outside_dynamo
+def set_context(preset: str | None = None, /, **options: Any) -> None:
+    """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them."""
+    origin = f"set_context at {_user_frame()[0]}"
+    if preset is not None:
+        options = {"preset": preset, **options}
+    merged: dict[str, Any] = {}
+    for layer in layers_of(options, origin):
+        merged.update(layer.settings)
+    _base.start()
+    covered = _base.change({"set_context": Layer(merged)})
+    if covered:
+        _tell(
+            "set_context",
+            f"an open with-block stays in force until it closes, then set_context's values hold: {', '.join(covered)}",
+        )
+
+
+@outside_dynamo
+def reset_context() -> None:
+    """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back."""
+    _base.reset()
+
+
+@contextmanager
+def base_layers(levels: Mapping[str, Layer]) -> Iterator[Plan]:
+    """Lay layers under everything a program sets itself (``msctx run``: preset, YAML, command line), and take them away."""
+    _base.start()
+    with _base.lock:
+        before = dict(_base.levels)
+        _base.change(levels)
+    try:
+        yield _base.plan
+    finally:
+        with _base.lock:
+            _base._become(before)
+
+
+def get_context(name: str | None = None, *, origin: bool = False) -> Any:
+    """The value of an option that is in force in this thread, else MindSpore's default.
+
+    Args:
+        name: an option, or a group such as ``"gpu_config"``; ``None``: all that somebody set, as a dictionary.
+        origin: return an :class:`Origin`, (value, where it was set); ``"default"`` when nobody set it.
+    """
+    _base.start()
+    settings = current().settings
+    if name is None:
+        return {n: _look_up(n, settings) if origin else _look_up(n, settings).value for n in settings}
+    found = _look_up(name, settings)
+    return found if origin else found.value
+
+
+def _look_up(name: str, settings: Settings) -> Origin:
+    keys = [s for layer in settings.layers for s in layer.settings if s.startswith(f"{name}.")]
+    if keys:
+        group = {key.partition(".")[2]: _look_up(key, settings) for key in keys}
+        return Origin({k: v.value for k, v in group.items()}, "; ".join(dict.fromkeys(v.origin for v in group.values())))
+    option = option_of(name)
+    for layer in reversed(settings.layers):
+        if name in layer.settings:
+            return Origin(layer.settings[name].value, layer.settings[name].origin)
+    if name == option.name and (found := settings.get(name)):
+        return Origin(found.value, found.origin)
+    return Origin(None if option.default is UNSET else option.default, "default")
+
+
+def current() -> Context:
+    """The innermost context that is open in this thread; outside every with-block, what holds for the process."""
+    return _stack.scopes[-1].context if _stack.scopes else Context(origin="base")
+
+
+__all__ = [
+    "Bound",
+    "Context",
+    "Origin",
+    "base_layers",
+    "context",
+    "current",
+    "explain",
+    "get_context",
+    "reset_context",
+    "set_context",
+]

@@ -1,0 +1,5 @@
+"""HOW each option is carried out, the devices side by side; one file per theme. Pure: imports no torch."""
+
+from msctx.effects.base import EFFECTS, Facts, Outcome, Want, translate
+
+__all__ = ["EFFECTS", "Facts", "Outcome", "Want", "translate"]

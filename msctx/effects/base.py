@@ -1,0 +1,118 @@
+"""What a translation is given and what it returns; the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from msctx.effects.unbuilt import UNBUILT
+from msctx.options import DEVICES, Option, Settings
+
+THEMES = ("determinism", "device", "memory", "precision", "seed", "threads", "tracing")
+"""The modules of this package that hold translations."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a plan may depend on; :mod:`msctx.devices` finds it out, tests make it up."""
+
+    devices: tuple[str, ...] = ("cpu",)
+    """The devices that are here."""
+    recursion_limit: int = 1000
+    """Python's recursion limit as found."""
+
+    @classmethod
+    def only(cls, device: str) -> Facts:
+        """A machine of which nothing is known but one device: for plans of machines that are not here."""
+        return cls(devices=(device,))
+
+    @classmethod
+    def everything(cls) -> Facts:
+        return cls(devices=DEVICES)
+
+
+@dataclass(frozen=True)
+class Want:
+    """One option on one device, to be translated."""
+
+    option: Option
+    value: Any
+    device: str
+    settings: Settings
+    facts: Facts
+
+    def other(self, name: str, default: Any = None) -> Any:
+        """The value in force of another option on this device."""
+        setting = self.settings.get(name, self.device)
+        return setting.value if setting else default
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What comes of an option on a device; see :class:`msctx.plan.Row` for the statuses."""
+
+    status: str
+    assignments: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+def honoured(assignments: Mapping[str, Any] | None = None, reason: str = "") -> Outcome:
+    return Outcome("honoured", assignments or {}, reason)
+
+
+def approximated(assignments: Mapping[str, Any], differs: str) -> Outcome:
+    return Outcome("approximated", assignments, differs)
+
+
+def inert(reason: str) -> Outcome:
+    return Outcome("inert", {}, reason)
+
+
+def refused(reason: str) -> Outcome:
+    return Outcome("refused", {}, reason)
+
+
+def not_built(waits_for: str) -> Outcome:
+    return Outcome("not_built", {}, f"it comes with {waits_for}")
+
+
+Effect = Callable[[Want], Outcome | None]
+EFFECTS: dict[str, Effect] = {}
+"""Option name → its translation."""
+
+
+def effect(*names: str) -> Callable[[Effect], Effect]:
+    """Register a translation for the options *names*."""
+
+    def register(function: Effect) -> Effect:
+        for name in names:
+            if name in EFFECTS:
+                raise AssertionError(f"two translations for {name}")
+            EFFECTS[name] = function
+        return function
+
+    return register
+
+
+@cache
+def _load() -> dict[str, str]:
+    """Import the themes; return option name → what it waits for."""
+    for theme in THEMES:
+        import_module(f"msctx.effects.{theme}")
+    return {name: waits_for for waits_for, names in UNBUILT.items() for name in names}
+
+
+def translate(want: Want) -> Outcome | None:
+    """Carry one option over to one device, on paper. ``None``: the option does not speak of this device."""
+    waiting = _load()
+    name = want.option.name
+    if want.option.replaced_by:
+        return inert(f"deprecated and without effect; use {want.option.replaced_by}")
+    if want.device not in want.option.devices:
+        return inert(f"it has no meaning on {want.device}")
+    if name in waiting:
+        return not_built(waiting[name])
+    return EFFECTS[name](want)

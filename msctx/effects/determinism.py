@@ -1,0 +1,37 @@
+"""deterministic: torch's full recipe for the same bits from run to run."""
+
+from msctx.effects.base import Outcome, Want, effect, honoured, inert
+
+
+@effect("deterministic")
+def deterministic(want: Want) -> Outcome:
+    """ON is the whole recipe; OFF takes back what ON sets, and touches nothing else.
+
+    The recipe follows torchtitan's list. ``fill_uninitialized_memory`` is part of ON: without it a program that reads
+    uninitialised memory gives other bits each time. The workspace variables make cuBLAS and HCCL keep their summation order.
+    """
+    on = want.value == "ON"
+    torch_wide = {
+        "torch.deterministic": on,
+        "torch.deterministic.warn_only": on and want.other("deterministic_warn_only", False),
+        "torch.inductor.deterministic": on,
+    }
+    if on:
+        torch_wide["torch.deterministic.fill_uninitialized_memory"] = want.other("fill_uninitialized_memory", True)
+    by_device = {
+        "cpu": {"torch.mkldnn.deterministic": on},
+        "cuda": {"torch.cudnn.deterministic": on}
+        | ({"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if on else {}),
+        "ascend": {
+            "env.HCCL_DETERMINISTIC": "true" if on else None,
+            "env.TE_PARALLEL_COMPILER": "1" if on else None,
+        },
+    }
+    return honoured(torch_wide | by_device[want.device])
+
+
+@effect("deterministic_warn_only", "fill_uninitialized_memory")
+def detail(want: Want) -> Outcome:
+    if want.other("deterministic") != "ON":
+        return inert("it is a detail of deterministic=ON, which is not set")
+    return honoured(reason="part of deterministic=ON")

@@ -1,0 +1,29 @@
+"""TF32 and HF32: whether float32 products may be rounded to 10 bits on a device's matrix unit."""
+
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built
+
+CORE = "the native core (convolution and matmul)"
+
+
+@effect("matmul_allow_tf32")
+def matmul_allow_tf32(want: Want) -> Outcome:
+    if want.device == "cuda":
+        return honoured({"torch.cuda.matmul.allow_tf32": want.value})
+    return not_built(CORE)
+
+
+@effect("conv_allow_tf32")
+def conv_allow_tf32(want: Want) -> Outcome:
+    if want.device == "cuda":
+        return approximated(
+            {"torch.cudnn.allow_tf32": want.value},
+            "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code",
+        )
+    return not_built(CORE)
+
+
+@effect("matmul_allow_hf32", "conv_allow_hf32")
+def allow_hf32(want: Want) -> Outcome:
+    if want.device == "ascend":
+        return honoured({f"torch.npu.{want.option.name.partition('_')[0]}.allow_hf32": want.value})
+    return not_built(CORE)

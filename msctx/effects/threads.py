@@ -1,0 +1,23 @@
+"""runtime_num_threads, inter_op_parallel_num: how many threads the host's operators use."""
+
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured
+
+
+@effect("runtime_num_threads")
+def runtime_num_threads(want: Want) -> Outcome:
+    if want.value == 0:
+        return honoured(reason="0 means the framework's choice: torch's own number is kept")
+    assignments = {"torch.num_threads": want.value}
+    if want.device == "cpu":
+        return honoured(assignments)
+    return approximated(assignments, "sets the threads of the host's operators; the device schedules its own work")
+
+
+@effect("inter_op_parallel_num")
+def inter_op_parallel_num(want: Want) -> Outcome:
+    if want.value == 0:
+        return honoured(reason="0 means the framework's choice: torch's own number is kept")
+    assignments = {"torch.num_interop_threads": want.value}
+    if want.device == "cpu":
+        return honoured(assignments)
+    return approximated(assignments, "sets the host's pool for independent operators; streams are the program's own")

@@ -1,0 +1,134 @@
+"""Every message a user can see about a mistake: where it is, what was given, what is allowed, what to do.
+
+Each error class carries the exit code with which the command line ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a text file; *line* and *column* count from 1, *text* is the whole line, *width* what to underline."""
+
+    file: str
+    line: int
+    column: int
+    text: str = ""
+    width: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with what a user gave."""
+
+    path: str
+    text: str
+    where: str = ""
+    allowed: str = ""
+    suggestion: str = ""
+    mark: Mark | None = None
+
+    def __str__(self) -> str:
+        where = str(self.mark) if self.mark else self.where
+        lines = [f"{where}  " * bool(where) + f"{self.path}: " * bool(self.path) + self.text]
+        hint = f"did you mean {self.suggestion}?" if self.suggestion and " " not in self.suggestion else self.suggestion
+        if self.mark and self.mark.text:
+            number = f"{self.mark.line:5d}"
+            caret = " " * (self.mark.column - 1) + "^" * max(1, self.mark.width)
+            lines += [f"{number} | {self.mark.text}", f"{' ' * len(number)} | {caret} {hint}".rstrip()]
+        elif hint:
+            lines[0] += f"; {hint}"
+        if self.allowed:
+            lines.append(f"      allowed: {self.allowed}")
+        return "\n".join(lines)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of *names* that a user most likely meant, or ``""``."""
+    found = get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return found[0] if found else ""
+
+
+class MsctxError(Exception):
+    """What every error of msctx derives from."""
+
+    exit_code = 1
+
+
+class _ProblemsError(MsctxError):
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        end = f"{count} problem{'s' * (count != 1)}; nothing was changed."
+        super().__init__("\n".join([*map(str, self.problems), end]))
+
+
+class OptionError(_ProblemsError, ValueError):
+    """Unknown options, wrong values, contradictions: all of them at once. Nothing was changed."""
+
+    exit_code = 2
+
+
+class FileError(_ProblemsError):
+    """A file that is not there, cannot be read, or is not YAML."""
+
+    exit_code = 3
+
+
+class EntryError(MsctxError):
+    """The entry of an experiment cannot be found or imported."""
+
+    exit_code = 4
+
+
+class EntryFailed(MsctxError):
+    """The entry of an experiment raised; the traceback shown is the user's own."""
+
+    exit_code = 5
+
+
+class DeviceError(MsctxError, RuntimeError):
+    """A device was asked for that is not here."""
+
+    exit_code = 6
+
+    @classmethod
+    def missing(cls, target: str, here: Sequence[str]) -> DeviceError:
+        return cls(
+            f"device_target={target!r}: there is no such device here (found: {', '.join(here)}). Nothing was changed. "
+            f"`msctx explain device_target={target}` shows the plan without entering it; `msctx doctor` says what is missing."
+        )
+
+
+class StrictError(MsctxError, RuntimeError):
+    """``strict=True``, and something asked for would not have been carried out. Nothing was changed."""
+
+    exit_code = 7
+
+    @classmethod
+    def of(cls, reasons: Sequence[str]) -> StrictError:
+        lines = "\n".join(f"  {r}" for r in reasons)
+        return cls(f"strict=True, and this would not be carried out:\n{lines}\nNothing was changed.")
+
+
+class ScopeError(MsctxError, RuntimeError):
+    """A context was entered or left where that would corrupt another one. Nothing was changed."""
+
+
+class SwitchError(MsctxError, RuntimeError):
+    """A switch of torch or of the system did not take a value. Everything already written was put back."""
+
+
+class RestoreError(MsctxError, RuntimeError):
+    """At exit something could not be put back, or had been changed by somebody else (under ``strict=True``)."""
+
+
+class MsctxWarning(UserWarning):
+    """An option that is not carried out, told once per option and reason."""

@@ -1,0 +1,117 @@
+"""What is in effect: the whole numerics state of the process, the environment around it, and how two of them differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from msctx.errors import FileError, Problem
+
+LIBRARIES = ("msctx", "torch", "numpy", "pyyaml", "pydantic", "torch-npu", "triton", "scikit-learn")
+VARIABLES = (
+    "ACL_", "ASCEND_", "ATEN_", "CUBLAS", "CUDA_", "CUDNN_", "DNNL_", "GOMP_", "HCCL_", "KMP_", "MKL_", "MSCTX_", "NCCL_",
+    "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "PYTHONHASHSEED", "PYTORCH_", "TE_PARALLEL_COMPILER", "TORCH",
+)  # fmt: skip
+"""The environment variables that change what torch computes or how."""
+
+
+def state() -> dict[str, Any]:
+    """Every global of torch and around it that decides what is computed and how → its value now, as plain data.
+
+    Reading changes nothing and initialises no device.
+    """
+    from msctx.switches import read_all
+
+    found = read_all()
+    found.update({f"env.{k}": v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)})
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions a run depends on."""
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+        "devices": _devices(),
+        "libraries": {name: version for name in LIBRARIES if (version := library_version(name))},
+        "argv": sys.argv,
+    }
+
+
+def library_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _devices() -> dict[str, Any]:
+    import torch
+
+    from msctx import devices
+
+    count = {"cuda": lambda: torch.cuda.device_count(), "ascend": lambda: torch.npu.device_count(), "cpu": lambda: 1}
+    return {device: count[device]() for device in devices.here()}
+
+
+def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The entries in which two states differ; ``None`` stands for an entry that one of them lacks."""
+    return {key: (a.get(key), b.get(key)) for key in sorted({*a, *b}) if a.get(key) != b.get(key)}
+
+
+def read_record(path: str | Path) -> dict[str, Any]:
+    """A state saved to a file, or what a run directory says about its state and environment, flattened to dotted keys."""
+    path = Path(path)
+    if path.is_dir():
+        found = {}
+        for part in ("state", "environment"):
+            if (path / f"{part}.json").exists():
+                found.update(_flatten(_read_json(path / f"{part}.json"), "" if part == "state" else f"{part}."))
+        if not found:
+            raise FileError([Problem("", "is a folder without state.json: not the record of a run", where=str(path))])
+        found.pop("environment.argv", None)
+        return found
+    return _flatten(_read_json(path), "")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError([Problem("", f"cannot be read: {error.strerror}", where=str(path))]) from None
+    except ValueError as error:
+        raise FileError([Problem("", f"is not JSON: {error}", where=str(path))]) from None
+    if not isinstance(data, dict):
+        raise FileError([Problem("", "does not hold a state (a JSON object)", where=str(path))])
+    return data
+
+
+def _flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,20 @@
+"""WHAT can be set: one declaration per option. Imports no torch."""
+
+from msctx.options.layer import Layer, Setting, Settings
+from msctx.options.option import DEVICES, GROUPS, NAMESPACES, UNSET, Option
+from msctx.options.registry import OPTIONS, find, make_layer, option_of
+
+__all__ = [
+    "DEVICES",
+    "GROUPS",
+    "NAMESPACES",
+    "OPTIONS",
+    "UNSET",
+    "Layer",
+    "Option",
+    "Setting",
+    "Settings",
+    "find",
+    "make_layer",
+    "option_of",
+]

@@ -1,0 +1,94 @@
+"""The options of set_context that help to find faults: graph files, prints, recorder, synchronous runs (catalogue: debug)."""
+
+from msctx.options.kinds import Bool, Choice, OnOff, Path
+from msctx.options.option import Option
+
+OPTIONS = (
+    Option(
+        name="save_graphs",
+        type=Choice(0, 1, 2, 3, aliases={False: 0, True: 2}),
+        help="How many of the graphs seen while compiling are written to save_graphs_path: 0 none, 1 what Dynamo captured and "
+        "its forward and backward graphs, 2 (or true) also the compiler's passes and its generated code, 3 also drawings. Code "
+        "that runs eagerly writes nothing.",
+        default=0,
+        example=1,
+    ),
+    Option(
+        name="save_graphs_path",
+        type=Path,
+        help="The directory for the files of save_graphs; it is made when missing, and each rank of a distributed run gets a "
+        "folder of its own in it.",
+        default=".",
+        example="graphs",
+    ),
+    Option(
+        name="deterministic",
+        type=OnOff,
+        help="ON makes every operator give the same bits for the same input from run to run on the same machine, by torch's "
+        "own deterministic switches and those of the device's libraries; an operator that cannot do so raises. OFF takes these "
+        "switches back and promises nothing.",
+        default="OFF",
+        groups=("session",),
+        example="ON",
+    ),
+    Option(
+        name="enable_dump",
+        type=Bool,
+        help="Formerly switched the dump of operator data on. MindSpore drops the value, and so does msctx, with a warning.",
+        replaced_by="session.enable_dump with dump_path",
+        example=True,
+    ),
+    Option(
+        name="save_dump_path",
+        type=Path,
+        help="Formerly the directory for dumped operator data. MindSpore drops the value, and so does msctx, with a warning.",
+        replaced_by="dump_path",
+        example="dumps",
+    ),
+    Option(
+        name="print_file_path",
+        type=Path,
+        help="The file to which the Print operator writes tensors and text instead of the screen. It must not be a directory; "
+        "if the file exists already, a new one with the time in its name is written.",
+        example="prints.bin",
+    ),
+    Option(
+        name="env_config_path",
+        type=Path,
+        help="A JSON file that configures the flight recorder (its section rdr: enable, mode, path) and the reuse of memory "
+        "between tensors (its section sys: mem_reuse).",
+        example="env_config.json",
+    ),
+    Option(
+        name="precompile_only",
+        type=Bool,
+        help="Compiles the model and does not run it: the call returns None, launches no kernel and changes no parameter. It "
+        "fills a compile cache without training, and matters only for code that is compiled.",
+        default=False,
+        example=True,
+    ),
+    Option(
+        name="reserve_class_name_in_scope",
+        type=Bool,
+        help="Whether the names of modules in graph files, dumps and profiles carry the class (Default/net-Net1/fc-Linear) or "
+        "the attribute alone (Default/net/fc).",
+        default=True,
+        example=False,
+    ),
+    Option(
+        name="pynative_synchronize",
+        type=Bool,
+        help="Waits for the device after each eager operator, so that an error is raised at the line that caused it, and lets "
+        "errors of the backward pass name the line of the forward. Slow; meant for debugging.",
+        default=False,
+        example=True,
+    ),
+    Option(
+        name="debug_level",
+        type=Choice(0, 1, aliases={"RELEASE": 0, "DEBUG": 1}),
+        help="How much the compiler keeps and logs about its work: 0 (RELEASE) is torch's usual amount, 1 (DEBUG) adds "
+        "detailed logs, checks and the origin of each generated kernel.",
+        default=0,
+        example=1,
+    ),
+)

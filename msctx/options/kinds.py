@@ -1,0 +1,283 @@
+"""The value types that options share: what is accepted, and the one canonical form it takes.
+
+Pydantic composes them (``list[Memory]``, ``dict[str, Bool]`` …) and collects every problem at once; each kind only knows its
+own scalar. Pydantic's stock types are not used for scalars: ``Literal[0, 1]`` takes ``True`` even when strict, and no stock
+type can offer the nearest allowed value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+
+class YamlWord(str):
+    """A plain ``on``, ``off``, ``yes`` or ``no`` of a YAML file: a boolean in YAML 1.1, a string in YAML 1.2.
+
+    Only a kind can tell which was meant, so the loader leaves the question open.
+    """
+
+    __slots__ = ()
+    TRUTH = {"on": True, "yes": True, "off": False, "no": False}
+
+    @property
+    def truth(self) -> bool:
+        return self.TRUTH[self.lower()]
+
+
+class BadValue(ValueError):
+    """A value that a kind does not take; carries what a message needs."""
+
+    def __init__(self, text: str, *, allowed: str = "", suggestion: str = "") -> None:
+        super().__init__(text)
+        self.text, self.allowed, self.suggestion = text, allowed, suggestion
+
+
+class Kind:
+    """A scalar type. Subclasses say how to :meth:`parse` a value and how to describe themselves."""
+
+    allowed: str
+    """What is accepted, for messages and the reference."""
+
+    def parse(self, value: Any) -> Any:
+        """Return the canonical form of *value*, or raise :class:`BadValue`."""
+        raise NotImplementedError
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of what a YAML file may hold."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(self.parse)
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return self.schema()
+
+
+@dataclass(frozen=True)
+class BoolKind(Kind):
+    """``True`` or ``False``; 0 and 1 are numbers here, not truth values."""
+
+    allowed: str = "true, false"
+
+    def parse(self, value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, YamlWord):
+            return value.truth
+        hint = "quotes make it text: write it without" if str(value).lower() in ("true", "false") else ""
+        raise BadValue(f"{value!r} is not a boolean", allowed=self.allowed, suggestion=hint)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True)
+class OnOffKind(Kind):
+    """The strings ``"ON"`` and ``"OFF"``; booleans and 0/1, CANN's way to say the same, are taken too."""
+
+    allowed: str = "ON, OFF (also true/false, 1/0)"
+
+    def parse(self, value: Any) -> str:
+        if isinstance(value, YamlWord):
+            value = value.truth
+        if isinstance(value, bool) or (type(value) is int and value in (0, 1)):
+            return "ON" if value else "OFF"
+        if isinstance(value, str) and value in ("ON", "OFF"):
+            return str(value)
+        near = value.upper() if isinstance(value, str) and value.upper() in ("ON", "OFF") else ""
+        raise BadValue(f"{value!r} is neither ON nor OFF", allowed=self.allowed, suggestion=near)
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": ["ON", "OFF", True, False, 0, 1]}
+
+
+@dataclass(frozen=True)
+class FlagKind(Kind):
+    """The numbers 0 and 1; booleans and ON/OFF are taken too."""
+
+    allowed: str = "0, 1 (also true/false, ON/OFF)"
+
+    def parse(self, value: Any) -> int:
+        try:
+            return int(OnOffKind().parse(value) == "ON")
+        except BadValue:
+            raise BadValue(f"{value!r} is neither 0 nor 1", allowed=self.allowed) from None
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": [0, 1, True, False, "ON", "OFF"]}
+
+
+@dataclass(frozen=True)
+class TextFlagKind(FlagKind):
+    """The strings ``"0"`` and ``"1"``, as some of CANN's options have them; what a flag takes is taken too."""
+
+    allowed: str = '"0", "1" (also 0/1, true/false, ON/OFF)'
+
+    def parse(self, value: Any) -> str:  # type: ignore[override]
+        return str(value) if value in ("0", "1") else str(super().parse(value))
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": ["0", "1", *super().schema()["enum"]]}
+
+
+@dataclass(frozen=True)
+class IntKind(Kind):
+    """A whole number within closed limits; ``None`` means no limit."""
+
+    minimum: int | None = None
+    maximum: int | None = None
+
+    @property
+    def allowed(self) -> str:  # type: ignore[override]
+        match self.minimum, self.maximum:
+            case None, None:
+                return "a whole number"
+            case low, None:
+                return f"a whole number, {low} or more"
+            case None, high:
+                return f"a whole number, {high} or less"
+            case low, high:
+                return f"a whole number from {low} to {high}"
+
+    def parse(self, value: Any) -> int:
+        if type(value) is not int:
+            hint = ""
+            if isinstance(value, str) and re.fullmatch(r"\d+(:[0-5]?\d)+", value):
+                hint = "YAML 1.1 would read this as a base-60 number; write plain digits"
+            elif isinstance(value, float) and value.is_integer():
+                hint = str(int(value))
+            raise BadValue(f"{value!r} is not a whole number", allowed=self.allowed, suggestion=hint)
+        if (self.minimum is not None and value < self.minimum) or (self.maximum is not None and value > self.maximum):
+            raise BadValue(f"{value} is out of range", allowed=self.allowed)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        limits = {"minimum": self.minimum, "maximum": self.maximum}
+        return {"type": "integer", **{k: v for k, v in limits.items() if v is not None}}
+
+
+@dataclass(frozen=True)
+class ChoiceKind(Kind):
+    """One of a closed set of strings or numbers; other spellings lead to the canonical one."""
+
+    choices: tuple[Any, ...]
+    aliases: dict[Any, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def allowed(self) -> str:  # type: ignore[override]
+        other: dict[Any, list[str]] = {}
+        for alias, choice in self.aliases.items():
+            other.setdefault(choice, []).append(str(alias))
+        return ", ".join(f"{c} (also {', '.join(other[c])})" if c in other else str(c) for c in self.choices)
+
+    def parse(self, value: Any) -> Any:
+        for choice in self.choices:  # by type too: 1 == True, and neither is the other here
+            if type(choice) is type(value) and choice == value:
+                return choice
+        for alias, choice in self.aliases.items():
+            if type(alias) is type(value) and alias == value:
+                return choice
+        if isinstance(value, YamlWord):
+            return self.parse(str(value)) if str(value) in self.choices else self.parse(value.truth)
+        names = [str(c) for c in (*self.choices, *self.aliases)]
+        near = get_close_matches(str(value), names, n=1)
+        text = f"{value!r} is not one of the values"
+        raise BadValue(text, allowed=self.allowed, suggestion=near[0] if near else "")
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": [*self.choices, *self.aliases]}
+
+
+@dataclass(frozen=True)
+class MemoryKind(Kind):
+    """An amount of memory within closed limits; the canonical form is a number of bytes.
+
+    As in MindSpore GB means 2**30 bytes; so do GiB and G, and likewise for MB and KB.
+    """
+
+    allowed: str = 'a size such as "4GB", "512MB" or "1.5GiB" (GB = 2**30 bytes), or a number of bytes; more than zero'
+    minimum: int = 1
+    maximum: int | None = None
+
+    def parse(self, value: Any) -> int:
+        if type(value) is int:
+            size = value
+        elif isinstance(value, str):
+            match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?|(\d+)\s*B?", value.strip(), re.IGNORECASE)
+            if not match:
+                raise BadValue(f"{value!r} is not an amount of memory", allowed=self.allowed, suggestion=_near_size(value))
+            number, unit, plain = match.groups()
+            size = int(plain) if plain else int(float(number) * 1024 ** ("KMGT".index(unit.upper()) + 1))
+        else:
+            raise BadValue(f"{value!r} is not an amount of memory", allowed=self.allowed)
+        if size <= 0:
+            raise BadValue(f"{value!r} is not more than zero", allowed=self.allowed)
+        if size < self.minimum or (self.maximum is not None and size > self.maximum):
+            raise BadValue(f"{value!r} is out of range", allowed=self.allowed)
+        return size
+
+    def schema(self) -> dict[str, Any]:
+        pattern = r"^\s*(\d+(\.\d+)?\s*([KkMmGgTt])([Ii])?([Bb])?|\d+\s*[Bb]?)\s*$"
+        return {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": pattern}]}
+
+
+def _near_size(value: str) -> str:
+    """The size somebody meant who wrote a letter for a digit: ``4OGB`` → ``40GB``."""
+    repaired = value.strip().translate(str.maketrans("oOlI", "0011"))
+    return repaired if re.fullmatch(r"\d+(\.\d+)?\s*[KMGT]i?B?", repaired, re.IGNORECASE) else ""
+
+
+@dataclass(frozen=True)
+class TextKind(Kind):
+    """Free text: names, paths, patterns. ``comma_list`` also takes a list and joins it with *separator*."""
+
+    allowed: str = "text"
+    comma_list: bool = False
+    separator: str = ","
+    empty: bool = False
+
+    def parse(self, value: Any) -> str:
+        if self.comma_list and isinstance(value, list | tuple) and all(isinstance(v, str | int) for v in value):
+            value = self.separator.join(str(v) for v in value)
+        if not isinstance(value, str):
+            hint = f'"{value}"' if isinstance(value, int | float) else ""
+            raise BadValue(f"{value!r} is not text", allowed=self.allowed, suggestion=hint)
+        if not value and not self.empty:
+            raise BadValue("the text is empty", allowed=self.allowed)
+        return str(value)
+
+    def schema(self) -> dict[str, Any]:
+        text: dict[str, Any] = {"type": "string"}
+        return {"anyOf": [text, {"type": "array", "items": {"type": ["string", "integer"]}}]} if self.comma_list else text
+
+
+Bool = Annotated[bool, BoolKind()]
+OnOff = Annotated[str, OnOffKind()]
+Flag = Annotated[int, FlagKind()]
+TextFlag = Annotated[str, TextFlagKind()]
+Memory = Annotated[int, MemoryKind()]
+Text = Annotated[str, TextKind()]
+Path = Annotated[str, TextKind(allowed="a path")]
+
+
+def MemoryBetween(allowed: str, minimum: int = 1, maximum: int | None = None) -> Any:
+    return Annotated[int, MemoryKind(allowed, minimum, maximum)]
+
+
+def Int(minimum: int | None = None, maximum: int | None = None) -> Any:
+    return Annotated[int, IntKind(minimum, maximum)]
+
+
+def Choice(*choices: Any, aliases: dict[Any, Any] | None = None) -> Any:
+    """``Choice("normal", "implicit_precomp_gemm", aliases={"precomp_gemm": "implicit_precomp_gemm"})``."""
+    return Annotated[Any, ChoiceKind(choices, aliases or {})]
+
+
+def TextList(allowed: str, separator: str = ",") -> Any:
+    """Text whose parts are joined by *separator*; a list of the parts is taken too."""
+    return Annotated[str, TextKind(allowed, comma_list=True, separator=separator)]

@@ -1,0 +1,117 @@
+"""All options by name and spelling; checks what a user gives and turns it into a layer, or reports every problem at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from msctx.errors import Mark, OptionError, Problem, nearest
+from msctx.options import ascend, debug, execution, gpu, own, session, system
+from msctx.options.kinds import BadValue
+from msctx.options.layer import Layer, Setting
+from msctx.options.option import Option
+
+FAMILIES = (system, debug, execution, gpu, ascend, session, own)
+
+OPTIONS: Mapping[str, Option] = MappingProxyType({o.name: o for family in FAMILIES for o in family.OPTIONS})
+_SPELLINGS: dict[str, Option] = {spelling: o for o in OPTIONS.values() for spelling in o.spellings}
+_DICTIONARIES = {s.rpartition(".")[0] for s in _SPELLINGS if "." in s}
+"""Keys that hold a dictionary of options: gpu_config, session …"""
+
+Marks = Callable[[tuple[str, ...]], Mark | None]
+"""Gives the place in a file of the value at a path of keys; ``(..., "")`` asks for the key itself."""
+
+
+def find(spelling: str) -> Option | None:
+    """The option a dotted spelling means, or ``None``."""
+    return _SPELLINGS.get(spelling)
+
+
+def option_of(spelling: str) -> Option:
+    """The option a dotted spelling means; an unknown one raises :class:`OptionError` with the nearest name."""
+    if (option := find(spelling)) is None:
+        raise OptionError([_unknown(spelling)])
+    return option
+
+
+def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Problem:
+    group, _, key = spelling.rpartition(".")
+    if group in _DICTIONARIES:
+        keys = [s.rpartition(".")[2] for s in _SPELLINGS if s.startswith(f"{group}.")]
+        allowed = ", ".join(keys) if len(keys) < 20 else ""
+        return Problem(spelling, f"{group} has no such key", where, allowed, nearest(key, keys), mark)
+    hint = nearest(spelling, [*_SPELLINGS, *_DICTIONARIES])
+    return Problem(spelling, "unknown option", where, suggestion=hint, mark=mark)
+
+
+def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
+    """Check what was set in one place.
+
+    Args:
+        values: options by name; groups (``gpu_config={...}``) and namespaces (``session={...}``) are dictionaries, and dotted
+            names (``"gpu_config.conv_allow_tf32"``) mean the same.
+        origin: the place, as it is to be told: ``"set_context"``, ``"train.py:12"``.
+        marks: for a file, where each value stands.
+
+    Raises:
+        OptionError: with every problem found; nothing was changed.
+    """
+    problems: list[Problem] = []
+    settings: dict[str, Setting] = {}
+    for path, value in _flatten(values, ()):
+        spelling = ".".join(map(str, path))
+        mark = marks(path) if marks else None
+        option = _SPELLINGS.get(spelling)
+        if option is None:
+            key_mark = marks((*path, "")) if marks else None
+            problems.append(
+                Problem(spelling, "needs a dictionary of options", origin, "{key: value}", mark=mark)
+                if spelling in _DICTIONARIES
+                else _unknown(spelling, origin, key_mark)
+            )
+            continue
+        try:
+            value = _check(option, value)
+        except BadValue as bad:
+            suggestion = repr(bad.suggestion) if bad.suggestion and " " not in bad.suggestion else bad.suggestion
+            problems.append(Problem(spelling, bad.text, origin, bad.allowed, suggestion, mark))
+            continue
+        settings[spelling] = Setting(option, spelling, value, str(mark) if mark else origin)
+    problems += _contradictions(settings, origin, marks)
+    if problems:
+        raise OptionError(problems)
+    return Layer(settings)
+
+
+def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in values.items():
+        path = (*prefix, key)
+        if isinstance(value, Mapping) and ".".join(map(str, path)) in _DICTIONARIES:
+            yield from _flatten(value, path)
+        else:
+            yield path, value
+
+
+def _check(option: Option, value: Any) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return option.adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        bad = first.get("ctx", {}).get("error")
+        at = "".join(f"[{part!r}]" for part in first["loc"])
+        if isinstance(bad, BadValue):
+            raise BadValue(f"{at} {bad.text}".strip(), allowed=bad.allowed, suggestion=bad.suggestion) from None
+        raise BadValue(f"{at} {first['msg']}".strip()) from None
+
+
+def _contradictions(settings: Mapping[str, Setting], origin: str, marks: Marks | None) -> Iterator[Problem]:
+    """Two spellings of one option at the same place (the same device, the same layer) with different values."""
+    seen: dict[tuple[str, str | None], Setting] = {}
+    for setting in settings.values():
+        first = seen.setdefault((setting.option.name, setting.device), setting)
+        if first.value != setting.value:
+            text = f"{setting.value!r} contradicts {first.spelling}={first.value!r}; they are one option"
+            yield Problem(setting.spelling, text, origin, mark=marks(tuple(setting.spelling.split("."))) if marks else None)

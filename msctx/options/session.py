@@ -1,0 +1,664 @@
+"""The session options of CANN's TensorFlow adapter, and what ATC shares with them (catalogue: session-*)."""
+
+from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag, TextList
+from msctx.options.option import Option
+
+SOURCE = "CANN TF adapter session options"
+ATC = "CANN ATC"
+SESSION = ("session",)
+
+
+OPTIONS = (
+    # basic
+    Option(
+        name="graph_run_mode",
+        type=Flag,
+        help="Whether a session trains (1) or infers (0); inference runs models in eval and inference mode and allows what "
+        "only makes sense there, such as frozen_variable or gears of shapes.",
+        default=1,
+        groups=SESSION,
+        source=SOURCE,
+        example=0,
+    ),
+    Option(
+        name="session_device_id",
+        type=Int(0),
+        help="The device that this session is bound to, so that one script can drive several, each with a session of its own; "
+        "unset, the context's device_id holds.",
+        groups=SESSION,
+        source=SOURCE,
+        example=1,
+    ),
+    # memory
+    Option(
+        name="static_memory_policy",
+        type=Choice(0, 2, 3, 4, aliases={1: 2}),
+        help="How compiled graphs get their memory: 0 as needed, 2 (old form: 1) all graphs of a session share a pool as large "
+        "as the largest needs, 3 segments that can grow, against fragmentation, 4 both. 2 and 4 exclude graphs that run at the "
+        "same time.",
+        default=0,
+        groups=SESSION,
+        source=SOURCE,
+        example=2,
+    ),
+    Option(
+        name="external_weight",
+        type=Bool,
+        help="Keeps constant weights in files named by their content instead of inside each compiled graph, so that the models "
+        "of a session share one copy of equal weights.",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="input_fusion_size",
+        type=Int(0, 33554432),
+        help="Inputs of up to this many bytes are packed into one copy from host to device; 0 packs none. A CPU has no such "
+        "copy.",
+        default=131072,
+        devices=("cuda", "ascend"),
+        groups=SESSION,
+        source=SOURCE,
+        example=262144,
+    ),
+    # dynamic shapes
+    Option(
+        name="input_shape",
+        type=TextList("name:d1,d2 for each input, separated by ;", separator=";"),
+        help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a graph of its "
+        "own is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type.",
+        groups=SESSION,
+        source=SOURCE,
+        example="data:1,1,40,-1;label:1,-1",
+    ),
+    Option(
+        name="dynamic_dims",
+        type=TextList("gears separated by ;, in each one size per -1 of input_shape", separator=";"),
+        help="The gears of input_shape: each has one size for every -1, in order. At least two of them, and it wins over "
+        "dynamic_inputs_shape_range.",
+        groups=SESSION,
+        source=SOURCE,
+        example="20,20;40,40;80,60",
+    ),
+    Option(
+        name="dynamic_node_type",
+        type=Flag,
+        help="Which inputs input_shape speaks of: 0 the batches of a data loader, 1 the arguments of the call.",
+        groups=SESSION,
+        source=SOURCE,
+        example=1,
+    ),
+    Option(
+        name="ac_parallel_enable",
+        type=TextFlag,
+        help='"1" lets operators that run on the host go on beside those of the device in graphs of changing shape, on a '
+        "thread (and stream) of their own.",
+        default="0",
+        groups=SESSION,
+        source=SOURCE,
+        example="1",
+    ),
+    Option(
+        name="compile_dynamic_mode",
+        type=Bool,
+        help="Compiles for any size in every dimension of every input (torch.compile with dynamic=True) instead of for the "
+        "shapes seen. Excludes input_shape.",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    # mixed computing
+    Option(
+        name="mix_compile_mode",
+        type=Bool,
+        help="Whether parts of a model that cannot be compiled may run eagerly between the compiled ones; otherwise such a "
+        "part is an error. Needs iterations_per_loop=1.",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="in_out_pair_flag",
+        type=Bool,
+        help="Which side of the region in_out_pair is compiled: true what lies inside it, false what lies outside.",
+        default=True,
+        groups=SESSION,
+        source=SOURCE,
+        example=False,
+    ),
+    Option(
+        name="in_out_pair",
+        type=Text,
+        help="One region of a model, written as the names of its first and of its last operators in two lists; "
+        "in_out_pair_flag says which side of it is compiled. Needs mix_compile_mode=true.",
+        groups=SESSION,
+        source=SOURCE,
+        example="[['conv1'], ['relu3']]",
+    ),
+    # debugging
+    Option(
+        name="enable_exception_dump",
+        type=Choice(0, 1, 2),
+        help="What is saved when an operator fails: 0 nothing, 1 its inputs, outputs and their descriptions, 2 its inputs "
+        "alone.",
+        default=2,
+        groups=SESSION,
+        source=SOURCE,
+        example=1,
+    ),
+    Option(
+        name="op_debug_config",
+        type=Path,
+        help="A .cfg file that switches debugging of generated kernels on, for all operators or for those it lists: checks of "
+        "memory bounds (oom), keeping the sources (dump_cce, dump_loc), building without optimisation (ccec_O0) or with "
+        "symbols (ccec_g), checks of synchronisation (check_flag).",
+        groups=SESSION,
+        source=SOURCE,
+        example="op_debug.cfg",
+    ),
+    Option(
+        name="debug_dir",
+        type=Path,
+        help="The directory for what op_debug_config and op_debug_level keep; unset, it is $ASCEND_WORK_PATH or the current "
+        "directory.",
+        groups=SESSION,
+        source=SOURCE,
+        example="kernel_debug",
+    ),
+    Option(
+        name="export_compile_stat",
+        type=Choice(0, 1, 2),
+        help="Writes how often each fusion pass matched to fusion_result.json: 0 never, 1 when the program ends, 2 as soon as "
+        "a graph is compiled.",
+        default=1,
+        groups=SESSION,
+        source=SOURCE,
+        example=2,
+    ),
+    # precision tuning
+    Option(
+        name="precision_mode_v2",
+        type=Choice(
+            "fp16",
+            "origin",
+            "cube_fp16in_fp32out",
+            "mixed_float16",
+            "mixed_bfloat16",
+            "mixed_hif8",
+            "cube_hif8",
+        ),
+        help="precision_mode in newer words: fp16 forces half precision, origin forbids casts, cube_fp16in_fp32out is "
+        "force_fp32, and mixed_float16 and mixed_bfloat16 are autocast. The two hif8 modes need a dtype that torch does not "
+        "have. Excludes precision_mode.",
+        groups=SESSION,
+        source=SOURCE,
+        example="mixed_bfloat16",
+    ),
+    Option(
+        name="modify_mixlist",
+        type=Path,
+        help="A JSON file that moves operators between the lists of mixed precision: those that are lowered (white-list), "
+        "those kept (black-list) and those that follow their input. Needs one of the mixed modes.",
+        groups=SESSION,
+        source=SOURCE,
+        example="mixlist.json",
+    ),
+    Option(
+        name="customize_dtypes",
+        type=Path,
+        help="A .cfg file that fixes the dtypes of inputs and outputs of single operators, by name or by type, against "
+        "precision_mode. Without effect where casts are forbidden altogether.",
+        groups=SESSION,
+        source=SOURCE,
+        example="dtypes.cfg",
+    ),
+    # precision comparison
+    Option(
+        name="session.enable_dump",
+        type=Bool,
+        help="Writes the data of the operators to dump_path while the program runs; dump_mode, dump_step, dump_data and "
+        "dump_layer say what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, inert option.",
+        default=False,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="dump_mode",
+        type=Choice("input", "output", "all"),
+        help="Whether session.enable_dump writes what goes into an operator, what comes out of it, or both.",
+        default="output",
+        groups=SESSION,
+        source=SOURCE,
+        example="all",
+    ),
+    Option(
+        name="enable_dump_debug",
+        type=Bool,
+        help="Looks for overflow while training: operators that turn finite inputs into inf, NaN or saturated numbers have "
+        "their data written to dump_path. Excludes session.enable_dump.",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="dump_debug_mode",
+        type=Choice("aicore_overflow", "atomic_overflow", "all"),
+        help="Where enable_dump_debug looks: in the operators that compute (aicore_overflow), in those that accumulate into "
+        "memory, such as scatter_add (atomic_overflow), or in all.",
+        default="all",
+        groups=SESSION,
+        source=SOURCE,
+        example="atomic_overflow",
+    ),
+    Option(
+        name="dump_path",
+        type=Path,
+        help="The directory for dumped data; it must exist and be writable.",
+        groups=SESSION,
+        source=SOURCE,
+        example="dumps",
+    ),
+    Option(
+        name="dump_step",
+        type=TextList("steps and ranges of steps separated by |, at most 100", separator="|"),
+        help="The training steps whose data are dumped, single ones and ranges; unset: every step. A step ends with "
+        "optimizer.step() or msctx.step().",
+        groups=SESSION,
+        source=SOURCE,
+        example="0|3-5|10",
+    ),
+    Option(
+        name="dump_data",
+        type=Choice("tensor", "stats"),
+        help="What a dump holds: the tensors themselves, or a table of their statistics (smallest, largest, mean, norm, counts "
+        "of NaN and inf).",
+        default="tensor",
+        groups=SESSION,
+        source=SOURCE,
+        example="stats",
+    ),
+    Option(
+        name="dump_layer",
+        type=TextList("names of operators separated by blanks", separator=" "),
+        help="The modules or operators whose data are dumped, by name; unset: all of them.",
+        groups=SESSION,
+        source=SOURCE,
+        example="net/conv1 net/fc",
+    ),
+    Option(
+        name="quant_dumpable",
+        type=TextFlag,
+        help='"1" keeps what goes into a quantisation as a tensor of its own, so that it can be dumped, instead of letting '
+        "fusion remove it.",
+        default="0",
+        groups=SESSION,
+        source=SOURCE,
+        example="1",
+    ),
+    Option(
+        name="fusion_switch_file",
+        type=Path,
+        help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands for "
+        "a whole group, and single names win over it.",
+        groups=SESSION,
+        source=SOURCE,
+        example="fusion_switch.json",
+    ),
+    Option(
+        name="buffer_optimize",
+        type=Choice("l2_optimize", "off_optimize"),
+        help="Whether compiled graphs reuse buffers and order their work for locality (l2_optimize) or leave that be "
+        "(off_optimize).",
+        default="l2_optimize",
+        groups=SESSION,
+        source=SOURCE,
+        example="off_optimize",
+    ),
+    Option(
+        name="use_off_line",
+        type=Bool,
+        help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target says.",
+        default=True,
+        groups=SESSION,
+        source=SOURCE,
+        example=False,
+    ),
+    # performance
+    Option(
+        name="iterations_per_loop",
+        type=Int(1),
+        help="How many training steps one run of a session makes before the host looks at the device again. More than one "
+        "excludes mix_compile_mode.",
+        default=1,
+        groups=SESSION,
+        source=SOURCE,
+        example=10,
+    ),
+    Option(
+        name="hcom_parallel",
+        type=Bool,
+        help="Whether gradients are reduced across devices while the backward pass still computes, or only after it, which can "
+        "suit small models.",
+        default=True,
+        groups=SESSION,
+        source=SOURCE,
+        example=False,
+    ),
+    Option(
+        name="enable_small_channel",
+        type=Flag,
+        help="Speeds up convolutions of at most four input channels, such as the first of an image model, by padding the "
+        "channels and using channels_last. Inference (graph_run_mode=0) always has it on.",
+        default=0,
+        groups=SESSION,
+        source=SOURCE,
+        example=1,
+    ),
+    Option(
+        name="enable_scope_fusion_passes",
+        type=TextList("names of passes separated by commas"),
+        help="Switches fusion passes on that are off unless named: each replaces one pattern, such as a layer norm written "
+        "out, by one operator.",
+        groups=SESSION,
+        source=SOURCE,
+        example="ScopeLayerNormPass,ScopeClipBoxesPass",
+    ),
+    Option(
+        name="stream_max_parallel_num",
+        type=TextList("engine:number, separated by commas; engines: DNN_VM_AICPU, AIcoreEngine"),
+        help="How many operators each engine may run at the same time: DNN_VM_AICPU means threads of the host, AIcoreEngine "
+        "streams of the device.",
+        groups=SESSION,
+        source=SOURCE,
+        example="DNN_VM_AICPU:2,AIcoreEngine:4",
+    ),
+    Option(
+        name="is_tailing_optimization",
+        type=Bool,
+        help="Lets the optimizer update the parameters whose gradients have been reduced already while the last ones are still "
+        "on their way between devices.",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="variable_placement",
+        type=Choice("Device", "Host"),
+        help="Where parameters live: Device, or Host to save device memory, from where each module's parameters are copied "
+        "when it runs. Host needs mix_compile_mode=true; on a CPU the two are one place.",
+        default="Device",
+        devices=("cuda", "ascend"),
+        groups=SESSION,
+        source=SOURCE,
+        example="Host",
+    ),
+    Option(
+        name="frozen_variable",
+        type=Bool,
+        help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them. For inference "
+        "(graph_run_mode=0).",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="graph_max_parallel_model_num",
+        type=Int(1, 2**31 - 1),
+        help="How many threads may run a session's graphs at the same time, for inference; older CANN allows 8 at most. More "
+        "than one excludes static_memory_policy 2 and 4.",
+        default=1,
+        groups=SESSION,
+        source=SOURCE,
+        example=4,
+    ),
+    # profiling
+    Option(
+        name="profiling_mode",
+        type=Bool,
+        help="Records a profile of what runs in the session with torch.profiler, or torch_npu's on an NPU; profiling_options "
+        "says what is recorded and where it goes.",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="profiling_options",
+        type=Text,
+        help="What profiling_mode records, as a JSON object in text: output is the directory, training_trace, task_trace, "
+        "aicpu and msproftx are on or off, fp_point and bp_point bound a step, aic_metrics chooses hardware counters, "
+        "storage_limit caps the files.",
+        default='{"output":"./","training_trace":"on","task_time":"on","hccl":"on","aicpu":"on",'
+        '"aic_metrics":"PipeUtilization","msproftx":"off"}',
+        groups=SESSION,
+        source=SOURCE,
+        example='{"output":"profiles","training_trace":"on","task_trace":"on"}',
+    ),
+    # automatic tuning
+    Option(
+        name="aoe_mode",
+        type=Choice("1", "2", "3", "4", aliases={1: "1", 2: "2", 3: "3", 4: "4"}),
+        help='What is tuned automatically: "1" how operators are grouped and fused, "2" single operators, "4" the size of the '
+        'buckets in which gradients are reduced. "3" is known to older CANN alone.',
+        groups=SESSION,
+        source=SOURCE,
+        example="2",
+    ),
+    Option(
+        name="work_path",
+        type=Path,
+        help="The directory for the logs and results of aoe_mode; it must exist and be writable.",
+        default="./",
+        groups=SESSION,
+        source=SOURCE,
+        example="tuning",
+    ),
+    Option(
+        name="aoe_config_file",
+        type=Path,
+        help="A JSON file that narrows aoe_mode to operators by name or type, and says how hard to search "
+        "(tune_optimization_level O1 or O2).",
+        groups=SESSION,
+        source=SOURCE,
+        example="aoe.json",
+    ),
+    # operator compilation
+    Option(
+        name="op_compiler_cache_mode",
+        type=Choice("enable", "force", "disable"),
+        help="Whether compiled kernels are kept on disk: enable uses them, force throws them away first and keeps the new "
+        "ones, disable neither reads nor writes.",
+        default="enable",
+        groups=SESSION,
+        source=SOURCE,
+        example="disable",
+    ),
+    Option(
+        name="op_compiler_cache_dir",
+        type=Path,
+        help="The directory in which op_compiler_cache_mode keeps compiled kernels, in a folder kernel_cache; "
+        "$ASCEND_CACHE_PATH counts when it is unset.",
+        default="$HOME/atc_data",
+        groups=SESSION,
+        source=SOURCE,
+        example="op_cache",
+    ),
+    # shared data loading
+    Option(
+        name="local_rank_id",
+        type=Int(0, 7),
+        help="The rank of this process among those of its machine when one of them loads the data for all: rank 0 prepares the "
+        "batches and sends them, the others receive. Needs local_device_list.",
+        groups=SESSION,
+        source=SOURCE,
+        example=0,
+    ),
+    Option(
+        name="local_device_list",
+        type=TextList("numbers of devices separated by commas"),
+        help="The devices of this machine to which the process of local_rank_id=0 sends its batches.",
+        groups=SESSION,
+        source=SOURCE,
+        example="0,1",
+    ),
+    # recovery from faults
+    Option(
+        name="hccl_timeout",
+        type=Int(0, 2**31 - 1),
+        help="Seconds that a collective waits for the other ranks before it fails; 0 waits for ever. Must be shorter than "
+        "stream_sync_timeout, which is in milliseconds.",
+        default=1836,
+        groups=SESSION,
+        source=SOURCE,
+        example=600,
+    ),
+    Option(
+        name="op_wait_timeout",
+        type=Int(1),
+        help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error.",
+        default=120,
+        groups=SESSION,
+        source=SOURCE,
+        example=60,
+    ),
+    Option(
+        name="op_execute_timeout",
+        type=Int(1),
+        help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit holds.",
+        groups=SESSION,
+        source=SOURCE,
+        example=90,
+    ),
+    Option(
+        name="stream_sync_timeout",
+        type=Int(-1),
+        help="Milliseconds that waiting for a stream may take before it is an error; -1 waits for ever.",
+        default=-1,
+        groups=SESSION,
+        source=SOURCE,
+        example=600000,
+    ),
+    Option(
+        name="event_sync_timeout",
+        type=Int(-1),
+        help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever.",
+        default=-1,
+        groups=SESSION,
+        source=SOURCE,
+        example=600000,
+    ),
+    # experimental
+    Option(
+        name="experimental_accelerate_train_mode",
+        type=Text,
+        help="Trains in low precision first and in full precision later, written as speed|trigger|ratio: fast lowers to "
+        "float16, fast1 to bfloat16; step ends the phase after that share of TOTAL_STEP (0.2 to 0.9), loss once the loss is "
+        "within that multiple of TARGET_LOSS (1.01 to 1.5).",
+        groups=SESSION,
+        source=SOURCE,
+        example="fast1|step|0.9",
+    ),
+    # deprecated, with a meaning still
+    Option(
+        name="op_debug_level",
+        type=Choice(0, 1, 2, 3, 4),
+        help="What is kept of generated kernels: 0 nothing, 1 sources and their mapping, 2 the same, built with symbols and "
+        "without optimisation, 3 binaries and descriptions, 4 these and the sources. Deprecated in favour of op_debug_config.",
+        groups=SESSION,
+        source=SOURCE,
+        example=1,
+    ),
+    Option(
+        name="enable_data_pre_proc",
+        type=Bool,
+        help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. Deprecated "
+        "in CANN; iterations_per_loop above 1 rests on it.",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="variable_format_optimize",
+        type=Bool,
+        help="Converts weights once to the layout that the device likes best: channels_last or prepacked on CPU and CUDA, a "
+        "private format on an NPU. Deprecated in CANN.",
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="op_select_implmode",
+        type=Choice("high_precision", "high_performance", "high_precision_for_all", "high_performance_for_all"),
+        help="Whether operators that have an accurate and a fast way to compute take the accurate one (wider accumulation, "
+        "exact formulas) or the fast one; *_for_all means every such operator rather than a chosen list. Deprecated in favour "
+        "of op_precision_mode, which wins.",
+        default="high_performance",
+        groups=("session", "atc"),
+        source=ATC,
+        example="high_precision",
+    ),
+    Option(
+        name="optypelist_for_implmode",
+        type=TextList("types of operators separated by commas"),
+        help="The types of operators, in Ascend's words, to which op_select_implmode (high_precision or high_performance) is "
+        "limited. Deprecated with it in favour of op_precision_mode, which wins.",
+        groups=("session", "atc"),
+        source=ATC,
+        example="Pooling,SoftmaxV2",
+    ),
+    Option(
+        name="dynamic_input",
+        type=Bool,
+        help="Says that input shapes change, so that graphs are compiled for the ranges of dynamic_inputs_shape_range. "
+        "Deprecated in CANN; compile_dynamic_mode is the newer way.",
+        default=False,
+        groups=SESSION,
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="dynamic_graph_execute_mode",
+        type=Choice("dynamic_execute", "lazy_recompile"),
+        help="With dynamic_input: one graph for whole ranges of shapes (dynamic_execute) or one for each shape that comes "
+        "(lazy_recompile). Deprecated in CANN.",
+        default="dynamic_execute",
+        groups=SESSION,
+        source=SOURCE,
+        example="lazy_recompile",
+    ),
+    Option(
+        name="dynamic_inputs_shape_range",
+        type=TextList("getnext:[..],[..] and data:[..], separated by ;", separator=";"),
+        help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for batches "
+        "of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it.",
+        groups=SESSION,
+        source=SOURCE,
+        example="getnext:[128,3~5,2~128,-1],[64,-1];data:[128,-1]",
+    ),
+    # deprecated and inert
+    Option(
+        name="graph_memory_max_size",
+        type=Memory,
+        help="Formerly the size of the memory for a network's activations. CANN sizes it by itself now, and torch does too.",
+        groups=SESSION,
+        replaced_by="max_device_memory",
+        source=SOURCE,
+        example="27917287424",
+    ),
+    Option(
+        name="session.variable_memory_max_size",
+        type=Memory,
+        help="Formerly the size of the memory for a session's variables. CANN sizes it by itself now, and torch does too. The "
+        "flat variable_memory_max_size is another option.",
+        replaced_by="max_device_memory",
+        source=SOURCE,
+        example="5368709120",
+    ),
+)

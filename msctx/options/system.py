@@ -1,0 +1,59 @@
+"""The options of set_context about the device, its memory and the time an operator may take (catalogue: system)."""
+
+from msctx.options.kinds import Choice, Int, Memory, MemoryBetween
+from msctx.options.option import Option
+
+GB = 2**30
+
+
+OPTIONS = (
+    Option(
+        name="device_id",
+        type=Int(0, 4095),
+        help="Which device of the kind device_target becomes the current one: the number in cuda:1 or npu:1. There is only one "
+        "CPU device, so there any other number than 0 has no effect.",
+        default=0,
+        example=1,
+    ),
+    Option(
+        name="device_target",
+        type=Choice("CPU", "GPU", "Ascend", aliases={"Davinci": "Ascend"}),
+        help="The kind of device that work is meant for: CPU is torch's cpu, GPU is cuda, and Ascend (old name: Davinci) is "
+        "the npu of torch_npu. It gives ctx.device and says whose plan decides when an option is honoured on one device and "
+        "not on another.",
+        example="GPU",
+    ),
+    Option(
+        name="max_device_memory",
+        type=Memory,
+        help="The most memory that this process may take on the device through torch's allocator; asking for more raises "
+        "torch.OutOfMemoryError. What counts is the smallest of this cap, the memory that is free and the caps of enclosing "
+        "scopes.",
+        default=1024 * GB,
+        example="4GB",
+    ),
+    Option(
+        name="variable_memory_max_size",
+        type=MemoryBetween('a size of at most 31GB, such as "8GB"', maximum=31 * GB),
+        help="A budget for a model's parameters alone: a model whose parameters take more is an error. Deprecated in MindSpore "
+        "in favour of max_device_memory, which caps everything; CPU has no such budget.",
+        example="8GB",
+    ),
+    Option(
+        name="mempool_block_size",
+        type=MemoryBetween('a size of 1GB or more, such as "2GB"', minimum=GB),
+        help="The step by which the pool of device memory grows: bigger blocks mean fewer requests to the driver and less "
+        "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor still gets "
+        "a segment of its own.",
+        default=GB,
+        example="2GB",
+    ),
+    Option(
+        name="op_timeout",
+        type=Int(0),
+        help="Seconds that a single operator may run before a watchdog prints the stacks and ends the task; 0 leaves the "
+        "limits of torch and the driver as they are.",
+        default=900,
+        example=60,
+    ),
+)

@@ -1,0 +1,145 @@
+"""HOW, on paper: pure, (options, facts about the machine) → Plan. Imports no torch and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from msctx.effects import Facts, Want, translate
+from msctx.options import DEVICES, Settings
+
+TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
+"""MindSpore's names of devices → ours."""
+DONE = ("honoured", "approximated")
+FAILING = ("refused", "not_built", "inert")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One option on one device: what was asked, by whom, and what comes of it.
+
+    ``status`` is one of ``honoured``, ``approximated`` (``reason`` says what differs), ``inert`` (deprecated, or without a
+    meaning on this device), ``refused`` (cannot be done here) and ``not_built`` (not written yet).
+    """
+
+    option: str
+    device: str
+    value: Any
+    origin: str
+    status: str
+    assignments: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    spelling: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "option": self.option,
+            "spelling": self.spelling,
+            "device": self.device,
+            "value": self.value,
+            "origin": self.origin,
+            "status": self.status,
+            "switches": dict(self.assignments),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What options come to on this machine: rows for people, assignments for :mod:`msctx.apply`."""
+
+    rows: tuple[Row, ...]
+    target: str | None
+    """``device_target`` in MindSpore's words, or ``None`` when nobody set one."""
+    device_id: int | None
+    missing: bool
+    """Whether the target is not on this machine: such a plan can be looked at, not entered."""
+    strict: bool
+
+    @cached_property
+    def assignments(self) -> dict[str, Any]:
+        """Switch → value, in the order in which they are written."""
+        return {switch: value for row in self.rows for switch, value in row.assignments.items()}
+
+    @cached_property
+    def sources(self) -> dict[str, frozenset[str]]:
+        """Switch → the spellings of the options that set it."""
+        found: dict[str, set[str]] = {}
+        for row in self.rows:
+            for switch in row.assignments:
+                found.setdefault(switch, set()).add(row.spelling)
+        return {switch: frozenset(names) for switch, names in found.items()}
+
+    @cached_property
+    def failing(self) -> tuple[Row, ...]:
+        """The rows of options that nothing here carries out.
+
+        A flat option means every device that has it: it is carried out when the target does, or, without a target, when any
+        device here does.
+        """
+        primary = TARGETS.get(self.target or "")
+        done = {r.spelling for r in self.rows if r.status in DONE and primary in (None, r.device)}
+        return tuple(r for r in self.rows if r.status in FAILING and r.spelling not in done and self._counts(r, primary))
+
+    def _counts(self, row: Row, primary: str | None) -> bool:
+        return primary in (None, row.device) or not any(r.spelling == row.spelling and r.device == primary for r in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "device_target": self.target,
+            "device_id": self.device_id,
+            "target_is_here": not self.missing,
+            "strict": self.strict,
+            "options": [row.as_dict() for row in self.rows],
+        }
+
+
+def make(settings: Settings, facts: Facts) -> Plan:
+    """Translate options for every device of *facts* (and the target, though it be absent)."""
+    target = settings.get("device_target")
+    device_id = settings.get("device_id")
+    strict = settings.get("strict")
+    wanted = TARGETS[target.value] if target else None
+    devices = [d for d in DEVICES if d in facts.devices or d == wanted]
+    rows = [row for device in devices for row in _rows(settings, device, facts)]
+    rows += _absent(settings, devices)
+    order = {name: i for i, name in enumerate(settings)}
+    return Plan(
+        rows=tuple(sorted(rows, key=lambda r: order[r.option])),
+        target=target.value if target else None,
+        device_id=device_id.value if device_id else None,
+        missing=wanted is not None and wanted not in facts.devices,
+        strict=bool(strict and strict.value),
+    )
+
+
+def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
+    for name, found in settings.on(device).items():
+        setting = found[0]
+        outcome = translate(Want(setting.option, setting.value, device, settings, facts))
+        if outcome is not None:
+            yield Row(
+                option=name,
+                device=device,
+                value=setting.value,
+                origin=setting.origin,
+                status=outcome.status,
+                assignments=outcome.assignments,
+                reason=outcome.reason,
+                spelling=setting.spelling,
+            )
+
+
+def _absent(settings: Settings, devices: Iterable[str]) -> Iterable[Row]:
+    """Groups of devices that are not here: what they hold is refused, never dropped."""
+    words = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
+    for device in sorted(settings.devices() - set(devices)):
+        for name, found in settings.on(device).items():
+            if found[0].device == device:
+                s = found[0]
+                yield Row(name, device, s.value, s.origin, "refused", {}, f"no {words[device]} device", s.spelling)

@@ -1,0 +1,125 @@
+"""Switches that CUDA and Ascend share in form: torch gives both the same module interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msctx.errors import SwitchError
+from msctx.switches.base import Switch
+
+Module = Callable[[], Any]
+"""Returns ``torch.cuda`` or ``torch.npu``; called late, since the second is not there before torch_npu is imported."""
+
+
+def current_device(name: str, module: Module, available: Callable[[], bool]) -> Switch:
+    """The current device of the thread; ``None`` before the device is initialised (asking would initialise it)."""
+
+    def read() -> int | None:
+        return module().current_device() if module().is_initialized() else None
+
+    def write(index: int | None) -> None:
+        if index is not None:
+            module().set_device(index)
+
+    def blocked(index: int) -> str:
+        count = module().device_count()
+        if index >= count:
+            raise SwitchError(f"device_id={index}: there are {count} such devices here (0 to {count - 1})")
+        return ""
+
+    def put_back(index: int | None) -> None:
+        # nothing was current before the device was initialised: then torch starts with 0
+        write(0 if index is None and module().is_initialized() else index)
+
+    return Switch(
+        name=name, read=read, write=write, load=put_back, scope="thread", blocked=blocked, available=available, save=read
+    )
+
+
+def memory_cap(name: str, module: Module, available: Callable[[], bool]) -> Switch:
+    """The most that the caching allocator may hold on each device, in bytes; ``None``: no cap."""
+
+    def total(device: int) -> int:
+        return module().get_device_properties(device).total_memory
+
+    def read() -> int | None:
+        if not module().is_initialized():
+            return None
+        caps = [
+            round(fraction * total(d))
+            for d in range(module().device_count())
+            if (fraction := module().get_per_process_memory_fraction(d)) < 1.0
+        ]
+        return min(caps) if caps else None
+
+    def write(cap: int) -> None:
+        for d in range(module().device_count()):
+            module().set_per_process_memory_fraction(min(1.0, cap / total(d)), d)
+
+    def save() -> list[float]:
+        if not module().is_initialized():
+            return [1.0] * module().device_count()
+        return [float(module().get_per_process_memory_fraction(d)) for d in range(module().device_count())]
+
+    def load(fractions: list[float]) -> None:
+        for d, fraction in enumerate(fractions):
+            module().set_per_process_memory_fraction(fraction, d)
+
+    def satisfied(cap: int) -> bool:
+        in_force = read()
+        return in_force == cap or (in_force is None and all(cap >= total(d) for d in range(module().device_count())))
+
+    def blocked(cap: int) -> str:
+        if module().is_initialized():
+            for d in range(module().device_count()):
+                if (held := module().memory_allocated(d)) > cap:
+                    raise SwitchError(
+                        f"max_device_memory={cap} bytes: {held} bytes are already allocated on device {d}; nothing was changed"
+                    )
+        return ""
+
+    return Switch(
+        name=name,
+        read=read,
+        write=write,
+        save=save,
+        load=load,
+        satisfied=satisfied,
+        blocked=blocked,
+        available=available,
+    )
+
+
+def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]) -> Switch:
+    """Waits for the device after each operator, by a dispatch mode of the thread.
+
+    The environment variables that launch synchronously (CUDA_LAUNCH_BLOCKING …) are read once when the device is
+    initialised and could not be put back.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+    class Synchronize(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            module().synchronize()
+            return result
+
+    active: dict[int, list[Any]] = {}
+
+    def stack() -> list[Any]:
+        import threading
+
+        return active.setdefault(threading.get_ident(), [])
+
+    def write(on: bool) -> None:
+        modes = stack()
+        if on and not modes:
+            modes.append(Synchronize())
+            modes[-1].__enter__()
+        elif not on and modes:
+            if _get_current_dispatch_mode() is not modes[-1]:
+                raise SwitchError(f"{name}: another dispatch mode was entered inside the scope and is still active")
+            modes.pop().__exit__(None, None, None)
+
+    return Switch(name=name, read=lambda: bool(stack()), write=write, scope="thread", available=available)

@@ -1,0 +1,58 @@
+"""What a switch is: one global of torch, a back end, Python or the system, that can be read, written and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+def _always() -> bool:
+    return True
+
+
+def _never_blocked(value: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """One row of the table of globals.
+
+    Attributes:
+        name: dotted; the first word is its owner (``torch``, ``env``, ``python``, ``rng``).
+        read: the value in effect now, as plain data.
+        write: sets it; ``None`` for a global that is only observed.
+        scope: ``"process"``; ``"thread"``: each thread has its own; ``"inherited"``: a thread's own, and new threads start
+            with the one written last.
+        restore: ``"exact"``; ``"never"``: it cannot be undone; ``"kept"``: it is left as written on purpose.
+        only_before: for a switch that takes effect only early: until when.
+        save, load: for a switch whose value does not hold its whole state: take the state, put it back.
+        satisfied: whether what is in effect already serves a value, so that nothing need be written.
+        blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
+        available: whether the global exists in this process.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None] | None = None
+    scope: str = "process"
+    restore: str = "exact"
+    only_before: str = ""
+    save: Callable[[], Any] | None = None
+    load: Callable[[Any], None] | None = None
+    satisfied: Callable[[Any], bool] | None = None
+    blocked: Callable[[Any], str] = _never_blocked
+    available: Callable[[], bool] = _always
+
+    def is_satisfied(self, value: Any) -> bool:
+        return self.satisfied(value) if self.satisfied else self.read() == value
+
+    def take(self) -> Any:
+        """The whole state, for :meth:`put_back`."""
+        return (self.save or self.read)()
+
+    def put_back(self, state: Any) -> None:
+        put = self.load or self.write
+        assert put is not None, f"{self.name} is only observed"
+        put(state)

@@ -1,0 +1,213 @@
+"""Switches of torch itself: determinism, threads, anomaly mode, the default device; and what is only observed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+import torch
+from torch import _C
+from torch.nn.modules import module as nn_module
+
+from msctx.switches.base import Switch
+
+# --- determinism ------------------------------------------------------------------------------------------------------
+# torch.use_deterministic_algorithms() is not used: it also overwrites inductor's flag, which the user may have set (trap 8),
+# and it loads inductor, a second's work. mode and warn_only have one setter and are two states (trap 12).
+
+
+def _write_deterministic(on: bool) -> None:
+    _C._set_deterministic_algorithms(on, warn_only=_C._get_deterministic_algorithms_warn_only())
+
+
+def _write_warn_only(on: bool) -> None:
+    _C._set_deterministic_algorithms(_C._get_deterministic_algorithms(), warn_only=on)
+
+
+class _InductorDeterministic:
+    """``torch._inductor.config.deterministic`` in every thread.
+
+    An assignment to the config module holds for the calling thread alone (trap 7), so the default, which all other threads
+    read, is written too. While inductor is not loaded, which takes a second, the environment variable that it reads when it
+    loads stands for it; loading inside the scope is allowed for.
+    """
+
+    VARIABLE = "TORCHINDUCTOR_DETERMINISTIC"
+    MODULE = "torch._inductor.config"
+
+    @classmethod
+    def entry(cls) -> Any:
+        config = sys.modules.get(cls.MODULE)
+        return config._config["deterministic"] if config is not None and hasattr(config, "_config") else None
+
+    @classmethod
+    def read(cls) -> bool:
+        if cls.entry() is None:
+            return os.environ.get(cls.VARIABLE) == "1"
+        return bool(sys.modules[cls.MODULE].deterministic)
+
+    @classmethod
+    def save(cls) -> tuple[str | None, bool | None, Any]:
+        entry, variable = cls.entry(), os.environ.get(cls.VARIABLE)
+        return (variable, None, None) if entry is None else (variable, entry.default, entry.user_override.get())
+
+    @classmethod
+    def write(cls, on: bool) -> None:
+        cls._set_variable("1" if on else "0")
+        if (entry := cls.entry()) is not None:
+            entry.default = on
+            sys.modules[cls.MODULE].deterministic = on
+
+    @classmethod
+    def load(cls, state: tuple[str | None, bool | None, Any]) -> None:
+        variable, default, override = state
+        cls._set_variable(variable)
+        entry = cls.entry()
+        if entry is None:
+            return
+        config = sys.modules[cls.MODULE]
+        if default is None:  # it was loaded inside the scope: as if it had been loaded before
+            from torch.utils._config_module import _UNSET_SENTINEL
+
+            default, override = variable == "1", _UNSET_SENTINEL
+        entry.default = default
+        config.deterministic = default  # marks the thread's caches of the configuration as stale
+        entry.user_override.set(override)
+
+    @classmethod
+    def _set_variable(cls, value: str | None) -> None:
+        if value is None:
+            os.environ.pop(cls.VARIABLE, None)
+        else:
+            os.environ[cls.VARIABLE] = value
+
+
+# --- default device ---------------------------------------------------------------------------------------------------
+
+
+def _read_default_device() -> str | None:
+    """The device of ``torch.set_default_device``; torch.get_default_device() cannot tell none from cpu."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else str(context.device)
+
+
+# --- depth of module calls --------------------------------------------------------------------------------------------
+
+
+class _CallDepth(threading.local):
+    """Counts nested ``nn.Module`` calls per thread through torch's global hooks, while a limit is set."""
+
+    limit: int | None = None
+    handles: tuple[Any, ...] = ()
+    depth = 0  # of this thread
+
+    @classmethod
+    def write(cls, limit: int | None) -> None:
+        cls.limit = limit
+        if limit is None:
+            for handle in cls.handles:
+                handle.remove()
+            cls.handles = ()
+        elif not cls.handles:
+            cls.handles = (
+                nn_module.register_module_forward_pre_hook(_enter_module),
+                nn_module.register_module_forward_hook(_leave_module, always_call=True),
+            )
+
+
+_call_depth = _CallDepth()
+
+
+def _enter_module(module: Any, inputs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    _call_depth.depth += 1
+    if _CallDepth.limit is not None and _call_depth.depth > _CallDepth.limit:
+        raise RuntimeError(
+            f"Exceed function call depth limit {_CallDepth.limit} in {type(module).__name__}.forward "
+            "(max_call_depth of the msctx context counts nested module calls)"
+        )
+
+
+def _leave_module(module: Any, inputs: Any, output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _call_depth.depth = max(0, _call_depth.depth - 1)
+
+
+# --- what is only observed --------------------------------------------------------------------------------------------
+
+
+def _flushes_denormals() -> bool:
+    """There is no getter: the product of the smallest normal number and one half is denormal, or it was flushed."""
+    return bool((torch.tensor(2.0**-126, device="cpu") * 0.5).item() == 0.0)
+
+
+def _observed(name: str, read: Any) -> Switch:
+    return Switch(name=name, read=read)
+
+
+SWITCHES = (
+    Switch(name="torch.deterministic", read=_C._get_deterministic_algorithms, write=_write_deterministic),
+    Switch(
+        name="torch.deterministic.warn_only",
+        read=_C._get_deterministic_algorithms_warn_only,
+        write=_write_warn_only,
+    ),
+    Switch(
+        name="torch.deterministic.fill_uninitialized_memory",
+        read=_C._get_deterministic_fill_uninitialized_memory,
+        write=_C._set_deterministic_fill_uninitialized_memory,
+    ),
+    Switch(
+        name="torch.inductor.deterministic",
+        read=_InductorDeterministic.read,
+        write=_InductorDeterministic.write,
+        save=_InductorDeterministic.save,
+        load=_InductorDeterministic.load,
+    ),
+    Switch(name="torch.mkldnn.deterministic", read=_C._get_mkldnn_deterministic, write=_C._set_mkldnn_deterministic),
+    Switch(name="torch.num_threads", read=torch.get_num_threads, write=torch.set_num_threads, scope="inherited"),
+    Switch(
+        name="torch.num_interop_threads",
+        read=torch.get_num_interop_threads,
+        write=torch.set_num_interop_threads,
+        restore="never",
+        only_before="the first parallel work between operators, and only once in a process",
+    ),
+    Switch(
+        name="torch.anomaly_mode",
+        read=torch.is_anomaly_enabled,
+        write=lambda on: torch.set_anomaly_enabled(on, torch.is_anomaly_check_nan_enabled()),
+    ),
+    Switch(
+        name="torch.anomaly_mode.check_nan",
+        read=torch.is_anomaly_check_nan_enabled,
+        write=lambda on: torch.set_anomaly_enabled(torch.is_anomaly_enabled(), on),
+    ),
+    Switch(
+        name="torch.autograd.multithreading",
+        read=_C._is_multithreading_enabled,
+        write=_C._set_multithreading_enabled,
+        scope="thread",
+    ),
+    Switch(
+        name="torch.default_device",
+        read=_read_default_device,
+        write=torch.set_default_device,
+        scope="thread",
+    ),
+    Switch(name="torch.nn.max_call_depth", read=lambda: _CallDepth.limit, write=_CallDepth.write),
+    _observed("torch.default_dtype", lambda: str(torch.get_default_dtype())),
+    _observed("torch.grad_enabled", torch.is_grad_enabled),
+    _observed("torch.inference_mode", torch.is_inference_mode_enabled),
+    _observed("torch.autocast.cpu", lambda: str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None),
+    _observed(
+        "torch.autocast.cuda", lambda: str(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else None
+    ),
+    _observed("torch.mkldnn.enabled", _C._get_mkldnn_enabled),
+    _observed("torch.flush_denormal", _flushes_denormals),
+    _observed("torch.quantized.engine", lambda: torch.backends.quantized.engine),
+    _observed("torch.cpu_capability", torch.backends.cpu.get_cpu_capability),
+)

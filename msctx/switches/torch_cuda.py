@@ -1,0 +1,36 @@
+"""Switches of torch's CUDA side. Those that only hold flags exist in every build of torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import _C
+
+from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op
+from msctx.switches.base import Switch
+
+
+def is_here() -> bool:
+    return torch.backends.cuda.is_built() and torch.cuda.device_count() > 0
+
+
+SWITCHES = (
+    Switch(name="torch.cudnn.deterministic", read=_C._get_cudnn_deterministic, write=_C._set_cudnn_deterministic),
+    Switch(name="torch.cudnn.benchmark", read=_C._get_cudnn_benchmark, write=_C._set_cudnn_benchmark),
+    current_device("torch.cuda.current_device", lambda: torch.cuda, is_here),
+    memory_cap("torch.cuda.memory_cap", lambda: torch.cuda, is_here),
+    synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda, is_here),
+    Switch(name="torch.cudnn.enabled", read=_C._get_cudnn_enabled),
+    Switch(
+        name="torch.cuda.matmul.allow_fp16_reduced_precision_reduction",
+        read=_C._get_cublas_allow_fp16_reduced_precision_reduction,
+    ),
+    Switch(
+        name="torch.cuda.matmul.allow_bf16_reduced_precision_reduction",
+        read=_C._get_cublas_allow_bf16_reduced_precision_reduction,
+    ),
+    Switch(name="torch.cuda.matmul.allow_fp16_accumulation", read=_C._get_cublas_allow_fp16_accumulation),
+    Switch(name="torch.sdp.flash", read=_C._get_flash_sdp_enabled),
+    Switch(name="torch.sdp.mem_efficient", read=_C._get_mem_efficient_sdp_enabled),
+    Switch(name="torch.sdp.math", read=_C._get_math_sdp_enabled),
+    Switch(name="torch.sdp.cudnn", read=_C._get_cudnn_sdp_enabled),
+)

@@ -1,0 +1,33 @@
+"""Switches of Ascend, through torch_npu; they exist once torch_npu is imported and finds a device."""
+
+from __future__ import annotations
+
+import torch
+
+from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op
+from msctx.switches.base import Switch
+
+
+def is_here() -> bool:
+    return hasattr(torch, "npu") and torch.npu.is_available()
+
+
+def _hf32(kind: str) -> Switch:
+    def write(on: bool) -> None:
+        getattr(torch.npu, kind).allow_hf32 = on
+
+    return Switch(
+        name=f"torch.npu.{kind}.allow_hf32",
+        read=lambda: getattr(torch.npu, kind).allow_hf32,
+        write=write,
+        available=is_here,
+    )
+
+
+SWITCHES = (
+    current_device("torch.npu.current_device", lambda: torch.npu, is_here),
+    memory_cap("torch.npu.memory_cap", lambda: torch.npu, is_here),
+    synchronize_each_op("torch.npu.synchronize_each_op", lambda: torch.npu, is_here),
+    _hf32("matmul"),
+    _hf32("conv"),
+)
