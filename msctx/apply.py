@@ -60,7 +60,8 @@ def _after_fork() -> None:
             hold.orphan = hold.thread != mine
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _key(switch: Switch, thread: int | None = None) -> Any:

@@ -56,6 +56,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return found[0] if found else ""
 
 
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """``"; did you mean x?"``, or nothing, to end a sentence with."""
+    near = nearest(name, names)
+    return f"; did you mean {near}?" if near else ""
+
+
 class MsctxError(Exception):
     """What every error of msctx derives from."""
 

@@ -79,6 +79,9 @@ def not_built(waits_for: str) -> Outcome:
     return Outcome("not_built", {}, f"it comes with {waits_for}")
 
 
+STAYS = "stays after a with-block"
+"""What a plan says of an assignment that cannot be put back."""
+
 Effect = Callable[[Want], Outcome | None]
 EFFECTS: dict[str, Effect] = {}
 """Option name → its translation."""

@@ -1,6 +1,6 @@
 """deterministic: torch's full recipe for the same bits from run to run."""
 
-from msctx.effects.base import Outcome, Want, effect, honoured, inert
+from msctx.effects.base import STAYS, Outcome, Want, effect, honoured, inert
 
 
 @effect("deterministic")
@@ -27,7 +27,9 @@ def deterministic(want: Want) -> Outcome:
             "env.TE_PARALLEL_COMPILER": "1" if on else None,
         },
     }
-    return honoured(torch_wide | by_device[want.device])
+    variables = [name.removeprefix("env.") for name in by_device[want.device] if name.startswith("env.")]
+    reason = f"{STAYS}, since libraries read it once: {', '.join(variables)}" if variables else ""
+    return honoured(torch_wide | by_device[want.device], reason)
 
 
 @effect("deterministic_warn_only", "fill_uninitialized_memory")

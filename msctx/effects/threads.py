@@ -1,6 +1,6 @@
 """runtime_num_threads, inter_op_parallel_num: how many threads the host's operators use."""
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured
+from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured
 
 
 @effect("runtime_num_threads")
@@ -18,6 +18,7 @@ def inter_op_parallel_num(want: Want) -> Outcome:
     if want.value == 0:
         return honoured(reason="0 means the framework's choice: torch's own number is kept")
     assignments = {"torch.num_interop_threads": want.value}
+    once = f"{STAYS}: torch takes it once in a process"
     if want.device == "cpu":
-        return honoured(assignments)
-    return approximated(assignments, "sets the host's pool for independent operators; streams are the program's own")
+        return honoured(assignments, once)
+    return approximated(assignments, f"sets the host's pool for independent operators; streams are the program's own; {once}")

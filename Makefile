@@ -1,0 +1,32 @@
+# Two commands do everything: `make run` and `make test`. Each makes the environment it needs (.venv) and installs into it.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: run test lint bench clean
+
+run: .venv/experiments
+	$(BIN)/msctx run configs/experiments/digits.yaml
+
+test: .venv/test
+	$(BIN)/python -m pytest -n 2 --benchmark-disable tests
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: .venv/test
+	$(BIN)/python -m pytest -p no:xdist bench
+
+# A stamp says which extra is installed; a change of what is to be installed makes it anew.
+.venv/%: pyproject.toml constraints.txt | .venv/made
+	$(PIP) -e ".[$*]"
+	@touch $@
+
+.venv/made:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info

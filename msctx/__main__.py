@@ -1,0 +1,5 @@
+"""``python -m msctx`` is ``msctx``."""
+
+from msctx.cli import main
+
+main()

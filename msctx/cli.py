@@ -1,0 +1,222 @@
+"""The command line: thin, each command a few lines that call the rest.
+
+Data goes to stdout, messages to stderr. Exit codes: 0 done; 1 a check failed or two states differ; 2 wrong options or usage;
+3 a file; 4 the entry cannot be imported; 5 the entry raised; 6 a device is not here; 7 strict; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from msctx._version import __version__
+from msctx.errors import MsctxError, OptionError, Problem, _ProblemsError
+
+app = typer.Typer(
+    name="msctx",
+    help="One context for how PyTorch executes: MindSpore's context options, scoped, explained and restored exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print data for programs.")]
+DEVICES = ("cpu", "cuda", "ascend")
+
+
+def _print_json(data: Any) -> None:
+    from msctx.run.record import plain
+
+    print(json.dumps(plain(data), indent=2))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """See `msctx COMMAND --help`."""
+
+
+@app.command(epilog="Example: msctx run configs/experiments/digits.yaml deterministic=ON args.epochs=5 --out runs/first")
+def run(
+    file: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped experiment (digits).")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
+    json_: Json = False,
+) -> None:
+    """Run an experiment under its options, record it, and put everything back."""
+    from msctx.run.config import read
+
+    experiment = read(file, overrides or (), need_entry=True)
+    from msctx.run.runner import prepare_environment  # from here on torch is imported
+
+    prepare_environment(experiment)
+    from msctx import render
+    from msctx.context import explain as explain_settings
+    from msctx.options import Settings
+    from msctx.run import run_experiment
+    from msctx.run.entry import resolve
+
+    if dry_run:
+        plan = explain_settings(Settings(experiment.layers))
+        resolve(experiment)
+        _show_plan(plan, json_)
+        return
+    console = render.console(sys.stderr if json_ else sys.stdout)
+
+    def announce(running: Any) -> None:
+        console.print(render.plan_table(running.plan))
+        console.print(render.plan_footer(running.plan))
+
+    result = run_experiment(experiment, out, render.Progress(), announce)
+    if json_:
+        _print_json(result)
+    else:
+        console.print(render.pairs_table(result, ("result", "")))
+
+
+@app.command(epilog="Example: msctx explain deterministic=ON conv_allow_tf32=false --device cuda")
+def explain(
+    words: Annotated[
+        list[str], typer.Argument(metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.")
+    ],
+    device: Annotated[
+        str | None, typer.Option(help="Plan for cpu, cuda or ascend, whatever is here. Default: this machine.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """What options would do: value, origin, status, switches, and why what is refused is refused. Changes nothing."""
+    from msctx.context import explain as explain_settings
+    from msctx.options import Settings
+    from msctx.run.config import is_file, read
+
+    if device is not None and device not in DEVICES:
+        raise OptionError([Problem("--device", f"{device!r} is not a device", "command line", ", ".join(DEVICES))])
+    files, overrides = [w for w in words if is_file(w)], [w for w in words if not is_file(w)]
+    if len(files) > 1:
+        raise OptionError([Problem(files[1], "a second file; explain takes one", "command line")])
+    experiment = read(files[0] if files else None, overrides)
+    _show_plan(explain_settings(Settings(experiment.layers), device), json_)
+
+
+def _show_plan(plan: Any, json_: bool) -> None:
+    if json_:
+        _print_json(plan.as_dict())
+        return
+    from msctx import render
+
+    console = render.console()
+    console.print(render.plan_table(plan))
+    console.print(render.plan_footer(plan))
+
+
+@app.command()
+def state(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Show the state under these options.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """The whole numerics state of a fresh process: every switch of torch and around it."""
+    from msctx.context import base_layers
+    from msctx.inspection import state as read_state
+    from msctx.run.config import read
+
+    with base_layers(read(None, overrides or ()).levels):
+        found = read_state()
+    if json_:
+        _print_json(found)
+    else:
+        from msctx import render
+
+        render.console().print(render.pairs_table(found))
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="A state saved by `msctx state --json`, or a run directory.")],
+    b: Annotated[str, typer.Argument(help="Another.")],
+    json_: Json = False,
+) -> None:
+    """How two states, or the states and environments of two runs, differ. Ends with 1 if they do."""
+    from msctx.inspection import diff as differences
+    from msctx.inspection import read_record
+
+    found = differences(read_record(a), read_record(b))
+    if json_:
+        _print_json({key: {"a": x, "b": y} for key, (x, y) in found.items()})
+    elif not found:
+        print("no differences")
+    else:
+        from msctx import render
+
+        render.console().print(render.pairs_table(found, ("switch", a, b)))
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """What this machine can do: torch, devices, compilers, libraries; one line to fix each thing missing."""
+    from msctx.doctor import checks
+
+    found = list(checks())
+    if json_:
+        _print_json([check.as_dict() for check in found])
+    else:
+        from msctx import render
+
+        rows = {c.name: (c.status, c.found, c.fix) for c in found}
+        render.console().print(render.pairs_table(rows, ("", "status", "found", "fix")))
+    raise typer.Exit(1 if any(c.status == "broken" for c in found) else 0)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command; a user's mistake ends in a message and an exit code, never in a traceback of ours."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = app(args=argv, standalone_mode=False)
+        sys.exit(code or 0)
+    except MsctxError as error:
+        _report(error, "--json" in argv)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; everything was put back", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        if (show := getattr(error, "show", None)) is None:  # not one of click's own: a bug of ours, shown whole
+            raise
+        show()
+        sys.exit(getattr(error, "exit_code", 2))
+
+
+def _report(error: MsctxError, as_json: bool) -> None:
+    if not as_json:
+        print(f"error: {error}", file=sys.stderr)
+        return
+    problems = error.problems if isinstance(error, _ProblemsError) else ()
+    listed = [{"path": p.path, "where": str(p.mark or p.where), "problem": p.text, "allowed": p.allowed} for p in problems]
+    print(
+        json.dumps(
+            {"error": type(error).__name__, "message": str(error), "problems": listed, "exit_code": error.exit_code}, indent=2
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

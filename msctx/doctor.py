@@ -1,0 +1,138 @@
+"""What this machine can do, and one line for each thing that is missing and how to get it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from msctx.inspection import library_version
+
+TESTED_TORCH = ("2.13.0",)
+"""The versions of torch that the test suite has really run with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. ``status``: ``ok``, ``missing`` (optional; *fix* says how to get it) or ``broken`` (msctx cannot work)."""
+
+    name: str
+    status: str
+    found: str
+    fix: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def checks() -> Iterator[Check]:
+    """Every finding; each survives a broken machine."""
+    for find in (_torch, _cuda, _ascend, _compilers, _libraries, _native, _switches):
+        try:
+            yield from find()
+        except Exception as error:  # a doctor must outlive its patient
+            yield Check(
+                find.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}", "report this with `msctx doctor --json`"
+            )
+
+
+def _torch() -> Iterator[Check]:
+    version = library_version("torch")
+    if version is None:
+        yield Check("torch", "broken", "not installed", "pip install 'torch>=2.10'")
+        return
+    import torch
+
+    number = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
+    if number < (2, 10):
+        yield Check("torch", "broken", f"{torch.__version__}, too old", "pip install 'torch>=2.10'")
+        return
+    tested = torch.__version__.split("+")[0] in TESTED_TORCH
+    note = "" if tested else f"; msctx is tested with {', '.join(TESTED_TORCH)}"
+    yield Check(
+        "torch",
+        "ok",
+        f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads{note}",
+    )
+
+
+def _cuda() -> Iterator[Check]:
+    import torch
+
+    if not torch.backends.cuda.is_built():
+        has_driver = Path("/proc/driver/nvidia/version").exists()
+        fix = (
+            "a GPU is here: install the CUDA build of torch"
+            if has_driver
+            else "needs an NVIDIA GPU and the CUDA build of torch"
+        )
+        yield Check("cuda", "missing", "this torch is built without CUDA", fix)
+    elif not (count := torch.cuda.device_count()):
+        yield Check("cuda", "missing", f"torch is built for CUDA {torch.version.cuda}, no device found", "check `nvidia-smi`")
+    else:
+        cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else "none"
+        yield Check("cuda", "ok", f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}, cuDNN {cudnn}")
+
+
+def _ascend() -> Iterator[Check]:
+    import torch
+
+    version = library_version("torch-npu")
+    if version is None:
+        yield Check("ascend", "missing", "torch_npu is not installed", "needs an Ascend NPU with CANN: pip install torch_npu")
+    elif not hasattr(torch, "npu") or not torch.npu.is_available():
+        yield Check(
+            "ascend", "missing", f"torch_npu {version}, no device found", "source CANN's set_env.sh; check `npu-smi info`"
+        )
+    else:
+        yield Check("ascend", "ok", f"torch_npu {version}, {torch.npu.device_count()} devices")
+
+
+def _compilers() -> Iterator[Check]:
+    for name, command, fix in (
+        ("C++ compiler", os.environ.get("CXX") or "g++", "apt install g++ (needed later, for the native core alone)"),
+        ("CUDA compiler", "nvcc", "optional: the CUDA toolkit (needed later, for CUDA kernels of our own alone)"),
+    ):
+        path = shutil.which(command)
+        if path is None:
+            yield Check(name, "missing", f"{command} not found", fix)
+        else:
+            lines = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20).stdout.splitlines()
+            line = lines[-1] if name.startswith("CUDA") and lines else lines[0] if lines else path
+            yield Check(name, "ok", line)
+
+
+def _libraries() -> Iterator[Check]:
+    for name, needed, fix in (
+        ("numpy", True, "pip install numpy"),
+        ("pyyaml", True, "pip install pyyaml"),
+        ("pydantic", True, "pip install 'pydantic>=2.7'"),
+        ("rich", True, "pip install rich"),
+        ("typer", True, "pip install typer"),
+        ("scikit-learn", False, "pip install 'msctx[experiments]' (the digits experiment)"),
+        ("pytest", False, "pip install 'msctx[test]' (the test suite)"),
+    ):
+        version = library_version(name)
+        yield Check(name, "ok", version) if version else Check(name, "broken" if needed else "missing", "not installed", fix)
+
+
+def _native() -> Iterator[Check]:
+    yield Check("native core", "missing", "not built yet: this version carries out options through torch's own switches")
+
+
+def _switches() -> Iterator[Check]:
+    from msctx.switches import SWITCHES
+
+    available = [s for s in SWITCHES.values() if s.available()]
+    for switch in available:
+        switch.read()
+    writable = sum(s.write is not None for s in available)
+    yield Check(
+        "switches", "ok", f"{len(available)} readable here, {writable} of them set by options, of {len(SWITCHES)} known"
+    )
+    yield Check("msctx", "ok", metadata.version("msctx"))

@@ -1,0 +1,105 @@
+"""How plans, states and progress look on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from msctx.plan import Plan
+
+T = TypeVar("T")
+
+COLOURS = {"honoured": "green", "approximated": "yellow", "inert": "dim", "refused": "red", "not_built": "magenta"}
+
+
+def console(stream: Any = None) -> Console:
+    """A console for *stream* (stdout); where that is no terminal, lines are as long as they need to be."""
+    stream = stream or sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else 160
+    return Console(file=stream, width=width, soft_wrap=False, highlight=False)
+
+
+def plan_table(plan: Plan, title: str = "") -> Table:
+    """One row per option and device: its value, where it came from, its status, and the switches it sets or the reason."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("option", "from", "device", "status", "what it does"):
+        table.add_column(column, overflow="fold")
+    previous = None
+    for row in plan.rows:
+        same = previous == (row.spelling, row.value, row.origin)
+        previous = (row.spelling, row.value, row.origin)
+        option = Text("" if same else f"{row.spelling} = {row.value}", style="bold")
+        does = [Text(f"{switch} = {value}") for switch, value in row.assignments.items()]
+        if row.reason:
+            does.append(Text(row.reason, style="italic"))
+        status = Text(row.status, style=COLOURS[row.status])
+        table.add_row(option, "" if same else row.origin, row.device, status, Text("\n").join(does))
+    return table
+
+
+def plan_footer(plan: Plan) -> Text:
+    """One line: how much of it is carried out."""
+    failing = {row.spelling for row in plan.failing}
+    spellings = dict.fromkeys(row.spelling for row in plan.rows)
+    done = len(spellings) - len(failing)
+    text = Text(f"{done} of {len(spellings)} options carried out")
+    if failing:
+        text.append(f"; not: {', '.join(s for s in spellings if s in failing)}", style="yellow")
+    if plan.missing:
+        text.append(
+            f"\ndevice_target={plan.target} is not on this machine: this plan can be looked at, not entered", style="red"
+        )
+    return text
+
+
+def pairs_table(data: Mapping[str, Any], columns: Iterable[str] = ("switch", "value")) -> Table:
+    """A table of names and one value, or several."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for name, value in data.items():
+        values = value if isinstance(value, tuple) else (value,)
+        table.add_row(name, *(Text(str(v)) for v in values))
+    return table
+
+
+class Progress:
+    """A progress bar on a terminal (stderr), a line per :meth:`log` elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = console(sys.stderr)
+        self.bar: Bar | None = None
+
+    def track(self, steps: Iterable[T], description: str) -> Iterator[T]:
+        if not self.console.is_terminal:
+            yield from steps
+            return
+        total = len(steps) if hasattr(steps, "__len__") else None
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[last]}"),
+        )
+        with Bar(*columns, console=self.console) as self.bar:
+            task = self.bar.add_task(description, total=total, last="")
+            for step in steps:
+                yield step
+                self.bar.advance(task)
+        self.bar = None
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        line = "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items())
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], last=line)
+        else:
+            self.console.print(Text(line))

@@ -1,0 +1,134 @@
+"""Finds the entry of an experiment, a function or a script, and calls it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from msctx.errors import EntryError, EntryFailed, Mark, did_you_mean
+from msctx.run.config import Experiment
+
+Entry = Callable[..., Any]
+
+
+def resolve(experiment: Experiment) -> Entry:
+    """The entry as a function of the run.
+
+    Raises:
+        EntryError: it is not there, cannot be imported, or does not take the arguments given.
+    """
+    assert experiment.entry is not None
+    target, _, name = experiment.entry.partition(":")
+    base = experiment.file.parent if experiment.file else Path()
+    mark = experiment.entry_mark
+    if target.endswith(".py"):
+        path = next((p for p in (base / target, Path(target)) if p.is_file()), None)
+        if path is None:
+            raise _error(
+                mark, f"entry {experiment.entry!r}: there is no file {target} beside {experiment.file or 'the command'}"
+            )
+        if not name:
+            return _script(path.resolve(), experiment.args)
+        module = _import(lambda: _load_file(path.resolve()), experiment.entry, mark)
+    elif name:
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        module = _import(lambda: importlib.import_module(target), experiment.entry, mark)
+    else:
+        raise _error(
+            mark, f"entry {experiment.entry!r}: write package.module:function, file.py:function, or the path of a .py file"
+        )
+    function = module
+    for part in name.split("."):
+        names = [n for n in dir(function) if not n.startswith("_")]
+        if not hasattr(function, part):
+            raise _error(mark, f"entry {experiment.entry!r}: {target} has no {part!r}{did_you_mean(part, names)}")
+        function = getattr(function, part)
+    if not callable(function):
+        raise _error(mark, f"entry {experiment.entry!r}: {name} is not a function")
+    return _with_arguments(function, experiment, mark)
+
+
+def _error(mark: Mark | None, text: str) -> EntryError:
+    return EntryError(f"{mark}  {text}" if mark else text)
+
+
+def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
+    try:
+        return load()
+    except ModuleNotFoundError as error:
+        raise _error(mark, f"entry {entry!r}: no module named {error.name!r}") from None
+    except Exception as error:
+        raise _error(mark, f"entry {entry!r} cannot be imported:\n{users_traceback(error)}") from None
+
+
+def _load_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _with_arguments(function: Entry, experiment: Experiment, mark: Mark | None) -> Entry:
+    """Check the arguments against the signature before anything runs; a parameter named ``run`` gets the run itself."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return lambda run: function(**experiment.args)
+    wants_run = "run" in signature.parameters and "run" not in experiment.args
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    names = [n for n, p in signature.parameters.items() if n != "run" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = [n for n in names if signature.parameters[n].default is inspect.Parameter.empty]
+    lines = [
+        f"args.{arg}: {experiment.entry} takes no such argument{did_you_mean(arg, names)}"
+        for arg in experiment.args
+        if arg not in names and arg != "run" and not open_ended
+    ]
+    lines += [f"args.{name}: is missing" for name in required if name not in experiment.args]
+    if lines:
+        raise _error(mark, "\n".join([*lines, f"      allowed: {', '.join(names) or 'none'}"]))
+    return lambda run: function(**experiment.args, **({"run": run} if wants_run else {}))
+
+
+def _script(path: Path, args: Mapping[str, Any]) -> Entry:
+    """A script runs as ``__main__``; its arguments stand on its command line as ``--name=value``."""
+
+    def call(run: Any) -> dict[str, Any]:
+        argv, folder = sys.argv, str(path.parent)
+        sys.argv = [str(path), *(f"--{k}={v}" for k, v in args.items())]
+        sys.path.insert(0, folder)
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise EntryFailed(f"{path.name} ended with exit code {end.code}") from None
+        finally:
+            sys.argv = argv
+            sys.path.remove(folder)
+        return {}
+
+    return call
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback of a user's error without our own frames, and without those of the import system."""
+    frames: TracebackType | None = error.__traceback__
+    ours = str(Path(__file__).resolve().parents[1])
+    hidden = ("<frozen importlib", "<frozen runpy", runpy.__file__, importlib.__file__)
+    while frames is not None:
+        name = frames.tb_frame.f_code.co_filename
+        if not name.startswith((ours, *hidden)):
+            break
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()

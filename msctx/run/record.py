@@ -1,0 +1,78 @@
+"""The record of a run: a folder of plain files that says what ran, under what, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from msctx.errors import FileError, Problem
+
+
+class Record:
+    """A run directory: plan.json, state.json, environment.json, config.yaml, metrics.jsonl, result.json."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(cls, out: str | None, parent: str, name: str) -> Record:
+        """Make the folder *out*, or a new one under *parent*; one that holds anything already is refused."""
+        if out is None:
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            folder, number = Path(parent) / f"{name}-{stamp}", 1
+            while folder.exists():
+                number += 1
+                folder = Path(parent) / f"{name}-{stamp}-{number}"
+        else:
+            folder = Path(out)
+        try:
+            folder.mkdir(parents=True, exist_ok=out is not None)
+            used = sorted(p.name for p in folder.iterdir())
+        except OSError as error:
+            raise FileError([Problem("", f"cannot be made a run directory: {error.strerror}", where=str(folder))]) from None
+        if used:
+            text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a run never overwrites another"
+            raise FileError([Problem("", text, where=str(folder), suggestion="name a folder that is empty or not there yet")])
+        return cls(folder)
+
+    def json(self, name: str, data: Mapping[str, Any]) -> None:
+        """Write a file whole or not at all."""
+        text = json.dumps(plain(data), indent=2, allow_nan=False)
+        self._replace(name, text + "\n")
+
+    def yaml(self, name: str, data: Mapping[str, Any]) -> None:
+        self._replace(name, yaml.safe_dump(plain(data), sort_keys=False, allow_unicode=True))
+
+    def _replace(self, name: str, text: str) -> None:
+        part = self.folder / f".{name}.part"
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, self.folder / name)
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """Append one line; it is on disk when this returns to the caller."""
+        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(plain(row), allow_nan=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Any value as JSON can hold it: numbers out of tensors, text for what has no other form (NaN and infinity too)."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    if isinstance(value, bool | int | type(None)):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if hasattr(value, "item") and getattr(value, "numel", lambda: getattr(value, "size", 0))() == 1:
+        return plain(value.item())
+    return str(value)

@@ -1,0 +1,168 @@
+"""Runs an experiment under its options, records it, and puts everything back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msctx import devices
+from msctx.context import base_layers, current
+from msctx.effects import Facts
+from msctx.errors import EntryFailed
+from msctx.inspection import diff, environment, state
+from msctx.options import Settings
+from msctx.plan import Plan, make
+from msctx.run.config import Experiment
+from msctx.run.entry import resolve, users_traceback
+from msctx.run.record import Record
+from msctx.switches import SWITCHES
+
+T = TypeVar("T")
+
+_active: list[Run] = []
+
+
+class Run:
+    """A run in progress, given to an entry that has a parameter named ``run``."""
+
+    def __init__(self, record: Record, plan: Plan, progress: Any = None) -> None:
+        self.record, self.plan, self._progress = record, plan, progress
+        self.rows = 0
+
+    @property
+    def dir(self) -> Path:
+        """The run directory: an entry may put files of its own there."""
+        return self.record.folder
+
+    @property
+    def device(self) -> Any:
+        """The ``torch.device`` that the options name."""
+        return current().device
+
+    def log(self, **metrics: Any) -> None:
+        """Append one line to metrics.jsonl, with the seconds since the run began; usually once per epoch."""
+        self.rows += 1
+        self.record.metrics(metrics)
+        if self._progress is not None:
+            self._progress.log(metrics)
+
+    def progress(self, steps: Iterable[T], description: str = "training") -> Iterator[T]:
+        """Go through *steps* with a progress bar on a terminal, a line per :meth:`log` elsewhere."""
+        if self._progress is None:
+            yield from steps
+        else:
+            yield from self._progress.track(steps, description)
+
+
+def active() -> Run | None:
+    """The run in progress, or ``None`` outside ``msctx run``."""
+    return _active[-1] if _active else None
+
+
+def log(**metrics: Any) -> None:
+    """:meth:`Run.log` of the run in progress, for scripts; outside a run it does nothing."""
+    if (run := active()) is not None:
+        run.log(**metrics)
+
+
+def prepare_environment(experiment: Experiment) -> None:
+    """Set what libraries read once, before torch is imported; what the user has set himself stays."""
+    plan = make(Settings(experiment.layers), Facts(devices=devices.likely()))
+    for switch, value in plan.assignments.items():
+        if switch.startswith("env.") and value is not None:
+            os.environ.setdefault(switch.removeprefix("env."), value)
+
+
+def run_experiment(
+    experiment: Experiment, out: str | None = None, progress: Any = None, announce: Any = None
+) -> dict[str, Any]:
+    """Run *experiment* and return what result.json holds.
+
+    Args:
+        out: the run directory; default: a new one under ``record.dir``.
+        progress: shows progress (see :class:`msctx.render.Progress`); default: silent.
+        announce: called with the run once it is about to start.
+
+    Raises:
+        EntryError: the entry cannot be called; nothing was recorded.
+        EntryFailed: the entry raised; the record says so. Everything is restored.
+        KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored.
+    """
+    found = state()
+    with base_layers(experiment.levels) as plan:
+        entry = resolve(experiment)
+        record = Record.create(out, experiment.record_dir, experiment.name)
+        record.json("plan.json", plan.as_dict())
+        record.json("state.json", state())
+        record.json("environment.json", environment())
+        record.yaml("config.yaml", config(experiment))
+        run = Run(record, plan, progress)
+        if announce is not None:
+            announce(run)
+        result, error = _call(entry, run)
+    left = {k: v for k, v in diff(found, state()).items() if k in SWITCHES and SWITCHES[k].restore == "exact"}
+    result["restored"] = not left
+    if left:
+        result["left_changed"] = {k: {"found": a, "left": b} for k, (a, b) in left.items()}
+    result["run_dir"] = str(record.folder)
+    record.json("result.json", result)
+    if error is not None:
+        raise error
+    return result
+
+
+def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
+    """Call the entry; return the result so far and what to raise once everything is restored."""
+    began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
+    result: dict[str, Any] = {"status": "completed", "started": began}
+    error: BaseException | None = None
+    with _running(run):
+        try:
+            returned = entry(run)
+            values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
+            result = {**values, **result}
+        except KeyboardInterrupt as interrupt:
+            result["status"], error = "interrupted", interrupt
+        except EntryFailed as failed:
+            result["status"], result["error"], error = "failed", str(failed), failed
+        except Exception as raised:
+            text = users_traceback(raised)
+            result["status"], result["error"] = "failed", text
+            error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
+    if not run.rows and result["status"] == "completed":
+        run.record.metrics({k: v for k, v in result.items() if isinstance(v, int | float)})
+    result["seconds"] = round(time.perf_counter() - clock, 3)
+    return result, error
+
+
+@contextmanager
+def _running(run: Run) -> Iterator[None]:
+    _active.append(run)
+    try:
+        yield
+    finally:
+        _active.remove(run)
+        sys.stdout.flush()
+
+
+def config(experiment: Experiment) -> dict[str, Any]:
+    """The experiment with everything resolved: running this file repeats the run."""
+    options: dict[str, Any] = {}
+    for layer in experiment.layers:
+        for setting in layer.settings.values():
+            group, _, key = setting.spelling.rpartition(".")
+            (options.setdefault(group, {}) if group else options)[key] = setting.value
+    entry = experiment.entry or ""
+    path, colon, name = entry.partition(":")
+    if path.endswith(".py") and experiment.file and (experiment.file.parent / path).is_file():
+        entry = f"{(experiment.file.parent / path).resolve()}{colon}{name}"
+    return {
+        "context": options,
+        "experiment": {"name": experiment.name, "entry": entry, "args": dict(experiment.args)},
+        "record": {"dir": experiment.record_dir},
+    }
