@@ -77,11 +77,22 @@ def run(
         return
     console = render.console(sys.stderr if json_ else sys.stdout)
 
+    runs: list[Any] = []
+
     def announce(running: Any) -> None:
+        runs.append(running)
         console.print(render.plan_table(running.plan))
         console.print(render.plan_footer(running.plan))
 
-    result = run_experiment(experiment, out, render.Progress(), announce)
+    try:
+        result = run_experiment(experiment, out, render.Progress(), announce)
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        print(f"interrupted; the record is in {runs[0].dir}, and everything was put back", file=sys.stderr)
+        if json_:
+            print((runs[0].dir / "result.json").read_text(), end="")
+        raise typer.Exit(130) from None
     if json_:
         _print_json(result)
     else:

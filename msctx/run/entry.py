@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from msctx.errors import EntryError, EntryFailed, Mark, did_you_mean
@@ -123,12 +122,9 @@ def _script(path: Path, args: Mapping[str, Any]) -> Entry:
 
 def users_traceback(error: BaseException) -> str:
     """The traceback of a user's error without our own frames, and without those of the import system."""
-    frames: TracebackType | None = error.__traceback__
-    ours = str(Path(__file__).resolve().parents[1])
-    hidden = ("<frozen importlib", "<frozen runpy", runpy.__file__, importlib.__file__)
-    while frames is not None:
-        name = frames.tb_frame.f_code.co_filename
-        if not name.startswith((ours, *hidden)):
-            break
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    hidden = (str(Path(__file__).resolve().parents[1]), "<frozen", runpy.__file__, importlib.__file__)
+    told = chained = traceback.TracebackException.from_exception(error)
+    while chained is not None:
+        chained.stack = traceback.StackSummary.from_list(f for f in chained.stack if not f.filename.startswith(hidden))
+        chained = chained.__cause__ or chained.__context__
+    return "".join(told.format()).rstrip()

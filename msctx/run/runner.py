@@ -20,7 +20,6 @@ from msctx.plan import Plan, make
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
 from msctx.run.record import Record
-from msctx.switches import SWITCHES
 
 T = TypeVar("T")
 
@@ -105,6 +104,8 @@ def run_experiment(
         if announce is not None:
             announce(run)
         result, error = _call(entry, run)
+    from msctx.switches import SWITCHES  # here: what comes before a run is decided without torch
+
     left = {k: v for k, v in diff(found, state()).items() if k in SWITCHES and SWITCHES[k].restore == "exact"}
     result["restored"] = not left
     if left:

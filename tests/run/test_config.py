@@ -1,0 +1,153 @@
+"""Experiment files and the command line: what they come to, and every mistake with its place."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from msctx.errors import FileError, OptionError
+from msctx.options import Settings
+from msctx.run.config import find_file, is_file, read
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str, name: str = "x.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def values(experiment) -> dict[str, object]:
+    settings = Settings(experiment.layers)
+    return {name: settings.get(name).value for name in settings}
+
+
+def test_sections(write):
+    experiment = read(
+        write(
+            """\
+            context:
+              deterministic: ON
+              gpu_config: {conv_allow_tf32: off}
+            experiment:
+              entry: my.module:train
+              seed: 3
+              args: {lr: 1e-3, sizes: [1, 2]}
+            record: {dir: out}
+            """
+        )
+    )
+    assert values(experiment) == {"deterministic": "ON", "conv_allow_tf32": False, "seed": 3}
+    assert experiment.args == {"lr": 0.001, "sizes": [1, 2]}
+    assert (experiment.entry, experiment.name, experiment.record_dir) == ("my.module:train", "x", "out")
+
+
+def test_overrides_beat_the_file_and_say_where_they_are_from(write):
+    file = write("context: {deterministic: ON, preset: debug}\nexperiment: {entry: a:b, args: {a: {b: 1, c: 2}}, seed: 1}\n")
+    experiment = read(file, ["deterministic=OFF", "args.a.b=5", "args.name=1,2", "experiment.seed=9", "record.dir=elsewhere"])
+    settings = Settings(experiment.layers)
+    assert settings.get("deterministic").value == "OFF"
+    assert settings.get("deterministic").origin == "command line"
+    assert settings.get("seed").value == 9
+    assert settings.get("pynative_synchronize").origin == "preset debug"
+    assert experiment.args == {"a": {"b": 5, "c": 2}, "name": "1,2"}  # a,b is a value, not a list
+    assert experiment.record_dir == "elsewhere"
+
+
+def test_levels_are_kept_apart(write):
+    experiment = read(write("context: {preset: reproducible, seed: 5}\n"), ["runtime_num_threads=2"])
+    assert list(experiment.levels) == ["yaml", "command line", "preset"]
+    assert [len(layer.settings) for layer in experiment.layers] == [2, 1, 1]  # low to high
+
+
+def test_a_preset_of_the_command_line_stays_below_the_file(write):
+    experiment = read(write("context: {deterministic: OFF}\n"), ["preset=reproducible"])
+    assert values(experiment) == {"deterministic": "OFF", "seed": 0}
+
+
+def test_every_problem_at_once_with_its_place(write):
+    file = write(
+        """\
+        contxt: {}
+        deterministic: ON
+        context:
+          determinstic: ON
+          max_device_memory: 4OGB
+        experiment:
+          entry: a:b
+          sed: 1
+          args: [1]
+        record: 5
+        """
+    )
+    with pytest.raises(OptionError) as caught:
+        read(file, ["novalue", "seed=010", "gpu_config.conv_algo=x", "experiment.x=1"])
+    text = str(caught.value)
+    for expected in (
+        f"{file}:1:1  contxt: unknown section",
+        f"{file}:2:1  deterministic: is an option: it belongs under `context:`",
+        f"{file}:4:3  determinstic: unknown option",
+        "did you mean deterministic?",
+        f"{file}:5:22  max_device_memory: '4OGB' is not an amount of memory",
+        "      |                      ^^^^ did you mean '40GB'?",
+        f"{file}:8:3  experiment.sed: unknown key",
+        f"{file}:9:9  experiment.args: is not a dictionary of named arguments",
+        f"{file}:10:9  record: is not a dictionary",
+        "command line  novalue: is not key=value",
+        "command line  seed: 010 is 8 in YAML 1.1 and 10 in YAML 1.2",
+        "command line  gpu_config.conv_algo: gpu_config has no such key",
+        "command line  experiment.x: unknown key",
+        "11 problems; nothing was changed.",
+    ):
+        assert expected in text
+
+
+def test_seed_twice_must_agree(write):
+    with pytest.raises(OptionError, match=r":2:26  experiment.seed: 2 contradicts context.seed=1"):
+        read(write("context: {seed: 1}\nexperiment: {seed: 2}\n".replace("{seed: 2}", "      {seed: 2}")))
+    assert values(read(write("context: {seed: 2}\nexperiment: {seed: 2}\n"))) == {"seed": 2}
+
+
+def test_the_origin_of_the_seed_is_its_own_line(write):
+    experiment = read(write("context: {deterministic: ON}\nexperiment:\n  seed: 4\n"))
+    assert Settings(experiment.layers).get("seed").origin.endswith("x.yaml:3:9")
+
+
+def test_an_entry_is_needed_to_run(write):
+    file = write("context: {}\n")
+    assert read(file).entry is None
+    with pytest.raises(OptionError, match=r"experiment.entry: is missing"):
+        read(file, need_entry=True)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "context:\nexperiment:\n"])
+def test_empty_files(write, text):
+    assert read(write(text)).levels == {}
+
+
+def test_a_list_is_no_experiment(write):
+    with pytest.raises(OptionError, match="is not a dictionary"):
+        read(write("- 1\n- 2\n"))
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(FileError, match="cannot be read: No such file"):
+        read(str(tmp_path / "none.yaml"))
+    with pytest.raises(FileError, match=r"no such file, and no shipped experiment of that name; did you mean digits\?"):
+        read("digit")
+    with pytest.raises(FileError, match="cannot be read: Is a directory"):
+        read(str(tmp_path))
+
+
+def test_shipped_experiments_are_found_by_name():
+    assert find_file("digits").name == "digits.yaml"
+
+
+@pytest.mark.parametrize(("word", "is_one"), [("a.yaml", True), ("digits", True), ("a=b", False), ("a=b.yaml", True)])
+def test_files_and_options(word, is_one):
+    assert is_file(word) is is_one

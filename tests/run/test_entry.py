@@ -1,0 +1,98 @@
+"""The entry of an experiment: found, checked against its arguments, called; every mistake with its message."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from msctx.errors import EntryError, EntryFailed
+from msctx.run.config import Experiment
+from msctx.run.entry import resolve, users_traceback
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+    def make(source: str, entry: str, **args) -> Experiment:
+        (tmp_path / "job_of_a_test.py").write_text(source)
+        return Experiment({}, file=tmp_path / "x.yaml", entry=entry, args=args)
+
+    return make
+
+
+def test_a_function_of_a_file_beside_the_yaml(make):
+    assert resolve(make("def f(a, b=2): return a + b", "job_of_a_test.py:f", a=1))(None) == 3
+
+
+def test_a_function_of_a_module(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve(make("class A:\n    @staticmethod\n    def f(): return 5", "job_of_a_test:A.f"))(None) == 5
+
+
+def test_a_parameter_named_run_gets_the_run(make):
+    assert resolve(make("def f(run): return run", "job_of_a_test.py:f"))("the run") == "the run"
+
+
+def test_a_script_runs_as_main_with_its_arguments(make, tmp_path):
+    source = (
+        "import sys, pathlib\nassert __name__ == '__main__'\npathlib.Path(sys.argv[1][7:]).write_text(' '.join(sys.argv[1:]))"
+    )
+    argv = list(sys.argv)
+    resolve(make(source, "job_of_a_test.py", file=tmp_path / "out", lr=0.1))(None)
+    assert (tmp_path / "out").read_text().endswith("--lr=0.1")
+    assert sys.argv == argv
+
+
+def test_a_script_that_ends_itself(make):
+    assert resolve(make("raise SystemExit(0)", "job_of_a_test.py"))(None) == {}
+    with pytest.raises(EntryFailed, match="ended with exit code 3"):
+        resolve(make("raise SystemExit(3)", "job_of_a_test.py"))(None)
+
+
+@pytest.mark.parametrize(
+    ("source", "entry", "message"),
+    [
+        ("def train(): pass", "job_of_a_test.py:trian", "has no 'trian'; did you mean train?"),
+        ("f = 5", "job_of_a_test.py:f", "f is not a function"),
+        ("", "nowhere.py:f", "there is no file nowhere.py beside"),
+        ("", "no_such_module_here:f", "no module named 'no_such_module_here'"),
+        ("", "justaname", "write package.module:function"),
+        ("import no_such_thing_here", "job_of_a_test.py:f", "no module named 'no_such_thing_here'"),
+        ("1/0", "job_of_a_test.py:f", "cannot be imported:\nTraceback"),
+        ("def f(:", "job_of_a_test.py:f", "SyntaxError"),
+    ],
+)
+def test_an_entry_that_is_not_there(make, source, entry, message):
+    with pytest.raises(EntryError) as caught:
+        resolve(make(source, entry))
+    assert message in str(caught.value)
+    assert "msctx/run" not in str(caught.value)  # no frame of ours
+
+
+def test_arguments_are_checked_before_anything_runs(make):
+    with pytest.raises(EntryError) as caught:
+        resolve(make("def f(rate, epochs, run=None): raise AssertionError", "job_of_a_test.py:f", rat=1, epochs=2))
+    text = str(caught.value)
+    assert "args.rat: job_of_a_test.py:f takes no such argument; did you mean rate?" in text
+    assert "args.rate: is missing" in text
+    assert "allowed: rate, epochs" in text
+
+
+def test_open_ended_functions_take_anything(make):
+    assert resolve(make("def f(**k): return k", "job_of_a_test.py:f", a=1))(None) == {"a": 1}
+
+
+def test_a_users_traceback_has_none_of_our_frames(make):
+    entry = resolve(make("def g(): raise KeyError('x')\ndef f(): g()", "job_of_a_test.py:f"))
+    try:
+        entry(None)
+    except KeyError as error:
+        text = users_traceback(error)
+    assert "in g" in text
+    assert "in f" in text
+    assert text.endswith("KeyError: 'x'")
+    assert "msctx/run" not in text

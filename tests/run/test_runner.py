@@ -1,0 +1,178 @@
+"""Runs from end to end: the digits experiment, its record, its bits; Ctrl-C and entries that raise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import msctx
+from msctx.errors import EntryFailed
+from msctx.run.config import read
+from msctx.run.runner import log, prepare_environment, run_experiment
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "configs" / "experiments" / "digits.yaml")
+FILES = {"plan.json", "state.json", "environment.json", "config.yaml", "metrics.jsonl", "result.json"}
+
+
+@pytest.fixture
+def job(tmp_path):
+    def job(source: str, context: str = "{deterministic: ON}", **args) -> str:
+        (tmp_path / "job.py").write_text(textwrap.dedent(source))
+        file = tmp_path / "job.yaml"
+        file.write_text(f"context: {context}\nexperiment: {{entry: job.py:main, args: {json.dumps(args)}}}\n")
+        return str(file)
+
+    return job
+
+
+def test_digits_reaches_98_percent_and_leaves_a_record(tmp_path):
+    result = run_experiment(read(DIGITS, need_entry=True), str(tmp_path / "run"))
+    assert result["test_accuracy"] >= 0.98
+    assert result["status"] == "completed"
+    assert result["restored"] is True
+    assert {p.name for p in (tmp_path / "run").iterdir()} == FILES
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == list(range(1, 26))
+    state = json.loads((tmp_path / "run" / "state.json").read_text())
+    assert state["torch.deterministic"] is True  # the state under which it ran, not the one around it
+    assert not torch.are_deterministic_algorithms_enabled()
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert {row["option"]: row["status"] for row in plan["options"]}["deterministic"] == "honoured"
+
+
+def test_deterministic_runs_leave_the_same_bits(tmp_path):
+    """Two processes, so that nothing of the first can help the second; a third with another seed must differ."""
+
+    def weights(name: str, *overrides: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "msctx",
+            "run",
+            DIGITS,
+            "args.epochs=3",
+            *overrides,
+            "--out",
+            str(tmp_path / name),
+            "--json",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)["weights_sha256"]
+
+    assert weights("a") == weights("b")
+    assert weights("c", "experiment.seed=1") != weights("d")
+
+
+def test_the_recorded_configuration_repeats_the_run(tmp_path):
+    first = run_experiment(read(DIGITS, ["args.epochs=1", "experiment.seed=7"]), str(tmp_path / "a"))
+    again = run_experiment(read(str(tmp_path / "a" / "config.yaml")), str(tmp_path / "b"))
+    assert first["weights_sha256"] == again["weights_sha256"]
+    assert yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())["context"]["seed"] == 7
+
+
+def test_with_block_and_yaml_do_the_same(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "configs" / "experiments"))
+    import digits
+
+    recorded = run_experiment(read(DIGITS, ["args.epochs=1"]), str(tmp_path / "run"))
+    with msctx.context(deterministic="ON", runtime_num_threads=2, seed=0):
+        assert digits.train(epochs=1)["weights_sha256"] == recorded["weights_sha256"]
+
+
+def test_a_program_may_set_options_itself(job, tmp_path):
+    """set_context inside the entry beats YAML and command line, and is taken back with the run."""
+    source = """
+    import msctx, torch
+    def main():
+        before = msctx.get_context("deterministic", origin=True)
+        msctx.set_context(deterministic="OFF")
+        after = msctx.get_context("deterministic", origin=True)
+        return {"before": before.value, "after": after.value, "flag": torch.are_deterministic_algorithms_enabled()}
+    """
+    result = run_experiment(read(job(source)), str(tmp_path / "run"))
+    assert (result["before"], result["after"], result["flag"]) == ("ON", "OFF", False)
+    assert msctx.get_context("deterministic", origin=True).origin == "default"
+
+
+def test_an_entry_that_raises(job, tmp_path):
+    file = job("import msctx.run\ndef main():\n    msctx.run.log(step=1)\n    raise ValueError('my mistake')\n")
+    with pytest.raises(EntryFailed) as caught:
+        run_experiment(read(file), str(tmp_path / "run"))
+    assert "ValueError: my mistake" in str(caught.value)
+    assert "runner.py" not in str(caught.value)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "my mistake" in result["error"]
+    assert result["restored"] is True
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_the_entry_leaves_changed_is_told(job, tmp_path):
+    file = job("import torch\ndef main(): torch.set_default_dtype(torch.float64)\n")
+    try:
+        result = run_experiment(read(file), str(tmp_path / "run"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert result["restored"] is False
+    assert result["left_changed"] == {"torch.default_dtype": {"found": "torch.float32", "left": "torch.float64"}}
+
+
+def test_results_of_any_kind(job, tmp_path):
+    for i, (returned, expected) in enumerate([("3", {"value": 3}), ("None", {}), ("{'a': float('nan')}", {"a": "nan"})]):
+        run_experiment(read(job(f"def main(): return {returned}")), str(tmp_path / f"run{i}"))
+        result = json.loads((tmp_path / f"run{i}" / "result.json").read_text())
+        assert {k: result[k] for k in expected} == expected
+        assert result["status"] == "completed"
+
+
+def test_an_entry_cannot_forge_its_status(job, tmp_path):
+    assert run_experiment(read(job("def main(): return {'status': 'x'}")), str(tmp_path / "r"))["status"] == "completed"
+
+
+def test_log_outside_a_run_does_nothing():
+    log(epoch=1)
+
+
+def test_ctrl_c_leaves_a_valid_record(job, tmp_path):
+    source = "import time\ndef main(run):\n    run.log(epoch=1)\n    time.sleep(60)\n"
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "msctx", "run", job(source), "--out", str(out), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert "interrupted; the record is in" in stderr
+    result = json.loads((out / "result.json").read_text())
+    assert result["status"] == "interrupted"
+    assert result["restored"] is True
+    assert json.loads(stdout) == result
+    assert {p.name for p in out.iterdir()} == FILES
+
+
+def test_variables_that_libraries_read_once_are_set_before_torch(monkeypatch, tmp_path):
+    monkeypatch.setattr("msctx.devices.likely", lambda: ("cpu", "cuda"))
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    experiment = read(None, ["deterministic=ON"])
+    prepare_environment(experiment)
+    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    prepare_environment(experiment)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's own stays
+    code = "from msctx.run.config import read; e = read('digits'); import sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
