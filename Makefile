@@ -16,7 +16,7 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 
 bench: .venv/test
-	$(BIN)/python -m pytest -p no:xdist bench
+	$(BIN)/python bench/report.py
 
 # A stamp says which extra is installed; a change of what is to be installed makes it anew.
 .venv/%: pyproject.toml constraints.txt | .venv/made

@@ -1,0 +1,51 @@
+"""Runs the benchmarks and writes their figures into the README, between the markers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- bench: written by `make bench` -->", "<!-- /bench -->"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.json"
+        command = [sys.executable, "-m", "pytest", "-p", "no:xdist", str(ROOT / "bench"), f"--benchmark-json={path}"]
+        subprocess.run(command, check=True, cwd=ROOT)
+        found = json.loads(path.read_text())
+    rows = {bench["name"]: bench for bench in found["benchmarks"]}
+
+    def micro(name: str) -> str:
+        stats = rows[name]["stats"]
+        return f"{stats['median'] * 1e6:.1f} µs (quartiles {stats['q1'] * 1e6:.1f} to {stats['q3'] * 1e6:.1f})"
+
+    imports = rows["test_import"]["extra_info"]
+    seed = rows["test_the_same_with_a_seed"]["extra_info"]["torch_manual_seed_us"]
+    lines = [
+        BEGIN,
+        "| what | median |",
+        "|---|---|",
+        f"| enter and leave a context with 10 options | {micro('test_enter_and_leave_with_ten_options')} |",
+        f"| the same and a seed (`torch.manual_seed` alone: {seed:.0f} µs) | {micro('test_the_same_with_a_seed')} |",
+        f"| enter and leave a context with nothing set | {micro('test_enter_and_leave_with_nothing_set')} |",
+        f'| call a function decorated with `deterministic="ON"` | {micro("test_call_of_a_decorated_function")} |',
+        f"| `import msctx` after `import torch` ({imports['torch_ms']:.0f} ms) | {imports['msctx_after_torch_ms']:.0f} ms |",
+        "",
+        f"Measured on {found['machine_info']['cpu'].get('brand_raw', 'an unnamed CPU')}, "
+        f"Python {found['machine_info']['python_version']}.",
+        END,
+    ]
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    readme.write_text(head + "\n".join(lines) + tail, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

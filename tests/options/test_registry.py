@@ -1,0 +1,340 @@
+"""All options: each declaration is sound, every problem is reported at once, with the nearest name, and nothing is let slip."""
+
+import ast
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msctx.errors import OptionError, Problem
+from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, Option, find, make_layer, option_of
+from msctx.options.registry import FAMILIES
+
+NAMES = sorted(OPTIONS)
+SPELLINGS = [spelling for option in OPTIONS.values() for spelling in option.spellings]
+
+
+def value_of(spelling: str, value: object) -> object:
+    return make_layer({spelling: value}, "test").settings[spelling].value
+
+
+def problems_of(**values: object) -> tuple[Problem, ...]:
+    with pytest.raises(OptionError) as error:
+        make_layer(values, "test")
+    return error.value.problems
+
+
+# --- declarations -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_is_taken_and_its_form_is_final(name: str) -> None:
+    option = OPTIONS[name]
+    assert option.example is not UNSET
+    once = value_of(name, option.example)
+    assert value_of(name, once) == once
+    assert json.loads(json.dumps(once)) == once, "values are plain data"
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if OPTIONS[n].default is not UNSET])
+def test_the_default_is_taken_in_its_final_form(name: str) -> None:
+    default = OPTIONS[name].default
+    found = value_of(name, default)
+    assert (type(found), found) == (type(default), default)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if OPTIONS[n].default is not UNSET])
+def test_the_example_shows_something_else_than_the_default(name: str) -> None:
+    assert value_of(name, OPTIONS[name].example) != OPTIONS[name].default
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_declaration_is_complete(name: str) -> None:
+    option = OPTIONS[name]
+    assert option.help.endswith(".")
+    assert set(option.devices) <= set(DEVICES)
+    assert option.devices
+    assert set(option.groups) <= {*GROUPS, *NAMESPACES}
+    assert option.adapter.json_schema(), "a schema for editors can be generated"
+
+
+def test_spellings_are_unique() -> None:
+    assert len(SPELLINGS) == len(set(SPELLINGS))
+    assert len(OPTIONS) == sum(len(family.OPTIONS) for family in FAMILIES), "no name is declared twice"
+
+
+def test_every_spelling_leads_to_its_option() -> None:
+    for option in OPTIONS.values():
+        for spelling in option.spellings:
+            assert find(spelling) is option_of(spelling) is option
+    assert find("no_such_option") is None
+    assert find("gpu_config") is None
+
+
+@pytest.mark.parametrize(
+    ("spelling", "value", "canonical"),
+    [
+        ("deterministic", True, "ON"),
+        ("deterministic", 0, "OFF"),
+        ("session.deterministic", 1, "ON"),
+        ("atomic_clean_policy", "ON", 1),
+        ("session.atomic_clean_policy", 0, 0),
+        ("jit_compile", True, "true"),
+        ("session.jit_compile", "auto", "auto"),
+        ("mode", "GRAPH_MODE", 0),
+        ("mode", 1, 1),
+        ("device_target", "Davinci", "Ascend"),
+        ("conv_fprop_algo", "precomp_gemm", "implicit_precomp_gemm"),
+        ("static_memory_policy", 1, 2),
+        ("exception_dump", 1, "1"),
+        ("max_device_memory", "4GB", 4 * 2**30),
+        ("session.local_device_list", [0, 1], "0,1"),
+        ("parallel_speed_up_json_path", None, None),
+    ],
+)
+def test_the_vocabularies_share_one_form(spelling: str, value: object, canonical: object) -> None:
+    found = value_of(spelling, value)
+    assert (type(found), found) == (type(canonical), canonical)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "flat"),
+    [
+        ("enable_dump", True),
+        ("session.enable_dump", False),
+        ("variable_memory_max_size", True),
+        ("session.variable_memory_max_size", False),
+    ],
+)
+def test_flat_names_that_two_vocabularies_share_mean_set_contexts(spelling: str, flat: bool) -> None:
+    assert option_of(spelling).source.startswith("mindspore") is flat
+
+
+# --- groups, dotted names ---------------------------------------------------------------------------------------------
+
+
+def origins(layer: Layer) -> dict[str, tuple[str, object, str]]:
+    return {k: (s.option.name, s.value, s.origin) for k, s in layer.settings.items()}
+
+
+def test_groups_are_dictionaries_and_dotted_names_mean_the_same() -> None:
+    nested = make_layer({"gpu_config": {"conv_allow_tf32": False}, "session": {"enable_dump": True}}, "test")
+    dotted = make_layer({"gpu_config.conv_allow_tf32": False, "session.enable_dump": True}, "test")
+    assert origins(nested) == origins(dotted)
+    assert origins(nested) == {
+        "gpu_config.conv_allow_tf32": ("conv_allow_tf32", False, "test"),
+        "session.enable_dump": ("session.enable_dump", True, "test"),
+    }
+
+
+def test_an_empty_group_sets_nothing() -> None:
+    assert make_layer({"gpu_config": {}}, "test").settings == {}
+
+
+def test_a_dictionary_that_is_a_value_is_no_group() -> None:
+    options = {"global": {"ge.a": "1"}, "session": {"ge.b": "2"}}
+    assert value_of("ascend_config.ge_options", options) == options
+
+
+# --- contradictions ---------------------------------------------------------------------------------------------------
+
+
+def test_two_spellings_of_one_option_contradict_each_other() -> None:
+    (problem,) = problems_of(deterministic="ON", session={"deterministic": 0})
+    assert problem.path == "session.deterministic"
+    assert problem.text == "'OFF' contradicts deterministic='ON'; they are one option"
+
+
+def test_two_spellings_that_agree_are_fine() -> None:
+    layer = make_layer({"deterministic": "ON", "session": {"deterministic": 1}}, "test")
+    assert {s.value for s in layer.settings.values()} == {"ON"}
+
+
+def test_a_group_and_the_flat_spelling_do_not_contradict() -> None:
+    """A device's own group beats the flat spelling (semantics 4)."""
+    layer = make_layer({"conv_allow_tf32": True, "gpu_config": {"conv_allow_tf32": False}}, "test")
+    assert len(layer.settings) == 2
+
+
+def test_a_dotted_name_and_its_dictionary_contradict_each_other() -> None:
+    values = {"gpu_config.conv_allow_tf32": False, "gpu_config": {"conv_allow_tf32": True}}
+    for given in (values, dict(reversed(values.items()))):
+        with pytest.raises(OptionError, match="gpu_config.conv_allow_tf32"):
+            make_layer(given, "test")
+
+
+# --- problems ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_problems_at_once() -> None:
+    problems = problems_of(
+        deterministic="maybe",
+        determinstic="ON",
+        gpu_config={"conv_allow_tf32": 1, "conv_allow_tf23": True},
+        ascend_config=5,
+        max_device_memory="4XB",
+        session={"deterministic": 2, "no_such_key": 1},
+    )
+    assert [p.path for p in problems] == [
+        "deterministic",
+        "determinstic",
+        "gpu_config.conv_allow_tf32",
+        "gpu_config.conv_allow_tf23",
+        "ascend_config",
+        "max_device_memory",
+        "session.deterministic",
+        "session.no_such_key",
+    ]
+    assert {p.where for p in problems} == {"test"}
+
+
+def test_all_problems_inside_one_value_at_once() -> None:
+    problems = problems_of(ge_options={"globl": {"ge.a": "1"}, "session": {"ge.b": 2, "ge.c": 3}})
+    assert len(problems) == 3
+    assert all("[key]" not in p.text for p in problems), "pydantic's own words are not for users"
+
+
+def test_the_text_of_an_error() -> None:
+    with pytest.raises(OptionError) as error:
+        make_layer({"determinstic": "ON", "conv_allow_tf32": "no"}, "train.py:12")
+    assert str(error.value) == (
+        "train.py:12  determinstic: unknown option; did you mean deterministic?\n"
+        "train.py:12  conv_allow_tf32: 'no' is not a boolean\n"
+        "      allowed: true, false\n"
+        "2 problems; nothing was changed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("determinstic", "deterministic"),
+        ("gpu_cofnig", "gpu_config"),
+        ("conv_fprop_alg", "conv_fprop_algo"),
+        ("DETERMINISTIC_", ""),
+        ("xyzzy", ""),
+    ],
+)
+def test_the_nearest_option_is_named(wrong: str, right: str) -> None:
+    (problem,) = problems_of(**{wrong: 1})
+    assert problem.text == "unknown option"
+    assert problem.suggestion == right
+    with pytest.raises(OptionError, match=f"did you mean {right}" if right else "unknown option"):
+        option_of(wrong)
+
+
+def test_the_nearest_key_of_a_group_is_named() -> None:
+    (problem,) = problems_of(gpu_config={"conv_allow_tf23": True})
+    assert problem.suggestion == "conv_allow_tf32"
+    assert "matmul_allow_tf32" in problem.allowed
+
+
+def test_a_group_needs_a_dictionary() -> None:
+    for value in (5, None, "conv_allow_tf32", ["conv_allow_tf32"]):
+        (problem,) = problems_of(gpu_config=value)
+        assert "dictionary" in problem.text
+
+
+def test_keys_that_are_not_text_are_unknown_options() -> None:
+    with pytest.raises(OptionError, match="1: unknown option"):
+        make_layer({1: 2}, "test")  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_wrong_value_is_told_what_is_allowed(name: str) -> None:
+    with pytest.raises(OptionError) as error:
+        make_layer({name: object()}, "test")
+    (problem,) = error.value.problems
+    assert problem.path == name
+    assert problem.allowed
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "suggested"),
+    [
+        ("op_timeout", 60.0, 60),
+        ("save_graphs", "2", 2),
+        ("debug_level", "1", 1),
+        ("dump_step", 5, "5"),
+        ("dump_path", 1, "1"),
+        ("deterministic", "on", "ON"),
+        ("max_device_memory", "4OGB", "40GB"),
+        ("conv_fprop_algo", "winogard", "winograd"),
+        ("device_target", "gpu", "GPU"),
+        ("device_target", "ascend", "Ascend"),
+    ],
+)
+def test_a_suggested_value_can_be_written_as_it_stands(name: str, wrong: object, suggested: object) -> None:
+    (problem,) = problems_of(**{name: wrong})
+    assert problem.suggestion == repr(suggested)
+    value_of(name, ast.literal_eval(problem.suggestion))
+
+
+# --- anything at all --------------------------------------------------------------------------------------------------
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=2**60).map(lambda n: n**7),
+    st.floats(),
+    st.text(),
+    st.text("0123456789.GMKBib +-eE:_,;|", max_size=12),
+    st.from_regex(r"\A[0-9]{1,400}(\.[0-9]+)? ?[KMGTkmgt]?i?[Bb]?\Z"),
+    st.binary(max_size=4),
+    st.complex_numbers(),
+    st.sampled_from(["ON", "on", "OFF", "", "0", "1", "true", "auto", "normal", "GPU"]),
+)
+GARBAGE = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.sampled_from(["global", "session", "ge.a", "key"]) | st.text(max_size=3), inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(spelling=st.sampled_from(SPELLINGS), value=GARBAGE)
+def test_anything_is_taken_in_its_final_form_or_is_an_option_error(spelling: str, value: object) -> None:
+    try:
+        found = value_of(spelling, value)
+    except OptionError as error:
+        assert error.problems
+        assert str(error).endswith("nothing was changed.")
+    else:
+        assert value_of(spelling, found) == found
+        json.dumps(found)
+
+
+def test_numbers_that_no_machine_can_hold_are_refused() -> None:
+    """Python will not even print them: every message, key and record that holds one would raise."""
+    taken = []
+    for name in NAMES:
+        try:
+            make_layer({name: 10**5000}, "test")
+        except OptionError:
+            continue
+        taken.append(name)
+    assert taken == []
+
+
+@pytest.mark.parametrize("name", ["runtime_num_threads", "inter_op_parallel_num", "max_call_depth"])
+def test_numbers_that_torch_cannot_hold_are_refused(name: str) -> None:
+    """The catalogue has them up to 32 bits; torch and Python raise errors of their own beyond."""
+    with pytest.raises(OptionError):
+        make_layer({name: 2**32}, "test")
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=st.dictionaries(st.text(max_size=8) | st.sampled_from([*SPELLINGS, *GROUPS, *NAMESPACES]), GARBAGE, max_size=4))
+def test_any_dictionary_is_a_layer_or_an_option_error(values: dict[str, object]) -> None:
+    try:
+        layer = make_layer(values, "test")
+    except OptionError as error:
+        assert error.problems
+    else:
+        assert all(isinstance(s.option, Option) for s in layer.settings.values())

@@ -1,0 +1,182 @@
+"""The command line: output for people and programs, exit codes, and no traceback of ours for a user's mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msctx.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def msctx(capsys):
+    """Run a command in this process; returns (exit code, stdout, stderr)."""
+
+    def msctx(*argv: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(list(argv))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return int(end.value.code or 0), out, err
+
+    return msctx
+
+
+def test_explain_as_a_table(msctx):
+    code, out, _ = msctx("explain", "deterministic=ON", "conv_fprop_algo=winograd", "gpu_config.conv_allow_tf32=false")
+    assert code == 0
+    for expected in (
+        "deterministic = ON",
+        "command line",
+        "honoured",
+        "torch.deterministic = True",
+        "not_built",
+        "no CUDA device",
+    ):
+        assert expected in out
+    assert "1 of 3 options carried out; not: conv_fprop_algo, gpu_config.conv_allow_tf32" in out
+
+
+def test_explain_for_a_device_that_is_absent(msctx):
+    code, out, _ = msctx("explain", "conv_allow_tf32=false", "max_device_memory=4GB", "--device", "cuda", "--json")
+    rows = {row["option"]: row for row in json.loads(out)["options"]}
+    assert code == 0
+    assert rows["conv_allow_tf32"]["switches"] == {"torch.cudnn.allow_tf32": False}
+    assert rows["max_device_memory"]["switches"] == {"torch.cuda.memory_cap": 4 * 2**30}
+    assert rows["max_device_memory"]["origin"] == "command line"
+    assert rows["max_device_memory"]["status"] == "approximated"
+
+
+def test_explain_a_file_with_options_over_it(msctx):
+    code, out, _ = msctx("explain", "digits", "deterministic=OFF", "--json")
+    row = next(r for r in json.loads(out)["options"] if r["option"] == "deterministic")
+    assert (code, row["value"], row["origin"]) == (0, "OFF", "command line")
+
+
+def test_explain_a_target_that_is_absent(msctx):
+    code, out, _ = msctx("explain", "device_target=Ascend", "device_id=1")
+    assert code == 0
+    assert "torch.npu.current_device = 1" in out
+    assert "device_target=Ascend is not on this machine: this plan can be looked at, not entered" in out
+
+
+def test_explain_changes_nothing_and_needs_no_torch():
+    code = (
+        "import sys\nfrom msctx.cli import main\n"
+        "try: main(['explain', 'deterministic=ON', '--device', 'ascend'])\n"
+        "except SystemExit: pass\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (("explain", "determinstic=ON"), 2, "did you mean deterministic?"),
+        (("explain", "max_device_memory=4OGB"), 2, "did you mean '40GB'?"),
+        (("explain", "seed=1", "--device", "tpu"), 2, "allowed: cpu, cuda, ascend"),
+        (("explain", "digits", "other.yaml"), 2, "a second file"),
+        (("explain",), 2, "Missing argument"),
+        (("explian",), 2, "explian"),
+        (("run", "digits", "seed"), 2, "seed: is not key=value"),
+        (("run", "none.yaml"), 3, "cannot be read"),
+        (("run", "digits", "experiment.entry=digits.py:trian"), 4, "did you mean train?"),
+        (("run", "digits", "args.epoch=1"), 4, "did you mean epochs?"),
+        (("run", "digits", "device_target=GPU"), 6, "there is no such device here (found: CPU)"),
+        (("run", "digits", "mode=0", "strict=true"), 7, "mode=0 on cpu: not_built"),
+        (("state", "determinstic=ON"), 2, "unknown option"),
+        (("diff", "none.json", "none.json"), 3, "cannot be read"),
+    ],
+)
+def test_mistakes(msctx, argv, code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, out, err = msctx(*argv)
+    assert (found, message in err) == (code, True), err
+    assert not out
+    assert not list(tmp_path.iterdir())  # nothing was made
+
+
+def test_mistakes_as_json(msctx):
+    code, out, _ = msctx("explain", "determinstic=ON", "seed=x", "--json")
+    error = json.loads(out)
+    assert (code, error["exit_code"], error["error"]) == (2, 2, "OptionError")
+    assert [p["path"] for p in error["problems"]] == ["determinstic", "seed"]
+
+
+def test_an_entry_that_raises_has_a_code_of_its_own(msctx, tmp_path):
+    (tmp_path / "job.py").write_text("def main(): raise ValueError('mine')\n")
+    (tmp_path / "job.yaml").write_text("experiment: {entry: job.py:main}\n")
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "out")])
+    assert end.value.code == 5
+
+
+def test_dry_run_checks_everything_and_makes_nothing(msctx, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = msctx("run", "digits", "--dry-run", "--out", "x")
+    assert code == 0
+    assert "deterministic = ON" in out
+    assert not list(tmp_path.iterdir())
+    assert msctx("run", "digits", "args.epoch=1", "--dry-run")[0] == 4
+
+
+def test_run_shows_what_is_in_effect(msctx, tmp_path):
+    code, out, err = msctx("run", "digits", "args.epochs=1", "--out", str(tmp_path / "run"))
+    assert code == 0
+    for expected in ("deterministic = ON", "3 of 3 options carried out", "test_accuracy", "completed", "restored"):
+        assert expected in out
+    assert "epoch=1" in err
+    code, _, err = msctx("run", "digits", "args.epochs=1", "--out", str(tmp_path / "run"))
+    assert code == 3
+    assert "is not empty" in err
+
+
+def test_state_and_diff(msctx, tmp_path):
+    paths = []
+    for i, words in enumerate(([], [], ["deterministic=ON"])):
+        code, out, _ = msctx("state", *words, "--json")
+        assert code == 0
+        paths.append(tmp_path / f"{i}.json")
+        paths[-1].write_text(out)
+    assert msctx("diff", str(paths[0]), str(paths[1]))[:2] == (0, "no differences\n")
+    code, out, _ = msctx("diff", str(paths[0]), str(paths[2]), "--json")
+    assert code == 1
+    assert json.loads(out)["torch.deterministic"] == {"a": False, "b": True}
+    code, out, _ = msctx("diff", str(paths[0]), str(paths[2]))
+    assert code == 1
+    assert "torch.deterministic" in out
+    assert "torch.deterministic" in msctx("state")[1]
+
+
+def test_diff_of_runs(msctx, tmp_path):
+    for name, seed in (("a", 1), ("b", 1)):
+        msctx("run", "digits", "args.epochs=1", f"seed={seed}", "experiment.seed=1", "--out", str(tmp_path / name))
+    assert msctx("diff", str(tmp_path / "a"), str(tmp_path / "b"))[0] == 0
+
+
+def test_doctor(msctx):
+    code, out, _ = msctx("doctor", "--json")
+    found = {check["name"]: check for check in json.loads(out)}
+    assert code == 0
+    assert found["torch"]["status"] == "ok"
+    assert all(check["fix"] for check in found.values() if check["status"] == "missing" and check["name"] != "native core")
+    assert "C++ compiler" in msctx("doctor")[1]
+
+
+def test_version_and_module():
+    done = subprocess.run([sys.executable, "-m", "msctx", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == __import__("msctx").__version__
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m msctx state | head -n 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env=os.environ)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
