@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from glob import glob
@@ -23,5 +24,16 @@ def likely() -> tuple[str, ...]:
     return ("cpu", *(["cuda"] if nvidia else []), *(["ascend"] if glob("/dev/davinci[0-9]*") else []))
 
 
+@cache
+def _cann() -> tuple[int, int] | None:
+    """The version of CANN's runtime, e.g. (8, 5)."""
+    if "ascend" not in here():
+        return None
+    from torch_npu.npu.utils import get_cann_version
+
+    match = re.match(r"(\d+)\.(\d+)", str(get_cann_version("RUNTIME")))
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def facts() -> Facts:
-    return Facts(devices=here(), recursion_limit=sys.getrecursionlimit())
+    return Facts(devices=here(), recursion_limit=sys.getrecursionlimit(), cann=_cann())

@@ -57,6 +57,8 @@ class Plan:
     target: str | None
     """``device_target`` in MindSpore's words, or ``None`` when nobody set one."""
     device_id: int | None
+    main_device: str
+    """The device that counts most: the target's, else the accelerator's that is here, else the CPU."""
     missing: bool
     """Whether the target is not on this machine: such a plan can be looked at, not entered."""
     strict: bool
@@ -77,17 +79,16 @@ class Plan:
 
     @cached_property
     def failing(self) -> tuple[Row, ...]:
-        """The rows of options that nothing here carries out.
-
-        A flat option means every device that has it: it is carried out when the target does, or, without a target, when any
-        device here does.
+        """The rows of options that are not carried out where it counts: on the target, else on the accelerator that is here,
+        else on the CPU. What the main device merely has no use for is not failing when another device carries it out.
         """
-        primary = TARGETS.get(self.target or "")
-        done = {r.spelling for r in self.rows if r.status in DONE and primary in (None, r.device)}
-        return tuple(r for r in self.rows if r.status in FAILING and r.spelling not in done and self._counts(r, primary))
+        return tuple(row for row in self.rows if row.status in FAILING and self._counts(row))
 
-    def _counts(self, row: Row, primary: str | None) -> bool:
-        return primary in (None, row.device) or not any(r.spelling == row.spelling and r.device == primary for r in self.rows)
+    def _counts(self, row: Row) -> bool:
+        same = [r for r in self.rows if r.spelling == row.spelling]
+        if row.device != self.main_device and any(r.device == self.main_device for r in same):
+            return False
+        return row.status != "inert" or not any(r.status in DONE for r in same)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -108,11 +109,13 @@ def make(settings: Settings, facts: Facts) -> Plan:
     devices = [d for d in DEVICES if d in facts.devices or d == wanted]
     rows = [row for device in devices for row in _rows(settings, device, facts)]
     rows += _absent(settings, devices)
-    order = {name: i for i, name in enumerate(settings)}
+    # the device first: what is set for "the current device" must find it
+    order = {name: i for i, name in enumerate(dict.fromkeys(["device_target", "device_id", *settings]))}
     return Plan(
         rows=tuple(sorted(rows, key=lambda r: order[r.option])),
         target=target.value if target else None,
         device_id=device_id.value if device_id else None,
+        main_device=wanted or devices[-1],
         missing=wanted is not None and wanted not in facts.devices,
         strict=bool(strict and strict.value),
     )

@@ -23,6 +23,8 @@ class Facts:
     """The devices that are here."""
     recursion_limit: int = 1000
     """Python's recursion limit as found."""
+    cann: tuple[int, int] | None = None
+    """The version of CANN's runtime, where it is known."""
 
     @classmethod
     def only(cls, device: str) -> Facts:

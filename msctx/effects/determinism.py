@@ -1,6 +1,6 @@
 """deterministic: torch's full recipe for the same bits from run to run."""
 
-from msctx.effects.base import STAYS, Outcome, Want, effect, honoured, inert
+from msctx.effects.base import STAYS, Outcome, Want, effect, honoured, inert, refused
 
 
 @effect("deterministic")
@@ -11,6 +11,9 @@ def deterministic(want: Want) -> Outcome:
     uninitialised memory gives other bits each time. The workspace variables make cuBLAS and HCCL keep their summation order.
     """
     on = want.value == "ON"
+    if on and want.device == "ascend" and want.facts.cann is not None and want.facts.cann < (8, 5):
+        version = ".".join(map(str, want.facts.cann))
+        return refused(f"under CANN {version} torch_npu switches determinism off again for each operator; CANN 8.5 is needed")
     torch_wide = {
         "torch.deterministic": on,
         "torch.deterministic.warn_only": on and want.other("deterministic_warn_only", False),

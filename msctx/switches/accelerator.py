@@ -38,45 +38,56 @@ def current_device(name: str, module: Module, available: Callable[[], bool]) -> 
 
 
 def memory_cap(name: str, module: Module, available: Callable[[], bool]) -> Switch:
-    """The most that the caching allocator may hold on each device, in bytes; ``None``: no cap."""
+    """The most that the caching allocator may hold on the current device, in bytes; ``None``: no cap.
+
+    Other devices of the process are left alone: to touch them would create a context, some hundred MB, on each.
+    """
 
     def total(device: int) -> int:
         return module().get_device_properties(device).total_memory
 
+    def fraction(device: int) -> float:
+        """The allocator's limit; torch_npu makes the device it is asked about current, so the current one is kept."""
+        before = module().current_device()
+        try:
+            return float(module().get_per_process_memory_fraction(device))
+        finally:
+            if module().current_device() != before:
+                module().set_device(before)
+
     def read() -> int | None:
         if not module().is_initialized():
             return None
-        caps = [
-            round(fraction * total(d))
-            for d in range(module().device_count())
-            if (fraction := module().get_per_process_memory_fraction(d)) < 1.0
-        ]
-        return min(caps) if caps else None
+        device = module().current_device()
+        limit = fraction(device)
+        return round(limit * total(device)) if limit < 1.0 else None
 
     def write(cap: int) -> None:
-        for d in range(module().device_count()):
-            module().set_per_process_memory_fraction(min(1.0, cap / total(d)), d)
+        device = module().current_device()
+        module().set_per_process_memory_fraction(min(1.0, cap / total(device)), device)
 
-    def save() -> list[float]:
-        if not module().is_initialized():
-            return [1.0] * module().device_count()
-        return [float(module().get_per_process_memory_fraction(d)) for d in range(module().device_count())]
+    def save() -> tuple[int, float]:
+        device = module().current_device()
+        return device, fraction(device)
 
-    def load(fractions: list[float]) -> None:
-        for d, fraction in enumerate(fractions):
-            module().set_per_process_memory_fraction(fraction, d)
+    def load(state: tuple[int, float]) -> None:
+        device, limit = state
+        before = module().current_device()
+        module().set_per_process_memory_fraction(limit, device)
+        if module().current_device() != before:
+            module().set_device(before)
 
     def satisfied(cap: int) -> bool:
         in_force = read()
-        return in_force == cap or (in_force is None and all(cap >= total(d) for d in range(module().device_count())))
+        return in_force == cap or (in_force is None and module().is_initialized() and cap >= total(module().current_device()))
 
     def blocked(cap: int) -> str:
         if module().is_initialized():
-            for d in range(module().device_count()):
-                if (held := module().memory_allocated(d)) > cap:
-                    raise SwitchError(
-                        f"max_device_memory={cap} bytes: {held} bytes are already allocated on device {d}; nothing was changed"
-                    )
+            device = module().current_device()
+            if (held := module().memory_allocated(device)) > cap:
+                raise SwitchError(
+                    f"max_device_memory={cap} bytes: {held} bytes are already allocated on device {device}; nothing was changed"
+                )
         return ""
 
     return Switch(

@@ -40,9 +40,9 @@ def _cublas_late(value: str) -> str:
     return ""
 
 
-def _npu_late(value: str | None) -> str:
+def _cann_late(value: str | None) -> str:
     if npu_is_here() and torch.npu.is_initialized():
-        return "torch_npu is already initialised and has read its environment; start with `msctx run`"
+        return "TE_PARALLEL_COMPILER comes too late, torch_npu is already initialised; start with `msctx run`"
     return ""
 
 
@@ -53,7 +53,8 @@ SWITCHES = (
         satisfied=lambda value: os.environ.get("CUBLAS_WORKSPACE_CONFIG") in (":4096:8", ":16:8"),
         blocked=_cublas_late,
     ),
-    _variable("HCCL_DETERMINISTIC", "the first HCCL communicator", blocked=_npu_late),
-    _variable("TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_npu_late),
+    # torch_npu also tells HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
+    _variable("HCCL_DETERMINISTIC", "the first HCCL communicator"),
+    _variable("TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_cann_late),
     Switch(name="python.recursion_limit", read=sys.getrecursionlimit, write=sys.setrecursionlimit),
 )

@@ -1,0 +1,191 @@
+"""Watches every test for what it leaves behind, and runs code in a fresh interpreter where a test could not be undone."""
+
+import importlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import _C
+from torch.nn.modules import module as nn_module
+
+import msctx
+from msctx import apply
+from msctx.options.layers import PREFIX, RESERVED
+from msctx.switches import SWITCHES
+
+ROOT = Path(__file__).resolve().parents[1]
+context_module = importlib.import_module("msctx.context")  # the attribute msctx.context is the function
+
+for _name in [n for n in os.environ if n.startswith(PREFIX) and n not in RESERVED]:
+    del os.environ[_name]  # a developer's own settings are not what the tests are about
+
+NOT_COMPARED = {
+    *(name for name, switch in SWITCHES.items() if switch.restore != "exact" or name.startswith("rng.")),
+    *("torch.cuda.current_device", "torch.npu.current_device"),  # None until a test initialises the device
+    "env.TORCHINDUCTOR_CACHE_DIR",  # Dynamo sets it when it is loaded
+}
+NODES = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))]
+
+
+def precision_nodes() -> dict[str, str]:
+    """Each node's own value; a getter shows what a node inherits, so the parents step aside one after the other."""
+    get, put = _C._get_fp32_precision_getter, _C._set_fp32_precision_setter
+    own = {"generic.all": get("generic", "all")}
+    put("generic", "all", "none")
+    for backend in ("cuda", "mkldnn"):
+        own[f"{backend}.all"] = get(backend, "all")
+        put(backend, "all", "none")
+        own |= {f"{backend}.{op}": get(backend, op) for op in ("matmul", "conv", "rnn")}
+        put(backend, "all", own[f"{backend}.all"])
+    put("generic", "all", own["generic.all"])
+    return own
+
+
+def inductor_flag() -> tuple[Any, str]:
+    """What other threads see of inductor's flag, and what this thread has set for itself."""
+    config = sys.modules.get("torch._inductor.config")
+    if config is None:
+        return os.environ.get("TORCHINDUCTOR_DETERMINISTIC") == "1", "unset"
+    entry = config._config["deterministic"]
+    override = entry.user_override.get()
+    return entry.default, repr(override) if isinstance(override, bool) else "unset"
+
+
+def snapshot() -> dict[str, Any]:
+    """msctx.state() without what cannot be put back, and what a switch may leave behind unseen."""
+    return {key: value for key, value in msctx.state().items() if key not in NOT_COMPARED} | {
+        "the hooks of all modules": (len(nn_module._global_forward_pre_hooks), len(nn_module._global_forward_hooks)),
+        "modes of the thread": (_C._len_torch_function_stack(), _C._len_torch_dispatch_stack()),
+        "handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "precision nodes": precision_nodes(),
+    }
+
+
+def left_open() -> list[str]:
+    """Scopes and settings of msctx that are still in force."""
+    return [
+        *(f"{scope.context.origin} is still open" for scope in context_module._stack.scopes),
+        *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in apply._ledger.items() if holds),
+        *(f"the {level} layer is still in force" for level in context_module._base.levels),
+    ]
+
+
+def clean_up(before: dict[str, Any]) -> None:
+    """Take a leaking test's state away, so that it does not fail the tests after it."""
+    for scope in reversed(context_module._stack.scopes):
+        if scope.hold is not None and scope.open:
+            apply.undo(scope.hold, quiet=True)
+    context_module._stack.scopes.clear()
+    try:
+        msctx.reset_context()
+    except Exception:
+        context_module._base.__init__()
+    for hold in {id(hold): hold for holds in apply._ledger.values() for hold in holds}.values():
+        for record in reversed(hold.records.values()):
+            record.put_back()
+    apply._ledger.clear()
+    for name, (value, _) in msctx.diff(before, snapshot()).items():
+        if name in SWITCHES and SWITCHES[name].write is not None:
+            SWITCHES[name].write(value)
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Fails the test that does not leave the process as it found it."""
+    context_module.forget_warnings()  # what is told only once must not couple two tests
+    generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    before = snapshot()
+    yield
+    random.setstate(generators[0])
+    numpy.random.set_state(generators[1])
+    torch.set_rng_state(generators[2])
+    leaks = [f"{key}: {was!r} became {now!r}" for key, (was, now) in msctx.diff(before, snapshot()).items()] + left_open()
+    if leaks:
+        clean_up(before)
+        pytest.fail("this test leaked:\n" + "\n".join(f"  {leak}" for leak in leaks), pytrace=False)
+    msctx.reset_context()  # MSCTX_* is read again by the next test
+
+
+@pytest.fixture
+def exact_state() -> Callable[[], dict[str, Any]]:
+    """The whole state to the last bit: for comparisons before and after a scope."""
+    return lambda: snapshot() | {"inductor": inductor_flag()}
+
+
+@pytest.fixture
+def torch_as_found() -> Iterator[None]:
+    """For a test that sets torch's globals by hand: puts them back."""
+    legacy = _C._get_float32_matmul_precision(), _C._get_cudnn_allow_tf32()
+    nodes = precision_nodes()
+    deterministic = _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
+    flags = [(write, read()) for read, write in _FLAGS]
+    variable = os.environ.get("TORCHINDUCTOR_DETERMINISTIC")
+    config = sys.modules.get("torch._inductor.config")
+    entry = config._config["deterministic"] if config else None
+    inductor = (entry.default, entry.user_override.get()) if entry else None
+    yield
+    if (config := sys.modules.get("torch._inductor.config")) is not None:
+        from torch.utils._config_module import _UNSET_SENTINEL
+
+        entry = config._config["deterministic"]
+        entry.default, override = inductor or (variable == "1", _UNSET_SENTINEL)
+        entry.user_override.set(override)
+        config._is_dirty_placeholder = True
+    os.environ.pop("TORCHINDUCTOR_DETERMINISTIC", None)
+    if variable is not None:
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = variable
+    for write, value in flags:
+        write(value)
+    _C._set_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+    _C._set_float32_matmul_precision(legacy[0])
+    _C._set_cudnn_allow_tf32(legacy[1])
+    for backend, op in NODES:
+        _C._set_fp32_precision_setter(backend, op, nodes[f"{backend}.{op}"])
+
+
+_FLAGS = [
+    (_C._get_deterministic_fill_uninitialized_memory, _C._set_deterministic_fill_uninitialized_memory),
+    (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
+    (_C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
+    (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    (_C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic),
+    (torch.get_num_threads, torch.set_num_threads),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), lambda v: torch.set_anomaly_enabled(*v)),
+]
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run_python() -> RunPython:
+    """Run code in a fresh interpreter, in the root of the project."""
+
+    def run(code: str, *, env: dict[str, str] | None = None, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | (env or {})
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=timeout, check=False)
+
+    return run
+
+
+@pytest.fixture
+def passes(run_python: RunPython) -> Callable[..., str]:
+    """Run code in a fresh interpreter, fail with its traceback if it fails, and return what it printed."""
+
+    def run(code: str, **more: Any) -> str:
+        done = run_python(code, **more)
+        if done.returncode != 0:
+            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
+        return done.stdout
+
+    return run

@@ -1,0 +1,262 @@
+"""Where layers come from: keyword arguments, presets, MSCTX_* variables; and which of them wins."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import msctx
+from msctx.errors import FileError, MsctxError, OptionError
+from msctx.options import Layer, Settings, make_layer
+from msctx.options.layers import RESERVED, environment_layers, layers_of, presets
+
+
+def values(layer: Layer) -> dict[str, object]:
+    return {k: s.value for k, s in layer.settings.items()}
+
+
+def flat(*layers: Layer) -> dict[str, tuple[object, str]]:
+    settings = Settings(layers)
+    return {name: (found.value, found.origin) for name in settings if (found := settings.get(name))}
+
+
+# --- settings: who wins -----------------------------------------------------------------------------------------------
+
+
+def test_the_higher_layer_wins_on_every_device() -> None:
+    low = make_layer({"conv_allow_tf32": True, "gpu_config": {"conv_allow_tf32": True}}, "low")
+    high = make_layer({"conv_allow_tf32": False}, "high")
+    settings = Settings([low, high])
+    for device in ("cpu", "cuda", "ascend"):
+        found = settings.get("conv_allow_tf32", device)
+        assert found is not None
+        assert (found.value, found.origin) == (False, "high")
+
+
+def test_inside_a_layer_the_group_wins_on_its_device_alone() -> None:
+    settings = Settings([make_layer({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, "a")])
+    found = {d: settings.get("conv_allow_tf32", d) for d in ("cpu", "cuda")}
+    assert {d: s.value for d, s in found.items() if s} == {"cpu": True, "cuda": False}
+    assert [s.spelling for s in settings.all("conv_allow_tf32", "cuda")] == ["gpu_config.conv_allow_tf32", "conv_allow_tf32"]
+
+
+def test_groups_merge_key_by_key() -> None:
+    low = make_layer({"gpu_config": {"conv_allow_tf32": True, "matmul_allow_tf32": True}}, "low")
+    high = make_layer({"gpu_config": {"conv_allow_tf32": False}}, "high")
+    found = Settings([low, high]).on("cuda")
+    assert {name: (s[0].value, s[0].origin) for name, s in found.items()} == {
+        "conv_allow_tf32": (False, "high"),
+        "matmul_allow_tf32": (True, "low"),
+    }
+    assert Settings([low, high]).on("cpu") == {}
+
+
+def test_a_vocabulary_of_its_own_means_every_device() -> None:
+    settings = Settings([make_layer({"session": {"deterministic": 1}}, "a")])
+    assert all(settings.get("deterministic", device) for device in ("cpu", "cuda", "ascend"))
+    assert settings.devices() == set()
+
+
+def test_without_a_device_the_highest_layer_answers_its_flat_spelling_first() -> None:
+    low = make_layer({"conv_allow_tf32": True}, "low")
+    high = make_layer({"gpu_config": {"conv_allow_tf32": False}}, "high")
+    assert flat(low, high) == {"conv_allow_tf32": (False, "high")}
+    assert flat(high, low) == {"conv_allow_tf32": (True, "low")}
+    both = make_layer({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, "both")
+    assert flat(both) == {"conv_allow_tf32": (True, "both")}
+
+
+def test_what_nobody_set_is_not_there() -> None:
+    settings = Settings([Layer(), make_layer({}, "a")])
+    assert not settings
+    assert list(settings) == []
+    assert settings.get("seed") is None
+    assert settings.get("seed", "cpu") is None
+
+
+def test_keys_tell_values_and_origins_apart() -> None:
+    def key(**options: object) -> object:
+        return Settings([make_layer(options, "a")]).key
+
+    assert key(seed=1) == key(seed=1)
+    assert key(seed=1) != key(seed=2)
+    assert key(save_graphs=1) != key(debug_level=1)
+    assert key(seed=1) != Settings([make_layer({"seed": 1}, "b")]).key
+
+
+# --- keyword arguments and presets ------------------------------------------------------------------------------------
+
+
+def test_presets_are_shipped_and_sound() -> None:
+    assert set(presets()) == {"debug", "fast", "reproducible"}
+    for name in presets():
+        (layer,) = layers_of({"preset": name}, "test")
+        assert layer.settings
+        assert {s.origin for s in layer.settings.values()} == {f"preset {name}"}
+    assert values(layers_of({"preset": "reproducible"}, "test")[0])["deterministic"] == "ON"
+
+
+def test_options_beside_a_preset_win() -> None:
+    layers = layers_of({"preset": "fast", "deterministic": "ON", "matmul_allow_tf32": False}, "test")
+    settings = Settings(layers)
+    assert flat(*layers)["deterministic"] == ("ON", "test")
+    assert settings.get("matmul_allow_tf32", "cuda").value is False  # type: ignore[union-attr]
+    assert settings.get("conv_allow_tf32", "cuda").origin == "preset fast"  # type: ignore[union-attr]
+
+
+def test_nothing_set_is_no_layer() -> None:
+    assert layers_of({}, "test") == ()
+    assert layers_of({"preset": None, "gpu_config": {}}, "test") == ()
+
+
+def test_a_preset_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("context:\n  seed: 7\n  gpu_config:\n    conv_allow_tf32: off\n")
+    (layer,) = layers_of({"preset": str(path)}, "test")
+    assert values(layer) == {"seed": 7, "gpu_config.conv_allow_tf32": False}
+    assert layer.settings["seed"].origin == f"{path}:2:9"
+
+
+@pytest.mark.parametrize("preset", ["reproducable", "", 5, True, ["fast"]])
+def test_an_unknown_preset(preset: object) -> None:
+    with pytest.raises(OptionError) as error:
+        layers_of({"preset": preset}, "test")
+    (problem,) = error.value.problems
+    assert (problem.path, problem.where) == ("preset", "test")
+    assert "reproducible" in problem.allowed
+    assert problem.suggestion == ("'reproducible'" if preset == "reproducable" else "")
+
+
+def test_problems_of_a_preset_and_of_options_at_once() -> None:
+    with pytest.raises(OptionError) as error:
+        layers_of({"preset": "fst", "deterministic": "maybe", "sed": 1}, "test")
+    assert {p.path for p in error.value.problems} == {"preset", "deterministic", "sed"}
+
+
+def test_problems_in_a_file_of_presets(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    with pytest.raises(FileError, match="No such file"):
+        layers_of({"preset": str(path)}, "test")
+    path.write_text("context:\n  sed: 7\n")
+    with pytest.raises(OptionError) as error:
+        layers_of({"preset": str(path)}, "test")
+    assert str(error.value.problems[0].mark) == f"{path}:2:3"
+    for text in ("seed: 7\n", "[1]\n", "", "context: 5\n"):
+        path.write_text(text)
+        with pytest.raises(OptionError, match="context"):
+            layers_of({"preset": str(path)}, "test")
+
+
+def test_a_preset_whose_path_no_system_takes() -> None:
+    with pytest.raises(MsctxError):
+        layers_of({"preset": "nul\0.yaml"}, "test")
+
+
+# --- set_context: one layer that grows --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _reset() -> Iterator[None]:
+    yield
+    msctx.reset_context()
+
+
+@pytest.mark.usefixtures("_reset")
+def test_a_later_spelling_of_an_option_wins_over_an_earlier_one() -> None:
+    msctx.set_context(deterministic="ON")
+    msctx.set_context(session={"deterministic": 0})
+    assert msctx.get_context("deterministic") == "OFF"
+    msctx.set_context(deterministic="ON")
+    assert msctx.get_context("session.deterministic") == msctx.get_context("deterministic") == "ON"
+
+
+@pytest.mark.usefixtures("_reset")
+def test_options_beside_a_preset_win_in_set_context_too() -> None:
+    msctx.set_context("reproducible", session={"deterministic": 0}, seed=1)
+    assert msctx.get_context("deterministic") == "OFF"
+    assert msctx.get_context("seed") == 1
+
+
+# --- MSCTX_* ----------------------------------------------------------------------------------------------------------
+
+
+def test_variables_are_options() -> None:
+    layers = environment_layers(
+        {
+            "MSCTX_DETERMINISTIC": "ON",
+            "MSCTX_GPU_CONFIG__CONV_ALLOW_TF32": "off",
+            "MSCTX_MAX_DEVICE_MEMORY": "4GB",
+            "MSCTX_SESSION__ENABLE_DUMP": "true",
+            "MSCTX_AOE_MODE": "2",
+            "PATH": "/bin",
+            "OTHER_MSCTX_SEED": "x",
+        }
+    )
+    assert list(layers) == ["environment"]
+    assert values(layers["environment"]) == {
+        "deterministic": "ON",
+        "gpu_config.conv_allow_tf32": False,
+        "max_device_memory": 4 * 2**30,
+        "session.enable_dump": True,
+        "aoe_mode": "2",
+    }
+    assert layers["environment"].settings["deterministic"].origin == "environment MSCTX_DETERMINISTIC"
+
+
+@pytest.mark.parametrize("text", ["5", "010", "0|3-5|10", "true", "1e-3", "on", "null"])
+def test_a_variable_of_a_text_option_is_text_as_it_stands(text: str) -> None:
+    """There are no quotes in the environment with which one could say so."""
+    assert values(environment_layers({"MSCTX_DUMP_STEP": text})["environment"]) == {"dump_step": text}
+
+
+def test_no_variables_no_layers() -> None:
+    assert environment_layers({"PATH": "/bin", "MSCTXX": "1"}) == {}
+
+
+def test_reserved_variables_are_no_options() -> None:
+    assert {"MSCTX_CACHE", "MSCTX_ISA", "MSCTX_JIT"} <= RESERVED
+    assert environment_layers(dict.fromkeys(RESERVED, "anything")) == {}
+
+
+def test_a_preset_from_the_environment_lies_below_its_options() -> None:
+    layers = environment_layers({"MSCTX_PRESET": "reproducible", "MSCTX_SEED": "5"})
+    assert values(layers["preset"])["seed"] == 0
+    assert values(layers["environment"]) == {"seed": 5}
+    assert layers["preset"].settings["deterministic"].origin == "preset reproducible"
+
+
+def test_all_problems_of_the_environment_at_once() -> None:
+    with pytest.raises(OptionError) as error:
+        environment_layers(
+            {
+                "MSCTX_DETERMINSTIC": "ON",
+                "MSCTX_GPU_CONFIG_CONV_ALLOW_TF32": "true",
+                "MSCTX_OP_TIMEOUT": "-1",
+                "MSCTX_SEED": "010",
+                "MSCTX_PRESET": "fst",
+                "MSCTX_XYZZY": "1",
+                "MSCTX_DETERMINISTIC": "",
+            }
+        )
+    found = {(p.where + " " + p.path).replace("environment ", "").split()[0]: p for p in error.value.problems}
+    assert set(found) == {
+        "MSCTX_DETERMINSTIC",
+        "MSCTX_GPU_CONFIG_CONV_ALLOW_TF32",
+        "MSCTX_OP_TIMEOUT",
+        "MSCTX_SEED",
+        "MSCTX_PRESET",
+        "MSCTX_XYZZY",
+        "MSCTX_DETERMINISTIC",
+    }
+    assert found["MSCTX_DETERMINSTIC"].suggestion == "MSCTX_DETERMINISTIC"
+    assert found["MSCTX_GPU_CONFIG_CONV_ALLOW_TF32"].suggestion == "MSCTX_GPU_CONFIG__CONV_ALLOW_TF32"
+    assert found["MSCTX_XYZZY"].suggestion == ""
+    assert "8 in YAML 1.1" in found["MSCTX_SEED"].text
+    assert found["MSCTX_PRESET"].suggestion == "'fast'"
+
+
+def test_two_variables_that_contradict_each_other() -> None:
+    with pytest.raises(OptionError, match="contradicts"):
+        environment_layers({"MSCTX_DETERMINISTIC": "ON", "MSCTX_SESSION__DETERMINISTIC": "0"})
+    layers = environment_layers({"MSCTX_DETERMINISTIC": "ON", "MSCTX_SESSION__DETERMINISTIC": "1"})
+    assert set(values(layers["environment"]).values()) == {"ON"}
