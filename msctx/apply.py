@@ -74,17 +74,18 @@ def uninterrupted() -> Iterator[Callable[[], bool]]:
 
     Yields a function that tells whether one is waiting.
     """
-    if threading.current_thread() is not threading.main_thread() or not callable(signal.getsignal(signal.SIGINT)):
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield lambda: False
         return
     waiting: list[Any] = []
-    handler = signal.signal(signal.SIGINT, lambda *call: waiting.append(call))
+    signal.signal(signal.SIGINT, lambda *call: waiting.append(call))
     try:
         yield lambda: bool(waiting)
     finally:
         signal.signal(signal.SIGINT, handler)
         if waiting:
-            handler(*waiting[0])  # type: ignore[operator]
+            handler(*waiting[0])
 
 
 def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold:
@@ -143,7 +144,6 @@ def _until(switch: Switch) -> str:
 
 
 def _write(switch: Switch, value: Any, hold: Hold) -> None:
-    assert switch.write is not None
     satisfied = switch.is_satisfied(value)
     if switch.restore == "exact":
         found = switch.take()
@@ -153,7 +153,7 @@ def _write(switch: Switch, value: Any, hold: Hold) -> None:
         return
     if not satisfied:
         try:
-            switch.write(value)
+            switch.set(value)
         except RuntimeError as error:
             if switch.only_before:
                 hold.late[switch.name] = f"{switch.name} can only be set before {switch.only_before}"
@@ -181,18 +181,14 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     failed: list[str] = []
     foreign: list[str] = []
     with _lock, uninterrupted():
-        for name, record in reversed(hold.records.items()):
+        for name, record in reversed(list(hold.records.items())):
             try:
                 if not quiet and (now := record.switch.read()) != record.wrote:
                     foreign.append(f"{name}: {hold.owner} wrote {record.wrote!r}, found {now!r} at exit")
                 record.put_back()
             except Exception as error:
                 failed.append(f"{name}: {error}")
-            holds = _ledger[_key(record.switch, hold.thread)]
-            holds.remove(hold)
-            if not holds:
-                del _ledger[_key(record.switch, hold.thread)]
-        hold.records.clear()
+            _drop(record.switch, hold)
     if failed:
         raise RestoreError("could not be put back:\n" + "\n".join(f"  {line}" for line in failed))
     if foreign:
@@ -238,59 +234,73 @@ def _check_base_thread(hold: Hold, switches: list[Switch]) -> None:
 
 def _rebase_one(switch: Switch, hold: Hold, assignments: Mapping[str, Any], undone: list[Callable[[], None]]) -> bool:
     """Bring one switch to the base's new value; tell whether an open scope covers it."""
-    holds = _ledger.setdefault(_key(switch), [])
+    holds = _ledger.get(_key(switch), [])
     above = next((h for h in holds if not h.base), None)
+    if above is not None:
+        _rebase_below(switch, hold, above.records[switch.name], assignments, undone)
+        return True
     record = hold.records.get(switch.name)
-    if above is None:
-        if record is not None:
-            before = switch.take()
-            undone.append(lambda: switch.put_back(before))
-            if switch.name in assignments:
-                _write_base(switch, assignments[switch.name], record)
-            else:
-                record.put_back()
-                _drop(switch, hold, holds)
-                undone.append(lambda: _enter(switch, hold, holds, record))
-        else:
-            _write(switch, assignments[switch.name], hold)
-            if switch.name in hold.records:
-                added = hold.records[switch.name]
-                undone.append(lambda: (added.put_back(), _drop(switch, hold, holds)))
-        if not holds:
-            _ledger.pop(_key(switch), None)
-        return False
-    lowest = above.records[switch.name]
-    old = lowest.put_back
-    if switch.name in assignments:
-        value = assignments[switch.name]
-        if record is None:
-            record = _Record(switch, old, value)
-            _enter(switch, hold, holds, record)
-            undone.append(lambda: _drop(switch, hold, holds))
-        record.wrote = value
-        lowest.put_back = lambda: switch.write(value)  # type: ignore[misc]
+    if record is None:
+        undone.append(lambda: _take_back(switch, hold))
+        _write(switch, assignments[switch.name], hold)
+    elif switch.name in assignments:
+        before, wrote = switch.take(), record.wrote
+        undone += [lambda: setattr(record, "wrote", wrote), lambda: switch.put_back(before)]
+        _write_again(switch, assignments[switch.name], record)
     else:
+        before = switch.take()
+        undone += [lambda: _enter(switch, hold, record), lambda: switch.put_back(before)]
+        _take_back(switch, hold)
+    return False
+
+
+def _rebase_below(
+    switch: Switch, hold: Hold, lowest: _Record, assignments: Mapping[str, Any], undone: list[Callable[[], None]]
+) -> None:
+    """The same under an open scope: what that scope will put back changes, the switch itself does not."""
+    found, record = lowest.put_back, hold.records.get(switch.name)
+    undone.append(lambda: setattr(lowest, "put_back", found))
+    if switch.name not in assignments:
         assert record is not None
         lowest.put_back = record.put_back
-        _drop(switch, hold, holds)
-        undone.append(lambda: _enter(switch, hold, holds, record))
-    undone.append(lambda: setattr(lowest, "put_back", old))
-    return True
+        undone.append(lambda: _enter(switch, hold, record))
+        _drop(switch, hold)
+        return
+    value = assignments[switch.name]
+    if record is None:
+        record = _Record(switch, found, value)
+        undone.append(lambda: _drop(switch, hold))
+        _enter(switch, hold, record)
+    else:
+        wrote = record.wrote
+        undone.append(lambda: setattr(record, "wrote", wrote))
+    record.wrote = value
+    lowest.put_back = lambda: switch.set(value)
 
 
-def _write_base(switch: Switch, value: Any, record: _Record) -> None:
-    assert switch.write is not None
+def _write_again(switch: Switch, value: Any, record: _Record) -> None:
     if not switch.is_satisfied(value):
-        switch.write(value)
+        switch.set(value)
     record.wrote = switch.read()
 
 
-def _enter(switch: Switch, hold: Hold, holds: list[Hold], record: _Record) -> None:
+def _take_back(switch: Switch, hold: Hold) -> None:
+    """Put back what the base found, if it holds the switch."""
+    if switch.name in hold.records:
+        hold.records[switch.name].put_back()
+        _drop(switch, hold)
+
+
+def _enter(switch: Switch, hold: Hold, record: _Record) -> None:
+    """Hold a switch below everybody else."""
     hold.records[switch.name] = record
-    holds.insert(0, hold)
-    _ledger[_key(switch)] = holds
+    _ledger.setdefault(_key(switch, hold.thread), []).insert(0, hold)
 
 
-def _drop(switch: Switch, hold: Hold, holds: list[Hold]) -> None:
+def _drop(switch: Switch, hold: Hold) -> None:
+    """Hold a switch no longer."""
     del hold.records[switch.name]
-    holds.remove(hold)
+    key = _key(switch, hold.thread)
+    _ledger[key].remove(hold)
+    if not _ledger[key]:
+        del _ledger[key]

@@ -331,7 +331,11 @@ class Context:
         return _look_up(name, self.settings).value
 
     def bind(self, function: Callable[..., Any]) -> Bound:
-        """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
+        """Carry this context into another thread, or into a worker process (it can be pickled if *function* can).
+
+        One thing cannot be carried: a thread that has run torch before keeps its own number of threads (torch has no way to
+        set that for one thread alone).
+        """
         scopes = _stack.scopes
         depth = next((i for i in reversed(range(len(scopes))) if scopes[i].context is self), None)
         if depth is None:

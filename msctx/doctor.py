@@ -122,7 +122,12 @@ def _libraries() -> Iterator[Check]:
 
 
 def _native() -> Iterator[Check]:
-    yield Check("native core", "missing", "not built yet: this version carries out options through torch's own switches")
+    yield Check(
+        "native core",
+        "missing",
+        "this version carries out options through torch's own switches",
+        "nothing to do: a later one brings it",
+    )
 
 
 def _switches() -> Iterator[Check]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -27,22 +27,24 @@ def console(stream: Any = None) -> Console:
     return Console(file=stream, width=width, soft_wrap=False, highlight=False)
 
 
-def plan_table(plan: Plan, title: str = "") -> Table:
-    """One row per option and device: its value, where it came from, its status, and the switches it sets or the reason."""
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("option", "from", "device", "status", "what it does"):
-        table.add_column(column, overflow="fold")
-    previous = None
+def plan_table(plan: Plan) -> Group:
+    """Each option with its value and where that came from; below it, per device, its status and the switches or the reason."""
+    blocks: dict[tuple[str, str, str], Table] = {}
     for row in plan.rows:
-        same = previous == (row.spelling, row.value, row.origin)
-        previous = (row.spelling, row.value, row.origin)
-        option = Text("" if same else f"{row.spelling} = {row.value}", style="bold")
+        key = (row.spelling, str(row.value), row.origin)
+        if key not in blocks:
+            blocks[key] = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+            blocks[key].add_column(width=8, justify="right")  # device
+            blocks[key].add_column(width=12)  # status
+            blocks[key].add_column(overflow="fold")  # what it does, or why not
         does = [Text(f"{switch} = {value}") for switch, value in row.assignments.items()]
         if row.reason:
             does.append(Text(row.reason, style="italic"))
-        status = Text(row.status, style=COLOURS[row.status])
-        table.add_row(option, "" if same else row.origin, row.device, status, Text("\n").join(does))
-    return table
+        blocks[key].add_row(row.device, Text(row.status, style=COLOURS[row.status]), Text("\n").join(does))
+    lines: list[Any] = []
+    for (spelling, value, origin), table in blocks.items():
+        lines += [Text.assemble((f"{spelling} = {value}", "bold"), (f"  from {origin}", "dim")), table]
+    return Group(*lines)
 
 
 def plan_footer(plan: Plan) -> Text:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,25 @@ def precision_nodes() -> dict[str, str]:
     return own
 
 
+def old_flags() -> tuple[str | None, bool | None]:
+    """The old precision API's own flags; ``None`` where both APIs were mixed and the getter raises."""
+    found: list[Any] = []
+    for getter in (_C._get_float32_matmul_precision, _C._get_cudnn_allow_tf32):
+        try:
+            found.append(getter())
+        except RuntimeError:
+            found.append(None)
+    return found[0], found[1]
+
+
+def put_precision_back(flags: tuple[str | None, bool | None], nodes: dict[str, str]) -> None:
+    for setter, value in zip((_C._set_float32_matmul_precision, _C._set_cudnn_allow_tf32), flags, strict=True):
+        if value is not None:
+            setter(value)
+    for backend, op in NODES:
+        _C._set_fp32_precision_setter(backend, op, nodes[f"{backend}.{op}"])
+
+
 def inductor_flag() -> tuple[Any, str]:
     """What other threads see of inductor's flag, and what this thread has set for itself."""
     config = sys.modules.get("torch._inductor.config")
@@ -66,6 +86,7 @@ def snapshot() -> dict[str, Any]:
         "the hooks of all modules": (len(nn_module._global_forward_pre_hooks), len(nn_module._global_forward_hooks)),
         "modes of the thread": (_C._len_torch_function_stack(), _C._len_torch_dispatch_stack()),
         "handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "the old precision flags": old_flags(),
         "precision nodes": precision_nodes(),
     }
 
@@ -96,6 +117,7 @@ def clean_up(before: dict[str, Any]) -> None:
     for name, (value, _) in msctx.diff(before, snapshot()).items():
         if name in SWITCHES and SWITCHES[name].write is not None:
             SWITCHES[name].write(value)
+    put_precision_back(before["the old precision flags"], before["precision nodes"])
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +138,21 @@ def nothing_leaks() -> Iterator[None]:
 
 
 @pytest.fixture
+def held() -> Callable[..., AbstractContextManager[apply.Hold]]:
+    """A with-block over assignments themselves, for switches that no option on this machine sets."""
+
+    @contextmanager
+    def hold(assignments: dict[str, Any], *, strict: bool = False) -> Iterator[apply.Hold]:
+        taken = apply.apply(assignments, "with-block of a test", strict=strict)
+        try:
+            yield taken
+        finally:
+            apply.undo(taken, strict=strict)
+
+    return hold
+
+
+@pytest.fixture
 def exact_state() -> Callable[[], dict[str, Any]]:
     """The whole state to the last bit: for comparisons before and after a scope."""
     return lambda: snapshot() | {"inductor": inductor_flag()}
@@ -124,8 +161,7 @@ def exact_state() -> Callable[[], dict[str, Any]]:
 @pytest.fixture
 def torch_as_found() -> Iterator[None]:
     """For a test that sets torch's globals by hand: puts them back."""
-    legacy = _C._get_float32_matmul_precision(), _C._get_cudnn_allow_tf32()
-    nodes = precision_nodes()
+    precision = old_flags(), precision_nodes()
     deterministic = _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
     flags = [(write, read()) for read, write in _FLAGS]
     variable = os.environ.get("TORCHINDUCTOR_DETERMINISTIC")
@@ -138,18 +174,15 @@ def torch_as_found() -> Iterator[None]:
 
         entry = config._config["deterministic"]
         entry.default, override = inductor or (variable == "1", _UNSET_SENTINEL)
+        config.deterministic = entry.default  # so that caches of the configuration are dropped
         entry.user_override.set(override)
-        config._is_dirty_placeholder = True
     os.environ.pop("TORCHINDUCTOR_DETERMINISTIC", None)
     if variable is not None:
         os.environ["TORCHINDUCTOR_DETERMINISTIC"] = variable
     for write, value in flags:
         write(value)
     _C._set_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-    _C._set_float32_matmul_precision(legacy[0])
-    _C._set_cudnn_allow_tf32(legacy[1])
-    for backend, op in NODES:
-        _C._set_fp32_precision_setter(backend, op, nodes[f"{backend}.{op}"])
+    put_precision_back(*precision)
 
 
 _FLAGS = [

@@ -123,7 +123,8 @@ def _script(path: Path, args: Mapping[str, Any]) -> Entry:
 def users_traceback(error: BaseException) -> str:
     """The traceback of a user's error without our own frames, and without those of the import system."""
     hidden = (str(Path(__file__).resolve().parents[1]), "<frozen", runpy.__file__, importlib.__file__)
-    told = chained = traceback.TracebackException.from_exception(error)
+    told = traceback.TracebackException.from_exception(error)
+    chained: traceback.TracebackException | None = told
     while chained is not None:
         chained.stack = traceback.StackSummary.from_list(f for f in chained.stack if not f.filename.startswith(hidden))
         chained = chained.__cause__ or chained.__context__

@@ -48,11 +48,13 @@ class Switch:
     def is_satisfied(self, value: Any) -> bool:
         return self.satisfied(value) if self.satisfied else self.read() == value
 
+    def set(self, value: Any) -> None:
+        assert self.write is not None, f"{self.name} is only observed"
+        self.write(value)
+
     def take(self) -> Any:
         """The whole state, for :meth:`put_back`."""
         return (self.save or self.read)()
 
     def put_back(self, state: Any) -> None:
-        put = self.load or self.write
-        assert put is not None, f"{self.name} is only observed"
-        put(state)
+        (self.load or self.set)(state)

@@ -1,0 +1,320 @@
+"""Plans: which setting counts on which device, what is reported, what fails, and that no two rows contradict each other."""
+
+import json
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import msctx
+from msctx import plan
+from msctx.effects import Facts
+from msctx.errors import OptionError
+from msctx.options import DEVICES, GROUPS, OPTIONS, UNSET, Layer, Option, Settings, make_layer
+
+STATUSES = {*plan.DONE, *plan.FAILING}
+
+
+def layered(*layers: dict[str, object]) -> Settings:
+    return Settings([make_layer(values, f"layer {i}") for i, values in enumerate(layers)])
+
+
+def make(*layers: dict[str, object], devices: tuple[str, ...] = ("cpu",)) -> plan.Plan:
+    return plan.make(layered(*layers), Facts(devices=devices))
+
+
+def rows(found: plan.Plan) -> dict[tuple[str, str], tuple[object, str, str]]:
+    return {(r.spelling, r.device): (r.value, r.status, r.origin) for r in found.rows}
+
+
+# --- who wins ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_set_nothing_planned() -> None:
+    for devices in (("cpu",), DEVICES):
+        found = make(devices=devices)
+        assert (found.rows, found.assignments, found.failing) == ((), {}, ())
+        assert (found.target, found.device_id, found.missing, found.strict) == (None, None, False, False)
+
+
+def test_a_group_beats_the_flat_spelling_inside_a_layer() -> None:
+    found = make({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, devices=("cpu", "cuda"))
+    assert rows(found) == {
+        ("conv_allow_tf32", "cpu"): (True, "not_built", "layer 0"),
+        ("gpu_config.conv_allow_tf32", "cuda"): (False, "approximated", "layer 0"),
+    }
+    assert found.assignments == {"torch.cudnn.allow_tf32": False}
+
+
+def test_an_inner_flat_spelling_beats_an_outer_group() -> None:
+    found = make({"gpu_config": {"conv_allow_tf32": False}}, {"conv_allow_tf32": True}, devices=("cpu", "cuda"))
+    assert rows(found)["conv_allow_tf32", "cuda"] == (True, "approximated", "layer 1")
+    assert found.assignments == {"torch.cudnn.allow_tf32": True}
+
+
+def test_groups_merge_key_by_key() -> None:
+    found = make(
+        {"gpu_config": {"conv_allow_tf32": True, "matmul_allow_tf32": True}},
+        {"gpu_config": {"conv_allow_tf32": False}},
+        devices=("cuda",),
+    )
+    assert rows(found) == {
+        ("gpu_config.conv_allow_tf32", "cuda"): (False, "approximated", "layer 1"),
+        ("gpu_config.matmul_allow_tf32", "cuda"): (True, "honoured", "layer 0"),
+    }
+
+
+def test_the_innermost_of_many_layers_wins() -> None:
+    found = make({"seed": 1, "max_call_depth": 9}, {"seed": 2}, {"runtime_num_threads": 3}, {"seed": 4})
+    assert rows(found) == {
+        ("seed", "cpu"): (4, "honoured", "layer 3"),
+        ("max_call_depth", "cpu"): (9, "approximated", "layer 0"),
+        ("runtime_num_threads", "cpu"): (3, "honoured", "layer 2"),
+    }
+
+
+def test_the_group_of_one_device_leaves_the_others_to_the_layers_below() -> None:
+    found = make({"conv_allow_tf32": True}, {"cpu_config": {"conv_allow_tf32": False}}, devices=("cpu", "cuda"))
+    assert {(r.device, r.value, r.origin) for r in found.rows} == {("cpu", False, "layer 1"), ("cuda", True, "layer 0")}
+
+
+# --- what is reported -------------------------------------------------------------------------------------------------
+
+
+def test_a_row_tells_everything() -> None:
+    (row,) = make({"session": {"deterministic": 1}}).rows
+    assert row.as_dict() == {
+        "option": "deterministic",
+        "spelling": "session.deterministic",
+        "device": "cpu",
+        "value": "ON",
+        "origin": "layer 0",
+        "status": "honoured",
+        "switches": {
+            "torch.deterministic": True,
+            "torch.deterministic.warn_only": False,
+            "torch.inductor.deterministic": True,
+            "torch.deterministic.fill_uninitialized_memory": True,
+            "torch.mkldnn.deterministic": True,
+        },
+        "reason": "",
+    }
+
+
+def test_a_row_in_words() -> None:
+    (row,) = make({"mode": 0}).rows
+    assert str(row) == "mode=0 on cpu: not_built: it comes with graph mode"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_deprecated_options_are_inert_and_name_what_replaces_them(device: str) -> None:
+    for option in OPTIONS.values():
+        if option.replaced_by:
+            (row,) = msctx.explain({option.name: option.example}, device=device).rows
+            assert row.status == "inert"
+            assert option.replaced_by in row.reason
+
+
+def test_an_option_without_a_meaning_on_a_device_is_inert_there() -> None:
+    (row,) = msctx.explain({"conv_fprop_algo": "winograd"}, device="ascend").rows
+    assert (row.status, row.reason) == ("inert", "it has no meaning on ascend")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_group_of_a_device_that_is_not_here_is_refused(group: str) -> None:
+    key = {"cpu_config": "conv_allow_tf32", "gpu_config": "conv_allow_tf32", "ascend_config": "conv_allow_hf32"}[group]
+    word = {"cpu_config": "CPU", "gpu_config": "CUDA", "ascend_config": "Ascend"}[group]
+    elsewhere = tuple(d for d in DEVICES if d != GROUPS[group])
+    for devices in (elsewhere, elsewhere[:1], elsewhere[1:]):
+        found = make({group: {key: True}, "seed": 0}, devices=devices)
+        refused = [r for r in found.rows if r.spelling != "seed"]
+        assert [(r.device, r.status, r.reason, r.assignments) for r in refused] == [
+            (GROUPS[group], "refused", f"no {word} device", {})
+        ]
+        assert found.failing == tuple(refused)
+
+
+def test_a_group_is_planned_for_the_target_though_it_be_absent() -> None:
+    found = make({"gpu_config": {"conv_allow_tf32": False}, "device_target": "GPU"})
+    assert found.assignments == {"torch.cudnn.allow_tf32": False}
+    assert found.missing
+
+
+@pytest.mark.parametrize(
+    ("target", "devices", "missing"),
+    [
+        ("CPU", ("cpu",), False),
+        ("GPU", ("cpu",), True),
+        ("GPU", ("cpu", "cuda"), False),
+        ("Ascend", ("cpu", "cuda"), True),
+        ("Ascend", ("cpu", "ascend"), False),
+        (None, ("cpu",), False),
+    ],
+)
+def test_a_missing_target(target: str | None, devices: tuple[str, ...], missing: bool) -> None:
+    found = make({"seed": 0} | ({"device_target": target} if target else {}), devices=devices)
+    assert (found.target, found.missing) == (target, missing)
+    assert found.as_dict()["target_is_here"] is not missing
+
+
+def test_rows_stand_in_the_order_in_which_options_were_set() -> None:
+    found = make({"seed": 0, "mode": 1}, {"runtime_num_threads": 2, "device_target": "CPU"})
+    assert [r.option for r in found.rows] == ["device_target", "seed", "mode", "runtime_num_threads"]
+
+
+def test_sources_name_the_spellings_that_set_a_switch() -> None:
+    found = make({"session": {"deterministic": 1}, "seed": 0}, {"seed_scope": True})
+    assert found.sources["torch.deterministic"] == {"session.deterministic"}
+    assert found.sources["rng.saved"] == {"seed", "seed_scope"}
+    assert found.sources["rng.seed"] == {"seed"}
+    assert set(found.sources) == set(found.assignments)
+
+
+def values_of(option: Option) -> list[object]:
+    """The closed choices of an option, its default and its example."""
+    schema = option.adapter.json_schema()
+    closed = schema.get("enum", [True, False] if schema.get("type") == "boolean" else [])
+    return [*closed, option.example, *([option.default] if option.default is not UNSET else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_option_is_reported_as_plain_data(device: str) -> None:
+    for option in OPTIONS.values():
+        for value in values_of(option):
+            found = msctx.explain({option.name: value}, device=device).as_dict()
+            assert json.loads(json.dumps(found)) == found
+
+
+# --- what fails -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "devices", "failing"),
+    [
+        # carried out where it counts
+        ({"deterministic": "ON"}, DEVICES, []),
+        # not carried out on the only device
+        ({"mode": 0}, ("cpu",), ["cpu"]),
+        ({"conv_allow_tf32": True}, ("cpu",), ["cpu"]),
+        # the accelerator counts: it carries out what the CPU does not
+        ({"conv_allow_tf32": True}, ("cpu", "cuda"), []),
+        ({"max_device_memory": "4GB"}, ("cpu", "cuda"), []),
+        # once, where it counts
+        ({"mode": 0}, ("cpu", "cuda"), ["cuda"]),
+        ({"mode": 0}, DEVICES, ["ascend"]),
+        # what the device that counts has no use for, another one carries out
+        ({"conv_allow_tf32": True}, DEVICES, []),
+        # ... or nobody does
+        ({"conv_fprop_algo": "winograd"}, DEVICES, ["ascend"]),
+        ({"variable_placement": "Host"}, ("cpu",), ["cpu"]),
+        # the target counts, whatever else is here
+        ({"conv_allow_tf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
+        ({"conv_allow_tf32": True, "device_target": "GPU"}, ("cpu", "cuda"), []),
+        ({"conv_allow_hf32": True, "device_target": "GPU"}, DEVICES, ["cuda"]),
+        ({"mode": 0, "device_target": "GPU"}, DEVICES, ["cuda"]),
+        # a target that is not here counts too
+        ({"mode": 0, "device_target": "GPU"}, ("cpu",), ["cuda"]),
+        # a group means its device, whatever the target
+        ({"gpu_config": {"conv_allow_tf32": True}, "device_target": "CPU"}, ("cpu", "cuda"), []),
+        ({"gpu_config": {"conv_fprop_algo": "fft"}, "device_target": "CPU"}, ("cpu", "cuda"), ["cuda"]),
+        ({"gpu_config": {"conv_allow_tf32": True}, "device_target": "CPU"}, ("cpu",), ["cuda"]),
+        ({"cpu_config": {"conv_allow_tf32": True}}, ("cpu", "cuda"), ["cpu"]),
+        # inert alike
+        ({"enable_dump": True}, ("cpu",), ["cpu"]),
+        ({"device_id": 1}, ("cpu",), ["cpu"]),
+        ({"device_id": 1}, ("cpu", "cuda"), []),
+    ],
+)
+def test_what_is_not_carried_out_where_it_counts(
+    options: dict[str, object], devices: tuple[str, ...], failing: list[str]
+) -> None:
+    for more in ({}, {"strict": True}):
+        found = make({**options, **more}, devices=devices)
+        assert [r.device for r in found.failing] == failing
+        assert found.strict is bool(more)
+
+
+def test_failing_rows_are_told_once_for_each_option_and_reason() -> None:
+    options = {name: option.example for name, option in OPTIONS.items() if not name.startswith("device")}
+    for device in DEVICES:
+        failing = msctx.explain(options, device=device).failing
+        told = [(r.spelling, r.reason) for r in failing]
+        assert len(told) == len(set(told))
+        assert all(r.status in plan.FAILING and r.reason for r in failing)
+
+
+# --- any options, any machine -----------------------------------------------------------------------------------------
+
+SETTING = st.sampled_from([s for option in OPTIONS.values() for s in option.spellings]).flatmap(
+    lambda spelling: st.tuples(
+        st.just(spelling), st.sampled_from(values_of(next(o for o in OPTIONS.values() if spelling in o.spellings)))
+    )
+)
+BUILT = [
+    ("deterministic", ("ON", "OFF")),
+    ("session.deterministic", (0, 1)),
+    ("deterministic_warn_only", (True, False)),
+    ("fill_uninitialized_memory", (True, False)),
+    ("device_target", ("CPU", "GPU", "Ascend")),
+    ("device_id", (0, 1)),
+    ("default_device", (True, False)),
+    ("use_off_line", (True, False)),
+    ("max_device_memory", ("4GB", "8GB")),
+    *((f"{group}{name}_allow_tf32", (True, False)) for group in ("", "gpu_config.", "cpu_config.") for name in ("matmul", "conv")),
+    *((f"{group}{name}_allow_hf32", (True, False)) for group in ("", "ascend_config.") for name in ("matmul", "conv")),
+    ("seed", (0, 1)),
+    ("seed_scope", (True, False)),
+    ("runtime_num_threads", (0, 1, 2)),
+    ("inter_op_parallel_num", (0, 1, 2)),
+    ("pynative_synchronize", (True, False)),
+    ("max_call_depth", (10, 2000, 4000)),
+    ("strict", (True, False)),
+]
+BUILT_SETTING = st.sampled_from(BUILT).flatmap(lambda one: st.tuples(st.just(one[0]), st.sampled_from(one[1])))
+LAYERS = st.lists(st.lists(BUILT_SETTING | BUILT_SETTING | SETTING, min_size=1, max_size=8).map(dict), min_size=1, max_size=3)
+MACHINES = st.builds(
+    Facts,
+    devices=st.sampled_from([("cpu",), ("cpu", "cuda"), ("cpu", "ascend"), DEVICES]),
+    recursion_limit=st.sampled_from([1000, 3000, 10**6]),
+    cann=st.sampled_from([None, (8, 3), (8, 5)]),
+)
+
+
+def valid(layers: list[dict[str, object]]) -> list[Layer]:
+    made = []
+    for i, values in enumerate(layers):
+        try:
+            made.append(make_layer(values, f"layer {i}"))
+        except OptionError:
+            assume(False)
+    return made
+
+
+@settings(max_examples=400, deadline=None)
+@given(layers=LAYERS, facts=MACHINES)
+def test_no_two_rows_give_one_switch_different_values(layers: list[dict[str, object]], facts: Facts) -> None:
+    found = plan.make(Settings(valid(layers)), facts)
+    seen: dict[str, tuple[object, plan.Row]] = {}
+    for row in found.rows:
+        for switch, value in row.assignments.items():
+            first, other = seen.setdefault(switch, (value, row))
+            assert first == value, f"{other} and {row} disagree about {switch}"
+    assert found.assignments == {switch: value for switch, (value, _) in seen.items()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(layers=LAYERS, facts=MACHINES)
+def test_a_plan_is_never_silent_and_always_the_same(layers: list[dict[str, object]], facts: Facts) -> None:
+    made = Settings(valid(layers))
+    found = plan.make(made, facts)
+    assert {r.option for r in found.rows} == set(made), "each option that was set has a row"
+    for row in found.rows:
+        assert row.status in STATUSES
+        assert row.reason or row.status == "honoured"
+        assert not row.assignments or row.status in plan.DONE
+        assert row.origin.startswith("layer ")
+    assert set(found.failing) <= {r for r in found.rows if r.status in plan.FAILING} if found.failing else True
+    json.dumps(found.as_dict())
+    again = plan.make(Settings(valid(layers)), facts)
+    assert again.as_dict() == found.as_dict()
+    assert list(again.assignments.items()) == list(found.assignments.items())
