@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -214,6 +214,15 @@ def _open(context: Context) -> _Scope:
     return _Scope(context, layers, settings, plan, hold)
 
 
+def _uninterrupted(context: Context) -> AbstractContextManager[Callable[[], bool]]:
+    """Put Ctrl-C off while a context that writes something is entered or left."""
+    if not context.layers:
+        return nullcontext(lambda: False)
+    from msctx import apply
+
+    return apply.uninterrupted()
+
+
 def _difference(plan: Plan, outer: Plan, own: Sequence[Layer]) -> dict[str, Any]:
     """What a scope writes: what its own options set, and what else its plan has otherwise than the plan around it."""
     mine = {spelling for layer in own for spelling in layer.settings}
@@ -256,12 +265,20 @@ class Context:
 
     @outside_dynamo
     def __enter__(self) -> Context:
-        _stack.scopes.append(_open(self))
+        with _uninterrupted(self) as interrupted:
+            scope = _open(self)
+            if interrupted():  # a with-block whose __enter__ raises is never left
+                _close(scope)
+            else:
+                _stack.scopes.append(scope)
         return self
 
     @outside_dynamo
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
-        scopes = _stack.scopes
+        with _uninterrupted(self):
+            self._leave(_stack.scopes)
+
+    def _leave(self, scopes: list[_Scope]) -> None:
         if scopes and scopes[-1].context is self and not scopes[-1].leaving:
             try:
                 _close(scopes.pop())

@@ -30,6 +30,8 @@ def _node(backend: str, op: str) -> str:
 def _raw_nodes(backend: str, *ops: str) -> dict[str, str]:
     """The nodes' own values. A getter returns the inherited value where a node has none, so the parents step aside."""
     parents = [(b, _node(b, "all")) for b in ("generic", backend)]
+    if all(value == "none" for _, value in parents):
+        return {op: _node(backend, op) for op in ops}
     own_parent = _own_parent(backend, parents)
     try:
         _C._set_fp32_precision_setter(backend, "all", "none")

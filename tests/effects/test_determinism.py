@@ -57,7 +57,9 @@ def test_what_stays_after_a_scope_is_told(value: str, device: str, variables: tu
     assert all(name in row.reason for name in ("stays", *variables) if variables)
 
 
-@pytest.mark.parametrize(("cann", "status"), [((8, 3), "refused"), ((8, 5), "honoured"), ((9, 0), "honoured"), (None, "honoured")])
+@pytest.mark.parametrize(
+    ("cann", "status"), [((8, 3), "refused"), ((8, 5), "honoured"), ((9, 0), "honoured"), (None, "honoured")]
+)
 def test_an_older_cann_cannot_keep_it(cann: tuple[int, int] | None, status: str) -> None:
     settings = Settings([make_layer({"deterministic": "ON"}, "test")])
     found = plan.make(settings, Facts(devices=("ascend",), cann=cann))

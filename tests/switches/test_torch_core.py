@@ -1,0 +1,119 @@
+"""Torch's own switches, each alone: coupled setters keep their neighbours, readers change nothing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from msctx.switches import SWITCHES, read_all
+from msctx.switches.base import Switch
+
+WRITABLE = {
+    "torch.deterministic": True,
+    "torch.deterministic.warn_only": True,
+    "torch.deterministic.fill_uninitialized_memory": False,
+    "torch.inductor.deterministic": True,
+    "torch.mkldnn.deterministic": True,
+    "torch.num_threads": 1,
+    "torch.anomaly_mode": True,
+    "torch.anomaly_mode.check_nan": False,
+    "torch.autograd.multithreading": False,
+    "torch.default_device": "meta",
+    "torch.nn.max_call_depth": 7,
+    "python.recursion_limit": 12345,
+}
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_one_switch_moves_no_other(name):
+    before, switch = read_all(), SWITCHES[name]
+    state = switch.take()
+    switch.set(WRITABLE[name])
+    try:
+        changed = {k for k, v in read_all().items() if v != before[k]}
+    finally:
+        switch.put_back(state)
+    assert changed == {name}
+    assert read_all() == before
+
+
+def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
+    elsewhere = ("torch.cuda.", "torch.cudnn.", "torch.npu.", "rng.")
+    found = {
+        s.name
+        for s in SWITCHES.values()
+        if s.write and s.restore == "exact" and s.available() and not s.name.startswith(elsewhere)
+    }
+    assert found == set(WRITABLE)
+
+
+def test_an_observed_switch_refuses_to_be_written():
+    with pytest.raises(AssertionError, match="only observed"):
+        Switch(name="x", read=lambda: 1).set(2)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_inductors_flag_in_every_thread(loaded, passes):
+    """In a fresh process, before and after inductor is loaded; a second's work, so it is not loaded for the switch alone."""
+    passes(f"""
+        import os, sys, threading, torch
+        from msctx.switches import SWITCHES
+        switch = SWITCHES["torch.inductor.deterministic"]
+        assert "torch._inductor.config" not in sys.modules
+        if {loaded}:
+            import torch._inductor.config
+            torch._inductor.config.deterministic = False  # this thread's own
+        state = switch.take()
+        switch.set(True)
+        import torch._inductor.config as config
+        seen = []
+        def look(): seen.append(config.deterministic)
+        look()
+        thread = threading.Thread(target=look); thread.start(); thread.join()
+        assert seen == [True, True], seen
+        switch.put_back(state)
+        look()
+        thread = threading.Thread(target=look); thread.start(); thread.join()
+        assert seen[2:] == [False, False], seen
+        assert "TORCHINDUCTOR_DETERMINISTIC" not in os.environ
+    """)
+
+
+def test_denormals_are_seen_to_be_flushed():
+    assert SWITCHES["torch.flush_denormal"].read() is False
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    try:
+        assert SWITCHES["torch.flush_denormal"].read() is True
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_the_depth_of_calls_is_counted_per_thread():
+    switch, model = SWITCHES["torch.nn.max_call_depth"], torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU()))
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            model(torch.ones(1))
+        except Exception as error:
+            errors.append(error)
+
+    switch.set(3)
+    try:
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        switch.set(2)
+        call()
+        assert "Exceed function call depth limit 2 in ReLU.forward" in str(errors[0])
+        switch.set(3)
+        call()  # the failed call left the count where it was
+        assert len(errors) == 1
+    finally:
+        switch.set(None)

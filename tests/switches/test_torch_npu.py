@@ -1,0 +1,37 @@
+"""Ascend's switches: listed always, there only with torch_npu and a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import msctx
+from msctx.switches import SWITCHES
+
+NAMES = [name for name in SWITCHES if name.startswith("torch.npu.")]
+npu = pytest.mark.skipif(not (hasattr(torch, "npu") and torch.npu.is_available()), reason="no Ascend NPU")
+
+
+def test_every_option_of_ascend_has_its_switch():
+    assert set(NAMES) == {
+        "torch.npu.current_device",
+        "torch.npu.memory_cap",
+        "torch.npu.synchronize_each_op",
+        "torch.npu.matmul.allow_hf32",
+        "torch.npu.conv.allow_hf32",
+    }
+
+
+@pytest.mark.skipif(hasattr(torch, "npu"), reason="torch_npu is here")
+def test_none_exists_without_torch_npu():
+    assert not any(SWITCHES[name].available() for name in NAMES)
+    assert not any(name in msctx.state() for name in NAMES)
+
+
+@npu
+@pytest.mark.npu
+def test_hf32_is_written_and_put_back():
+    found = torch.npu.matmul.allow_hf32
+    with msctx.context(matmul_allow_hf32=not found):
+        assert torch.npu.matmul.allow_hf32 is not found
+    assert torch.npu.matmul.allow_hf32 is found

@@ -1,0 +1,263 @@
+"""The map of the design holds: every option is translated, every switch is read back, imports run one way, tests mirror code."""
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import msctx
+from msctx import plan
+from msctx.effects import EFFECTS, Facts, Outcome, Want, translate
+from msctx.effects.base import THEMES
+from msctx.effects.unbuilt import UNBUILT
+from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, make_layer
+from msctx.options.registry import FAMILIES
+from msctx.switches import SWITCHES
+
+TESTS = Path(__file__).resolve().parent
+PACKAGE = TESTS.parent / "msctx"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+NAMES = sorted(OPTIONS)
+
+DEVICE_FAMILY = {"device_target", "device_id", "default_device"}
+"""The options that may have nothing to say about a device: they speak of the target alone."""
+DETAILS = {"deterministic_warn_only", "fill_uninitialized_memory"}
+"""Options that mean nothing without deterministic=ON."""
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def values_of(option: Option) -> list[object]:
+    """The closed choices of an option, its default and its example."""
+    schema = option.adapter.json_schema()
+    closed = schema.get("enum", [True, False] if schema.get("type") == "boolean" else [])
+    return [*closed, option.example, *([option.default] if option.default is not UNSET else [])]
+
+
+def translated(name: str, value: object, device: str) -> Outcome | None:
+    settings = Settings([make_layer({name: value}, "test")])
+    setting = settings.get(name)
+    assert setting is not None
+    return translate(Want(setting.option, setting.value, device, settings, Facts.everything()))
+
+
+# --- options → effects ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_is_translated_for_every_device(name: str, device: str) -> None:
+    outcome = translated(name, OPTIONS[name].example, device)
+    if name in DEVICE_FAMILY and outcome is None:
+        return
+    assert isinstance(outcome, Outcome)
+    assert outcome.status in (*plan.DONE, *plan.FAILING)
+    if device in OPTIONS[name].devices and not OPTIONS[name].replaced_by and name not in DEVICE_FAMILY | DETAILS:
+        assert outcome.status != "inert", "the declaration says that it has a meaning here"
+
+
+def test_every_option_is_in_one_place() -> None:
+    translated("seed", 0, "cpu")  # loads the themes
+    waiting = [name for names in UNBUILT.values() for name in names]
+    places = Counter([*EFFECTS, *waiting, *(o.name for o in OPTIONS.values() if o.replaced_by)])
+    assert {name: count for name, count in places.items() if count != 1} == {}
+    assert set(places) == set(OPTIONS)
+
+
+def test_every_file_of_effects_is_a_theme() -> None:
+    files = {p.stem for p in (PACKAGE / "effects").glob("*.py")} - {"__init__", "base", "unbuilt"}
+    assert files == set(THEMES)
+    translated("seed", 0, "cpu")
+    assert {function.__module__.rpartition(".")[2] for function in EFFECTS.values()} == set(THEMES)
+
+
+# --- effects → switches -----------------------------------------------------------------------------------------------
+
+_FILES = [
+    import_module(f"msctx.switches.{p.stem}") for p in sorted((PACKAGE / "switches").glob("*.py")) if p.stem != "__init__"
+]
+OWNERS = [module for module in _FILES if hasattr(module, "SWITCHES")]
+"""The files that hold rows of the table."""
+
+
+def all_assignments() -> dict[str, set[str]]:
+    """Switch → the options that assign it: each value of each option on each device, alone and beside the one it needs."""
+    found: dict[str, set[str]] = {}
+    beside = ({}, {"deterministic": "ON"}, {"device_target": "GPU"}, {"device_target": "Ascend"}, {"device_target": "CPU"})
+    for option in OPTIONS.values():
+        for value in values_of(option):
+            for other in beside if option.source == "msctx" else beside[:1]:
+                values = {**other, option.name: value}
+                for device in DEVICES:
+                    for switch in msctx.explain(values, device=device).assignments:
+                        found.setdefault(switch, set()).add(option.name)
+    return found
+
+
+def test_every_assignment_is_a_switch_that_can_be_written_and_every_written_switch_is_assigned() -> None:
+    assigned = all_assignments()
+    assert {name: options for name, options in assigned.items() if name not in SWITCHES} == {}
+    written = {name for name, switch in SWITCHES.items() if switch.write is not None}
+    assert set(assigned) == written
+
+
+def test_every_switch_can_be_read_and_reads_as_plain_data() -> None:
+    for name, switch in SWITCHES.items():
+        assert callable(switch.read), name
+        if switch.available():
+            value = switch.read()
+            assert json.loads(json.dumps(value)) == value, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, s in SWITCHES.items() if s.write is not None and s.restore == "exact" and s.available() and n != "rng.saved"],
+)
+def test_what_a_switch_reads_it_takes_back(name: str) -> None:
+    switch = SWITCHES[name]
+    before, state = switch.read(), switch.take()
+    switch.put_back(state)
+    assert switch.read() == before
+    assert switch.is_satisfied(before) or before is None
+
+
+def test_switches_are_declared_soundly() -> None:
+    declared = Counter(switch.name for owner in OWNERS for switch in owner.SWITCHES)
+    assert {name: count for name, count in declared.items() if count != 1} == {}, "names are unique"
+    assert set(declared) == set(SWITCHES), "every file is listed"
+    for name, switch in SWITCHES.items():
+        assert name.partition(".")[0] in ("torch", "env", "python", "rng")
+        assert switch.scope in ("process", "thread", "inherited")
+        assert switch.restore in ("exact", "never", "kept")
+        assert (switch.restore == "never") is bool(switch.only_before), name
+        assert (switch.save is None) or (switch.load is not None), name
+        assert switch.write is not None or (switch.load is None and switch.restore == "exact"), name
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+RANKS = {
+    "_version": 0,
+    "dynamo": 0,
+    "errors": 0,
+    "options": 1,
+    "effects": 2,
+    "switches": 2,
+    "apply": 3,
+    "devices": 3,
+    "plan": 3,
+    "context": 5,
+    "inspection": 6,
+    "render": 6,
+    "compare": 7,
+    "doctor": 7,
+    "run": 7,
+    "cli": 8,
+    "__main__": 9,
+}
+"""A module imports only lower ranks and its own package. A new module needs its place here."""
+ROOT_RANK = 6
+"""msctx itself, which imports the context and the inspection."""
+ONLY = {"switches": {"errors"}}
+WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "render")
+"""What runs before torch is imported, or without it."""
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything a module imports, anywhere in it; the names of ``from package import`` one by one."""
+    package = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield node.lineno, name.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            for name in node.names:
+                yield node.lineno, f"{base}.{name.name}"
+
+
+def unit(name: str) -> str | None:
+    """The file or package right under msctx that a dotted name lies in: ``msctx.options.kinds.Bool`` → ``options``."""
+    parts = name.split(".")
+    if parts[0] != "msctx":
+        return None
+    if (
+        len(parts) > 1
+        and ((PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").exists())
+        and parts[1] not in msctx.__all__
+    ):
+        return parts[1]
+    if parts[1:2] == ["context"] and len(parts) > 2:  # msctx.context is both the module and the function
+        return "context"
+    return "msctx"
+
+
+UNITS = sorted({unit(dotted(path)) or "" for path in MODULES} - {"msctx"} | {"context"})
+
+
+def test_every_module_has_its_rank() -> None:
+    assert set(UNITS) <= set(RANKS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=[dotted(path) for path in MODULES])
+def test_imports_run_one_way(path: Path) -> None:
+    if path == PACKAGE / "__init__.py":
+        return
+    own = "context" if path == PACKAGE / "context.py" else unit(dotted(path))
+    assert own is not None
+    wrong = []
+    for line, name in imports(path):
+        other = unit(name)
+        if other in (None, own):
+            continue
+        rank = ROOT_RANK if other == "msctx" else RANKS[str(other)]
+        if rank >= RANKS[own] or (own in ONLY and other not in ONLY[own]):
+            wrong.append(f"{path}:{line} imports {name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("own", WITHOUT_TORCH)
+def test_some_modules_never_import_torch(own: str) -> None:
+    paths = [p for p in MODULES if p.relative_to(PACKAGE).with_suffix("").parts[0] == own]
+    assert paths
+    wrong = [f"{p}:{line}" for p in paths for line, name in imports(p) if name.split(".")[0] in ("torch", "torch_npu")]
+    assert wrong == []
+
+
+def test_apply_knows_no_option() -> None:
+    tree = ast.parse((PACKAGE / "apply.py").read_text(encoding="utf-8"))
+    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert words & set(OPTIONS) == set()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+DECLARATIONS = {Path(family.__file__) for family in FAMILIES if family.__file__}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=[dotted(path) for path in MODULES])
+def test_a_file_says_its_job_and_has_one(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if text.strip() and path.name != "_version.py":
+        assert ast.get_docstring(ast.parse(text)), "the first line of a module says its job"
+        assert text.startswith('"""')
+    if path not in DECLARATIONS:
+        assert len(text.splitlines()) <= 450, "a file of this length has two reasons to change"
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_theme_has_its_test(theme: str) -> None:
+    assert (TESTS / "effects" / f"test_{theme}.py").exists()
+
+
+@pytest.mark.parametrize("name", sorted({owner.__name__.rpartition(".")[2] for owner in OWNERS}))
+def test_every_file_of_switches_has_its_test(name: str) -> None:
+    assert (TESTS / "switches" / f"test_{name}.py").exists()
