@@ -25,7 +25,6 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print data for programs.")]
-DEVICES = ("cpu", "cuda", "ascend")
 
 
 def _print_json(data: Any) -> None:
@@ -66,12 +65,11 @@ def run(
     prepare_environment(experiment)
     from msctx import render
     from msctx.context import explain as explain_settings
-    from msctx.options import Settings
     from msctx.run import run_experiment
     from msctx.run.entry import resolve
 
     if dry_run:
-        plan = explain_settings(Settings(experiment.layers))
+        plan = explain_settings(experiment.settings)
         resolve(experiment)
         _show_plan(plan, json_)
         return
@@ -82,7 +80,7 @@ def run(
     def announce(running: Any) -> None:
         runs.append(running)
         console.print(render.plan_table(running.plan))
-        console.print(render.plan_footer(running.plan))
+        console.print(render.plan_footer(running.plan), soft_wrap=True)
 
     try:
         result = run_experiment(experiment, out, render.Progress(), announce)
@@ -111,16 +109,13 @@ def explain(
 ) -> None:
     """What options would do: value, origin, status, switches, and why what is refused is refused. Changes nothing."""
     from msctx.context import explain as explain_settings
-    from msctx.options import Settings
     from msctx.run.config import is_file, read
 
-    if device is not None and device not in DEVICES:
-        raise OptionError([Problem("--device", f"{device!r} is not a device", "command line", ", ".join(DEVICES))])
     files, overrides = [w for w in words if is_file(w)], [w for w in words if not is_file(w)]
     if len(files) > 1:
         raise OptionError([Problem(files[1], "a second file; explain takes one", "command line")])
     experiment = read(files[0] if files else None, overrides)
-    _show_plan(explain_settings(Settings(experiment.layers), device), json_)
+    _show_plan(explain_settings(experiment.settings, device), json_)
 
 
 def _show_plan(plan: Any, json_: bool) -> None:
@@ -131,7 +126,7 @@ def _show_plan(plan: Any, json_: bool) -> None:
 
     console = render.console()
     console.print(render.plan_table(plan))
-    console.print(render.plan_footer(plan))
+    console.print(render.plan_footer(plan), soft_wrap=True)
 
 
 @app.command()
@@ -142,11 +137,11 @@ def state(
     json_: Json = False,
 ) -> None:
     """The whole numerics state of a fresh process: every switch of torch and around it."""
-    from msctx.context import base_layers
+    from msctx.base import BASE
     from msctx.inspection import state as read_state
     from msctx.run.config import read
 
-    with base_layers(read(None, overrides or ()).levels):
+    with BASE.laid_under(read(None, overrides or ()).levels):
         found = read_state()
     if json_:
         _print_json(found)

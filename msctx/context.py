@@ -1,24 +1,21 @@
-"""WHEN options hold: the layers below, the stack of scopes, and the context itself."""
+"""WHEN options hold: the stack of scopes, and the context itself."""
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from msctx import plan as planning
+from msctx.base import BASE, plan_of, refuse, tell_failing
 from msctx.dynamo import outside_dynamo
 from msctx.effects import Facts
-from msctx.errors import DeviceError, MsctxWarning, ScopeError, StrictError
-from msctx.options import UNSET, Layer, Settings, make_layer, option_of
-from msctx.options.layers import LEVELS, environment_layers, layers_of
+from msctx.errors import OptionError, Problem, ScopeError
+from msctx.notices import tell, user_frame
+from msctx.options import DEVICES, GROUPS, NAMESPACES, UNSET, Layer, Settings, make_layer, option_of
+from msctx.options.layers import layer_of
 from msctx.plan import Plan
 
 if TYPE_CHECKING:
@@ -27,21 +24,6 @@ if TYPE_CHECKING:
     from msctx.apply import Hold
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# --- plans ------------------------------------------------------------------------------------------------------------
-
-_plans: OrderedDict[Any, Plan] = OrderedDict()
-NOTHING = planning.make(Settings(), Facts())
-
-
-def _plan(settings: Settings, facts: Facts) -> Plan:
-    """Plans are pure, so the latest ones are kept."""
-    key = (settings.key, facts)
-    if (plan := _plans.get(key)) is None:
-        plan = _plans[key] = planning.make(settings, facts)
-        while len(_plans) > 64:
-            _plans.popitem(last=False)
-    return plan
 
 
 def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -> Plan:
@@ -52,116 +34,15 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
         device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for such a machine, whatever is here. Default: this machine.
     """
     if not isinstance(settings, Settings):
-        settings = Settings(layers_of(settings, "explain"))
+        settings = Settings([layer_of(settings, "explain")])
     if device is None:
         from msctx import devices
 
-        return _plan(settings, devices.facts())
-    return _plan(settings, Facts.only(device))
+        return plan_of(settings, devices.facts())
+    if device not in DEVICES:
+        raise OptionError([Problem("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
+    return plan_of(settings, Facts.only(device))
 
-
-# --- warnings ---------------------------------------------------------------------------------------------------------
-
-_told: set[tuple[str, str]] = set()
-
-
-def _tell(option: str, text: str) -> None:
-    """Warn once per (option, reason), at the user's line."""
-    if (option, text) not in _told:
-        _told.add((option, text))
-        warnings.warn(text, MsctxWarning, stacklevel=_user_frame()[1])
-
-
-def _user_frame() -> tuple[str, int]:
-    """``file.py:line`` of the nearest caller that is not msctx or Dynamo, and its stack level seen from our caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("msctx", "torch._dynamo", "contextlib")):
-        frame, level = frame.f_back, level + 1
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level
-
-
-def forget_warnings() -> None:
-    """Let every warning be told again."""
-    _told.clear()
-
-
-# --- the base: what holds outside every with-block ---------------------------------------------------------------------
-
-
-class _Base:
-    """The layers below all scopes: presets, YAML, MSCTX_*, command line, set_context; in force until reset."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.levels: dict[str, Layer] = {}
-        self.read_environment = False
-        self.plan = NOTHING
-        self.hold: Hold | None = None
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        return tuple(self.levels[level] for level in LEVELS if level in self.levels)
-
-    def start(self) -> None:
-        """Read MSCTX_* at the first use of msctx in this process, never at import."""
-        if not self.read_environment:
-            with self.lock:
-                if not self.read_environment:
-                    self.change(environment_layers(os.environ))
-                    self.read_environment = True
-
-    def change(self, levels: Mapping[str, Layer]) -> list[str]:
-        """Lay new values over each level's; return the switches that open scopes cover."""
-        if not any(layer.settings for layer in levels.values()):
-            return []
-        with self.lock:
-            new = dict(self.levels)
-            for level, layer in levels.items():
-                old = new.get(level, Layer()).settings
-                new[level] = Layer({**old, **layer.settings})
-            return self._become(new)
-
-    def reset(self) -> None:
-        with self.lock:
-            self._become({})
-            self.read_environment = False
-
-    def _become(self, levels: dict[str, Layer]) -> list[str]:
-        from msctx import apply, devices
-
-        settings = Settings([levels[level] for level in LEVELS if level in levels])
-        plan = _plan(settings, devices.facts()) if settings else NOTHING
-        if self.hold is None:
-            self.hold = apply.Hold("set_context", base=True)
-        _refuse(plan)
-        covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict)
-        self.levels, self.plan = levels, plan
-        _tell_failing(plan, None, self.hold)
-        return covered
-
-
-def _refuse(plan: Plan) -> None:
-    """Raise for a plan that must not be entered."""
-    if plan.missing:
-        from msctx import devices
-
-        words = {device: word for word, device in planning.TARGETS.items()}
-        raise DeviceError.missing(plan.target or "", [words[d] for d in devices.here()])
-    if plan.strict and plan.failing:
-        raise StrictError.of([str(row) for row in plan.failing])
-
-
-def _tell_failing(plan: Plan, own: Sequence[Layer] | None, hold: Hold) -> None:
-    """One warning for each option that is not carried out; *own*: only for what these layers set."""
-    spellings = None if own is None else {s for layer in own for s in layer.settings}
-    for row in plan.failing:
-        if spellings is None or row.spelling in spellings:
-            _tell(row.spelling, str(row))
-    for switch, reason in hold.late.items():
-        _tell(switch, reason)
-
-
-_base = _Base()
 
 # --- scopes -----------------------------------------------------------------------------------------------------------
 
@@ -191,23 +72,23 @@ def _in_force() -> tuple[tuple[Layer, ...], Plan]:
     """The layers of the scopes of this thread (without the base) and the plan in force."""
     if _stack.scopes:
         return _stack.scopes[-1].layers, _stack.scopes[-1].plan
-    return (), _base.plan
+    return (), BASE.plan
 
 
 def _open(context: Context) -> _Scope:
     from msctx import apply, devices
 
-    _base.start()
+    BASE.start()
     above, outer = _in_force()
     layers = above + context.layers
-    settings = Settings(_base.layers + layers)
+    settings = Settings(BASE.layers + layers)
     if not context.layers:  # nothing of its own: nothing to write
         return _Scope(context, layers, settings, outer, None)
-    plan = _plan(settings, devices.facts())
-    _refuse(plan)
+    plan = plan_of(settings, devices.facts())
+    refuse(plan)
     hold = apply.apply(_difference(plan, outer, context.layers), context.origin, strict=plan.strict)
     try:
-        _tell_failing(plan, context.layers, hold)
+        tell_failing(plan, context.layers, hold)
     except BaseException:  # warnings turned into errors
         apply.undo(hold, quiet=True)
         raise
@@ -237,7 +118,7 @@ def _difference(plan: Plan, outer: Plan, own: Sequence[Layer]) -> dict[str, Any]
 def _close(scope: _Scope) -> None:
     scope.open = False
     if scope.visitors:
-        _tell(
+        tell(
             "bind", f"{scope.context.origin} was left while {scope.visitors} function(s) bound to it still run in other threads"
         )
     if scope.hold is not None:
@@ -321,7 +202,7 @@ class Context:
     def settings(self) -> Settings:
         """Every layer that holds inside this context, the base included."""
         scope = self._scope
-        return scope.settings if scope else Settings(_base.layers + _in_force()[0] + self.layers)
+        return scope.settings if scope else Settings(BASE.layers + _in_force()[0] + self.layers)
 
     @property
     def plan(self) -> Plan:
@@ -434,25 +315,24 @@ def context(preset: str | None = None, /, **options: Any) -> Context:
         with msctx.context(deterministic="ON", seed=0) as ctx:
             train(model, ctx.device)
     """
-    origin = f"with-block at {_user_frame()[0]}"
+    origin = f"with-block at {user_frame()[0]}"
     if preset is not None:
         options = {"preset": preset, **options}
-    return Context(layers_of(options, origin), origin)
+    layer = layer_of(options, origin)
+    return Context((layer,) if layer.settings else (), origin)
 
 
 @outside_dynamo
 def set_context(preset: str | None = None, /, **options: Any) -> None:
     """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them."""
-    origin = f"set_context at {_user_frame()[0]}"
+    origin = f"set_context at {user_frame()[0]}"
     if preset is not None:
         options = {"preset": preset, **options}
-    merged: dict[str, Any] = {}
-    for layer in layers_of(options, origin):
-        merged.update(layer.settings)
-    _base.start()
-    covered = _base.change({"set_context": Layer(merged)})
+    layer = layer_of(options, origin)
+    BASE.start()
+    covered = BASE.change({"set_context": layer})
     if covered:
-        _tell(
+        tell(
             "set_context",
             f"an open with-block stays in force until it closes, then set_context's values hold: {', '.join(covered)}",
         )
@@ -461,21 +341,7 @@ def set_context(preset: str | None = None, /, **options: Any) -> None:
 @outside_dynamo
 def reset_context() -> None:
     """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back."""
-    _base.reset()
-
-
-@contextmanager
-def base_layers(levels: Mapping[str, Layer]) -> Iterator[Plan]:
-    """Lay layers under everything a program sets itself (``msctx run``: preset, YAML, command line), and take them away."""
-    _base.start()
-    with _base.lock:
-        before = dict(_base.levels)
-        _base.change(levels)
-    try:
-        yield _base.plan
-    finally:
-        with _base.lock:
-            _base._become(before)
+    BASE.reset()
 
 
 def get_context(name: str | None = None, *, origin: bool = False) -> Any:
@@ -485,7 +351,7 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
         name: an option, or a group such as ``"gpu_config"``; ``None``: all that somebody set, as a dictionary.
         origin: return an :class:`Origin`, (value, where it was set); ``"default"`` when nobody set it.
     """
-    _base.start()
+    BASE.start()
     settings = current().settings
     if name is None:
         return {n: _look_up(n, settings) if origin else _look_up(n, settings).value for n in settings}
@@ -498,11 +364,11 @@ def _look_up(name: str, settings: Settings) -> Origin:
     if keys:
         group = {key.partition(".")[2]: _look_up(key, settings) for key in keys}
         return Origin({k: v.value for k, v in group.items()}, "; ".join(dict.fromkeys(v.origin for v in group.values())))
+    if name in (*GROUPS, *NAMESPACES):
+        return Origin({}, "default")
     option = option_of(name)
-    for layer in reversed(settings.layers):
-        if name in layer.settings:
-            return Origin(layer.settings[name].value, layer.settings[name].origin)
-    if name == option.name and (found := settings.get(name)):
+    found = settings.get(option.name, GROUPS.get(name.partition(".")[0]))
+    if found is not None:
         return Origin(found.value, found.origin)
     return Origin(None if option.default is UNSET else option.default, "default")
 
@@ -516,7 +382,6 @@ __all__ = [
     "Bound",
     "Context",
     "Origin",
-    "base_layers",
     "context",
     "current",
     "explain",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import cache
 from glob import glob
 
@@ -36,4 +35,4 @@ def _cann() -> tuple[int, int] | None:
 
 
 def facts() -> Facts:
-    return Facts(devices=here(), recursion_limit=sys.getrecursionlimit(), cann=_cann())
+    return Facts(devices=here(), cann=_cann())

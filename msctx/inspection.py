@@ -100,7 +100,7 @@ def _read_json(path: Path) -> Any:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError([Problem("", f"cannot be read: {error.strerror}", where=str(path))]) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FileError([Problem("", f"is not JSON: {error}", where=str(path))]) from None
     if not isinstance(data, dict):
         raise FileError([Problem("", "does not hold a state (a JSON object)", where=str(path))])

@@ -19,7 +19,8 @@ from torch import _C
 from torch.nn.modules import module as nn_module
 
 import msctx
-from msctx import apply
+from msctx import apply, notices
+from msctx import base as base_module
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
 
@@ -96,7 +97,7 @@ def left_open() -> list[str]:
     return [
         *(f"{scope.context.origin} is still open" for scope in context_module._stack.scopes),
         *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in apply._ledger.items() if holds),
-        *(f"the {level} layer is still in force" for level in context_module._base.levels),
+        *(f"the {level} layer is still in force" for level in base_module.BASE.levels),
     ]
 
 
@@ -109,7 +110,7 @@ def clean_up(before: dict[str, Any]) -> None:
     try:
         msctx.reset_context()
     except Exception:
-        context_module._base.__init__()
+        base_module.BASE.__init__()
     for hold in {id(hold): hold for holds in apply._ledger.values() for hold in holds}.values():
         for record in reversed(hold.records.values()):
             record.put_back()
@@ -123,7 +124,7 @@ def clean_up(before: dict[str, Any]) -> None:
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Fails the test that does not leave the process as it found it."""
-    context_module.forget_warnings()  # what is told only once must not couple two tests
+    notices.forget()  # what is told only once must not couple two tests
     generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     before = snapshot()
     yield
@@ -153,9 +154,33 @@ def held() -> Callable[..., AbstractContextManager[apply.Hold]]:
 
 
 @pytest.fixture
+def one_example() -> Callable[[], AbstractContextManager[None]]:
+    """A with-block around each example of a property: one that fails must not spoil the next."""
+
+    @contextmanager
+    def example() -> Iterator[None]:
+        before = snapshot()
+        try:
+            yield
+        except BaseException:
+            clean_up(before)
+            raise
+        finally:
+            put_precision_back(before["the old precision flags"], before["precision nodes"])
+
+    return example
+
+
+@pytest.fixture
 def exact_state() -> Callable[[], dict[str, Any]]:
     """The whole state to the last bit: for comparisons before and after a scope."""
     return lambda: snapshot() | {"inductor": inductor_flag()}
+
+
+@pytest.fixture
+def plain_state() -> Callable[[], dict[str, Any]]:
+    """The same without inductor's flag of this thread alone, which Dynamo sets whenever it compiles (trap 8)."""
+    return snapshot
 
 
 @pytest.fixture

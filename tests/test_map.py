@@ -1,4 +1,4 @@
-"""The map of the design holds: every option is translated, every switch is read back, imports run one way, tests mirror code."""
+"""The map of the design holds: each option is translated, each switch read back, imports run one way, tests mirror code."""
 
 import ast
 import json
@@ -153,6 +153,8 @@ RANKS = {
     "apply": 3,
     "devices": 3,
     "plan": 3,
+    "notices": 1,
+    "base": 4,
     "context": 5,
     "inspection": 6,
     "render": 6,

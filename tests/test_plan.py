@@ -127,11 +127,17 @@ def test_the_group_of_a_device_that_is_not_here_is_refused(group: str) -> None:
     elsewhere = tuple(d for d in DEVICES if d != GROUPS[group])
     for devices in (elsewhere, elsewhere[:1], elsewhere[1:]):
         found = make({group: {key: True}, "seed": 0}, devices=devices)
-        refused = [r for r in found.rows if r.spelling != "seed"]
+        assert [r.device for r in found.rows if r.option == "seed"] == list(devices)
+        refused = [r for r in found.rows if r.option != "seed"]
         assert [(r.device, r.status, r.reason, r.assignments) for r in refused] == [
             (GROUPS[group], "refused", f"no {word} device", {})
         ]
         assert found.failing == tuple(refused)
+
+
+def test_the_group_of_an_absent_device_that_an_inner_flat_spelling_replaces_is_not_refused() -> None:
+    found = make({"gpu_config": {"conv_allow_tf32": True}}, {"conv_allow_tf32": False})
+    assert [(r.spelling, r.device) for r in found.rows] == [("conv_allow_tf32", "cpu")]
 
 
 def test_a_group_is_planned_for_the_target_though_it_be_absent() -> None:
@@ -279,7 +285,6 @@ LAYERS = st.lists(st.lists(BUILT_SETTING | BUILT_SETTING | SETTING, min_size=1, 
 MACHINES = st.builds(
     Facts,
     devices=st.sampled_from([("cpu",), ("cpu", "cuda"), ("cpu", "ascend"), DEVICES]),
-    recursion_limit=st.sampled_from([1000, 3000, 10**6]),
     cann=st.sampled_from([None, (8, 3), (8, 5)]),
 )
 

@@ -21,8 +21,6 @@ class Facts:
 
     devices: tuple[str, ...] = ("cpu",)
     """The devices that are here."""
-    recursion_limit: int = 1000
-    """Python's recursion limit as found."""
     cann: tuple[int, int] | None = None
     """The version of CANN's runtime, where it is known."""
 

@@ -34,12 +34,13 @@ def device_id(want: Want) -> Outcome | None:
 
 @effect("default_device")
 def default_device(want: Want) -> Outcome | None:
-    if _is_target(want) is False:
-        return None
+    target = "CPU" if want.other("use_off_line") is False else want.other("device_target")
     if not want.value:
         return honoured()
-    if _is_target(want) is None:
-        return inert("no device_target is set") if want.device == "cpu" else None
+    if target is None:
+        return inert("no device_target is set")
+    if WORDS[want.device] != target:
+        return None
     kind = {"cpu": "cpu", "cuda": "cuda", "ascend": "npu"}[want.device]
     number = want.other("device_id")
     name = kind if number is None or kind == "cpu" else f"{kind}:{number}"

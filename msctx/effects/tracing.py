@@ -25,8 +25,6 @@ def pynative_synchronize(want: Want) -> Outcome:
 
 @effect("max_call_depth")
 def max_call_depth(want: Want) -> Outcome:
-    assignments: dict[str, int] = {"torch.nn.max_call_depth": want.value}
-    frames = 1000 + FRAMES_PER_CALL * want.value
-    if frames > want.facts.recursion_limit:
-        assignments["python.recursion_limit"] = frames
+    frames = min(1000 + FRAMES_PER_CALL * want.value, 2**31 - 1)
+    assignments = {"torch.nn.max_call_depth": want.value, "python.recursion_limit": frames}
     return approximated(assignments, "nested module calls are counted; plain Python functions only have Python's own limit")

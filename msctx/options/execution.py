@@ -63,7 +63,7 @@ OPTIONS = (
     ),
     Option(
         name="max_call_depth",
-        type=Int(1),
+        type=Int(1, 2**31 - 1),
         help="How deep module calls may nest before a RuntimeError ends what is most likely an endless recursion; Python's own "
         "recursion limit is raised where it would be reached first.",
         default=1000,
@@ -95,7 +95,7 @@ OPTIONS = (
     ),
     Option(
         name="inter_op_parallel_num",
-        type=Int(0),
+        type=Int(0, 2**31 - 1),
         help="How many independent operators may run side by side: the size of torch's inter-op thread pool, which can be set "
         "once and only before its first use. 0 leaves the choice to torch.",
         default=0,
@@ -103,7 +103,7 @@ OPTIONS = (
     ),
     Option(
         name="runtime_num_threads",
-        type=Int(0),
+        type=Int(0, 2**31 - 1),
         help="How many threads one CPU operator may use (torch.set_num_threads). 0 leaves torch's number; with a GPU or NPU as "
         "target it concerns the host's share of the work.",
         default=30,

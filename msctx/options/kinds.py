@@ -28,11 +28,23 @@ class YamlWord(str):
 
 
 class BadValue(ValueError):
-    """A value that a kind does not take; carries what a message needs."""
+    """A value that a kind does not take; carries what a message needs.
 
-    def __init__(self, text: str, *, allowed: str = "", suggestion: str = "") -> None:
+    The suggestion is a value to write instead, or a sentence of advice.
+    """
+
+    def __init__(self, text: str, *, allowed: str = "", suggestion: Any = "") -> None:
         super().__init__(text)
         self.text, self.allowed, self.suggestion = text, allowed, suggestion
+
+
+def show(value: Any) -> str:
+    """A value as a message quotes it; Python itself refuses to print numbers of thousands of digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 class Kind:
@@ -70,7 +82,7 @@ class BoolKind(Kind):
         if isinstance(value, YamlWord):
             return value.truth
         hint = "quotes make it text: write it without" if str(value).lower() in ("true", "false") else ""
-        raise BadValue(f"{value!r} is not a boolean", allowed=self.allowed, suggestion=hint)
+        raise BadValue(f"{show(value)} is not a boolean", allowed=self.allowed, suggestion=hint)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "boolean"}
@@ -90,7 +102,7 @@ class OnOffKind(Kind):
         if isinstance(value, str) and value in ("ON", "OFF"):
             return str(value)
         near = value.upper() if isinstance(value, str) and value.upper() in ("ON", "OFF") else ""
-        raise BadValue(f"{value!r} is neither ON nor OFF", allowed=self.allowed, suggestion=near)
+        raise BadValue(f"{show(value)} is neither ON nor OFF", allowed=self.allowed, suggestion=near)
 
     def schema(self) -> dict[str, Any]:
         return {"enum": ["ON", "OFF", True, False, 0, 1]}
@@ -106,7 +118,7 @@ class FlagKind(Kind):
         try:
             return int(OnOffKind().parse(value) == "ON")
         except BadValue:
-            raise BadValue(f"{value!r} is neither 0 nor 1", allowed=self.allowed) from None
+            raise BadValue(f"{show(value)} is neither 0 nor 1", allowed=self.allowed) from None
 
     def schema(self) -> dict[str, Any]:
         return {"enum": [0, 1, True, False, "ON", "OFF"]}
@@ -119,7 +131,7 @@ class TextFlagKind(FlagKind):
     allowed: str = '"0", "1" (also 0/1, true/false, ON/OFF)'
 
     def parse(self, value: Any) -> str:  # type: ignore[override]
-        return str(value) if value in ("0", "1") else str(super().parse(value))
+        return str(value) if isinstance(value, str) and value in ("0", "1") else str(super().parse(value))
 
     def schema(self) -> dict[str, Any]:
         return {"enum": ["0", "1", *super().schema()["enum"]]}
@@ -127,10 +139,11 @@ class TextFlagKind(FlagKind):
 
 @dataclass(frozen=True)
 class IntKind(Kind):
-    """A whole number within closed limits; ``None`` means no limit."""
+    """A whole number within closed limits; ``None`` means no limit but that of 64 bits."""
 
     minimum: int | None = None
     maximum: int | None = None
+    BITS = 63
 
     @property
     def allowed(self) -> str:  # type: ignore[override]
@@ -146,14 +159,17 @@ class IntKind(Kind):
 
     def parse(self, value: Any) -> int:
         if type(value) is not int:
-            hint = ""
+            hint: Any = ""
             if isinstance(value, str) and re.fullmatch(r"\d+(:[0-5]?\d)+", value):
                 hint = "YAML 1.1 would read this as a base-60 number; write plain digits"
             elif isinstance(value, float) and value.is_integer():
-                hint = str(int(value))
-            raise BadValue(f"{value!r} is not a whole number", allowed=self.allowed, suggestion=hint)
-        if (self.minimum is not None and value < self.minimum) or (self.maximum is not None and value > self.maximum):
-            raise BadValue(f"{value} is out of range", allowed=self.allowed)
+                hint = int(value)
+            raise BadValue(f"{show(value)} is not a whole number", allowed=self.allowed, suggestion=hint)
+        low, high = (
+            limit if limit is not None else sign * 2**self.BITS for sign, limit in ((-1, self.minimum), (1, self.maximum))
+        )
+        if not low <= value <= high:
+            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -183,11 +199,21 @@ class ChoiceKind(Kind):
             if type(alias) is type(value) and alias == value:
                 return choice
         if isinstance(value, YamlWord):
-            return self.parse(str(value)) if str(value) in self.choices else self.parse(value.truth)
-        names = [str(c) for c in (*self.choices, *self.aliases)]
-        near = get_close_matches(str(value), names, n=1)
-        text = f"{value!r} is not one of the values"
-        raise BadValue(text, allowed=self.allowed, suggestion=near[0] if near else "")
+            try:
+                return self.parse(str(value) if str(value) in self.choices else value.truth)
+            except BadValue:
+                value = str(value)
+        raise BadValue(f"{show(value)} is not one of the values", allowed=self.allowed, suggestion=self._nearest(value))
+
+    def _nearest(self, value: Any) -> Any:
+        """The choice or alias whose spelling is nearest, as a value that can be written."""
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) > 2**63):
+            return ""
+        spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)}
+        near = get_close_matches(str(value).lower(), spelled, n=1)
+        return spelled[near[0]] if near else ""
 
     def schema(self) -> dict[str, Any]:
         return {"enum": [*self.choices, *self.aliases]}
@@ -205,31 +231,35 @@ class MemoryKind(Kind):
     maximum: int | None = None
 
     def parse(self, value: Any) -> int:
+        size: float
         if type(value) is int:
             size = value
-        elif isinstance(value, str):
-            match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?|(\d+)\s*B?", value.strip(), re.IGNORECASE)
-            if not match:
-                raise BadValue(f"{value!r} is not an amount of memory", allowed=self.allowed, suggestion=_near_size(value))
-            number, unit, plain = match.groups()
-            size = int(plain) if plain else int(float(number) * 1024 ** ("KMGT".index(unit.upper()) + 1))
+        elif not isinstance(value, str):
+            raise BadValue(f"{show(value)} is not an amount of memory", allowed=self.allowed)
+        elif not (match := _SIZE.fullmatch(value.strip())):
+            text = f"{show(value)} is not an amount of memory"
+            raise BadValue(text, allowed=self.allowed, suggestion=_near_size(value))
         else:
-            raise BadValue(f"{value!r} is not an amount of memory", allowed=self.allowed)
-        if size <= 0:
-            raise BadValue(f"{value!r} is not more than zero", allowed=self.allowed)
-        if size < self.minimum or (self.maximum is not None and size > self.maximum):
-            raise BadValue(f"{value!r} is out of range", allowed=self.allowed)
-        return size
+            number, unit, plain = match.groups()
+            size = int(plain) if plain else float(number) * 1024 ** ("KMGT".index(unit.upper()) + 1)
+        if size < 1:
+            raise BadValue(f"{show(value)} is not more than zero", allowed=self.allowed)
+        if not self.minimum <= size <= (self.maximum or 2**63 - 1):
+            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
+        return int(size)
 
     def schema(self) -> dict[str, Any]:
-        pattern = r"^\s*(\d+(\.\d+)?\s*([KkMmGgTt])([Ii])?([Bb])?|\d+\s*[Bb]?)\s*$"
+        pattern = r"^\s*([0-9]{1,19}(\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|[0-9]{1,19}\s*[Bb]?)\s*$"
         return {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": pattern}]}
+
+
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|([0-9]{1,19})\s*B?", re.IGNORECASE)
 
 
 def _near_size(value: str) -> str:
     """The size somebody meant who wrote a letter for a digit: ``4OGB`` → ``40GB``."""
     repaired = value.strip().translate(str.maketrans("oOlI", "0011"))
-    return repaired if re.fullmatch(r"\d+(\.\d+)?\s*[KMGT]i?B?", repaired, re.IGNORECASE) else ""
+    return repaired if _SIZE.fullmatch(repaired) and repaired != value.strip() else ""
 
 
 @dataclass(frozen=True)
@@ -245,8 +275,8 @@ class TextKind(Kind):
         if self.comma_list and isinstance(value, list | tuple) and all(isinstance(v, str | int) for v in value):
             value = self.separator.join(str(v) for v in value)
         if not isinstance(value, str):
-            hint = f'"{value}"' if isinstance(value, int | float) else ""
-            raise BadValue(f"{value!r} is not text", allowed=self.allowed, suggestion=hint)
+            hint = str(value) if isinstance(value, int | float) and len(show(value)) < 40 else ""
+            raise BadValue(f"{show(value)} is not text", allowed=self.allowed, suggestion=hint)
         if not value and not self.empty:
             raise BadValue("the text is empty", allowed=self.allowed)
         return str(value)

@@ -30,6 +30,21 @@ class Layer:
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
+    def under(self, newer: Layer, *, lower: bool = False) -> Layer:
+        """This layer with *newer* laid over it: a later spelling of an option replaces an earlier one.
+
+        Args:
+            lower: this is a layer below the newer one, not an earlier part of the same: then the newer one's flat spelling
+                replaces a device's own group too.
+        """
+        replaced = {(s.option.name, s.device) for s in newer.settings.values()}
+        kept = {
+            k: s
+            for k, s in self.settings.items()
+            if (s.option.name, s.device) not in replaced and not (lower and (s.option.name, None) in replaced)
+        }
+        return Layer({**kept, **newer.settings})
+
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for layers that mean the same and came from the same places."""
@@ -37,7 +52,7 @@ class Layer:
 
 
 class Settings:
-    """Layers, low to high, and what they come to on each device.
+    """Layers, low to high, and what they come to on each device; a layer for the base and one for each scope around.
 
     The higher layer wins; inside one layer a device's own group beats the flat spelling. Groups therefore merge key by key.
     """

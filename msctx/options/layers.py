@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import OptionError, Problem, nearest
-from msctx.options.layer import Layer
-from msctx.options.registry import Marks, find, make_layer
+from msctx.options.layer import Layer, Setting
+from msctx.options.registry import OPTIONS, Marks, contradictions, find, make_layer
 
 LEVELS = ("preset", "yaml", "environment", "command line", "set_context")
 """The layers below all with-blocks, low to high."""
@@ -31,13 +31,41 @@ def shipped(folder: str) -> Path:
     return (inside if inside.is_dir() else package.parent / "configs") / folder
 
 
-def layers_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None) -> tuple[Layer, ...]:
-    """The layers of what was set in one place, lowest first: its preset, then the rest."""
-    if not options:
-        return ()
+def flatten(levels: Mapping[str, Layer]) -> Layer:
+    """The layers of the levels below all with-blocks as the one that they come to."""
+    merged = Layer()
+    for level in LEVELS:
+        merged = merged.under(levels.get(level, Layer()), lower=True)
+    return merged
+
+
+def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
+    """What was set in one place: its preset, and over it the rest."""
+    problems: list[Problem] = []
+    layer = Layer()
     rest = {k: v for k, v in options.items() if k != "preset"}
-    lower = preset_layer(options["preset"], origin, marks) if options.get("preset") is not None else Layer()
-    return tuple(layer for layer in (lower, make_layer(rest, origin, marks)) if layer.settings)
+    for make in (
+        lambda: preset_layer(options["preset"], origin, marks) if options.get("preset") is not None else Layer(),
+        lambda: make_layer(rest, origin, marks),
+    ):
+        try:
+            layer = layer.under(make(), lower=True)
+        except OptionError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise OptionError(problems)
+    return layer
+
+
+def from_text(spelling: str, text: str) -> Any:
+    """The value that a bare word of the environment or the command line means for an option.
+
+    A word for a text option is that text: there are no quotes with which one could say that ``5`` is meant as text.
+    """
+    from msctx.options.yamlfile import scalar
+
+    option = find(spelling)
+    return text if option is not None and option.is_text else scalar(text)
 
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
@@ -58,7 +86,7 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     layer = make_layer(values, f"preset {preset}", document.under("context"))
     if preset not in known:
         return layer
-    short = {k: type(s)(s.option, s.spelling, s.value, f"preset {preset}") for k, s in layer.settings.items()}
+    short = {k: Setting(s.option, s.spelling, s.value, f"preset {preset}") for k, s in layer.settings.items()}
     return Layer(short)
 
 
@@ -67,33 +95,32 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     names = [n for n in environment if n.startswith(PREFIX) and n not in RESERVED]
     if not names:
         return {}
-    from msctx.options.yamlfile import AmbiguousNumber, scalar
+    from msctx.options.yamlfile import AmbiguousNumber
 
     problems: list[Problem] = []
-    levels: dict[str, dict[str, Any]] = {"preset": {}, "environment": {}}
+    preset = Layer()
+    settings: dict[str, Setting] = {}
     for name in sorted(names):
         spelling = name[len(PREFIX) :].lower().replace("__", ".")
         try:
-            value = scalar(environment[name])
             if spelling == "preset":
-                levels["preset"].update(preset_layer(environment[name], name).settings)
-                continue
-            if find(spelling) is None:
-                near = nearest(spelling, [*_environment_names()])
+                preset = preset_layer(environment[name], name)
+            elif find(spelling) is None:
+                near = nearest(spelling, _environment_names())
                 hint = PREFIX + near.upper().replace(".", "__") if near else ""
                 problems.append(Problem(name, "no such option", "environment", suggestion=hint))
-                continue
-            levels["environment"].update(make_layer({spelling: value}, f"environment {name}").settings)
+            else:
+                settings.update(make_layer({spelling: from_text(spelling, environment[name])}, f"environment {name}").settings)
         except AmbiguousNumber as error:
             problems.append(Problem(name, str(error), "environment"))
         except OptionError as error:
             problems.extend(error.problems)
+    problems.extend(contradictions(settings, "environment"))
     if problems:
         raise OptionError(problems)
-    return {level: Layer(settings) for level, settings in levels.items() if settings}
+    levels = {"preset": preset, "environment": Layer(settings)}
+    return {level: layer for level, layer in levels.items() if layer.settings}
 
 
 def _environment_names() -> list[str]:
-    from msctx.options.registry import OPTIONS
-
     return [spelling for option in OPTIONS.values() for spelling in option.spellings]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from msctx.options.kinds import TextKind
+
 DEVICES = ("cpu", "cuda", "ascend")
 GROUPS = {"cpu_config": "cpu", "gpu_config": "cuda", "ascend_config": "ascend"}
 """Groups of set_context that mean one device alone (``cpu_config`` is ours)."""
@@ -56,6 +58,11 @@ class Option:
         """Every dotted path under which the option may be set."""
         key = self.name.rpartition(".")[2]
         return (self.name, *(f"{group}.{key}" for group in self.groups))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a bare word of the environment or the command line is its value as it stands, ``5`` and ``true`` too."""
+        return any(isinstance(kind, TextKind) for kind in getattr(self.type, "__metadata__", ()))
 
     @property
     def adapter(self) -> Any:

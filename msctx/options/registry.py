@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from msctx.errors import Mark, OptionError, Problem, nearest
 from msctx.options import ascend, debug, execution, gpu, own, session, system
-from msctx.options.kinds import BadValue
+from msctx.options.kinds import BadValue, show
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
 
@@ -41,7 +42,7 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Proble
         keys = [s.rpartition(".")[2] for s in _SPELLINGS if s.startswith(f"{group}.")]
         allowed = ", ".join(keys) if len(keys) < 20 else ""
         return Problem(spelling, f"{group} has no such key", where, allowed, nearest(key, keys), mark)
-    hint = nearest(spelling, [*_SPELLINGS, *_DICTIONARIES])
+    hint = nearest(spelling, [*_SPELLINGS, *_DICTIONARIES, "preset"])
     return Problem(spelling, "unknown option", where, suggestion=hint, mark=mark)
 
 
@@ -59,6 +60,7 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
     """
     problems: list[Problem] = []
     settings: dict[str, Setting] = {}
+    paths: dict[str, tuple[str, ...]] = {}
     for path, value in _flatten(values, ()):
         spelling = ".".join(map(str, path))
         mark = marks(path) if marks else None
@@ -71,14 +73,20 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
                 else _unknown(spelling, origin, key_mark)
             )
             continue
-        try:
-            value = _check(option, value)
-        except BadValue as bad:
-            suggestion = repr(bad.suggestion) if bad.suggestion and " " not in bad.suggestion else bad.suggestion
-            problems.append(Problem(spelling, bad.text, origin, bad.allowed, suggestion, mark))
-            continue
-        settings[spelling] = Setting(option, spelling, value, str(mark) if mark else origin)
-    problems += _contradictions(settings, origin, marks)
+        value, wrong = _check(option, value)
+        if wrong:
+            for at, bad in wrong:
+                inside = marks((*path, *at)) if marks else None
+                problems.append(Problem(".".join((spelling, *at)), bad.text, origin, bad.allowed, _shown(bad), inside))
+        elif spelling in settings and settings[spelling].value != value:
+            problems.append(
+                Problem(spelling, f"{value!r} contradicts {settings[spelling].value!r}; it is set twice", origin, mark=mark)
+            )
+        else:
+            settings[spelling] = Setting(option, spelling, value, str(mark) if mark else origin)
+            paths[spelling] = path
+    for problem in contradictions(settings, origin):
+        problems.append(replace(problem, mark=marks(paths[problem.path])) if marks else problem)
     if problems:
         raise OptionError(problems)
     return Layer(settings)
@@ -93,25 +101,34 @@ def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tup
             yield path, value
 
 
-def _check(option: Option, value: Any) -> Any:
+def _check(option: Option, value: Any) -> tuple[Any, list[tuple[tuple[str, ...], BadValue]]]:
+    """The canonical value, or what is wrong and where inside the value."""
     from pydantic import ValidationError
 
     try:
-        return option.adapter.validate_python(value, strict=True)
+        return option.adapter.validate_python(value, strict=True), []
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        bad = first.get("ctx", {}).get("error")
-        at = "".join(f"[{part!r}]" for part in first["loc"])
-        if isinstance(bad, BadValue):
-            raise BadValue(f"{at} {bad.text}".strip(), allowed=bad.allowed, suggestion=bad.suggestion) from None
-        raise BadValue(f"{at} {first['msg']}".strip()) from None
+        wrong = []
+        for found in error.errors(include_url=False):
+            at = tuple(str(part) for part in found["loc"] if part != "[key]")
+            bad = found.get("ctx", {}).get("error")
+            allowed = "{key: value}" if found["type"] == "dict_type" else "a value of another type"
+            own = BadValue(f"{show(found['input'])} is not of the right type", allowed=allowed)
+            wrong.append((at, bad if isinstance(bad, BadValue) else own))
+        return None, wrong
 
 
-def _contradictions(settings: Mapping[str, Setting], origin: str, marks: Marks | None) -> Iterator[Problem]:
+def _shown(bad: BadValue) -> str:
+    """A suggested value as it can be written; advice as it stands."""
+    is_advice = isinstance(bad.suggestion, str) and (not bad.suggestion or " " in bad.suggestion)
+    return bad.suggestion if is_advice else repr(bad.suggestion)
+
+
+def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Problem]:
     """Two spellings of one option at the same place (the same device, the same layer) with different values."""
     seen: dict[tuple[str, str | None], Setting] = {}
     for setting in settings.values():
         first = seen.setdefault((setting.option.name, setting.device), setting)
         if first.value != setting.value:
             text = f"{setting.value!r} contradicts {first.spelling}={first.value!r}; they are one option"
-            yield Problem(setting.spelling, text, origin, mark=marks(tuple(setting.spelling.split("."))) if marks else None)
+            yield Problem(setting.spelling, text, origin)

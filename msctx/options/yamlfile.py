@@ -25,6 +25,13 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
 _SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 
 
+_TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
+
+
+_LIMIT = 100_000
+"""The most values that a file may come to once its aliases are followed."""
+
+
 class AmbiguousNumber(ValueError):
     """A number that YAML 1.1 and 1.2 read differently."""
 
@@ -38,9 +45,11 @@ def scalar(text: str) -> Any:
     if text.lower() in YamlWord.TRUTH:
         return YamlWord(text)
     if _LEADING_ZERO.match(text):
-        digits = text.lstrip("+-0").replace("_", "") or "0"
-        octal = f"{int(digits, 8)} in YAML 1.1 and " if re.fullmatch("[0-7]+", digits) else ""
-        raise AmbiguousNumber(f"{text} is {octal}{digits} in YAML 1.2; write the number without the leading zero, or quote it")
+        sign, digits = text[: text[0] in "+-"].replace("+", ""), text.lstrip("+-").replace("_", "").lstrip("0") or "0"
+        octal = f" {sign}{int(digits, 8)} in YAML 1.1 and" if re.fullmatch("[0-7]+", digits) else ""
+        raise AmbiguousNumber(
+            f"{text} is{octal} {sign}{digits} in YAML 1.2; write the number without the leading zero, or quote it"
+        )
     if _INT.match(text):
         return int(text.replace("_", ""))
     if _HEX_OCT.match(text):
@@ -60,7 +69,9 @@ class Document:
         self._values: dict[tuple[Any, ...], yaml.Node] = {}
         self._keys: dict[tuple[Any, ...], yaml.Node] = {}
         self.problems: list[Problem] = []
+        self._nodes = 0
         self.data = {} if node is None else self._build(node, (), set())
+        self.problems.sort(key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
 
     def mark(self, path: tuple[Any, ...]) -> Mark | None:
         """The place of the value at *path*; with ``""`` appended, of its key; else of the nearest thing around it."""
@@ -94,8 +105,15 @@ class Document:
 
     def _build(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> Any:
         self._values[path] = node
+        self._nodes += 1
+        if self._nodes > _LIMIT:  # aliases of aliases grow without end
+            raise RecursionError
         if id(node) in above:
             self._problem(path, node, "an alias that contains itself")
+            return None
+        tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        if tag not in _TAGS:
+            self._problem(path, node, f"the tag {node.tag} is not understood here")
             return None
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -105,11 +123,7 @@ class Document:
         return self._mapping(node, path, above)
 
     def _scalar(self, node: yaml.ScalarNode, path: tuple[Any, ...]) -> Any:
-        tag = node.tag.removeprefix("tag:yaml.org,2002:")
-        if node.tag.startswith("!") or tag in ("binary", "set", "omap"):
-            self._problem(path, node, f"the tag {node.tag} is not understood here")
-            return None
-        if node.style is not None or (tag == "str" and _is_tagged(node)):
+        if node.style is not None or (node.tag.endswith(":str") and _is_tagged(node)):
             return node.value
         try:
             return scalar(node.value)
@@ -118,27 +132,32 @@ class Document:
             return None
 
     def _mapping(self, node: yaml.MappingNode, path: tuple[Any, ...], above: set[int]) -> dict[Any, Any]:
-        data: dict[Any, Any] = {}
-        merged: dict[Any, Any] = {}
-        seen: dict[Any, yaml.Node] = {}
+        pairs: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 self._problem(path, key_node, "a key must be a plain word")
-                continue
-            key = key_node.value
-            if key in seen:
-                self._problem((*path, key), key_node, f"stands twice; first on line {seen[key].start_mark.line + 1}")
-                continue
-            seen[key] = key_node
-            self._keys[(*path, key)] = key_node
-            if key == "<<":
-                for source in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
-                    part = self._build(source, path, above)
-                    merged = {**part, **merged} if isinstance(part, dict) else merged
-                self._values[path] = node
+            elif key_node.value in pairs:
+                first = pairs[key_node.value][0].start_mark.line + 1
+                self._problem((*path, key_node.value), key_node, f"stands twice; first on line {first}")
             else:
-                data[key] = self._build(value_node, (*path, key), above)
+                pairs[key_node.value] = key_node, value_node
+        merged = self._merged(pairs.pop("<<")[1], path, above) if "<<" in pairs else {}
+        self._values[path] = node
+        data = {}
+        for key, (key_node, value_node) in pairs.items():  # after what is merged: their places count
+            self._keys[(*path, key)] = key_node
+            data[key] = self._build(value_node, (*path, key), above)
         return {**merged, **data}
+
+    def _merged(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> dict[Any, Any]:
+        """What ``<<`` brings in: a dictionary or a list of them, the first of which wins."""
+        merged: dict[Any, Any] = {}
+        for source in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
+            if isinstance(source, yaml.MappingNode):
+                merged.update(self._build(source, path, above) or {})
+            else:
+                self._problem((*path, "<<"), source, "only dictionaries can be merged")
+        return merged
 
 
 def _is_tagged(node: yaml.ScalarNode) -> bool:
@@ -146,10 +165,15 @@ def _is_tagged(node: yaml.ScalarNode) -> bool:
     return yaml.SafeLoader("").resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag
 
 
-def parse(text: str, file: str) -> Document:
-    """Read YAML text; raises :class:`FileError` with every problem of its form."""
+def parse(text: str, file: str, *, collect: bool = False) -> Document:
+    """Read YAML text; raises :class:`FileError` when it is not YAML.
+
+    Args:
+        collect: leave what else is wrong with its form (a key that stands twice, a number that could mean two) in
+            ``problems``, for the caller to tell together with its own; else that raises too.
+    """
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        document = Document(file, text, yaml.compose(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         place = error.problem_mark or error.context_mark
         lines = text.splitlines()
@@ -161,18 +185,19 @@ def parse(text: str, file: str) -> Document:
         raise FileError([Problem("", f"this is not YAML: {what}", where=file, mark=mark)]) from None
     except yaml.YAMLError as error:
         raise FileError([Problem("", f"this is not YAML: {str(error).splitlines()[0]}", where=file)]) from None
-    document = Document(file, text, node)
-    if document.problems:
+    except RecursionError:
+        raise FileError([Problem("", f"nested too deeply, or more than {_LIMIT} values", where=file)]) from None
+    if document.problems and not collect:
         raise FileError(document.problems)
     return document
 
 
-def load(path: str | Path) -> Document:
+def load(path: str | Path, *, collect: bool = False) -> Document:
     """Read a YAML file; raises :class:`FileError` when it is missing, unreadable or not YAML."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileError([Problem("", f"not UTF-8 text (byte {error.start})", where=str(path))]) from None
-    except OSError as error:
-        raise FileError([Problem("", f"cannot be read: {error.strerror}", where=str(path))]) from None
-    return parse(text, str(path))
+    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
+        raise FileError([Problem("", f"cannot be read: {getattr(error, 'strerror', error)}", where=str(path))]) from None
+    return parse(text, str(path), collect=collect)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import FileError, Mark, OptionError, Problem, nearest
-from msctx.options import Layer, find, make_layer
+from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, TextKind
-from msctx.options.layers import preset_layer, shipped
-from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse, scalar
+from msctx.options.layers import flatten, from_text, preset_layer, shipped
+from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
 
 
 class _Arguments(Kind):
@@ -55,8 +55,9 @@ class Experiment:
     entry_mark: Mark | None = None
 
     @property
-    def layers(self) -> list[Layer]:
-        return [self.levels[level] for level in ("preset", "yaml", "command line") if level in self.levels]
+    def settings(self) -> Settings:
+        """All of them as one layer."""
+        return Settings([flatten(self.levels)])
 
 
 def find_file(name: str) -> Path:
@@ -88,8 +89,8 @@ def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = 
         OptionError: everything that is wrong with what it and the command line say.
     """
     path = find_file(file) if file else None
-    document = load(path) if path else parse("", "")
-    problems: list[Problem] = []
+    document = load(path, collect=True) if path else parse("", "")
+    problems: list[Problem] = list(document.problems)
     sections = _sections(document, problems)
     options, marks = sections.pop("context"), document.under("context")
     given = _overrides(overrides, problems)
@@ -171,7 +172,7 @@ def _overrides(words: Sequence[str], problems: list[Problem]) -> dict[str, dict[
             problems.append(Problem(word, "is not key=value", where))
             continue
         try:
-            value = _value(text)
+            value = _value(key, text)
         except (AmbiguousNumber, FileError) as error:
             reason = error.problems[0].text if isinstance(error, FileError) else str(error)
             problems.append(Problem(key, reason, where))
@@ -194,11 +195,11 @@ def _overrides(words: Sequence[str], problems: list[Problem]) -> dict[str, dict[
     return found
 
 
-def _value(text: str) -> Any:
-    """A value of the command line: a YAML scalar, or a YAML list or dictionary in brackets."""
+def _value(key: str, text: str) -> Any:
+    """A value of the command line: a YAML scalar, or a YAML list, dictionary or quoted text."""
     if text[:1] in "[{\"'" and text:
         return parse(text, "command line").data
-    return scalar(text)
+    return from_text(key, text)
 
 
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msctx import devices
-from msctx.context import base_layers, current
+from msctx.base import BASE
+from msctx.context import current
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
-from msctx.options import Settings
 from msctx.plan import Plan, make
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
@@ -71,7 +71,7 @@ def log(**metrics: Any) -> None:
 
 def prepare_environment(experiment: Experiment) -> None:
     """Set what libraries read once, before torch is imported; what the user has set himself stays."""
-    plan = make(Settings(experiment.layers), Facts(devices=devices.likely()))
+    plan = make(experiment.settings, Facts(devices=devices.likely()))
     for switch, value in plan.assignments.items():
         if switch.startswith("env.") and value is not None:
             os.environ.setdefault(switch.removeprefix("env."), value)
@@ -93,7 +93,7 @@ def run_experiment(
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored.
     """
     found = state()
-    with base_layers(experiment.levels) as plan:
+    with BASE.laid_under(experiment.levels) as plan:
         entry = resolve(experiment)
         record = Record.create(out, experiment.record_dir, experiment.name)
         record.json("plan.json", plan.as_dict())
@@ -154,7 +154,7 @@ def _running(run: Run) -> Iterator[None]:
 def config(experiment: Experiment) -> dict[str, Any]:
     """The experiment with everything resolved: running this file repeats the run."""
     options: dict[str, Any] = {}
-    for layer in experiment.layers:
+    for layer in experiment.settings.layers:
         for setting in layer.settings.values():
             group, _, key = setting.spelling.rpartition(".")
             (options.setdefault(group, {}) if group else options)[key] = setting.value

@@ -56,5 +56,11 @@ SWITCHES = (
     # torch_npu also tells HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
     _variable("HCCL_DETERMINISTIC", "the first HCCL communicator"),
     _variable("TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_cann_late),
-    Switch(name="python.recursion_limit", read=sys.getrecursionlimit, write=sys.setrecursionlimit),
+    # a value is what is needed at least: a higher limit that is in force already stays
+    Switch(
+        name="python.recursion_limit",
+        read=sys.getrecursionlimit,
+        write=sys.setrecursionlimit,
+        satisfied=lambda needed: sys.getrecursionlimit() >= needed,
+    ),
 )

@@ -141,7 +141,7 @@ def _leave_module(module: Any, inputs: Any, output: Any) -> None:
 
 def _flushes_denormals() -> bool:
     """There is no getter: the product of the smallest normal number and one half is denormal, or it was flushed."""
-    return bool((torch.tensor(2.0**-126, device="cpu") * 0.5).item() == 0.0)
+    return bool((torch.tensor(2.0**-126, dtype=torch.float32, device="cpu") * 0.5).item() == 0.0)
 
 
 def _observed(name: str, read: Any) -> Switch:

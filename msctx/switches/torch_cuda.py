@@ -22,11 +22,11 @@ SWITCHES = (
     Switch(name="torch.cudnn.enabled", read=_C._get_cudnn_enabled),
     Switch(
         name="torch.cuda.matmul.allow_fp16_reduced_precision_reduction",
-        read=_C._get_cublas_allow_fp16_reduced_precision_reduction,
+        read=lambda: list(_C._get_cublas_allow_fp16_reduced_precision_reduction()),
     ),
     Switch(
         name="torch.cuda.matmul.allow_bf16_reduced_precision_reduction",
-        read=_C._get_cublas_allow_bf16_reduced_precision_reduction,
+        read=lambda: list(_C._get_cublas_allow_bf16_reduced_precision_reduction()),
     ),
     Switch(name="torch.cuda.matmul.allow_fp16_accumulation", read=_C._get_cublas_allow_fp16_accumulation),
     Switch(name="torch.sdp.flash", read=_C._get_flash_sdp_enabled),

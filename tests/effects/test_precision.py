@@ -50,7 +50,7 @@ def test_each_pair_is_in_one_of_the_tables() -> None:
 
 
 def test_all_flags_side_by_side() -> None:
-    settings = Settings([make_layer({name: True for name in FLAGS}, "test")])
+    settings = Settings([make_layer(dict.fromkeys(FLAGS, True), "test")])
     found = plan.make(settings, Facts(devices=DEVICES))
     assert found.assignments == {flag[1]: True for flag in FLAGS.values()}
     assert found.failing == ()

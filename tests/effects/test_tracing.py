@@ -14,9 +14,8 @@ HOST_OFF = {"torch.anomaly_mode": False, "torch.autograd.multithreading": True}
 OWN = {"cpu": {}, "cuda": {"torch.cuda.synchronize_each_op": True}, "ascend": {"torch.npu.synchronize_each_op": True}}
 
 
-def depth(value: int, recursion_limit: int, devices: tuple[str, ...] = ("cpu",)) -> plan.Plan:
-    settings = Settings([make_layer({"max_call_depth": value}, "test")])
-    return plan.make(settings, Facts(devices=devices, recursion_limit=recursion_limit))
+def depth(value: int, devices: tuple[str, ...] = ("cpu",)) -> plan.Plan:
+    return plan.make(Settings([make_layer({"max_call_depth": value}, "test")]), Facts(devices=devices))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -41,36 +40,24 @@ def test_every_device_of_a_machine_is_synchronised() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_depth_of_calls(device: str) -> None:
-    found = depth(10, 10_000, (device,))
-    assert found.assignments == {"torch.nn.max_call_depth": 10}
+    found = depth(10, (device,))
+    assert found.assignments["torch.nn.max_call_depth"] == 10
     (row,) = found.rows
     assert row.status == "approximated"
     assert "nested module calls" in row.reason
 
 
-@pytest.mark.parametrize(("value", "found"), [(2000, 1000), (1, 1000), (10_000, 50_000)])
-def test_pythons_limit_is_raised_where_it_would_be_reached_first(value: int, found: int) -> None:
-    raised = depth(value, found).assignments["python.recursion_limit"]
-    assert raised > found
-    assert raised >= FRAMES_PER_CALL * value
-
-
-def test_pythons_limit_is_never_lowered() -> None:
-    assert depth(10, 10**6).assignments.get("python.recursion_limit", 10**6) >= 10**6
-
-
-def test_planning_again_under_the_raised_limit_keeps_it_raised() -> None:
-    """Else the next set_context, which finds the limit as this plan raised it, would take it back."""
-    first = depth(2000, 1000)
-    raised = first.assignments["python.recursion_limit"]
-    assert depth(2000, raised).assignments == first.assignments
+@pytest.mark.parametrize("value", [1, 2000, 10_000])
+def test_pythons_limit_leaves_room_for_the_calls(value: int) -> None:
+    """What is assigned is what is needed at least; the switch keeps a limit that is higher already."""
+    assert depth(value).assignments["python.recursion_limit"] >= FRAMES_PER_CALL * value
 
 
 @pytest.mark.parametrize("value", [10**6, 10**9, 2**31 - 1, 2**32])
 def test_the_limit_is_one_that_python_can_hold(value: int) -> None:
     """A C int; or the option is refused, but not with Python's OverflowError."""
     try:
-        found = depth(value, 1000)
+        found = depth(value)
     except OptionError:
         return
     assert found.assignments["python.recursion_limit"] <= 2**31 - 1

@@ -8,7 +8,7 @@ import pytest
 import msctx
 from msctx.errors import FileError, MsctxError, OptionError
 from msctx.options import Layer, Settings, make_layer
-from msctx.options.layers import RESERVED, environment_layers, layers_of, presets
+from msctx.options.layers import RESERVED, environment_layers, layer_of, presets
 
 
 def values(layer: Layer) -> dict[str, object]:
@@ -90,29 +90,29 @@ def test_keys_tell_values_and_origins_apart() -> None:
 def test_presets_are_shipped_and_sound() -> None:
     assert set(presets()) == {"debug", "fast", "reproducible"}
     for name in presets():
-        (layer,) = layers_of({"preset": name}, "test")
+        layer = layer_of({"preset": name}, "test")
         assert layer.settings
         assert {s.origin for s in layer.settings.values()} == {f"preset {name}"}
-    assert values(layers_of({"preset": "reproducible"}, "test")[0])["deterministic"] == "ON"
+    assert values(layer_of({"preset": "reproducible"}, "test"))["deterministic"] == "ON"
 
 
 def test_options_beside_a_preset_win() -> None:
-    layers = layers_of({"preset": "fast", "deterministic": "ON", "matmul_allow_tf32": False}, "test")
-    settings = Settings(layers)
-    assert flat(*layers)["deterministic"] == ("ON", "test")
+    layer = layer_of({"preset": "fast", "deterministic": "ON", "matmul_allow_tf32": False}, "test")
+    settings = Settings([layer])
+    assert flat(layer)["deterministic"] == ("ON", "test")
     assert settings.get("matmul_allow_tf32", "cuda").value is False  # type: ignore[union-attr]
     assert settings.get("conv_allow_tf32", "cuda").origin == "preset fast"  # type: ignore[union-attr]
 
 
 def test_nothing_set_is_no_layer() -> None:
-    assert layers_of({}, "test") == ()
-    assert layers_of({"preset": None, "gpu_config": {}}, "test") == ()
+    assert not layer_of({}, "test").settings
+    assert not layer_of({"preset": None, "gpu_config": {}}, "test").settings
 
 
 def test_a_preset_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("context:\n  seed: 7\n  gpu_config:\n    conv_allow_tf32: off\n")
-    (layer,) = layers_of({"preset": str(path)}, "test")
+    layer = layer_of({"preset": str(path)}, "test")
     assert values(layer) == {"seed": 7, "gpu_config.conv_allow_tf32": False}
     assert layer.settings["seed"].origin == f"{path}:2:9"
 
@@ -120,7 +120,7 @@ def test_a_preset_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", ["reproducable", "", 5, True, ["fast"]])
 def test_an_unknown_preset(preset: object) -> None:
     with pytest.raises(OptionError) as error:
-        layers_of({"preset": preset}, "test")
+        layer_of({"preset": preset}, "test")
     (problem,) = error.value.problems
     assert (problem.path, problem.where) == ("preset", "test")
     assert "reproducible" in problem.allowed
@@ -129,27 +129,27 @@ def test_an_unknown_preset(preset: object) -> None:
 
 def test_problems_of_a_preset_and_of_options_at_once() -> None:
     with pytest.raises(OptionError) as error:
-        layers_of({"preset": "fst", "deterministic": "maybe", "sed": 1}, "test")
+        layer_of({"preset": "fst", "deterministic": "maybe", "sed": 1}, "test")
     assert {p.path for p in error.value.problems} == {"preset", "deterministic", "sed"}
 
 
 def test_problems_in_a_file_of_presets(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     with pytest.raises(FileError, match="No such file"):
-        layers_of({"preset": str(path)}, "test")
+        layer_of({"preset": str(path)}, "test")
     path.write_text("context:\n  sed: 7\n")
     with pytest.raises(OptionError) as error:
-        layers_of({"preset": str(path)}, "test")
+        layer_of({"preset": str(path)}, "test")
     assert str(error.value.problems[0].mark) == f"{path}:2:3"
     for text in ("seed: 7\n", "[1]\n", "", "context: 5\n"):
         path.write_text(text)
         with pytest.raises(OptionError, match="context"):
-            layers_of({"preset": str(path)}, "test")
+            layer_of({"preset": str(path)}, "test")
 
 
 def test_a_preset_whose_path_no_system_takes() -> None:
     with pytest.raises(MsctxError):
-        layers_of({"preset": "nul\0.yaml"}, "test")
+        layer_of({"preset": "nul\0.yaml"}, "test")
 
 
 # --- set_context: one layer that grows --------------------------------------------------------------------------------
@@ -167,7 +167,16 @@ def test_a_later_spelling_of_an_option_wins_over_an_earlier_one() -> None:
     msctx.set_context(session={"deterministic": 0})
     assert msctx.get_context("deterministic") == "OFF"
     msctx.set_context(deterministic="ON")
-    assert msctx.get_context("session.deterministic") == msctx.get_context("deterministic") == "ON"
+    assert msctx.get_context("deterministic") == "ON"
+
+
+@pytest.mark.usefixtures("_reset")
+@pytest.mark.parametrize("asked", ["deterministic", "session.deterministic"])
+@pytest.mark.parametrize("given", ["deterministic", "session.deterministic"])
+def test_an_option_has_one_value_under_every_spelling(given: str, asked: str) -> None:
+    msctx.set_context(**{given: "ON"})
+    assert msctx.get_context(asked, origin=True).value == "ON"
+    assert msctx.get_context(asked, origin=True).origin.startswith("set_context")
 
 
 @pytest.mark.usefixtures("_reset")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msctx.errors import FileError, OptionError, Problem
 from msctx.options import Layer, make_layer
 from msctx.options.kinds import YamlWord
-from msctx.options.yamlfile import AmbiguousNumber, load, parse, scalar
+from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse, scalar
 
 
 def read(text: str) -> object:
@@ -375,11 +375,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @example("!!<tag:yaml.org,2002:int> a: 1")
 def test_any_text_is_a_document_or_a_file_error(text: str) -> None:
     try:
-        document = parse(text, "file.yaml")
+        found: Document | FileError = parse(text, "file.yaml")
     except FileError as error:
-        assert error.problems
+        found = error
+    if isinstance(found, FileError):
+        assert found.problems
+        assert "file.yaml" in str(found)
     else:
-        assert document.mark(()) is None or document.mark(()).line >= 1  # type: ignore[union-attr]
+        lines = [mark.line for path in ((), ("a",), ("a", ""), ("a", 0)) if (mark := found.mark(path))]
+        assert all(1 <= line <= text.count("\n") + text.count("\r") + 2 for line in lines)
 
 
 # --- places -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from msctx.errors import FileError, OptionError
-from msctx.options import Settings
 from msctx.run.config import find_file, is_file, read
 
 
@@ -23,8 +22,7 @@ def write(tmp_path: Path):
 
 
 def values(experiment) -> dict[str, object]:
-    settings = Settings(experiment.layers)
-    return {name: settings.get(name).value for name in settings}
+    return {name: experiment.settings.get(name).value for name in experiment.settings}
 
 
 def test_sections(write):
@@ -50,7 +48,7 @@ def test_sections(write):
 def test_overrides_beat_the_file_and_say_where_they_are_from(write):
     file = write("context: {deterministic: ON, preset: debug}\nexperiment: {entry: a:b, args: {a: {b: 1, c: 2}}, seed: 1}\n")
     experiment = read(file, ["deterministic=OFF", "args.a.b=5", "args.name=1,2", "experiment.seed=9", "record.dir=elsewhere"])
-    settings = Settings(experiment.layers)
+    settings = experiment.settings
     assert settings.get("deterministic").value == "OFF"
     assert settings.get("deterministic").origin == "command line"
     assert settings.get("seed").value == 9
@@ -62,7 +60,8 @@ def test_overrides_beat_the_file_and_say_where_they_are_from(write):
 def test_levels_are_kept_apart(write):
     experiment = read(write("context: {preset: reproducible, seed: 5}\n"), ["runtime_num_threads=2"])
     assert list(experiment.levels) == ["yaml", "command line", "preset"]
-    assert [len(layer.settings) for layer in experiment.layers] == [2, 1, 1]  # low to high
+    assert len(experiment.settings.layers) == 1
+    assert values(experiment) == {"deterministic": "ON", "seed": 5, "runtime_num_threads": 2}
 
 
 def test_a_preset_of_the_command_line_stays_below_the_file(write):
@@ -115,7 +114,7 @@ def test_seed_twice_must_agree(write):
 
 def test_the_origin_of_the_seed_is_its_own_line(write):
     experiment = read(write("context: {deterministic: ON}\nexperiment:\n  seed: 4\n"))
-    assert Settings(experiment.layers).get("seed").origin.endswith("x.yaml:3:9")
+    assert experiment.settings.get("seed").origin.endswith("x.yaml:3:9")
 
 
 def test_an_entry_is_needed_to_run(write):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -34,3 +35,10 @@ def test_any_workspace_that_keeps_its_bits_will_do(value, served, monkeypatch):
     if value:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
     assert SWITCHES["env.CUBLAS_WORKSPACE_CONFIG"].is_satisfied(":4096:8") is served
+
+
+def test_pythons_limit_is_never_lowered():
+    switch, found = SWITCHES["python.recursion_limit"], sys.getrecursionlimit()
+    assert switch.is_satisfied(found - 1)
+    assert switch.is_satisfied(found)
+    assert not switch.is_satisfied(found + 1)

@@ -1,0 +1,124 @@
+"""What holds outside every with-block: presets, YAML, MSCTX_*, the command line and set_context, until they are reset."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from msctx import plan as planning
+from msctx.effects import Facts
+from msctx.errors import DeviceError, StrictError
+from msctx.notices import tell
+from msctx.options import Layer, Settings
+from msctx.options.layers import environment_layers, flatten
+from msctx.plan import Plan
+
+if TYPE_CHECKING:
+    from msctx.apply import Hold
+
+NOTHING = planning.make(Settings(), Facts())
+
+_plans: OrderedDict[Any, Plan] = OrderedDict()
+
+
+def plan_of(settings: Settings, facts: Facts) -> Plan:
+    """Plans are pure, so the latest ones are kept."""
+    key = (settings.key, facts)
+    if (plan := _plans.get(key)) is None:
+        plan = _plans[key] = planning.make(settings, facts)
+        while len(_plans) > 64:
+            _plans.popitem(last=False)
+    return plan
+
+
+def refuse(plan: Plan) -> None:
+    """Raise for a plan that must not be entered."""
+    if plan.missing:
+        from msctx import devices
+
+        words = {device: word for word, device in planning.TARGETS.items()}
+        raise DeviceError.missing(plan.target or "", [words[d] for d in devices.here()])
+    if plan.strict and plan.failing:
+        raise StrictError.of([str(row) for row in plan.failing])
+
+
+def tell_failing(plan: Plan, own: Sequence[Layer] | None, hold: Hold) -> None:
+    """One warning for each option that is not carried out; *own*: only for what these layers set."""
+    spellings = None if own is None else {s for layer in own for s in layer.settings}
+    for row in plan.failing:
+        if spellings is None or row.spelling in spellings:
+            tell(row.spelling, str(row))
+    for switch, reason in hold.late.items():
+        tell(switch, reason)
+
+
+class Base:
+    """The layers below all scopes, by level, and what they have written."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.levels: dict[str, Layer] = {}
+        self.layers: tuple[Layer, ...] = ()  # the one layer that the levels come to
+        self.read_environment = False
+        self.plan = NOTHING
+        self.hold: Hold | None = None
+
+    def start(self) -> None:
+        """Read MSCTX_* at the first use of msctx in this process, never at import."""
+        if not self.read_environment:
+            with self.lock:
+                if not self.read_environment:
+                    self.change(environment_layers(os.environ))
+                    self.read_environment = True
+
+    def change(self, levels: Mapping[str, Layer]) -> list[str]:
+        """Lay new values over each level's; return the switches that open scopes cover."""
+        if not any(layer.settings for layer in levels.values()):
+            return []
+        with self.lock:
+            new = dict(self.levels)
+            for level, layer in levels.items():
+                new[level] = new.get(level, Layer()).under(layer)
+            return self._become(new)
+
+    def reset(self) -> None:
+        """Put back what was found before the first value was set."""
+        with self.lock:
+            if self.levels:
+                self._become({})
+            self.read_environment = False
+
+    @contextmanager
+    def laid_under(self, levels: Mapping[str, Layer]) -> Iterator[Plan]:
+        """Lay layers under everything a program sets itself (``msctx run``), and take them away with what it set."""
+        self.start()
+        with self.lock:
+            before = dict(self.levels)
+            self.change(levels)
+        try:
+            yield self.plan
+        finally:
+            with self.lock:
+                self._become(before)
+
+    def _become(self, levels: dict[str, Layer]) -> list[str]:
+        from msctx import apply, devices
+
+        merged = flatten(levels)
+        settings = Settings([merged])
+        plan = plan_of(settings, devices.facts()) if settings else NOTHING
+        if self.hold is None:
+            self.hold = apply.Hold("set_context", base=True)
+        refuse(plan)
+        covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict)
+        self.levels, self.plan = levels, plan
+        self.layers = (merged,) if merged.settings else ()
+        tell_failing(plan, None, self.hold)
+        return covered
+
+
+BASE = Base()

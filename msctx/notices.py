@@ -1,0 +1,31 @@
+"""Warnings that are told once, at the user's line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+from msctx.errors import MsctxWarning
+
+_told: set[tuple[str, str]] = set()
+
+
+def tell(option: str, text: str) -> None:
+    """Warn once per (option, reason)."""
+    if (option, text) not in _told:
+        _told.add((option, text))
+        warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
+
+
+def user_frame() -> tuple[str, int]:
+    """``file.py:line`` of the nearest caller that is not msctx or Dynamo, and its stack level seen from our caller."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("msctx", "torch._dynamo", "contextlib")):
+        frame, level = frame.f_back, level + 1
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level
+
+
+def forget() -> None:
+    """Let every warning be told again."""
+    _told.clear()
