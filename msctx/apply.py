@@ -69,23 +69,27 @@ def _key(switch: Switch, thread: int | None = None) -> Any:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[Callable[[], bool]]:
+def uninterrupted() -> Iterator[Callable[[], None]]:
     """Put Ctrl-C off until the block is done, so that it cannot fall between a write and its entry in the ledger.
 
-    Yields a function that tells whether one is waiting.
+    Yields a function that lets one that is waiting through at once: a block that can still undo its work calls it last.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield lambda: False
+        yield lambda: None
         return
     waiting: list[Any] = []
+
+    def deliver() -> None:
+        while waiting:
+            handler(*waiting.pop(0))
+
     signal.signal(signal.SIGINT, lambda *call: waiting.append(call))
     try:
-        yield lambda: bool(waiting)
+        yield deliver
     finally:
         signal.signal(signal.SIGINT, handler)
-        if waiting:
-            handler(*waiting[0])
+        deliver()
 
 
 def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold:
@@ -97,7 +101,7 @@ def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -
         SwitchError: a switch did not take its value.
     """
     hold = Hold(owner)
-    with _lock, uninterrupted() as interrupted:
+    with _lock, uninterrupted() as deliver:
         switches = [SWITCHES[name] for name in assignments]
         _check_threads(switches, hold)
         _check_writable(switches, assignments, hold, strict)
@@ -107,11 +111,10 @@ def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -
                     _write(switch, assignments[switch.name], hold)
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
+            deliver()
         except BaseException:
             undo(hold, quiet=True)
             raise
-        if interrupted():
-            undo(hold, quiet=True)
     return hold
 
 
@@ -144,27 +147,32 @@ def _until(switch: Switch) -> str:
 
 
 def _write(switch: Switch, value: Any, hold: Hold) -> None:
-    satisfied = switch.is_satisfied(value)
+    """Write one switch that *hold* does not hold yet."""
+    record = None
     if switch.restore == "exact":
         found = switch.take()
         hold.records[switch.name] = record = _Record(switch, lambda: switch.put_back(found), None)
         _ledger.setdefault(_key(switch), []).append(hold)
-    elif satisfied:
-        return
-    if not satisfied:
-        try:
-            switch.set(value)
-        except RuntimeError as error:
-            if switch.only_before:
-                hold.late[switch.name] = f"{switch.name} can only be set before {switch.only_before}"
-                return
-            raise SwitchError(f"{switch.name} did not take {value!r}: {error}. Nothing was changed.") from error
-        if not switch.is_satisfied(value) and switch.restore != "kept":
-            raise SwitchError(f"{switch.name} did not take {value!r}: it reads {switch.read()!r}. Nothing was changed.")
-        if switch.restore == "never" and not hold.base:
+    if not switch.is_satisfied(value):
+        if reason := _set(switch, value):
+            hold.late[switch.name] = reason
+        elif switch.restore == "never" and not hold.base:
             _warn_stays(switch, value)
-    if switch.restore == "exact":
+    if record is not None:
         record.wrote = switch.read()
+
+
+def _set(switch: Switch, value: Any) -> str:
+    """Set a switch and read it back; return why it is too late for that, or ``""``."""
+    try:
+        switch.set(value)
+    except RuntimeError as error:
+        if switch.only_before:
+            return f"{switch.name} can only be set before {switch.only_before}"
+        raise SwitchError(f"{switch.name} did not take {value!r}: {error}. Nothing was changed.") from error
+    if not switch.is_satisfied(value) and switch.restore != "kept":
+        raise SwitchError(f"{switch.name} did not take {value!r}: it reads {switch.read()!r}. Nothing was changed.")
+    return ""
 
 
 def _warn_stays(switch: Switch, value: Any) -> None:
@@ -207,7 +215,7 @@ def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False) 
     """
     undone: list[Callable[[], None]] = []
     covered: list[str] = []
-    with _lock, uninterrupted():
+    with _lock, uninterrupted() as deliver:
         names = [*assignments, *(name for name in hold.records if name not in assignments)]
         switches = [SWITCHES[name] for name in names]
         hold.late.clear()
@@ -217,6 +225,9 @@ def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False) 
             for switch in switches:
                 if switch.name not in hold.late and _rebase_one(switch, hold, assignments, undone):
                     covered.append(switch.name)
+            if strict and hold.late:
+                raise StrictError.of(sorted(hold.late.values()))
+            deliver()
         except BaseException:
             for step in reversed(undone):
                 step()
@@ -280,7 +291,7 @@ def _rebase_below(
 
 def _write_again(switch: Switch, value: Any, record: _Record) -> None:
     if not switch.is_satisfied(value):
-        switch.set(value)
+        _set(switch, value)
     record.wrote = switch.read()
 
 

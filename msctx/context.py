@@ -95,10 +95,10 @@ def _open(context: Context) -> _Scope:
     return _Scope(context, layers, settings, plan, hold)
 
 
-def _uninterrupted(context: Context) -> AbstractContextManager[Callable[[], bool]]:
+def _uninterrupted(context: Context) -> AbstractContextManager[Callable[[], None]]:
     """Put Ctrl-C off while a context that writes something is entered or left."""
     if not context.layers:
-        return nullcontext(lambda: False)
+        return nullcontext(lambda: None)
     from msctx import apply
 
     return apply.uninterrupted()
@@ -146,18 +146,29 @@ class Context:
 
     @outside_dynamo
     def __enter__(self) -> Context:
-        with _uninterrupted(self) as interrupted:
-            scope = _open(self)
-            if interrupted():  # a with-block whose __enter__ raises is never left
-                _close(scope)
-            else:
+        scope = None
+        try:
+            with _uninterrupted(self):
+                scope = _open(self)
                 _stack.scopes.append(scope)
-        return self
+            return self
+        except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
+            if scope is not None:
+                _stack.scopes.remove(scope)
+                _close(scope)
+            raise
 
     @outside_dynamo
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
-        with _uninterrupted(self):
-            self._leave(_stack.scopes)
+        try:  # the first statement: what a Ctrl-C interrupts from here on is left all the same
+            begun = False
+            with _uninterrupted(self):
+                begun = True
+                self._leave(_stack.scopes)
+        except KeyboardInterrupt:
+            if not locals().get("begun"):
+                self._leave(_stack.scopes)
+            raise
 
     def _leave(self, scopes: list[_Scope]) -> None:
         if scopes and scopes[-1].context is self and not scopes[-1].leaving:

@@ -1,6 +1,7 @@
 """apply.py: exact restore on every way out, Ctrl-C at every moment, changes by others, and what cannot be put back."""
 
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from msctx import apply
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.switches import SWITCHES, Switch
 
+context_module = importlib.import_module("msctx.context")
 Held = Callable[..., AbstractContextManager[apply.Hold]]
 State = Callable[[], dict[str, Any]]
 Passes = Callable[..., str]
@@ -309,10 +311,14 @@ def test_ctrl_c_on_any_line_of_entering(sweep: dict[str, Any]) -> None:
 
 
 def test_ctrl_c_on_any_line_of_leaving(sweep: dict[str, Any]) -> None:
-    """Nothing in Python helps against a signal before the first statement of ``__exit__`` runs; after that all must be safe."""
+    """Nothing in Python helps against a signal before the first ``try`` or ``with`` of ``__exit__``; from there on all is safe."""
+    source = Path(context_module.__file__).read_text().splitlines()
 
     def too_early(phase: str, file: str, function: str, line: int, offset: int, problems: list[str]) -> bool:
-        return file == "dynamo.py" or (file == "context.py" and function == "__exit__" and offset <= 2)
+        if (file, function) != ("context.py", "__exit__"):
+            return file == "dynamo.py"
+        above = source[line - offset : line - 1]
+        return not any(text.strip().startswith(("try:", "with ")) for text in above)
 
     assert [bad for bad in sweep["bad"] if bad[0] != "entering" and not too_early(*bad)] == []
 
@@ -681,12 +687,13 @@ def test_a_scope_that_changes_nothing_leaves_a_fresh_process_fresh(passes: Passe
 
 
 def test_cudnns_first_state_is_restored_or_it_is_told(passes: Passes) -> None:
-    """Exact, or said so: on the switch, or by a warning; never a silent difference."""
+    """Exact, or said so: on the switch, by a warning, or in the plan; never a silent difference."""
     code = PRISTINE + textwrap.dedent("""
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             apply.undo(apply.apply({"torch.cudnn.allow_tf32": False}, "one"))
-        honest = told or msctx.switches.SWITCHES["torch.cudnn.allow_tf32"].restore != "exact"
+        (row,) = msctx.explain({"gpu_config": {"conv_allow_tf32": False}}, device="cuda").rows
+        honest = told or "no longer reaches cuDNN" in row.reason or msctx.switches.SWITCHES["torch.cudnn.allow_tf32"].restore != "exact"
         assert follows_generic() or honest, "torch.backends.fp32_precision no longer reaches cuDNN, and nobody said so"
     """)
     passes(code)

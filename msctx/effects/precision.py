@@ -8,7 +8,10 @@ CORE = "the native core (convolution and matmul)"
 @effect("matmul_allow_tf32")
 def matmul_allow_tf32(want: Want) -> Outcome:
     if want.device == "cuda":
-        return honoured({"torch.cuda.matmul.allow_tf32": want.value})
+        reason = (
+            "" if want.value else "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
+        )
+        return honoured({"torch.cuda.matmul.allow_tf32": want.value}, reason)
     return not_built(CORE)
 
 
@@ -17,7 +20,8 @@ def conv_allow_tf32(want: Want) -> Outcome:
     if want.device == "cuda":
         return approximated(
             {"torch.cudnn.allow_tf32": want.value},
-            "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code",
+            "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code; once "
+            "it was written, a torch.backends.fp32_precision set later no longer reaches cuDNN (torch has no setter for that)",
         )
     return not_built(CORE)
 

@@ -1,15 +1,20 @@
 """The TF32 switches: the only file that knows torch's old and new precision APIs.
 
-Two APIs write the same state. The old one (``allow_tf32``, ``set_float32_matmul_precision``) keeps flags of its own; the new one
-(``fp32_precision``) is a tree whose nodes inherit (``"none"``) from their parents. If only a node is written, the old getters, and
-with them ``torch.backends.cudnn.flags()``, raise for everybody else in the process (trap 4). So values are written through
-the old setters, which write the tree as well, and read from the tree, which never raises. Putting back restores both: first
-the flag by its old setter, then the nodes to what they were.
+Two APIs write the same state. The old one (``allow_tf32``, ``set_float32_matmul_precision``) keeps two flags of its own; the new
+one (``fp32_precision``) is a tree whose nodes inherit (``"none"``) from their parents. The old getters, and with them
+``torch.backends.cudnn.flags()``, raise for everybody in the process when flags and nodes disagree (trap 4). So a write sets
+both, such that the old getters answer, and a read asks the tree, which never raises. Putting back restores flags and nodes,
+also where they disagreed.
+
+Two things of torch's that cannot be helped, and that effects/precision.py tells: allow_tf32=False after
+set_float32_matmul_precision("high" or "medium") must take oneDNN's products back to full precision too, else the getter of that
+function raises; and the state in which nobody has set cuDNN's nodes (tf32, until a parent says otherwise) has no setter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import _C
@@ -22,94 +27,137 @@ _NODES = {
     "mkldnn": ("all", "matmul", "conv", "rnn"),
 }
 
+Nodes = dict[tuple[str, str], str]
 
-def _node(backend: str, op: str) -> str:
-    return _C._get_fp32_precision_getter(backend, op)
+_get: Callable[[str, str], str] = _C._get_fp32_precision_getter
+_set: Callable[[str, str, str], None] = _C._set_fp32_precision_setter
 
 
-def _raw_nodes(backend: str, *ops: str) -> dict[str, str]:
-    """The nodes' own values. A getter returns the inherited value where a node has none, so the parents step aside."""
-    parents = [(b, _node(b, "all")) for b in ("generic", backend)]
-    if all(value == "none" for _, value in parents):
-        return {op: _node(backend, op) for op in ops}
-    own_parent = _own_parent(backend, parents)
+def _set_all(nodes: Nodes) -> None:
+    for (backend, op), value in nodes.items():
+        _set(backend, op, value)
+
+
+@contextmanager
+def _parents_aside() -> Iterator[None]:
+    """Show the nodes' own values: a getter returns the inherited one where a node has none."""
+    own: Nodes = {}
+    for backend in ("generic", "cuda", "mkldnn"):  # the root first: the others inherit from it
+        own[backend, "all"] = _get(backend, "all")
+        if own[backend, "all"] != "none":
+            _set(backend, "all", "none")
     try:
-        _C._set_fp32_precision_setter(backend, "all", "none")
-        _C._set_fp32_precision_setter("generic", "all", "none")
-        return {op: _node(backend, op) for op in ops}
+        yield
     finally:
-        _C._set_fp32_precision_setter("generic", "all", parents[0][1])
-        _C._set_fp32_precision_setter(backend, "all", own_parent)
+        _set_all({node: value for node, value in own.items() if value != "none"})
 
 
-def _own_parent(backend: str, parents: list[tuple[str, str]]) -> str:
-    """The own value of ``backend.all``, which inherits from the root as well."""
-    generic = parents[0][1]
-    if generic == "none":
-        return parents[1][1]
-    _C._set_fp32_precision_setter("generic", "all", "none")
+def _own(*nodes: tuple[str, str]) -> Nodes:
+    with _parents_aside():
+        return {node: _get(*node) for node in nodes}
+
+
+def _flag(getter: Callable[[], Any], nodes: Nodes, otherwise: Any = None) -> Any:
+    """An old flag, even where its getter raises: it is asked while *nodes* have values with which it does not.
+
+    *otherwise*: what it means if it raises all the same. The nodes are only written when there is no other way: that ends the
+    state in which nobody has set them.
+    """
+    with _parents_aside():
+        try:
+            return getter()
+        except RuntimeError:
+            before = {node: _get(*node) for node in nodes}
+            _set_all(nodes)
+            try:
+                return getter()
+            except RuntimeError:
+                return otherwise
+            finally:
+                _set_all(before)
+
+
+_MATMUL = ("cuda", "matmul"), ("mkldnn", "matmul")
+_CUDNN = ("cuda", "conv"), ("cuda", "rnn")
+
+
+def _save_matmul() -> tuple[str, Nodes]:
+    return _flag(_C._get_float32_matmul_precision, dict.fromkeys(_MATMUL, "ieee")), _own(*_MATMUL)
+
+
+def _load_matmul(state: tuple[str, Nodes]) -> None:
+    if state != _save_matmul():
+        _C._set_float32_matmul_precision(state[0])
+        _set_all(state[1])
+
+
+def _write_matmul(allow: bool) -> None:
+    onednn, own = _get("mkldnn", "matmul"), _own(("mkldnn", "matmul"))
+    flag = ("medium" if onednn == "bf16" else "high") if allow else "highest"
+    _C._set_float32_matmul_precision(flag)  # writes both nodes
+    if allow or onednn in ("none", "ieee"):
+        _set_all(own)
+
+
+def _save_cudnn() -> tuple[bool, Nodes]:
+    return _flag(_C._get_cudnn_allow_tf32, dict.fromkeys(_CUDNN, "tf32"), otherwise=False), _own(*_CUDNN)
+
+
+def _load_cudnn(state: tuple[bool, Nodes]) -> None:
+    if state != _save_cudnn():
+        _C._set_cudnn_allow_tf32(state[0])
+        _set_all(state[1])
+
+
+def _write_cudnn(allow: bool) -> None:
+    _C._set_cudnn_allow_tf32(allow)
+    _set_all(dict.fromkeys(_CUDNN, "tf32" if allow else "ieee"))  # the old setter leaves them to their parents
+
+
+def _legacy_matmul_precision() -> str:
     try:
-        return _node(backend, "all")
-    finally:
-        _C._set_fp32_precision_setter("generic", "all", generic)
-
-
-def _legacy(getter: Callable[[], Any], default: Any) -> Any:
-    """An old flag; in a process that already mixed both APIs the getter raises, and the flag is what the tree says."""
-    try:
-        return getter()
+        return _C._get_float32_matmul_precision()
     except RuntimeError:
-        return default
+        return "mixed"
 
 
-def _save_matmul() -> tuple[str | None, dict[str, str], dict[str, str]]:
-    precision = _legacy(_C._get_float32_matmul_precision, None)
-    return precision, _raw_nodes("cuda", "matmul"), _raw_nodes("mkldnn", "matmul")
+def _is_tf32(*nodes: tuple[str, str]) -> bool:
+    return all(_get(*node) == "tf32" for node in nodes)
 
 
-def _load_matmul(state: tuple[str | None, dict[str, str], dict[str, str]]) -> None:
-    precision, cuda, mkldnn = state
-    if precision is not None:
-        _C._set_float32_matmul_precision(precision)
-    for backend, nodes in (("cuda", cuda), ("mkldnn", mkldnn)):
-        for op, value in nodes.items():
-            _C._set_fp32_precision_setter(backend, op, value)
+def _agree(getters: tuple[Callable[[], Any], ...], allow: bool, *nodes: tuple[str, str]) -> bool:
+    """Whether nodes and old getters all say *allow* already, and none raises."""
+    try:
+        values = [getter() for getter in getters]
+    except RuntimeError:
+        return False
+    return values[0] is allow and all((_get(*node) == "tf32") is allow for node in nodes)
 
 
-def _save_cudnn() -> tuple[bool | None, dict[str, str]]:
-    return _legacy(_C._get_cudnn_allow_tf32, None), _raw_nodes("cuda", "conv", "rnn")
-
-
-def _load_cudnn(state: tuple[bool | None, dict[str, str]]) -> None:
-    allowed, nodes = state
-    if allowed is not None:
-        _C._set_cudnn_allow_tf32(allowed)
-    for op, value in nodes.items():
-        _C._set_fp32_precision_setter("cuda", op, value)
-
-
-def _is_tf32(*ops: str) -> bool:
-    return all(_node("cuda", op) == "tf32" for op in ops)
+def _reader(backend: str, op: str) -> Callable[[], str]:
+    return lambda: _get(backend, op)
 
 
 SWITCHES = (
     Switch(
         name="torch.cuda.matmul.allow_tf32",
-        read=lambda: _is_tf32("matmul"),
-        write=_C._set_cublas_allow_tf32,
+        read=lambda: _is_tf32(("cuda", "matmul")),
+        write=_write_matmul,
         save=_save_matmul,
         load=_load_matmul,
+        satisfied=lambda allow: _agree((_C._get_cublas_allow_tf32, _C._get_float32_matmul_precision), allow, _MATMUL[0]),
     ),
     Switch(
         name="torch.cudnn.allow_tf32",
-        read=lambda: _is_tf32("conv", "rnn"),
-        write=_C._set_cudnn_allow_tf32,
+        read=lambda: _is_tf32(*_CUDNN),
+        write=_write_cudnn,
         save=_save_cudnn,
         load=_load_cudnn,
+        satisfied=lambda allow: _agree((_C._get_cudnn_allow_tf32,), allow, *_CUDNN),
     ),
-    Switch(name="torch.float32_matmul_precision", read=lambda: _legacy(_C._get_float32_matmul_precision, "mixed")),
+    Switch(name="torch.float32_matmul_precision", read=_legacy_matmul_precision),
     *(
-        Switch(name=f"torch.fp32_precision.{backend}.{op}", read=lambda b=backend, o=op: _node(b, o))
+        Switch(name=f"torch.fp32_precision.{backend}.{op}", read=_reader(backend, op))
         for backend, ops in _NODES.items()
         for op in ops
     ),
