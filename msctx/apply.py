@@ -12,9 +12,10 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
@@ -43,6 +44,8 @@ class Hold:
     orphan: bool = False
     """Its thread is gone (this process was forked from another thread): nobody can conflict with it."""
     records: dict[str, _Record] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What was written and is left as it is: not to be written again for another option's sake."""
     late: dict[str, str] = field(default_factory=dict)
     """Switch → why it could not be written any more."""
 
@@ -158,6 +161,8 @@ def _write(switch: Switch, value: Any, hold: Hold) -> None:
             hold.late[switch.name] = reason
         elif switch.restore == "never" and not hold.base:
             _warn_stays(switch, value)
+        elif switch.restore == "kept":
+            hold.kept[switch.name] = value
     if record is not None:
         record.wrote = switch.read()
 
@@ -207,17 +212,53 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         warnings.warn(text, MsctxWarning, stacklevel=2)
 
 
-def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False) -> list[str]:
+@contextmanager
+def visiting(assignments: Mapping[str, Any]) -> Iterator[None]:
+    """Set, for a while, what this thread has for itself of a scope that another thread holds.
+
+    What new threads inherit is as the scope set it; torch sets a thread's own number together with that, so it is put right
+    again from a new thread.
+    """
+    own = {n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}
+    inherited = {n: v for n, v in assignments.items() if SWITCHES[n].scope == "inherited" and SWITCHES[n].read() != v}
+    found = {n: SWITCHES[n].read() for n in inherited}
+    hold = apply(own, "bound function")
+    try:
+        for name, value in inherited.items():
+            SWITCHES[name].set(value)
+        yield
+    finally:
+        for name, value in found.items():
+            default = _in_new_thread(SWITCHES[name].read)
+            SWITCHES[name].set(value)
+            _in_new_thread(partial(SWITCHES[name].set, default))
+        undo(hold)
+
+
+def _in_new_thread(function: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False, fresh: Collection[str] = ()) -> list[str]:
     """Make *assignments* the whole of what the base holds; on failure it holds what it held.
 
     A switch that an open scope holds is not written: the scope will put back the base's new value when it closes. Returns the
     names of those switches.
+
+    Args:
+        fresh: switches that somebody has just asked for: a seed is sown again only then.
     """
     undone: list[Callable[[], None]] = []
     covered: list[str] = []
     with _lock, uninterrupted() as deliver:
+        _forget_dead_thread(hold)
         names = [*assignments, *(name for name in hold.records if name not in assignments)]
-        switches = [SWITCHES[name] for name in names]
+        known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
+        switches = [SWITCHES[name] for name in names if name not in known]
         hold.late.clear()
         _check_base_thread(hold, switches)
         _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
@@ -233,6 +274,14 @@ def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False) 
                 step()
             raise
     return covered
+
+
+def _forget_dead_thread(hold: Hold) -> None:
+    """What a thread had for itself went with it."""
+    if any(thread.ident == hold.thread for thread in threading.enumerate()):
+        return
+    for record in [r for r in hold.records.values() if r.switch.scope == "thread"]:
+        _drop(record.switch, hold)
 
 
 def _check_base_thread(hold: Hold, switches: list[Switch]) -> None:
@@ -298,12 +347,17 @@ def _write_again(switch: Switch, value: Any, record: _Record) -> None:
 def _take_back(switch: Switch, hold: Hold) -> None:
     """Put back what the base found, if it holds the switch."""
     if switch.name in hold.records:
-        hold.records[switch.name].put_back()
+        try:
+            hold.records[switch.name].put_back()
+        except Exception as error:
+            raise RestoreError(f"{switch.name} could not be put back: {error}") from error
         _drop(switch, hold)
 
 
 def _enter(switch: Switch, hold: Hold, record: _Record) -> None:
     """Hold a switch below everybody else."""
+    if switch.name in hold.records:
+        return
     hold.records[switch.name] = record
     _ledger.setdefault(_key(switch, hold.thread), []).insert(0, hold)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ class Base:
         self.lock = threading.RLock()
         self.levels: dict[str, Layer] = {}
         self.layers: tuple[Layer, ...] = ()  # the one layer that the levels come to
+        self.version = 0  # counts the changes
         self.read_environment = False
         self.plan = NOTHING
         self.hold: Hold | None = None
@@ -83,7 +84,8 @@ class Base:
             new = dict(self.levels)
             for level, layer in levels.items():
                 new[level] = new.get(level, Layer()).under(layer)
-            return self._become(new)
+            spellings = {spelling for layer in levels.values() for spelling in layer.settings}
+            return self._become(new, spellings)
 
     def reset(self) -> None:
         """Put back what was found before the first value was set."""
@@ -105,7 +107,7 @@ class Base:
             with self.lock:
                 self._become(before)
 
-    def _become(self, levels: dict[str, Layer]) -> list[str]:
+    def _become(self, levels: dict[str, Layer], just_set: Collection[str] = ()) -> list[str]:
         from msctx import apply, devices
 
         merged = flatten(levels)
@@ -114,11 +116,25 @@ class Base:
         if self.hold is None:
             self.hold = apply.Hold("set_context", base=True)
         refuse(plan)
-        covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict)
+        fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
+        covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict, fresh=fresh)
+        try:
+            tell_failing(plan, None, self.hold)
+        except BaseException:  # warnings turned into errors
+            apply.rebase(self.hold, self.plan.assignments)
+            raise
         self.levels, self.plan = levels, plan
         self.layers = (merged,) if merged.settings else ()
-        tell_failing(plan, None, self.hold)
+        self.version += 1
         return covered
 
 
 BASE = Base()
+
+
+def _after_fork() -> None:
+    BASE.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

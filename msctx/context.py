@@ -50,14 +50,27 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
 class _Scope:
     """One entry of one context by one thread."""
 
-    __slots__ = ("context", "hold", "layers", "leaving", "open", "plan", "settings", "thread", "visitors")
+    __slots__ = ("_plan", "_settings", "_version", "context", "hold", "layers", "leaving", "open", "thread", "visitors")
 
     def __init__(self, context: Context, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
-        self.context, self.layers, self.settings, self.plan, self.hold = context, layers, settings, plan, hold
+        self.context, self.layers, self.hold = context, layers, hold
+        self._settings, self._plan, self._version = settings, plan, BASE.version
         self.thread = threading.get_ident()
         self.open = True
         self.leaving = False  # __exit__ came while an inner scope was open; it closes with that one
         self.visitors = 0  # bound functions that run in other threads under this scope
+
+    @property
+    def settings(self) -> Settings:
+        """Every layer in force inside, the base's as it is now."""
+        if self._version != BASE.version:
+            self._settings, self._version = Settings(BASE.layers + self.layers), BASE.version
+            self._plan = explain(self._settings)
+        return self._settings
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan if self.settings else BASE.plan
 
 
 class _Stack(threading.local):
@@ -193,8 +206,9 @@ class Context:
             raise TypeError(f"msctx.context decorates functions, not {function!r}")
         for is_lazy in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
             if is_lazy(function):
+                name = getattr(function, "__qualname__", repr(function))
                 raise TypeError(
-                    f"{function.__qualname__} is a generator or coroutine: its scope would stay open while other code runs. "
+                    f"{name} is a generator or coroutine: its scope would stay open while other code runs. "
                     "Use a with-block inside it, around code that does not yield or await."
                 )
 
@@ -240,16 +254,12 @@ class Context:
         return _look_up(name, self.settings).value
 
     def bind(self, function: Callable[..., Any]) -> Bound:
-        """Carry this context into another thread, or into a worker process (it can be pickled if *function* can).
-
-        One thing cannot be carried: a thread that has run torch before keeps its own number of threads (torch has no way to
-        set that for one thread alone).
-        """
+        """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
         scopes = _stack.scopes
         depth = next((i for i in reversed(range(len(scopes))) if scopes[i].context is self), None)
-        if depth is None:
-            return Bound(function, (), _in_force()[0] + self.layers)
-        return Bound(function, tuple(scopes[: depth + 1]), scopes[depth].layers)
+        if depth is not None:
+            return Bound(function, tuple(scopes[: depth + 1]), BASE.layers + scopes[depth].layers, here=True)
+        return Bound(function, (), BASE.layers + _in_force()[0] + self.layers, here=not self.layers)
 
 
 class Bound:
@@ -259,50 +269,51 @@ class Bound:
     are set for the call. In another process, or after the scope has closed, the context is entered afresh.
     """
 
-    def __init__(self, function: Callable[..., Any], scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], scopes: tuple[_Scope, ...], layers: tuple[Layer, ...], here: bool) -> None:
         self.function, self.layers, self._scopes = function, layers, scopes
+        self._here = here  # what it was bound to was in force in this process
 
     def __getstate__(self) -> dict[str, Any]:
         values = [{s.spelling: (s.value, s.origin) for s in layer.settings.values()} for layer in self.layers]
         return {"function": self.function, "layers": values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.function, self._scopes = state["function"], ()
+        self.function, self._scopes, self._here = state["function"], (), False
         self.layers = tuple(
             Layer({k: s for k, (v, origin) in values.items() for s in make_layer({k: v}, origin).settings.values()})
             for values in state["layers"]
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _carried(self._scopes, self.layers):
+        with _carried(self._scopes, self.layers) if self._in_force() else Context(self.layers, "bound function"):
             return self.function(*args, **kwargs)
+
+    def _in_force(self) -> bool:
+        return self._here and all(scope.open for scope in self._scopes)
 
 
 @contextmanager
 def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[None]:
-    if not scopes or not all(scope.open for scope in scopes):
-        with Context(layers, "bound function"):
-            yield
-        return
-    innermost = scopes[-1]
-    if innermost in _stack.scopes:  # called where it was bound
+    """Be a guest, in this thread, of scopes that another one holds (none: of the base)."""
+    if scopes and scopes[-1] in _stack.scopes:  # called where it was bound
         yield
         return
     from msctx import apply
-    from msctx.switches import SWITCHES
 
-    own = {n: v for n, v in innermost.plan.assignments.items() if SWITCHES[n].scope == "thread"}
-    context = Context(layers, "bound function")
-    hold = apply.apply(own, context.origin, strict=innermost.plan.strict)
-    guest = _Scope(context, innermost.layers, innermost.settings, innermost.plan, hold)
-    _stack.scopes.append(guest)
-    innermost.visitors += 1
-    try:
-        yield
-    finally:
-        innermost.visitors -= 1
-        _stack.scopes.remove(guest)
-        _close(guest)
+    settings = scopes[-1].settings if scopes else Settings(layers)
+    plan = scopes[-1].plan if scopes else explain(settings)
+    guest = _Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, None)
+    with apply.visiting(plan.assignments):
+        _stack.scopes.append(guest)
+        for scope in scopes[-1:]:
+            scope.visitors += 1
+        try:
+            yield
+        finally:
+            for scope in scopes[-1:]:
+                scope.visitors -= 1
+            _stack.scopes.remove(guest)
+            guest.open = False
 
 
 # --- the public functions ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import torch
@@ -96,12 +97,11 @@ def _read_default_device() -> str | None:
 # --- depth of module calls --------------------------------------------------------------------------------------------
 
 
-class _CallDepth(threading.local):
+class _CallDepth:
     """Counts nested ``nn.Module`` calls per thread through torch's global hooks, while a limit is set."""
 
     limit: int | None = None
     handles: tuple[Any, ...] = ()
-    depth = 0  # of this thread
 
     @classmethod
     def write(cls, limit: int | None) -> None:
@@ -117,23 +117,61 @@ class _CallDepth(threading.local):
             )
 
 
-_call_depth = _CallDepth()
+class _Calls(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[FrameType] = []  # of the module calls that are open, outermost first
+
+
+_calls = _Calls()
 
 
 def _enter_module(module: Any, inputs: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    _call_depth.depth += 1
-    if _CallDepth.limit is not None and _call_depth.depth > _CallDepth.limit:
+    frame = sys._getframe(1)
+    while _calls.frames and not _is_above(_calls.frames[-1], frame):
+        _calls.frames.pop()  # torch runs no hook for a call that KeyboardInterrupt or SystemExit ended
+    _calls.frames.append(frame)
+    if _CallDepth.limit is not None and len(_calls.frames) > _CallDepth.limit:
         raise RuntimeError(
             f"Exceed function call depth limit {_CallDepth.limit} in {type(module).__name__}.forward "
             "(max_call_depth of the msctx context counts nested module calls)"
         )
 
 
+def _is_above(outer: FrameType, frame: FrameType | None) -> bool:
+    """Whether *outer* is still running, with *frame* called from it; a few steps, as a rule."""
+    while frame is not None:
+        if frame is outer:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _leave_module(module: Any, inputs: Any, output: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _call_depth.depth = max(0, _call_depth.depth - 1)
+    if not torch.compiler.is_compiling() and _calls.frames:
+        _calls.frames.pop()
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _threads_blocked(number: int) -> str:
+    """OpenMP's threads do not survive a fork; to ask a forked process for more than it has would hang it."""
+    if _forked and number > torch.get_num_threads():
+        return f"runtime_num_threads={number} is not taken in a forked process: its threads were left behind in the parent"
+    return ""
 
 
 # --- what is only observed --------------------------------------------------------------------------------------------
@@ -168,7 +206,13 @@ SWITCHES = (
         load=_InductorDeterministic.load,
     ),
     Switch(name="torch.mkldnn.deterministic", read=_C._get_mkldnn_deterministic, write=_C._set_mkldnn_deterministic),
-    Switch(name="torch.num_threads", read=torch.get_num_threads, write=torch.set_num_threads, scope="inherited"),
+    Switch(
+        name="torch.num_threads",
+        read=torch.get_num_threads,
+        write=torch.set_num_threads,
+        scope="inherited",
+        blocked=_threads_blocked,
+    ),
     Switch(
         name="torch.num_interop_threads",
         read=torch.get_num_interop_threads,
