@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
@@ -40,6 +39,7 @@ class Hold:
     owner: str
     """Who writes, as it is to be told: ``with-block at train.py:12``."""
     thread: int = field(default_factory=threading.get_ident)
+    who: threading.Thread = field(default_factory=threading.current_thread)
     base: bool = False
     orphan: bool = False
     """Its thread is gone (this process was forked from another thread): nobody can conflict with it."""
@@ -214,33 +214,18 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
 
 @contextmanager
 def visiting(assignments: Mapping[str, Any]) -> Iterator[None]:
-    """Set, for a while, what this thread has for itself of a scope that another thread holds.
-
-    What new threads inherit is as the scope set it; torch sets a thread's own number together with that, so it is put right
-    again from a new thread.
-    """
-    own = {n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}
-    inherited = {n: v for n, v in assignments.items() if SWITCHES[n].scope == "inherited" and SWITCHES[n].read() != v}
-    found = {n: SWITCHES[n].read() for n in inherited}
-    hold = apply(own, "bound function")
+    """Set, for a while, what this thread has for itself of a scope that another thread holds."""
+    hold = apply({n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}, "bound function")
+    inherited = [n for n, v in assignments.items() if SWITCHES[n].scope == "inherited" and SWITCHES[n].read() != v]
+    found = {name: SWITCHES[name].take() for name in inherited}
     try:
-        for name, value in inherited.items():
-            SWITCHES[name].set(value)
+        for name in inherited:
+            SWITCHES[name].set(assignments[name])
         yield
     finally:
-        for name, value in found.items():
-            default = _in_new_thread(SWITCHES[name].read)
-            SWITCHES[name].set(value)
-            _in_new_thread(partial(SWITCHES[name].set, default))
+        for name, state in found.items():
+            SWITCHES[name].put_back(state)
         undo(hold)
-
-
-def _in_new_thread(function: Callable[[], Any]) -> Any:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False, fresh: Collection[str] = ()) -> list[str]:
@@ -278,7 +263,7 @@ def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False, 
 
 def _forget_dead_thread(hold: Hold) -> None:
     """What a thread had for itself went with it."""
-    if any(thread.ident == hold.thread for thread in threading.enumerate()):
+    if hold.who.is_alive():  # its number may belong to another thread by now
         return
     for record in [r for r in hold.records.values() if r.switch.scope == "thread"]:
         _drop(record.switch, hold)
@@ -289,7 +274,7 @@ def _check_base_thread(hold: Hold, switches: list[Switch]) -> None:
     for switch in switches:
         if switch.name in hold.records and switch.scope == "thread" and hold.thread != threading.get_ident():
             raise ScopeError(f"{switch.name} was set by set_context in another thread; change or reset it there")
-    hold.thread = threading.get_ident()
+    hold.thread, hold.who = threading.get_ident(), threading.current_thread()
 
 
 def _rebase_one(switch: Switch, hold: Hold, assignments: Mapping[str, Any], undone: list[Callable[[], None]]) -> bool:

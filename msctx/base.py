@@ -117,15 +117,16 @@ class Base:
             self.hold = apply.Hold("set_context", base=True)
         refuse(plan)
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
-        covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict, fresh=fresh)
-        try:
-            tell_failing(plan, None, self.hold)
-        except BaseException:  # warnings turned into errors
-            apply.rebase(self.hold, self.plan.assignments)
-            raise
-        self.levels, self.plan = levels, plan
-        self.layers = (merged,) if merged.settings else ()
-        self.version += 1
+        with apply.uninterrupted():  # values and switches change together
+            covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict, fresh=fresh)
+            try:
+                tell_failing(plan, None, self.hold)
+            except BaseException:  # warnings turned into errors
+                apply.rebase(self.hold, self.plan.assignments)
+                raise
+            self.levels, self.plan = levels, plan
+            self.layers = (merged,) if merged.settings else ()
+            self.version += 1
         return covered
 
 

@@ -319,6 +319,14 @@ def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[
 # --- the public functions ---------------------------------------------------------------------------------------------
 
 
+def _with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    if preset is None:
+        return options
+    if "preset" in options:
+        raise OptionError([Problem("preset", f"{options['preset']!r} contradicts {preset!r}; there can be one")])
+    return {"preset": preset, **options}
+
+
 @outside_dynamo
 def context(preset: str | None = None, /, **options: Any) -> Context:
     """Options that hold inside a with-block, or during each call of a decorated function.
@@ -338,8 +346,7 @@ def context(preset: str | None = None, /, **options: Any) -> Context:
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    if preset is not None:
-        options = {"preset": preset, **options}
+    options = _with_preset(preset, options)
     layer = layer_of(options, origin)
     return Context((layer,) if layer.settings else (), origin)
 
@@ -348,8 +355,7 @@ def context(preset: str | None = None, /, **options: Any) -> Context:
 def set_context(preset: str | None = None, /, **options: Any) -> None:
     """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them."""
     origin = f"set_context at {user_frame()[0]}"
-    if preset is not None:
-        options = {"preset": preset, **options}
+    options = _with_preset(preset, options)
     layer = layer_of(options, origin)
     BASE.start()
     covered = BASE.change({"set_context": layer})

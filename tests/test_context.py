@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import importlib
 import multiprocessing
 import pickle
@@ -11,9 +12,10 @@ import signal
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,16 +158,15 @@ class AClass:
 @pytest.mark.parametrize(
     "thing",
     [
-        a_generator,
-        a_coroutine,
-        an_async_generator,
-        AClass,
-        functools.partial(a_generator),
-        functools.partial(a_coroutine),
-        5,
-        None,
+        pytest.param(a_generator, id="generator"),
+        pytest.param(a_coroutine, id="coroutine"),
+        pytest.param(an_async_generator, id="async generator"),
+        pytest.param(AClass, id="class"),
+        pytest.param(functools.partial(a_generator), id="partial generator"),
+        pytest.param(functools.partial(a_coroutine), id="partial coroutine"),
+        pytest.param(5, id="number"),
+        pytest.param(None, id="None"),
     ],
-    ids=str,
 )
 def test_decorating_what_outlives_its_call_is_refused(thing: Any) -> None:
     with pytest.raises(TypeError):
@@ -362,6 +363,13 @@ def test_options_beat_the_preset_beside_them() -> None:
         assert torch.initial_seed() == 7
     with msctx.context(preset="reproducible", seed_scope=True):
         assert torch.initial_seed() == 0
+
+
+def test_two_presets_are_a_contradiction() -> None:
+    with pytest.raises((OptionError, TypeError)):
+        msctx.context("fast", preset="debug")
+    with pytest.raises((OptionError, TypeError)):
+        msctx.set_context("fast", preset="debug")
 
 
 @pytest.mark.parametrize("preset", ["reproducable", "no such thing", 5, b"reproducible", ["reproducible"], "missing.yaml"])
@@ -561,7 +569,9 @@ def test_ctrl_c_in_set_context_leaves_values_and_switches_agreed(base: None, mon
         signal.raise_signal(signal.SIGINT)
 
     found = threads()
-    switch = dataclasses.replace(apply.SWITCHES["torch.num_threads"], write=write, load=torch.set_num_threads)
+    switch = dataclasses.replace(
+        apply.SWITCHES["torch.num_threads"], write=write, save=torch.get_num_threads, load=torch.set_num_threads
+    )
     with monkeypatch.context() as patch:
         patch.setattr(apply, "SWITCHES", {**apply.SWITCHES, "torch.num_threads": switch})
         with pytest.raises(KeyboardInterrupt):
@@ -570,14 +580,24 @@ def test_ctrl_c_in_set_context_leaves_values_and_switches_agreed(base: None, mon
     assert threads() == (found if said.origin == "default" else said.value)
 
 
-def test_set_context_in_a_thread_that_has_ended(base: None, exact_state: State) -> None:
+@pytest.mark.parametrize("successor", [False, True], ids=["no successor", "its number belongs to another thread now"])
+def test_set_context_in_a_thread_that_has_ended(base: None, exact_state: State, successor: bool) -> None:
     """What belongs to the process can be reset by anybody; what belonged to that thread went with it."""
     before = exact_state()
-    in_thread(lambda: msctx.set_context(pynative_synchronize=True, runtime_num_threads=1))
+    setter = threading.Thread(target=lambda: msctx.set_context(pynative_synchronize=True, runtime_num_threads=1))
+    setter.start()
+    setter.join()
+    stop = threading.Event()
+    others = [threading.Thread(target=stop.wait, args=(30,)) for _ in range(3 * successor)]
+    for other in others:
+        other.start()
     try:
+        if successor and setter.ident not in {other.ident for other in others}:
+            pytest.skip("this system does not give a thread's number away so soon")
         msctx.reset_context()
         left = msctx.diff(before, exact_state())
     finally:
+        stop.set()
         for hold in {id(h): h for holds in apply._ledger.values() for h in holds}.values():
             for record in hold.records.values():
                 record.put_back()
@@ -665,6 +685,58 @@ def test_disjoint_scopes_close_in_any_order(exact_state: State) -> None:
         with mine:
             other.do(theirs.__exit__)
             assert torch.are_deterministic_algorithms_enabled()
+    assert exact_state() == before
+
+
+def test_a_thread_born_inside_a_scope_restores_what_later_threads_get() -> None:
+    """It keeps the scope's number of threads as its own; what it puts back must not become everybody's."""
+    found = threads()
+    with Elsewhere() as other:
+        with msctx.context(runtime_num_threads=found + 1):
+            assert other.do(threads) == found + 1
+        assert in_thread(threads) == found
+        other.do(msctx.context(runtime_num_threads=found + 2)(threads))
+        assert in_thread(threads) == found
+        assert threads() == found
+
+
+def test_many_threads_at_once(exact_state: State) -> None:
+    """Whatever overlaps is refused; in the end all is as it was."""
+    before = exact_state()
+    options: list[dict[str, Any]] = [
+        {"deterministic": "ON"},
+        {"deterministic": "OFF", "max_call_depth": 77},
+        {"max_call_depth": 5000},
+        {"pynative_synchronize": True},
+        {"device_target": "CPU", "default_device": True},
+        {"seed_scope": True},
+    ]
+    counts = {"entered": 0, "refused": 0}
+
+    def work(number: int) -> None:
+        chance = random.Random(number)
+        for _ in range(60):
+            try:
+                with msctx.context(**chance.choice(options)), msctx.context(**chance.choice(options)):
+                    counts["entered"] += 1
+                    if chance.random() < 0.2:
+                        raise OwnError
+            except ScopeError:
+                counts["refused"] += 1
+            except OwnError:
+                pass
+            assert context_module._stack.scopes == []
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(work, number) for number in range(4)]:
+                done.result(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert counts["entered"] > 20
+    assert counts["refused"] > 20
     assert exact_state() == before
 
 
@@ -1224,6 +1296,17 @@ def test_max_call_depth_counts_right_after_an_exception(error: type[BaseExceptio
                 assert nest(10)(torch.ones(1)) == 2
 
     in_thread(work)  # the count is each thread's own: a wrong one stays out of the other tests
+
+
+def test_ctrl_c_under_max_call_depth_keeps_nothing_alive() -> None:
+    """Torch runs no hook for a call that Ctrl-C ended; whatever still counts it must not hold on to its tensors."""
+    x = torch.ones(8)
+    alive = weakref.ref(x)
+    with msctx.context(max_call_depth=10), suppress(KeyboardInterrupt):
+        nest(3, KeyboardInterrupt)(x)
+    del x
+    gc.collect()
+    assert alive() is None
 
 
 def test_max_call_depth_counts_each_thread_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -119,7 +120,7 @@ class _CallDepth:
 
 class _Calls(threading.local):
     def __init__(self) -> None:
-        self.frames: list[FrameType] = []  # of the module calls that are open, outermost first
+        self.open: list[int] = []  # the frames (their ids: a frame would keep its tensors) of the calls, outermost first
 
 
 _calls = _Calls()
@@ -129,28 +130,29 @@ def _enter_module(module: Any, inputs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     frame = sys._getframe(1)
-    while _calls.frames and not _is_above(_calls.frames[-1], frame):
-        _calls.frames.pop()  # torch runs no hook for a call that KeyboardInterrupt or SystemExit ended
-    _calls.frames.append(frame)
-    if _CallDepth.limit is not None and len(_calls.frames) > _CallDepth.limit:
+    while _calls.open and not _is_above(_calls.open[-1], frame):
+        _calls.open.pop()  # torch runs no hook for a call that KeyboardInterrupt or SystemExit ended
+    _calls.open.append(id(frame))
+    if _CallDepth.limit is not None and len(_calls.open) > _CallDepth.limit:
         raise RuntimeError(
             f"Exceed function call depth limit {_CallDepth.limit} in {type(module).__name__}.forward "
             "(max_call_depth of the msctx context counts nested module calls)"
         )
 
 
-def _is_above(outer: FrameType, frame: FrameType | None) -> bool:
-    """Whether *outer* is still running, with *frame* called from it; a few steps, as a rule."""
-    while frame is not None:
-        if frame is outer:
+def _is_above(outer: int, frame: FrameType) -> bool:
+    """Whether the call of frame *outer* is still running, with *frame* called from it; a few steps, as a rule."""
+    above = frame.f_back
+    while above is not None:
+        if id(above) == outer and above.f_code is frame.f_code:
             return True
-        frame = frame.f_back
+        above = above.f_back
     return False
 
 
 def _leave_module(module: Any, inputs: Any, output: Any) -> None:
-    if not torch.compiler.is_compiling() and _calls.frames:
-        _calls.frames.pop()
+    if not torch.compiler.is_compiling() and _calls.open:
+        _calls.open.pop()
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
@@ -165,6 +167,30 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _in_new_thread(function: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def _save_threads() -> tuple[int, int]:
+    """This thread's own number, and what new threads get: torch sets both together and shows only the first.
+
+    They are the same in the main thread, unless another one has set its own; that is not looked for, a thread costs 0.1 ms.
+    """
+    own = torch.get_num_threads()
+    return own, own if threading.current_thread() is threading.main_thread() else _in_new_thread(torch.get_num_threads)
+
+
+def _load_threads(state: tuple[int, int]) -> None:
+    own, default = state
+    torch.set_num_threads(own)
+    if default != own:
+        _in_new_thread(lambda: torch.set_num_threads(default))
 
 
 def _threads_blocked(number: int) -> str:
@@ -210,6 +236,8 @@ SWITCHES = (
         name="torch.num_threads",
         read=torch.get_num_threads,
         write=torch.set_num_threads,
+        save=_save_threads,
+        load=_load_threads,
         scope="inherited",
         blocked=_threads_blocked,
     ),
