@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
+from msctx.notices import user_frame
 from msctx.switches import SWITCHES, Switch
 
 
@@ -182,7 +183,7 @@ def _set(switch: Switch, value: Any) -> str:
 
 def _warn_stays(switch: Switch, value: Any) -> None:
     text = f"{switch.name}={value!r} stays after this with-block: it is read only before {switch.only_before}"
-    warnings.warn(text + ". set_context or `msctx run` say so openly.", MsctxWarning, stacklevel=2)
+    warnings.warn(text + ". set_context or `msctx run` say so openly.", MsctxWarning, stacklevel=user_frame()[1])
 
 
 def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
@@ -209,7 +210,7 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         text += "\n".join(f"  {line}" for line in foreign)
         if strict:
             raise RestoreError(text)
-        warnings.warn(text, MsctxWarning, stacklevel=2)
+        warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
 
 
 @contextmanager

@@ -79,6 +79,7 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
+_counting = threading.Lock()
 
 
 def _in_force() -> tuple[tuple[Layer, ...], Plan]:
@@ -178,7 +179,7 @@ class Context:
             with _uninterrupted(self):
                 begun = True
                 self._leave(_stack.scopes)
-        except KeyboardInterrupt:
+        except BaseException:
             if not locals().get("begun"):
                 self._leave(_stack.scopes)
             raise
@@ -214,8 +215,11 @@ class Context:
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            self.__enter__()  # not a with statement: here Dynamo gives our reason when it refuses
+            try:
                 return function(*args, **kwargs)
+            finally:
+                self.__exit__()
 
         return inside  # type: ignore[return-value]
 
@@ -305,13 +309,15 @@ def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[
     guest = _Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, None)
     with apply.visiting(plan.assignments):
         _stack.scopes.append(guest)
-        for scope in scopes[-1:]:
-            scope.visitors += 1
+        with _counting:
+            for scope in scopes[-1:]:
+                scope.visitors += 1
         try:
             yield
         finally:
-            for scope in scopes[-1:]:
-                scope.visitors -= 1
+            with _counting:
+                for scope in scopes[-1:]:
+                    scope.visitors -= 1
             _stack.scopes.remove(guest)
             guest.open = False
 

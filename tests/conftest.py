@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +103,15 @@ def left_open() -> list[str]:
 
 def clean_up(before: dict[str, Any]) -> None:
     """Take a leaking test's state away, so that it does not fail the tests after it."""
-    for scope in reversed(context_module._stack.scopes):
-        if scope.hold is not None and scope.open:
-            apply.undo(scope.hold, quiet=True)
-    context_module._stack.scopes.clear()
-    try:
+    with suppress(Exception):
         msctx.reset_context()
-    except Exception:
-        base_module.BASE.__init__()
-    for hold in {id(hold): hold for holds in apply._ledger.values() for hold in holds}.values():
-        for record in reversed(hold.records.values()):
+    base_module.BASE.__init__()
+    holds = {id(hold): hold for holds in apply._ledger.values() for hold in holds}.values()
+    for record in [record for hold in reversed([*holds]) for record in reversed(hold.records.values())]:
+        with suppress(Exception):  # what a test broke is put right below
             record.put_back()
     apply._ledger.clear()
+    context_module._stack.scopes.clear()
     for name, (value, _) in msctx.diff(before, snapshot()).items():
         if name in SWITCHES and SWITCHES[name].write is not None:
             SWITCHES[name].write(value)

@@ -1278,7 +1278,7 @@ def test_max_call_depth() -> None:
 
 
 def test_max_call_depth_reaches_beyond_pythons_limit() -> None:
-    net, x = nest(900), torch.ones(1)
+    net, x = nest(400), torch.ones(1)
     with pytest.raises(RecursionError):
         net(x)
     with msctx.context(max_call_depth=2000):

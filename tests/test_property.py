@@ -302,7 +302,7 @@ def scope(assigned: dict[str, Any]) -> Iterator[None]:
     assert not unmet
 
 
-@settings(max_examples=500, **common)
+@settings(max_examples=300, **common)
 @given(program=st.lists(blocks(st.one_of(assignments(RESTORABLE), changes_by_hand)), min_size=1, max_size=3))
 def test_assignments_restore_the_exact_state_at_each_level(
     exact_state: State, one_example: Example, program: list[Block]
@@ -488,7 +488,7 @@ def refuse_or_take(give: Callable[[], Any], exact_state: State) -> None:
     assert (exact_state(), generators()) == before
 
 
-@settings(max_examples=1000, **common)
+@settings(max_examples=600, **common)
 @given(spelling=st.sampled_from(SPELLINGS), value=garbage)
 def test_garbage_is_refused_and_changes_nothing(exact_state: State, spelling: str, value: Any) -> None:
     refuse_or_take(lambda: msctx.context(**{spelling: value}), exact_state)

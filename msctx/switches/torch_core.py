@@ -279,6 +279,7 @@ SWITCHES = (
         "torch.autocast.cuda", lambda: str(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else None
     ),
     _observed("torch.mkldnn.enabled", _C._get_mkldnn_enabled),
+    _observed("torch.mkldnn.allow_tf32", _C._get_onednn_allow_tf32),
     _observed("torch.flush_denormal", _flushes_denormals),
     _observed("torch.quantized.engine", lambda: torch.backends.quantized.engine),
     _observed("torch.cpu_capability", torch.backends.cpu.get_cpu_capability),

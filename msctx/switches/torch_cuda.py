@@ -20,6 +20,8 @@ SWITCHES = (
     memory_cap("torch.cuda.memory_cap", lambda: torch.cuda, is_here),
     synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda, is_here),
     Switch(name="torch.cudnn.enabled", read=_C._get_cudnn_enabled),
+    Switch(name="torch.cudnn.benchmark_limit", read=lambda: torch.backends.cudnn.benchmark_limit),
+    Switch(name="torch.cudnn.depthwise_kernel", read=lambda: getattr(torch.backends.cudnn, "depthwise_kernel", None)),
     Switch(
         name="torch.cuda.matmul.allow_fp16_reduced_precision_reduction",
         read=lambda: list(_C._get_cublas_allow_fp16_reduced_precision_reduction()),
