@@ -1,5 +1,8 @@
 """One context for how PyTorch executes: MindSpore's context options, carried out in PyTorch, scoped and restored exactly."""
 
+from importlib import import_module
+from typing import Any
+
 from msctx._version import __version__
 from msctx.context import context, current, explain, get_context, reset_context, set_context
 from msctx.errors import (
@@ -33,3 +36,10 @@ __all__ = [
     "set_context",
     "state",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``msctx.run``, for scripts that log to the run they are part of; loaded when it is first asked for."""
+    if name == "run":
+        return import_module("msctx.run")
+    raise AttributeError(f"module 'msctx' has no attribute {name!r}")

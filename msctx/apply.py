@@ -13,7 +13,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,7 +125,11 @@ def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -
 def _check_threads(switches: list[Switch], hold: Hold) -> None:
     for switch in switches:
         holds = _ledger.get(_key(switch))
-        if holds and holds[-1].thread != hold.thread and not (holds[-1].base or holds[-1].orphan):
+        if (
+            holds
+            and holds[-1].thread != hold.thread
+            and not (holds[-1].base or holds[-1].orphan or not holds[-1].who.is_alive())
+        ):
             raise ScopeError(
                 f"{hold.owner}: {switch.name} belongs to the whole process, and the {holds[-1].owner} of another thread, which "
                 "is still open, has set it. Enter one context around both threads and carry it over with "
@@ -158,10 +162,16 @@ def _write(switch: Switch, value: Any, hold: Hold) -> None:
         hold.records[switch.name] = record = _Record(switch, lambda: switch.put_back(found), None)
         _ledger.setdefault(_key(switch), []).append(hold)
     if not switch.is_satisfied(value):
+        before = switch.read()
         if reason := _set(switch, value):
             hold.late[switch.name] = reason
         elif switch.restore == "never" and not hold.base:
-            _warn_stays(switch, value)
+            try:
+                _warn_stays(switch, value)
+            except MsctxWarning:  # warnings turned into errors: nobody has read the variable yet
+                with suppress(RuntimeError):
+                    switch.set(before)
+                raise
         elif switch.restore == "kept":
             hold.kept[switch.name] = value
     if record is not None:
@@ -217,11 +227,12 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
 def visiting(assignments: Mapping[str, Any]) -> Iterator[None]:
     """Set, for a while, what this thread has for itself of a scope that another thread holds."""
     hold = apply({n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}, "bound function")
-    inherited = [n for n, v in assignments.items() if SWITCHES[n].scope == "inherited" and SWITCHES[n].read() != v]
-    found = {name: SWITCHES[name].take() for name in inherited}
+    found: dict[str, Any] = {}
     try:
-        for name in inherited:
-            SWITCHES[name].set(assignments[name])
+        for name, value in assignments.items():
+            if SWITCHES[name].scope == "inherited" and SWITCHES[name].read() != value:
+                found[name] = SWITCHES[name].take()
+                SWITCHES[name].set(value)
         yield
     finally:
         for name, state in found.items():

@@ -51,9 +51,9 @@ def tell_failing(plan: Plan, own: Sequence[Layer] | None, hold: Hold) -> None:
     spellings = None if own is None else {s for layer in own for s in layer.settings}
     for row in plan.failing:
         if spellings is None or row.spelling in spellings:
-            tell(row.spelling, str(row))
+            tell(row.spelling, row.status + row.device + row.reason, str(row))
     for switch, reason in hold.late.items():
-        tell(switch, reason)
+        tell(switch, reason, reason)
 
 
 class Base:
@@ -96,9 +96,12 @@ class Base:
 
     @contextmanager
     def laid_under(self, levels: Mapping[str, Layer]) -> Iterator[Plan]:
-        """Lay layers under everything a program sets itself (``msctx run``), and take them away with what it set."""
-        self.start()
+        """Lay layers under everything a program sets itself (``msctx run``), and take them away with what it set.
+
+        They are all there is below it: MSCTX_* is among them already.
+        """
         with self.lock:
+            self.read_environment = True
             before = dict(self.levels)
             self.change(levels)
         try:
@@ -106,6 +109,7 @@ class Base:
         finally:
             with self.lock:
                 self._become(before)
+                self.read_environment = bool(before)
 
     def _become(self, levels: dict[str, Layer], just_set: Collection[str] = ()) -> list[str]:
         from msctx import apply, devices
@@ -119,6 +123,7 @@ class Base:
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         with apply.uninterrupted():  # values and switches change together
             covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict, fresh=fresh)
+            plan = plan.without(self.hold.late)
             try:
                 tell_failing(plan, None, self.hold)
             except BaseException:  # warnings turned into errors

@@ -222,7 +222,3 @@ def _report(error: MsctxError, as_json: bool) -> None:
             {"error": type(error).__name__, "message": str(error), "problems": listed, "exit_code": error.exit_code}, indent=2
         )
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -65,7 +65,7 @@ class _Scope:
         """Every layer in force inside, the base's as it is now."""
         if self._version != BASE.version:
             self._settings, self._version = Settings(BASE.layers + self.layers), BASE.version
-            self._plan = explain(self._settings)
+            self._plan = explain(self._settings).without(self.hold.late if self.hold else {})
         return self._settings
 
     @property
@@ -106,7 +106,7 @@ def _open(context: Context) -> _Scope:
     except BaseException:  # warnings turned into errors
         apply.undo(hold, quiet=True)
         raise
-    return _Scope(context, layers, settings, plan, hold)
+    return _Scope(context, layers, settings, plan.without(hold.late), hold)
 
 
 def _uninterrupted(context: Context) -> AbstractContextManager[Callable[[], None]]:
@@ -133,7 +133,9 @@ def _close(scope: _Scope) -> None:
     scope.open = False
     if scope.visitors:
         tell(
-            "bind", f"{scope.context.origin} was left while {scope.visitors} function(s) bound to it still run in other threads"
+            "bind",
+            scope.context.origin,
+            f"{scope.context.origin} was left while {scope.visitors} function(s) bound to it still run in other threads",
         )
     if scope.hold is not None:
         from msctx import apply
@@ -167,8 +169,8 @@ class Context:
                 _stack.scopes.append(scope)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
-            if scope is not None:
-                _stack.scopes.remove(scope)
+            if scope is not None and scope.open:
+                _stack.scopes[:] = [s for s in _stack.scopes if s is not scope]
                 _close(scope)
             raise
 
@@ -251,7 +253,11 @@ class Context:
         if plan.target == "CPU" or (offline and offline.value is False):
             return torch.device("cpu")
         kind = {"GPU": "cuda", "Ascend": "npu"}[plan.target]
-        return torch.device(kind) if plan.device_id is None else torch.device(kind, plan.device_id)
+        try:
+            return torch.device(kind) if plan.device_id is None else torch.device(kind, plan.device_id)
+        except RuntimeError:  # torch knows npu only once torch_npu is there
+            refuse(plan)
+            raise
 
     def get(self, name: str) -> Any:
         """The value of an option in force inside this context; see :func:`get_context`."""
@@ -276,24 +282,27 @@ class Bound:
     def __init__(self, function: Callable[..., Any], scopes: tuple[_Scope, ...], layers: tuple[Layer, ...], here: bool) -> None:
         self.function, self.layers, self._scopes = function, layers, scopes
         self._here = here  # what it was bound to was in force in this process
+        self._base_version = BASE.version
 
     def __getstate__(self) -> dict[str, Any]:
         values = [{s.spelling: (s.value, s.origin) for s in layer.settings.values()} for layer in self.layers]
         return {"function": self.function, "layers": values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.function, self._scopes, self._here = state["function"], (), False
+        self.function, self._scopes, self._here, self._base_version = state["function"], (), False, -1
         self.layers = tuple(
             Layer({k: s for k, (v, origin) in values.items() for s in make_layer({k: v}, origin).settings.values()})
             for values in state["layers"]
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _carried(self._scopes, self.layers) if self._in_force() else Context(self.layers, "bound function"):
+        with _carried(self._scopes, self.layers) if self._still_holds() else Context(self.layers, "bound function"):
             return self.function(*args, **kwargs)
 
-    def _in_force(self) -> bool:
-        return self._here and all(scope.open for scope in self._scopes)
+    def _still_holds(self) -> bool:
+        if self._scopes:
+            return all(scope.open for scope in self._scopes)
+        return self._here and self._base_version == BASE.version
 
 
 @contextmanager
@@ -368,6 +377,7 @@ def set_context(preset: str | None = None, /, **options: Any) -> None:
     if covered:
         tell(
             "set_context",
+            ", ".join(covered),
             f"an open with-block stays in force until it closes, then set_context's values hold: {', '.join(covered)}",
         )
 

@@ -32,20 +32,24 @@ class Check:
 
 def checks() -> Iterator[Check]:
     """Every finding; each survives a broken machine."""
-    for find in (_torch, _cuda, _ascend, _compilers, _libraries, _native, _switches):
+    try:
+        import torch  # noqa: F401
+    except Exception as error:
+        broken = f"{type(error).__name__}: {error}".splitlines()[0]
+        found = library_version("torch")
+        yield Check("torch", "broken", broken if found else "not installed", "pip install 'torch>=2.10'")
+        finders = [_compilers, _libraries]
+    else:
+        finders = [_torch, _cuda, _ascend, _compilers, _libraries, _native, _switches]
+    for find in finders:
         try:
             yield from find()
         except Exception as error:  # a doctor must outlive its patient
-            yield Check(
-                find.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}", "report this with `msctx doctor --json`"
-            )
+            text = f"{type(error).__name__}: {error}"
+            yield Check(find.__name__.strip("_"), "broken", text, "report this with `msctx doctor --json`")
 
 
 def _torch() -> Iterator[Check]:
-    version = library_version("torch")
-    if version is None:
-        yield Check("torch", "broken", "not installed", "pip install 'torch>=2.10'")
-        return
     import torch
 
     number = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())

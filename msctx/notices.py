@@ -11,10 +11,10 @@ from msctx.errors import MsctxWarning
 _told: set[tuple[str, str]] = set()
 
 
-def tell(option: str, text: str) -> None:
+def tell(option: str, reason: str, text: str) -> None:
     """Warn once per (option, reason)."""
-    if (option, text) not in _told:
-        _told.add((option, text))
+    if (option, reason) not in _told:
+        _told.add((option, reason))
         warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -90,6 +90,12 @@ class Plan:
             return False
         return row.status != "inert" or not any(r.status in DONE for r in same)
 
+    def without(self, late: Mapping[str, str]) -> Plan:
+        """This plan as it came out where some switches could no longer be written (switch → why)."""
+        if not late:
+            return self
+        return replace(self, rows=tuple(_without(row, late) for row in self.rows))
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "device_target": self.target,
@@ -98,6 +104,14 @@ class Plan:
             "strict": self.strict,
             "options": [row.as_dict() for row in self.rows],
         }
+
+
+def _without(row: Row, late: Mapping[str, str]) -> Row:
+    reasons = [late[switch] for switch in row.assignments if switch in late]
+    if not reasons:
+        return row
+    left = {switch: value for switch, value in row.assignments.items() if switch not in late}
+    return replace(row, assignments=left, status="approximated" if left else "refused", reason="; ".join(reasons))
 
 
 def make(settings: Settings, facts: Facts) -> Plan:

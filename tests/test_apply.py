@@ -801,3 +801,12 @@ def test_the_detector_fails_exactly_the_tests_that_leak(tmp_path: Path) -> None:
     assert "env.OMP_LEAKED: None became '1'" in told
     assert "is still open" in told
     assert "the set_context layer is still in force" in told
+
+
+def test_a_variable_that_would_stay_is_taken_back_when_warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HCCL_DETERMINISTIC", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(MsctxWarning, match="stays after this with-block"):
+            apply.apply({"env.HCCL_DETERMINISTIC": "true"}, "one")
+    assert "HCCL_DETERMINISTIC" not in os.environ

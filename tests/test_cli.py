@@ -181,3 +181,32 @@ def test_a_closed_pipe_is_no_error():
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env=os.environ)
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_variables_of_the_environment_are_part_of_every_plan(msctx, monkeypatch, tmp_path):
+    """explain, --dry-run, run and the recorded config.yaml say the same: YAML < MSCTX_* < command line."""
+    (tmp_path / "job.py").write_text("import torch\ndef main(): return {'on': torch.are_deterministic_algorithms_enabled()}\n")
+    file = tmp_path / "job.yaml"
+    file.write_text("context: {deterministic: OFF}\nexperiment: {entry: job.py:main}\n")
+    monkeypatch.setenv("MSCTX_DETERMINISTIC", "ON")
+    for argv in (["explain", str(file)], ["run", str(file), "--dry-run"]):
+        (row,) = json.loads(msctx(*argv, "--json")[1])["options"]
+        assert (row["value"], row["origin"]) == ("ON", "environment MSCTX_DETERMINISTIC")
+    result = json.loads(msctx("run", str(file), "--out", str(tmp_path / "a"), "--json")[1])
+    assert result["on"] is True
+    assert "deterministic: 'ON'" in (tmp_path / "a" / "config.yaml").read_text()
+    (row,) = json.loads(msctx("explain", str(file), "deterministic=OFF", "--json")[1])["options"]
+    assert (row["value"], row["origin"]) == ("OFF", "command line")
+    monkeypatch.setenv("MSCTX_DETERMINISM", "ON")
+    code, _, err = msctx("explain", str(file))
+    assert code == 2
+    assert "did you mean MSCTX_DETERMINISTIC?" in err
+
+
+def test_a_number_that_could_mean_two_is_told_once(msctx, tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("context:\n  sed: 1\n  runtime_num_threads: 010\n")
+    code, _, err = msctx("explain", str(file))
+    assert code == 2
+    assert err.index(":2:3") < err.index(":3:24")
+    assert "2 problems" in err

@@ -1553,3 +1553,47 @@ def test_numbers_that_no_machine_takes(base: None, exact_state: State, options: 
     except msctx.MsctxError:
         pass
     assert exact_state() == before
+
+
+def test_what_came_too_late_is_refused_in_the_plan(passes: Passes) -> None:
+    passes("""
+        import warnings, torch, msctx
+        msctx.set_context(inter_op_parallel_num=3)
+        with warnings.catch_warnings(record=True) as told, msctx.context(inter_op_parallel_num=5) as ctx:
+            warnings.simplefilter("always")
+            (row,) = [r for r in ctx.plan.rows if r.option == "inter_op_parallel_num"]
+            assert (row.status, dict(row.assignments)) == ("refused", {}), row
+            assert "can only be set before" in row.reason
+        assert torch.get_num_interop_threads() == 3
+    """)
+
+
+def test_one_warning_per_option_and_reason_whatever_the_value() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with msctx.context(conv_allow_tf32=False), msctx.context(conv_allow_tf32=True):
+            pass
+    assert len(told) == 1
+
+
+def test_a_function_bound_to_the_base_follows_no_longer_when_the_base_has_changed(base: None) -> None:
+    msctx.set_context(deterministic="ON")
+    bound = msctx.current().bind(lambda: (torch.are_deterministic_algorithms_enabled(), msctx.get_context("deterministic")))
+    assert bound() == (True, "ON")
+    msctx.reset_context()
+    assert bound() == (True, "ON"), "what get_context says must be so"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_scope_that_a_dead_thread_left_open_blocks_nobody(exact_state: State) -> None:
+    before = exact_state()
+    thread = threading.Thread(target=msctx.context(max_call_depth=77).__enter__)
+    thread.start()
+    thread.join()
+    try:
+        with msctx.context(max_call_depth=99):
+            assert msctx.get_context("max_call_depth") == 99
+    finally:
+        for hold in {id(h): h for holds in apply._ledger.values() for h in holds}.values():
+            apply.undo(hold, quiet=True)
+    assert exact_state() == before

@@ -47,6 +47,10 @@ def show(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
+INVALID: Any = type("Invalid", (), {"__repr__": lambda self: "(unreadable)"})()
+"""Stands in a file's data for what could not be read; the problem is told already, and nothing more is said of it."""
+
+
 class Kind:
     """A scalar type. Subclasses say how to :meth:`parse` a value and how to describe themselves."""
 

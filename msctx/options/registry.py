@@ -9,7 +9,7 @@ from typing import Any
 
 from msctx.errors import Mark, OptionError, Problem, nearest
 from msctx.options import ascend, debug, execution, gpu, own, session, system
-from msctx.options.kinds import BadValue, show
+from msctx.options.kinds import INVALID, BadValue, show
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
 
@@ -62,6 +62,8 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
     settings: dict[str, Setting] = {}
     paths: dict[str, tuple[str, ...]] = {}
     for path, value in _flatten(values, ()):
+        if value is INVALID:
+            continue
         spelling = ".".join(map(str, path))
         mark = marks(path) if marks else None
         option = _SPELLINGS.get(spelling)

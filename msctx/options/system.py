@@ -27,8 +27,7 @@ OPTIONS = (
         name="max_device_memory",
         type=Memory,
         help="The most memory that this process may take on the device through torch's allocator; asking for more raises "
-        "torch.OutOfMemoryError. What counts is the smallest of this cap, the memory that is free and the caps of enclosing "
-        "scopes.",
+        "torch.OutOfMemoryError. An inner scope cannot loosen the cap of an outer one.",
         default=1024 * GB,
         example="4GB",
     ),

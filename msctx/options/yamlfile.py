@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from msctx.errors import FileError, Mark, Problem
-from msctx.options.kinds import YamlWord
+from msctx.options.kinds import INVALID, YamlWord
 
 _WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _NULLS = {"", "~", "null", "Null", "NULL"}
@@ -110,11 +110,11 @@ class Document:
             raise RecursionError
         if id(node) in above:
             self._problem(path, node, "an alias that contains itself")
-            return None
+            return INVALID
         tag = node.tag.removeprefix("tag:yaml.org,2002:")
         if tag not in _TAGS:
             self._problem(path, node, f"the tag {node.tag} is not understood here")
-            return None
+            return INVALID
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         above = above | {id(node)}
@@ -129,7 +129,7 @@ class Document:
             return scalar(node.value)
         except AmbiguousNumber as error:
             self._problem(path, node, str(error))
-            return None
+            return INVALID
 
     def _mapping(self, node: yaml.MappingNode, path: tuple[Any, ...], above: set[int]) -> dict[Any, Any]:
         pairs: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
@@ -154,7 +154,8 @@ class Document:
         merged: dict[Any, Any] = {}
         for source in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
             if isinstance(source, yaml.MappingNode):
-                merged.update(self._build(source, path, above) or {})
+                part = self._build(source, path, above)
+                merged.update(part if isinstance(part, dict) else {})
             else:
                 self._problem((*path, "<<"), source, "only dictionaries can be merged")
         return merged

@@ -10,8 +10,8 @@ from typing import Any
 
 from msctx.errors import FileError, Mark, OptionError, Problem, nearest
 from msctx.options import Layer, Settings, find, make_layer
-from msctx.options.kinds import BadValue, IntKind, Kind, TextKind
-from msctx.options.layers import flatten, from_text, preset_layer, shipped
+from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
+from msctx.options.layers import environment_layers, flatten, from_text, preset_layer, shipped
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
 
 
@@ -80,7 +80,7 @@ def is_file(word: str) -> bool:
 
 
 def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = False) -> Experiment:
-    """Read a file (or none) and the ``key=value`` words of a command line.
+    """Read a file (or none), the ``key=value`` words of a command line, and MSCTX_*.
 
     Bare and dotted keys are context options, ``args.x=…`` arguments of the entry, ``experiment.…`` and ``record.…`` the rest.
 
@@ -105,8 +105,17 @@ def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = 
     if need_entry and "entry" not in experiment and not problems:
         where = str(path) if path else "command line"
         problems.append(Problem("experiment.entry", "is missing", where, SECTIONS["experiment"]["entry"].allowed))
+    try:
+        environment = environment_layers(os.environ)
+    except OptionError as error:
+        problems.extend(error.problems)
+        environment = {}
     if problems:
-        raise OptionError(problems)
+        raise OptionError(sorted(problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
+    if "preset" not in given["context"]:
+        levels.update(environment)
+    elif "environment" in environment:
+        levels["environment"] = environment["environment"]
     return Experiment(
         levels=levels,
         file=path,
@@ -123,6 +132,8 @@ def _sections(document: Document, problems: list[Problem]) -> dict[str, dict[str
     data = document.data
     if data is None:
         data = {}
+    if data is INVALID:
+        return found
     if not isinstance(data, dict):
         problems.append(Problem("", "is not a dictionary", document.file, ", ".join(f"{n}:" for n in found)))
         return found
@@ -132,7 +143,7 @@ def _sections(document: Document, problems: list[Problem]) -> dict[str, dict[str
             hint = nearest(key, found) or ("context" if find(key) else "")
             text = "is an option: it belongs under `context:`" if find(key) else "unknown section"
             problems.append(Problem(key, text, allowed=allowed, suggestion=hint, mark=document.mark((key, ""))))
-        elif value is None:
+        elif value is None or value is INVALID:
             continue
         elif not isinstance(value, dict):
             problems.append(Problem(key, "is not a dictionary", mark=document.mark((key,))))
@@ -150,6 +161,8 @@ def _sections(document: Document, problems: list[Problem]) -> dict[str, dict[str
 def _check(
     section: str, name: str, value: Any, mark: Mark | None, key_mark: Mark | None, where: str, problems: list[Problem]
 ) -> Any:
+    if value is INVALID:
+        return None
     kind = SECTIONS[section].get(name)
     path = f"{section}.{name}"
     if kind is None:

@@ -65,6 +65,8 @@ def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
         return load()
     except ModuleNotFoundError as error:
         raise _error(mark, f"entry {entry!r}: no module named {error.name!r}") from None
+    except SystemExit as end:
+        raise _error(mark, f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}") from None
     except Exception as error:
         raise _error(mark, f"entry {entry!r} cannot be imported:\n{users_traceback(error)}") from None
 

@@ -44,7 +44,7 @@ class Run:
         return current().device
 
     def log(self, **metrics: Any) -> None:
-        """Append one line to metrics.jsonl, with the seconds since the run began; usually once per epoch."""
+        """Append one line to metrics.jsonl; usually once per epoch."""
         self.rows += 1
         self.record.metrics(metrics)
         if self._progress is not None:
@@ -129,6 +129,10 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             result = {**values, **result}
         except KeyboardInterrupt as interrupt:
             result["status"], error = "interrupted", interrupt
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                error = EntryFailed(f"the entry ended itself with {end.code!r}; the run is recorded in {run.dir}")
+                result["status"], result["error"] = "failed", str(error)
         except EntryFailed as failed:
             result["status"], result["error"], error = "failed", str(failed), failed
         except Exception as raised:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -116,15 +117,14 @@ def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]
             module().synchronize()
             return result
 
-    active: dict[int, list[Any]] = {}
+    class Stack(threading.local):
+        def __init__(self) -> None:
+            self.modes: list[Any] = []
 
-    def stack() -> list[Any]:
-        import threading
-
-        return active.setdefault(threading.get_ident(), [])
+    stack = Stack()
 
     def write(on: bool) -> None:
-        modes = stack()
+        modes = stack.modes
         if on and not modes:
             modes.append(Synchronize())
             modes[-1].__enter__()
@@ -133,4 +133,4 @@ def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]
                 raise SwitchError(f"{name}: another dispatch mode was entered inside the scope and is still active")
             modes.pop().__exit__(None, None, None)
 
-    return Switch(name=name, read=lambda: bool(stack()), write=write, scope="thread", available=available)
+    return Switch(name=name, read=lambda: bool(stack.modes), write=write, scope="thread", available=available)

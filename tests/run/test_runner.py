@@ -176,3 +176,14 @@ def test_variables_that_libraries_read_once_are_set_before_torch(monkeypatch, tm
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's own stays
     code = "from msctx.run.config import read; e = read('digits'); import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("code", "status"), [("0", "completed"), ("3", "failed"), ("'no data'", "failed")])
+def test_an_entry_that_ends_itself(job, tmp_path, code, status):
+    experiment = read(job(f"import sys\ndef main(): sys.exit({code})\n"))
+    if status == "completed":
+        run_experiment(experiment, str(tmp_path / "run"))
+    else:
+        with pytest.raises(EntryFailed, match=f"ended itself with {code}"):
+            run_experiment(experiment, str(tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == status
