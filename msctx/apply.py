@@ -72,23 +72,31 @@ def _key(switch: Switch, thread: int | None = None) -> Any:
     return (switch.name, thread or threading.get_ident()) if switch.scope == "thread" else switch.name
 
 
+class _Waiting(list[Any]):
+    """Stands in for the handler of SIGINT: keeps what it is called with."""
+
+    def __call__(self, *call: Any) -> None:
+        self.append(call)
+
+
 @contextmanager
 def uninterrupted() -> Iterator[Callable[[], None]]:
     """Put Ctrl-C off until the block is done, so that it cannot fall between a write and its entry in the ledger.
 
-    Yields a function that lets one that is waiting through at once: a block that can still undo its work calls it last.
+    Yields a function that lets one that is waiting through at once: a block that can still undo its work calls it last. Inside
+    another such block it does nothing: the outer one decides.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    if threading.current_thread() is not threading.main_thread() or not callable(handler) or isinstance(handler, _Waiting):
         yield lambda: None
         return
-    waiting: list[Any] = []
+    waiting = _Waiting()
 
     def deliver() -> None:
         while waiting:
             handler(*waiting.pop(0))
 
-    signal.signal(signal.SIGINT, lambda *call: waiting.append(call))
+    signal.signal(signal.SIGINT, waiting)
     try:
         yield deliver
     finally:
