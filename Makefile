@@ -1,14 +1,14 @@
 # Two commands do everything: `make run` and `make test`. Each makes the environment it needs (.venv) and installs into it.
 PYTHON ?= python3
 BIN := .venv/bin
-# OMP_WAIT_POLICY: where others use the cores too, OpenMP's threads must not spin while they wait.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: run test lint bench clean
 
 run: .venv/experiments
-	OMP_WAIT_POLICY=passive $(BIN)/msctx run configs/experiments/digits.yaml
+	$(BIN)/msctx run configs/experiments/digits.yaml
 
+# Two workers share the cores: OpenMP's threads must not spin while they wait.
 test: .venv/test
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --benchmark-disable tests
 
