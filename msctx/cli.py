@@ -7,13 +7,16 @@ Data goes to stdout, messages to stderr. Exit codes: 0 done; 1 a check failed or
 from __future__ import annotations
 
 import json
+import os
 import sys
+import warnings
+from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Annotated, Any
 
 import typer
 
 from msctx._version import __version__
-from msctx.errors import MsctxError, OptionError, Problem, _ProblemsError
+from msctx.errors import FileError, MsctxError, MsctxWarning, OptionError, Problem, StrictError, _ProblemsError
 
 app = typer.Typer(
     name="msctx",
@@ -64,6 +67,7 @@ def run(
 
     prepare_environment(experiment)
     from msctx import render
+    from msctx.base import refuse
     from msctx.context import explain as explain_settings
     from msctx.run import run_experiment
     from msctx.run.entry import resolve
@@ -72,6 +76,7 @@ def run(
         plan = explain_settings(experiment.settings)
         resolve(experiment)
         _show_plan(plan, json_)
+        refuse(plan)
         return
     console = render.console(sys.stderr if json_ else sys.stdout)
 
@@ -79,11 +84,13 @@ def run(
 
     def announce(running: Any) -> None:
         runs.append(running)
-        console.print(render.plan_table(running.plan))
-        console.print(render.plan_footer(running.plan), soft_wrap=True)
+        with suppress(OSError):  # nobody reads any more: the run goes on
+            console.print(render.plan_table(running.plan))
+            console.print(render.plan_footer(running.plan), soft_wrap=True)
 
     try:
-        result = run_experiment(experiment, out, render.Progress(), announce)
+        with redirect_stdout(sys.stderr) if json_ else nullcontext():  # what the entry prints is not JSON
+            result = run_experiment(experiment, out, render.Progress(), announce)
     except KeyboardInterrupt:
         if not runs:
             raise
@@ -192,6 +199,10 @@ def doctor(json_: Json = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run a command; a user's mistake ends in a message and an exit code, never in a traceback of ours."""
     argv = sys.argv[1:] if argv is None else argv
+    plain_format = warnings.formatwarning
+    warnings.formatwarning = lambda message, kind, *place, **more: (
+        f"warning: {message}\n" if issubclass(kind, MsctxWarning) else plain_format(message, kind, *place, **more)
+    )
     try:
         code = app(args=argv, standalone_mode=False)
         sys.exit(code or 0)
@@ -204,11 +215,19 @@ def main(argv: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except MsctxWarning as warning:  # python -W error
+        print(f"error: {warning}", file=sys.stderr)
+        sys.exit(StrictError.exit_code)
+    except OSError as error:
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os._exit(FileError.exit_code)  # Python would try to write the rest once more
     except Exception as error:
         if (show := getattr(error, "show", None)) is None:  # not one of click's own: a bug of ours, shown whole
             raise
         show()
         sys.exit(getattr(error, "exit_code", 2))
+    finally:
+        warnings.formatwarning = plain_format
 
 
 def _report(error: MsctxError, as_json: bool) -> None:

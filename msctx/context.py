@@ -337,6 +337,10 @@ def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[
 def _with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
     if preset is None:
         return options
+    if callable(preset):
+        raise TypeError("write @msctx.context(...), with parentheses and options")
+    if isinstance(preset, Mapping):
+        raise OptionError([Problem("preset", "options are keyword arguments: write context(**options)")])
     if "preset" in options:
         raise OptionError([Problem("preset", f"{options['preset']!r} contradicts {preset!r}; there can be one")])
     return {"preset": preset, **options}

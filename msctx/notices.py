@@ -14,8 +14,8 @@ _told: set[tuple[str, str]] = set()
 def tell(option: str, reason: str, text: str) -> None:
     """Warn once per (option, reason)."""
     if (option, reason) not in _told:
-        _told.add((option, reason))
         warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
+        _told.add((option, reason))
 
 
 def user_frame() -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from rich.console import Console, Group
@@ -20,11 +21,18 @@ T = TypeVar("T")
 COLOURS = {"honoured": "green", "approximated": "yellow", "inert": "dim", "refused": "red", "not_built": "magenta"}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process; whoever prints decides that here."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        raise BrokenPipeError
+
+
 def console(stream: Any = None) -> Console:
     """A console for *stream* (stdout); where that is no terminal, lines are as long as they need to be."""
-    stream = stream or sys.stdout
+    stream = stream or sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (a process may have no output at all)
     width = None if stream.isatty() or "COLUMNS" in os.environ else 160
-    return Console(file=stream, width=width, soft_wrap=False, highlight=False)
+    return _Console(file=stream, width=width, soft_wrap=False, highlight=False)
 
 
 def plan_table(plan: Plan) -> Group:
@@ -69,7 +77,7 @@ def pairs_table(data: Mapping[str, Any], columns: Iterable[str] = ("switch", "va
         table.add_column(column, overflow="fold")
     for name, value in data.items():
         values = value if isinstance(value, tuple) else (value,)
-        table.add_row(name, *(Text(str(v)) for v in values))
+        table.add_row(str(name), *(Text(str(v)) for v in values))
     return table
 
 
@@ -104,4 +112,5 @@ class Progress:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], last=line)
         else:
-            self.console.print(Text(line))
+            with suppress(OSError):  # nobody reads any more: the run goes on
+                self.console.print(Text(line))

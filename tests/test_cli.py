@@ -210,3 +210,53 @@ def test_a_number_that_could_mean_two_is_told_once(msctx, tmp_path):
     assert code == 2
     assert err.index(":2:3") < err.index(":3:24")
     assert "2 problems" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (("explain", "digits", "experiment.seed=1e2"), 2, "did you mean 100?"),
+        (("explain", "digits", "experiment.name=../out"), 2, "cannot be a name"),
+        (("explain", "deterministic"), 3, "deterministic=VALUE"),
+        (("explain", "deterministic="), 2, "the value is empty"),
+        (("run", "digits", "mode=0", "strict=true", "--dry-run"), 7, "mode=0 on cpu: not_built"),
+        (("run", "digits", "device_target=GPU", "--dry-run"), 6, "there is no such device here"),
+    ],
+)
+def test_more_mistakes(capsys, argv, code, message):
+    with pytest.raises(SystemExit) as end:
+        main(list(argv))
+    err = capsys.readouterr().err
+    assert (end.value.code, message in err) == (code, True), err
+    assert "Traceback" not in err
+
+
+def test_json_stays_json_when_the_entry_prints(msctx, tmp_path):
+    (tmp_path / "job.py").write_text("def main(): print('hello'); return {1: 2}\n")
+    (tmp_path / "job.yaml").write_text("experiment: {entry: job.py:main}\n")
+    code, out, err = msctx("run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "a"), "--json")
+    assert (code, json.loads(out)["1"]) == (0, 2)
+    assert "hello" in err
+    assert msctx("run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "b"))[0] == 0
+
+
+def test_a_run_goes_on_when_nobody_reads(tmp_path):
+    command = f"{sys.executable} -m msctx run digits args.epochs=2 --out {tmp_path}/run 2>/dev/null | true"
+    subprocess.run(["bash", "-c", command], check=True, cwd=ROOT)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+
+
+def test_output_that_cannot_be_written():
+    for command in (f"{sys.executable} -m msctx state > /dev/full", f"{sys.executable} -m msctx explain seed=1 >&-"):
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_warnings_are_one_line_and_name_no_line_of_ours():
+    command = [sys.executable, "-m", "msctx", "state", "conv_fprop_algo=fft"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == (
+        "warning: conv_fprop_algo='fft' on cpu: not_built: it comes with the native core (convolution and matmul)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", *command[1:]], capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (7, False)

@@ -95,7 +95,7 @@ OPTIONS = (
     ),
     Option(
         name="inter_op_parallel_num",
-        type=Int(0, 2**31 - 1),
+        type=Int(0, 1024),
         help="How many independent operators may run side by side: the size of torch's inter-op thread pool, which can be set "
         "once and only before its first use. 0 leaves the choice to torch.",
         default=0,
@@ -103,7 +103,7 @@ OPTIONS = (
     ),
     Option(
         name="runtime_num_threads",
-        type=Int(0, 2**31 - 1),
+        type=Int(0, 1024),
         help="How many threads one CPU operator may use (torch.set_num_threads). 0 leaves torch's number; with a GPU or NPU as "
         "target it concerns the host's share of the work.",
         default=30,

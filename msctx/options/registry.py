@@ -79,7 +79,7 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
         if wrong:
             for at, bad in wrong:
                 inside = marks((*path, *at)) if marks else None
-                problems.append(Problem(".".join((spelling, *at)), bad.text, origin, bad.allowed, _shown(bad), inside))
+                problems.append(Problem(".".join((spelling, *at)), bad.text, origin, bad.allowed, shown(bad), inside))
         elif spelling in settings and settings[spelling].value != value:
             problems.append(
                 Problem(spelling, f"{value!r} contradicts {settings[spelling].value!r}; it is set twice", origin, mark=mark)
@@ -114,13 +114,15 @@ def _check(option: Option, value: Any) -> tuple[Any, list[tuple[tuple[str, ...],
         for found in error.errors(include_url=False):
             at = tuple(str(part) for part in found["loc"] if part != "[key]")
             bad = found.get("ctx", {}).get("error")
+            if found["input"] is None and isinstance(bad, BadValue):
+                bad = BadValue("the value is empty", allowed=bad.allowed)
             allowed = "{key: value}" if found["type"] == "dict_type" else "a value of another type"
             own = BadValue(f"{show(found['input'])} is not of the right type", allowed=allowed)
             wrong.append((at, bad if isinstance(bad, BadValue) else own))
         return None, wrong
 
 
-def _shown(bad: BadValue) -> str:
+def shown(bad: BadValue) -> str:
     """A suggested value as it can be written; advice as it stands."""
     is_advice = isinstance(bad.suggestion, str) and (not bad.suggestion or " " in bad.suggestion)
     return bad.suggestion if is_advice else repr(bad.suggestion)

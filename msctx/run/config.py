@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from msctx.errors import FileError, Mark, OptionError, Problem, nearest
 from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, from_text, preset_layer, shipped
+from msctx.options.registry import shown
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
 
 
@@ -29,9 +31,18 @@ class _Arguments(Kind):
         return {"type": "object"}
 
 
+class _Name(TextKind):
+    def parse(self, value: Any) -> str:
+        allowed = "letters, digits, dots, dashes and underscores: it names the folder of the run"
+        name = super().parse(value)
+        if not re.fullmatch(r"[\w.-]+", name) or not name.strip("."):
+            raise BadValue(f"{name!r} cannot be a name", allowed=allowed)
+        return name
+
+
 SECTIONS: dict[str, dict[str, Kind]] = {
     "experiment": {
-        "name": TextKind("a name, used for the folder of the run"),
+        "name": _Name(),
         "entry": TextKind("package.module:function, path/to/file.py:function, or the path of a script"),
         "args": _Arguments(),
         "seed": IntKind(0, 2**32 - 1),
@@ -69,7 +80,7 @@ def find_file(name: str) -> Path:
     if name in known:
         near = Path(os.path.relpath(known[name]))
         return known[name] if ".." in near.parts else near
-    hint = nearest(name, known) or (f"{name}.yaml" if Path(f"{name}.yaml").exists() else "")
+    hint = nearest(name, known) or (f"{name}.yaml" if Path(f"{name}.yaml").exists() else f"{name}=VALUE" if find(name) else "")
     text = "no such file, and no shipped experiment of that name"
     raise FileError([Problem("", text, name, allowed=f"a YAML file; {', '.join(known)}", suggestion=hint)])
 
@@ -172,7 +183,7 @@ def _check(
     try:
         return kind.parse(value)
     except BadValue as bad:
-        problems.append(Problem(path, bad.text, where, bad.allowed, bad.suggestion, mark))
+        problems.append(Problem(path, bad.text, where, bad.allowed, shown(bad), mark))
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import runpy
 import sys
 import traceback
@@ -53,6 +54,8 @@ def resolve(experiment: Experiment) -> Entry:
         function = getattr(function, part)
     if not callable(function):
         raise _error(mark, f"entry {experiment.entry!r}: {name} is not a function")
+    if any(lazy(function) for lazy in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)):
+        raise _error(mark, f"entry {experiment.entry!r}: {name} is a generator or coroutine; to call it runs nothing")
     return _with_arguments(function, experiment, mark)
 
 
@@ -64,7 +67,8 @@ def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
     try:
         return load()
     except ModuleNotFoundError as error:
-        raise _error(mark, f"entry {entry!r}: no module named {error.name!r}") from None
+        hint = ": pip install scikit-learn, which the shipped experiments need" if error.name == "sklearn" else ""
+        raise _error(mark, f"entry {entry!r}: no module named {error.name!r}{hint}") from None
     except SystemExit as end:
         raise _error(mark, f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}") from None
     except Exception as error:
@@ -72,6 +76,8 @@ def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
 
 
 def _load_file(path: Path) -> Any:
+    if str(path.parent) not in sys.path:  # as for a script: what stands beside it can be imported, by spawned workers too
+        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -124,7 +130,7 @@ def _script(path: Path, args: Mapping[str, Any]) -> Entry:
 
 def users_traceback(error: BaseException) -> str:
     """The traceback of a user's error without our own frames, and without those of the import system."""
-    hidden = (str(Path(__file__).resolve().parents[1]), "<frozen", runpy.__file__, importlib.__file__)
+    hidden = (f"{Path(__file__).resolve().parents[1]}{os.sep}", "<frozen", runpy.__file__, importlib.__file__)
     told = traceback.TracebackException.from_exception(error)
     chained: traceback.TracebackException | None = told
     while chained is not None:

@@ -40,7 +40,7 @@ class Record:
         if used:
             text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a run never overwrites another"
             raise FileError([Problem("", text, where=str(folder), suggestion="name a folder that is empty or not there yet")])
-        return cls(folder)
+        return cls(folder.absolute())  # the entry may go elsewhere
 
     def json(self, name: str, data: Mapping[str, Any]) -> None:
         """Write a file whole or not at all."""
@@ -52,8 +52,11 @@ class Record:
 
     def _replace(self, name: str, text: str) -> None:
         part = self.folder / f".{name}.part"
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, self.folder / name)
+        try:
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, self.folder / name)
+        except OSError as error:
+            raise FileError([Problem("", f"cannot be written: {error.strerror}", where=str(self.folder / name))]) from None
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one line; it is on disk when this returns to the caller."""

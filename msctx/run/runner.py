@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -92,29 +94,39 @@ def run_experiment(
         EntryFailed: the entry raised; the record says so. Everything is restored.
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored.
     """
-    found = state()
-    with BASE.laid_under(experiment.levels) as plan:
-        entry = resolve(experiment)
-        record = Record.create(out, experiment.record_dir, experiment.name)
-        record.json("plan.json", plan.as_dict())
-        record.json("state.json", state())
-        record.json("environment.json", environment())
-        record.yaml("config.yaml", config(experiment))
-        run = Run(record, plan, progress)
-        if announce is not None:
-            announce(run)
-        result, error = _call(entry, run)
-    from msctx.switches import SWITCHES  # here: what comes before a run is decided without torch
-
-    left = {k: v for k, v in diff(found, state()).items() if k in SWITCHES and SWITCHES[k].restore == "exact"}
-    result["restored"] = not left
-    if left:
-        result["left_changed"] = {k: {"found": a, "left": b} for k, (a, b) in left.items()}
-    result["run_dir"] = str(record.folder)
-    record.json("result.json", result)
+    found, handler = state(), signal.getsignal(signal.SIGINT)
+    try:
+        with BASE.laid_under(experiment.levels) as plan:
+            entry = resolve(experiment)
+            record = Record.create(out, experiment.record_dir, experiment.name)
+            record.json("plan.json", plan.as_dict())
+            record.json("state.json", state())
+            record.json("environment.json", environment())
+            record.yaml("config.yaml", config(experiment))
+            run = Run(record, plan, progress)
+            if announce is not None:
+                announce(run)
+            result, error = _call(entry, run)
+        left = _left_changed(found)
+        result["restored"] = not left.keys() & plan.assignments.keys()
+        if left:
+            result["left_changed"] = left  # by the entry itself, or a library that it loads
+        result["run_dir"] = str(record.folder)
+        record.json("result.json", result)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
     if error is not None:
         raise error
     return result
+
+
+def _left_changed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The switches that are not as they were found before the run."""
+    from msctx.switches import SWITCHES  # here: what comes before a run is decided without torch
+
+    changed = {k: v for k, v in diff(found, state()).items() if k in SWITCHES and SWITCHES[k].restore == "exact"}
+    return {k: {"found": a, "left": b} for k, (a, b) in changed.items()}
 
 
 def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
@@ -128,6 +140,8 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
         except KeyboardInterrupt as interrupt:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not keep the record from being written
             result["status"], error = "interrupted", interrupt
         except SystemExit as end:
             if end.code not in (None, 0):
@@ -135,7 +149,7 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
                 result["status"], result["error"] = "failed", str(error)
         except EntryFailed as failed:
             result["status"], result["error"], error = "failed", str(failed), failed
-        except Exception as raised:
+        except BaseException as raised:
             text = users_traceback(raised)
             result["status"], result["error"] = "failed", text
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")

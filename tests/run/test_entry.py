@@ -96,3 +96,15 @@ def test_a_users_traceback_has_none_of_our_frames(make):
     assert "in f" in text
     assert text.endswith("KeyError: 'x'")
     assert "msctx/run" not in text
+
+
+def test_what_stands_beside_a_file_can_be_imported(make, tmp_path):
+    (tmp_path / "helper_of_a_test.py").write_text("answer = 42\n")
+    source = "from helper_of_a_test import answer\ndef f(): return answer"
+    assert resolve(make(source, "job_of_a_test.py:f"))(None) == 42
+
+
+@pytest.mark.parametrize("source", ["def f(): yield 1", "async def f(): pass"])
+def test_an_entry_that_runs_nothing_is_refused(make, source):
+    with pytest.raises(EntryError, match="to call it runs nothing"):
+        resolve(make(source, "job_of_a_test.py:f"))
