@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import plan as planning
 from msctx.effects import Facts
-from msctx.errors import DeviceError, StrictError
+from msctx.errors import DeviceError, OptionError, Problem, StrictError
 from msctx.notices import tell
-from msctx.options import Layer, Settings
-from msctx.options.layers import environment_layers, flatten
+from msctx.options import DEVICES, Layer, Settings
+from msctx.options.layers import environment_layers, flatten, layer_of
 from msctx.plan import Plan
 
 if TYPE_CHECKING:
@@ -33,6 +33,24 @@ def plan_of(settings: Settings, facts: Facts) -> Plan:
         while len(_plans) > 64:
             _plans.popitem(last=False)
     return plan
+
+
+def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -> Plan:
+    """What options would come to, without entering anything.
+
+    Args:
+        settings: options by name, or layers already checked.
+        device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for such a machine, whatever is here. Default: this machine.
+    """
+    if not isinstance(settings, Settings):
+        settings = Settings([layer_of(settings, "explain")])
+    if device is None:
+        from msctx import devices
+
+        return plan_of(settings, devices.facts())
+    if device not in DEVICES:
+        raise OptionError([Problem("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
+    return plan_of(settings, Facts.only(device))
 
 
 def refuse(plan: Plan) -> None:

@@ -9,12 +9,11 @@ from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from msctx.base import BASE, plan_of, refuse, tell_failing
-from msctx.dynamo import outside_dynamo
-from msctx.effects import Facts
+from msctx.base import BASE, explain, plan_of, refuse, tell_failing
+from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.errors import OptionError, Problem, ScopeError
 from msctx.notices import tell, user_frame
-from msctx.options import DEVICES, GROUPS, NAMESPACES, UNSET, Layer, Settings, make_layer, option_of
+from msctx.options import GROUPS, NAMESPACES, UNSET, Layer, Settings, make_layer, option_of
 from msctx.options.layers import layer_of
 from msctx.plan import Plan
 
@@ -24,24 +23,6 @@ if TYPE_CHECKING:
     from msctx.apply import Hold
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -> Plan:
-    """What options would come to, without entering anything.
-
-    Args:
-        settings: options by name, or layers already checked.
-        device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for such a machine, whatever is here. Default: this machine.
-    """
-    if not isinstance(settings, Settings):
-        settings = Settings([layer_of(settings, "explain")])
-    if device is None:
-        from msctx import devices
-
-        return plan_of(settings, devices.facts())
-    if device not in DEVICES:
-        raise OptionError([Problem("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
-    return plan_of(settings, Facts.only(device))
 
 
 # --- scopes -----------------------------------------------------------------------------------------------------------
@@ -160,30 +141,25 @@ class Context:
         self.layers = layers
         self.origin = origin
 
-    @outside_dynamo
+    @untraced
     def __enter__(self) -> Context:
-        scope = None
         try:
-            with _uninterrupted(self):
-                scope = _open(self)
-                _stack.scopes.append(scope)
+            entered: list[_Scope] = []
+            call_outside(_enter, self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
-            if scope is not None and scope.open:
-                _stack.scopes[:] = [s for s in _stack.scopes if s is not scope]
-                _close(scope)
+            for scope in locals().get("entered", ()):
+                _abandon(scope)
             raise
 
-    @outside_dynamo
+    @untraced
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
         try:  # the first statement: what a Ctrl-C interrupts from here on is left all the same
-            begun = False
-            with _uninterrupted(self):
-                begun = True
-                self._leave(_stack.scopes)
+            begun: list[bool] = []
+            call_outside(_exit, self, begun)
         except BaseException:
             if not locals().get("begun"):
-                self._leave(_stack.scopes)
+                _exit(self, [])
             raise
 
     def _leave(self, scopes: list[_Scope]) -> None:
@@ -270,6 +246,24 @@ class Context:
         if depth is not None:
             return Bound(function, tuple(scopes[: depth + 1]), BASE.layers + scopes[depth].layers, here=True)
         return Bound(function, (), BASE.layers + _in_force()[0] + self.layers, here=not self.layers)
+
+
+def _enter(context: Context, entered: list[_Scope]) -> None:
+    with _uninterrupted(context):
+        entered.append(_open(context))
+        _stack.scopes.append(entered[0])
+
+
+def _abandon(scope: _Scope) -> None:
+    if scope.open:
+        _stack.scopes[:] = [s for s in _stack.scopes if s is not scope]
+        _close(scope)
+
+
+def _exit(context: Context, begun: list[bool]) -> None:
+    with _uninterrupted(context):
+        begun.append(True)
+        context._leave(_stack.scopes)
 
 
 class Bound:
