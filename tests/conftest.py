@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 import pytest
+import sklearn.datasets  # noqa: F401 (sets OpenMP's variables when it is first loaded: here, not inside a test)
 import torch
 from torch import _C
 from torch.nn.modules import module as nn_module

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import sklearn  # noqa: F401 (sets variables of OpenMP when it is first loaded, here and not inside a test)
 
 from msctx.cli import main
 

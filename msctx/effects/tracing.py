@@ -27,4 +27,8 @@ def pynative_synchronize(want: Want) -> Outcome:
 def max_call_depth(want: Want) -> Outcome:
     frames = min(1000 + FRAMES_PER_CALL * want.value, 2**31 - 1)
     assignments = {"torch.nn.max_call_depth": want.value, "python.recursion_limit": frames}
-    return approximated(assignments, "nested module calls are counted; plain Python functions only have Python's own limit")
+    return approximated(
+        assignments,
+        "nested module calls are counted; plain Python functions only have Python's own limit, and Python 3.12 has a fixed one "
+        "besides, some 230 modules deep",
+    )
