@@ -24,7 +24,7 @@ COLOURS = {"honoured": "green", "approximated": "yellow", "inert": "dim", "refus
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Rich would end the process; whoever prints decides that here."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())  # Python flushes once more at its end
         raise BrokenPipeError
 
 

@@ -259,3 +259,12 @@ def test_warnings_are_one_line_and_name_no_line_of_ours():
     )
     done = subprocess.run([sys.executable, "-W", "error", *command[1:]], capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (7, False)
+
+
+def test_the_result_is_printed_though_nobody_reads_the_progress(tmp_path):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "msctx", "run", "digits", "args.epochs=2", "--out", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=write_end, text=True, cwd=ROOT)
+    os.close(write_end)
+    assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "completed")

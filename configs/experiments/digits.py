@@ -22,8 +22,8 @@ def data(test_share: float = 0.2) -> tuple[TensorDataset, TensorDataset]:
     labels = torch.tensor(digits.target, dtype=torch.int64)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(20))
     test = int(len(images) * test_share)
-    pick = lambda index: TensorDataset(images[index], labels[index])  # noqa: E731
-    return pick(order[test:]), pick(order[:test])
+    training, held_out = order[test:], order[:test]
+    return TensorDataset(images[training], labels[training]), TensorDataset(images[held_out], labels[held_out])
 
 
 def network() -> nn.Module:

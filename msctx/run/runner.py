@@ -114,7 +114,7 @@ def run_experiment(
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
     finally:
-        if threading.current_thread() is threading.main_thread():
+        if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)
     if error is not None:
         raise error
@@ -140,7 +140,7 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
         except KeyboardInterrupt as interrupt:
-            if threading.current_thread() is threading.main_thread():
+            if threading.current_thread() is threading.main_thread():  # put back at the end of run_experiment
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not keep the record from being written
             result["status"], error = "interrupted", interrupt
         except SystemExit as end:
