@@ -25,6 +25,9 @@ from msctx import base as base_module
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
 
+# In a fresh process cuDNN's nodes are in a state that torch cannot set again (told in the plan, tested in processes of their own)
+_C._set_cudnn_allow_tf32(True)
+
 ROOT = Path(__file__).resolve().parents[1]
 context_module = importlib.import_module("msctx.context")  # the attribute msctx.context is the function
 

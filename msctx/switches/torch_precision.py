@@ -99,14 +99,18 @@ def _write_matmul(allow: bool) -> None:
         _set_all(own)
 
 
-def _save_cudnn() -> tuple[bool, Nodes]:
-    return _flag(_C._get_cudnn_allow_tf32, dict.fromkeys(_CUDNN, "tf32"), otherwise=False), _own(*_CUDNN)
+def _save_cudnn() -> tuple[bool, Nodes, Nodes]:
+    flag = _flag(_C._get_cudnn_allow_tf32, dict.fromkeys(_CUDNN, "tf32"), otherwise=False)
+    return flag, _own(*_CUDNN), {node: _get(*node) for node in _CUDNN}
 
 
-def _load_cudnn(state: tuple[bool, Nodes]) -> None:
+def _load_cudnn(state: tuple[bool, Nodes, Nodes]) -> None:
     if state != _save_cudnn():
-        _C._set_cudnn_allow_tf32(state[0])
-        _set_all(state[1])
+        flag, own, in_effect = state
+        _C._set_cudnn_allow_tf32(flag)
+        _set_all(own)
+        # nodes that nobody had set followed their parents and no longer do: what was in effect is, all the same
+        _set_all({node: value for node, value in in_effect.items() if _get(*node) != value})
 
 
 def _write_cudnn(allow: bool) -> None:
