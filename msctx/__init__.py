@@ -38,8 +38,17 @@ __all__ = [
 ]
 
 
+_MODULES = ("device_context", "mindspore", "run", "runtime")
+_NEWER = ("get_current_device", "set_device", "set_deterministic", "set_recursion_limit")
+
+
 def __getattr__(name: str) -> Any:
-    """``msctx.run``, for scripts that log to the run they are part of; loaded when it is first asked for."""
-    if name == "run":
-        return import_module("msctx.run")
+    """What few programs need, loaded when it is first asked for.
+
+    ``msctx.run``, for scripts that log to the run they are part of; MindSpore's newer vocabulary; its drop-in face.
+    """
+    if name in _MODULES:
+        return import_module(f"msctx.{name}")
+    if name in _NEWER:
+        return getattr(import_module("msctx.vocabulary"), name)
     raise AttributeError(f"module 'msctx' has no attribute {name!r}")

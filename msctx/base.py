@@ -94,8 +94,13 @@ class Base:
                     self.change(environment_layers(os.environ))
                     self.read_environment = True
 
-    def change(self, levels: Mapping[str, Layer]) -> list[str]:
-        """Lay new values over each level's; return the switches that open scopes cover."""
+    def change(self, levels: Mapping[str, Layer], *, absent: bool = False) -> list[str]:
+        """Lay new values over each level's; return the switches that open scopes cover.
+
+        Args:
+            absent: a target that is not on this machine may be set: then the options are planned, and nothing is written
+                until the target is one that is here.
+        """
         if not any(layer.settings for layer in levels.values()):
             return []
         with self.lock:
@@ -103,7 +108,7 @@ class Base:
             for level, layer in levels.items():
                 new[level] = new.get(level, Layer()).under(layer)
             spellings = {spelling for layer in levels.values() for spelling in layer.settings}
-            return self._become(new, spellings)
+            return self._become(new, spellings, absent=absent)
 
     def reset(self) -> None:
         """Put back what was found before the first value was set."""
@@ -129,7 +134,7 @@ class Base:
                 self._become(before)
                 self.read_environment = bool(before)
 
-    def _become(self, levels: dict[str, Layer], just_set: Collection[str] = ()) -> list[str]:
+    def _become(self, levels: dict[str, Layer], just_set: Collection[str] = (), *, absent: bool = False) -> list[str]:
         from msctx import apply, devices
 
         merged = flatten(levels)
@@ -137,15 +142,16 @@ class Base:
         plan = plan_of(settings, devices.facts()) if settings else NOTHING
         if self.hold is None:
             self.hold = apply.Hold("set_context", base=True)
-        refuse(plan)
+        if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
+            refuse(plan)
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         with apply.uninterrupted():  # values and switches change together
-            covered = apply.rebase(self.hold, plan.assignments, strict=plan.strict, fresh=fresh)
+            covered = apply.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh)
             plan = plan.without(self.hold.late)
             try:
                 tell_failing(plan, None, self.hold)
             except BaseException:  # warnings turned into errors
-                apply.rebase(self.hold, self.plan.assignments)
+                apply.rebase(self.hold, self.plan.written)
                 raise
             self.levels, self.plan = levels, plan
             self.layers = (merged,) if merged.settings else ()

@@ -107,22 +107,80 @@ def run(
 @app.command(epilog="Example: msctx explain deterministic=ON conv_allow_tf32=false --device cuda")
 def explain(
     words: Annotated[
-        list[str], typer.Argument(metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.")
-    ],
+        list[str] | None, typer.Argument(metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Plan for cpu, cuda or ascend, whatever is here. Default: this machine.")
     ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every option there is, set or not: a row for each path of the catalogue.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """What options would do: value, origin, status, switches, and why what is refused is refused. Changes nothing."""
     from msctx.context import explain as explain_settings
     from msctx.run.config import is_file, read
 
-    files, overrides = [w for w in words if is_file(w)], [w for w in words if not is_file(w)]
+    files, overrides = [w for w in words or () if is_file(w)], [w for w in words or () if not is_file(w)]
     if len(files) > 1:
         raise OptionError([Problem(files[1], "a second file; explain takes one", "command line")])
+    if not words and not all_:
+        raise OptionError([Problem("", "give a file, options (key=value), or --all", "explain")])
     experiment = read(files[0] if files else None, overrides)
-    _show_plan(explain_settings(experiment.settings, device), json_)
+    plan = explain_settings(experiment.settings, device)
+    if not all_:
+        _show_plan(plan, json_)
+        return
+    from msctx.reference import catalogue
+
+    rows = catalogue(device or plan.main_device, experiment.settings)
+    if json_:
+        _print_json(rows)
+    else:
+        from msctx import render
+
+        render.console().print(render.catalogue_table(rows), render.catalogue_footer(rows, device or plan.main_device))
+
+
+@app.command(epilog="Example: msctx options conv_fprop_algo")
+def options(
+    name: Annotated[str | None, typer.Argument(help="An option, or a group such as gpu_config, by any of its names.")] = None,
+    json_: Json = False,
+) -> None:
+    """The reference: every option; of one its values, devices, status, interactions and an example."""
+    from msctx import reference, render
+    from msctx.options import is_dictionary, option_of
+
+    console = render.console()
+    if name is None or is_dictionary(name):
+        found = reference.listing(reference.members(name) if name else None)
+        _print_json(found) if json_ else console.print(render.options_table(found))
+        return
+    page = reference.describe(option_of(name))
+    _print_json(page) if json_ else console.print(render.option_page(page))
+
+
+@app.command()
+def schema() -> None:
+    """The JSON Schema of experiment files, for editors: completion, hover texts and checks."""
+    from msctx.schema import dump
+
+    print(dump(), end="")
+
+
+@app.command(epilog="Example: msctx init mine.yaml && msctx explain mine.yaml")
+def init(
+    file: Annotated[str, typer.Argument(help="The file to write; it must not be there yet.")] = "experiment.yaml",
+    json_: Json = False,
+) -> None:
+    """Write a commented experiment file to start from, and beside it the schema with which editors check it."""
+    from msctx.starter import write
+
+    written = [str(path) for path in write(file)]
+    if json_:
+        _print_json({"written": written})
+    else:
+        print(f"wrote {' and '.join(written)}; next: msctx explain {file}")
 
 
 def _show_plan(plan: Any, json_: bool) -> None:

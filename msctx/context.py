@@ -13,7 +13,7 @@ from msctx.base import BASE, explain, plan_of, refuse, tell_failing
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.errors import OptionError, Problem, ScopeError
 from msctx.notices import tell, user_frame
-from msctx.options import GROUPS, NAMESPACES, UNSET, Layer, Settings, make_layer, option_of
+from msctx.options import UNSET, Layer, Settings, device_of, find, is_dictionary, option_of
 from msctx.options.layers import layer_of
 from msctx.plan import Plan
 
@@ -106,7 +106,7 @@ def _difference(plan: Plan, outer: Plan, own: Sequence[Layer]) -> dict[str, Any]
     return {
         switch: value
         for switch, value in plan.assignments.items()
-        if plan.sources[switch] & mine or outer.assignments.get(switch, missing) != value
+        if plan.sources[switch] & mine or outer.written.get(switch, missing) != value
     }
 
 
@@ -279,15 +279,11 @@ class Bound:
         self._base_version = BASE.version
 
     def __getstate__(self) -> dict[str, Any]:
-        values = [{s.spelling: (s.value, s.origin) for s in layer.settings.values()} for layer in self.layers]
-        return {"function": self.function, "layers": values}
+        return {"function": self.function, "layers": self.layers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.function, self._scopes, self._here, self._base_version = state["function"], (), False, -1
-        self.layers = tuple(
-            Layer({k: s for k, (v, origin) in values.items() for s in make_layer({k: v}, origin).settings.values()})
-            for values in state["layers"]
-        )
+        self.function, self.layers = state["function"], state["layers"]
+        self._scopes, self._here, self._base_version = (), False, -1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _carried(self._scopes, self.layers) if self._still_holds() else Context(self.layers, "bound function"):
@@ -367,11 +363,14 @@ def context(preset: str | None = None, /, **options: Any) -> Context:
 @outside_dynamo
 def set_context(preset: str | None = None, /, **options: Any) -> None:
     """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them."""
-    origin = f"set_context at {user_frame()[0]}"
-    options = _with_preset(preset, options)
-    layer = layer_of(options, origin)
+    set_options(_with_preset(preset, options), "set_context")
+
+
+def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) -> None:
+    """:func:`set_context` for one of its other names, *what*; *absent*: a target that is not here is planned, not refused."""
+    layer = layer_of(options, f"{what} at {user_frame()[0]}")
     BASE.start()
-    covered = BASE.change({"set_context": layer})
+    covered = BASE.change({"set_context": layer}, absent=absent)
     if covered:
         tell(
             "set_context",
@@ -402,17 +401,24 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
 
 
 def _look_up(name: str, settings: Settings) -> Origin:
-    keys = [s for layer in settings.layers for s in layer.settings if s.startswith(f"{name}.")]
-    if keys:
-        group = {key.partition(".")[2]: _look_up(key, settings) for key in keys}
-        return Origin({k: v.value for k, v in group.items()}, "; ".join(dict.fromkeys(v.origin for v in group.values())))
-    if name in (*GROUPS, *NAMESPACES):
-        return Origin({}, "default")
-    option = option_of(name)
-    found = settings.get(option.name, GROUPS.get(name.partition(".")[0]))
+    option = find(name)
+    found = None if option is None else settings.get(option.name, device_of(name))
     if found is not None:
         return Origin(found.value, found.origin)
-    return Origin(None if option.default is UNSET else option.default, "default")
+    keys = [k for layer in settings.layers for k, s in layer.settings.items() if k.startswith(f"{name}.") and not s.via]
+    if keys:
+        group: dict[str, Any] = {}
+        for key in keys:
+            inner = group
+            *above, last = key[len(name) + 1 :].split(".")
+            for part in above:
+                inner = inner.setdefault(part, {})
+            inner[last] = _look_up(key, settings).value
+        return Origin(group, "; ".join(dict.fromkeys(_look_up(key, settings).origin for key in keys)))
+    if option is None and is_dictionary(name):
+        return Origin({}, "default")
+    default = option_of(name).default_at(name)
+    return Origin(None if default is UNSET else default, "default")
 
 
 def current() -> Context:

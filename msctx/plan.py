@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from msctx.effects import Facts, Want, translate
-from msctx.options import DEVICES, Settings
+from msctx.effects import Facts, Outcome, Want, translate
+from msctx.options import DEVICES, Setting, Settings, rules
 
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """MindSpore's names of devices → ours."""
@@ -32,6 +32,8 @@ class Row:
     assignments: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     spelling: str = ""
+    shadowed: bool = False
+    """Another setting took its place, as whoever set that one meant: no warning."""
 
     def __str__(self) -> str:
         return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
@@ -68,6 +70,11 @@ class Plan:
         """Switch → value, in the order in which they are written."""
         return {switch: value for row in self.rows for switch, value in row.assignments.items()}
 
+    @property
+    def written(self) -> dict[str, Any]:
+        """What of the assignments is made: nothing while the target is not on this machine."""
+        return {} if self.missing else self.assignments
+
     @cached_property
     def sources(self) -> dict[str, frozenset[str]]:
         """Switch → the spellings of the options that set it."""
@@ -82,7 +89,7 @@ class Plan:
         """The rows of options that are not carried out where it counts: on the target, else on the accelerator that is here,
         else on the CPU. What the main device merely has no use for is not failing when another device carries it out.
         """
-        return tuple(row for row in self.rows if row.status in FAILING and self._counts(row))
+        return tuple(row for row in self.rows if row.status in FAILING and not row.shadowed and self._counts(row))
 
     def _counts(self, row: Row) -> bool:
         same = [r for r in self.rows if r.spelling == row.spelling]
@@ -136,27 +143,38 @@ def make(settings: Settings, facts: Facts) -> Plan:
 
 
 def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
-    for name, found in settings.on(device).items():
+    for found in settings.on(device).values():
         setting = found[0]
         outcome = translate(Want(setting.option, setting.value, device, settings, facts))
-        if outcome is not None:
-            yield Row(
-                option=name,
-                device=device,
-                value=setting.value,
-                origin=setting.origin,
-                status=outcome.status,
-                assignments=outcome.assignments,
-                reason=outcome.reason,
-                spelling=setting.spelling,
-            )
+        if outcome is None:
+            continue
+        if outcome.status != "inert" and (obstacle := rules.obstacle(setting, lambda name: settings.get(name, device))):
+            outcome = Outcome(obstacle[0], {}, obstacle[1])
+        yield _row(setting, device, outcome)
+    for setting, winner, expected in settings.overridden(device):
+        reason = f"overridden by {winner.spelling}={winner.value!r} from {winner.origin}"
+        yield _row(setting, device, Outcome("inert", {}, reason), shadowed=expected)
+
+
+def _row(setting: Setting, device: str, outcome: Outcome, *, shadowed: bool = False) -> Row:
+    return Row(
+        option=setting.option.name,
+        device=device,
+        value=setting.value,
+        origin=setting.origin,
+        status=outcome.status,
+        assignments=outcome.assignments,
+        reason=outcome.reason,
+        spelling=setting.spelling,
+        shadowed=shadowed,
+    )
 
 
 def _absent(settings: Settings, devices: Iterable[str]) -> Iterable[Row]:
     """Groups of devices that are not here: what they hold is refused, never dropped."""
     words = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
     for device in sorted(settings.devices() - set(devices)):
-        for name, found in settings.on(device).items():
-            if found[0].device == device:
-                s = found[0]
-                yield Row(name, device, s.value, s.origin, "refused", {}, f"no {words[device]} device", s.spelling)
+        mine = [found[0] for found in settings.on(device).values()] + [o.setting for o in settings.overridden(device)]
+        for setting in mine:
+            if setting.device == device:
+                yield _row(setting, device, Outcome("refused", {}, f"no {words[device]} device"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -70,11 +71,82 @@ def plan_footer(plan: Plan) -> Text:
     return text
 
 
-def pairs_table(data: Mapping[str, Any], columns: Iterable[str] = ("switch", "value")) -> Table:
-    """A table of names and one value, or several."""
+DEVICE_WORDS = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
+
+
+def catalogue_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Every path of the catalogue with its value and status on one device."""
+    table = _table("path", "value", "from", "status", "switches, or why")
+    for row in rows:
+        why = ", ".join(row["switches"]) or row["reason"]
+        table.add_row(
+            row["path"],
+            Text("" if row["value"] is None else str(row["value"])),
+            Text(row["origin"], style="dim"),
+            Text(row["status"], style=COLOURS[row["status"]]),
+            Text(why),
+        )
+    return table
+
+
+def catalogue_footer(rows: Iterable[Mapping[str, Any]], device: str) -> Text:
+    """How many paths have which status."""
+    counts = Counter(row["status"] for row in rows)
+    return Text(f"{sum(counts.values())} paths on {device}: " + ", ".join(f"{counts[s]} {s}" for s in COLOURS if counts[s]))
+
+
+def options_table(options: Iterable[Mapping[str, Any]]) -> Table:
+    """Every option in a line: what it takes, and its status on each device."""
+    table = _table("option", "takes", *DEVICE_WORDS.values())
+    for option in options:
+        values = ", ".join(str(v["value"]) for v in option["values"]) or option["allowed"]
+        table.add_row(option["name"], Text(values), *(_status(option["status"][device]["status"]) for device in DEVICE_WORDS))
+    return table
+
+
+def option_page(option: Mapping[str, Any]) -> Group:
+    """All about one option."""
+    parts: list[Any] = [Text(option["name"], style="bold"), Text(option["help"]), Text("")]
+    if option["values"]:
+        values = _table("value", "means", *DEVICE_WORDS.values())
+        for v in option["values"]:
+            name = str(v["value"]) + (f" ({', '.join(map(str, v['also']))})" if v["also"] else "")
+            values.add_row(Text(name), Text(v["means"]), *(_status(v["status"][device]) for device in DEVICE_WORDS))
+        parts += [values, Text("")]
+    facts = {} if option["values"] else {"takes": option["allowed"]}
+    facts |= {"default": "unset" if option["default"] is None else option["default"]}
+    facts |= {f"default in {group}": "unset" if value is None else value for group, value in option["defaults"].items()}
+    facts |= {"example": f"{option['name']}={option['example']}"}
+    facts |= {"also written": ", ".join(option["aliases"])} if option["aliases"] else {}
+    facts |= {"CANN's key": option["ge"]} if option["ge"] else {}
+    facts |= {"instead": option["replaced_by"]} if option["replaced_by"] else {}
+    facts |= {"source": option["source"]}
+    for device, word in DEVICE_WORDS.items():
+        found = option["status"][device]
+        facts[f"on {word}"] = "; ".join(filter(None, [found["status"], ", ".join(found["switches"]), found["reason"]]))
+    table = _table("", "")
+    table.show_header = False
+    for name, value in facts.items():
+        table.add_row(Text(name, style="dim"), Text(str(value)))
+    for i, sentence in enumerate(option["interactions"]):
+        table.add_row(Text("" if i else "with others", style="dim"), Text(sentence))
+    return Group(*parts, table)
+
+
+def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column, overflow="fold")
+    return table
+
+
+def _status(status: str) -> Text:
+    return Text(status, style=COLOURS[status])
+
+
+def pairs_table(data: Mapping[str, Any], columns: Iterable[str] = ("switch", "value")) -> Table:
+    """A table of names and one value, or several."""
+    table = _table(*columns)
     for name, value in data.items():
         values = value if isinstance(value, tuple) else (value,)
         table.add_row(str(name), *(Text(str(v)) for v in values))

@@ -83,7 +83,7 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("explain", "max_device_memory=4OGB"), 2, "did you mean '40GB'?"),
         (("explain", "seed=1", "--device", "tpu"), 2, "allowed: cpu, cuda, ascend"),
         (("explain", "digits", "other.yaml"), 2, "a second file"),
-        (("explain",), 2, "Missing argument"),
+        (("explain",), 2, "give a file, options (key=value), or --all"),
         (("explian",), 2, "explian"),
         (("run", "digits", "seed"), 2, "seed: is not key=value"),
         (("run", "none.yaml"), 3, "cannot be read"),

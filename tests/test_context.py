@@ -382,7 +382,8 @@ def test_an_unknown_preset(preset: Any) -> None:
 
 
 def on(device: str, ctx: Any) -> dict[str, Any]:
-    return {row.option: row.value for row in msctx.explain(ctx.settings, device).rows if row.device == device}
+    rows = msctx.explain(ctx.settings, device).rows
+    return {row.option: row.value for row in rows if row.device == device and not row.shadowed}
 
 
 @quiet

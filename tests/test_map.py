@@ -8,13 +8,14 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from samples import example, values
 
 import msctx
 from msctx import plan
 from msctx.effects import EFFECTS, Facts, Outcome, Want, translate
 from msctx.effects.base import THEMES
 from msctx.effects.unbuilt import UNBUILT
-from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, make_layer
+from msctx.options import DEVICES, OPTIONS, Settings, make_layer
 from msctx.options.registry import FAMILIES
 from msctx.switches import SWITCHES
 
@@ -34,13 +35,6 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def values_of(option: Option) -> list[object]:
-    """The closed choices of an option, its default and its example."""
-    schema = option.adapter.json_schema()
-    closed = schema.get("enum", [True, False] if schema.get("type") == "boolean" else [])
-    return [*closed, option.example, *([option.default] if option.default is not UNSET else [])]
-
-
 def translated(name: str, value: object, device: str) -> Outcome | None:
     settings = Settings([make_layer({name: value}, "test")])
     setting = settings.get(name)
@@ -54,7 +48,7 @@ def translated(name: str, value: object, device: str) -> Outcome | None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_is_translated_for_every_device(name: str, device: str) -> None:
-    outcome = translated(name, OPTIONS[name].example, device)
+    outcome = translated(name, example(OPTIONS[name]), device)
     if name in DEVICE_FAMILY and outcome is None:
         return
     assert isinstance(outcome, Outcome)
@@ -92,11 +86,10 @@ def all_assignments() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     beside = ({}, {"deterministic": "ON"}, {"device_target": "GPU"}, {"device_target": "Ascend"}, {"device_target": "CPU"})
     for option in OPTIONS.values():
-        for value in values_of(option):
+        for value in values(option):
             for other in beside if option.source == "msctx" else beside[:1]:
-                values = {**other, option.name: value}
                 for device in DEVICES:
-                    for switch in msctx.explain(values, device=device).assignments:
+                    for switch in msctx.explain({**other, option.name: value}, device=device).assignments:
                         found.setdefault(switch, set()).add(option.name)
     return found
 
@@ -148,27 +141,35 @@ RANKS = {
     "dynamo": 0,
     "errors": 0,
     "options": 1,
+    "notices": 1,
     "effects": 2,
     "switches": 2,
     "apply": 3,
     "devices": 3,
     "plan": 3,
-    "notices": 1,
     "base": 4,
+    "reference": 4,
     "context": 5,
     "inspection": 6,
     "render": 6,
+    "vocabulary": 6,
     "compare": 7,
+    "device_context": 7,
     "doctor": 7,
+    "mindspore": 7,
     "run": 7,
-    "cli": 8,
-    "__main__": 9,
+    "runtime": 7,
+    "migrate": 8,
+    "schema": 8,
+    "starter": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 """A module imports only lower ranks and its own package. A new module needs its place here."""
 ROOT_RANK = 6
 """msctx itself, which imports the context and the inspection."""
 ONLY = {"switches": {"errors"}}
-WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "render")
+WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "render", "schema", "starter")
 """What runs before torch is imported, or without it."""
 
 

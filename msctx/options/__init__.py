@@ -1,8 +1,8 @@
 """WHAT can be set: one declaration per option. Imports no torch."""
 
 from msctx.options.layer import Layer, Setting, Settings
-from msctx.options.option import DEVICES, GROUPS, NAMESPACES, UNSET, Option
-from msctx.options.registry import OPTIONS, find, make_layer, option_of
+from msctx.options.option import DEVICES, GROUPS, NAMESPACES, UNSET, Option, device_of
+from msctx.options.registry import OPTIONS, find, is_dictionary, make_layer, option_of
 
 __all__ = [
     "DEVICES",
@@ -14,7 +14,9 @@ __all__ = [
     "Option",
     "Setting",
     "Settings",
+    "device_of",
     "find",
+    "is_dictionary",
     "make_layer",
     "option_of",
 ]

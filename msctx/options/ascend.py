@@ -2,39 +2,58 @@
 
 from typing import Annotated
 
+from msctx.options import formats
 from msctx.options.kinds import Bool, Choice, Flag, Int, Path, Text, TextKind
 from msctx.options.option import Option
 
 SOURCE = "mindspore.set_context(ascend_config)"
+SPEED_UP = "parallel_speed_up_json_path"
+
+
+def renamed(name: str) -> tuple[str, ...]:
+    """Where later releases of MindSpore have a key of parallel_speed_up_json_path."""
+    return (f"{SPEED_UP}.{name}", f"ascend_config.{SPEED_UP}.{name}")
+
 
 OPTIONS = (
     Option(
         name="precision_mode",
         type=Choice(
-            "force_fp16",
-            "force_fp32",
-            "allow_fp32_to_fp16",
-            "allow_fp32_to_bf16",
-            "allow_mix_precision",
-            "allow_mix_precision_fp16",
-            "allow_mix_precision_bf16",
-            "must_keep_origin_dtype",
+            {
+                "force_fp16": "float16 for every operator that can; for inference",
+                "force_fp32": "matrix operators read float16 and give float32, all others compute in float32",
+                "allow_fp32_to_fp16": "matrix operators in float16, others only where float32 has no kernel",
+                "allow_fp32_to_bf16": "matrix operators in bfloat16, others only where float32 has no kernel",
+                "allow_mix_precision": "autocast to float16, by lists of operators",
+                "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
+                "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
+                "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
+            },
             aliases={"cube_fp16in_fp32out": "force_fp32"},
         ),
-        help="In which dtype the operators of a whole program compute: force_* for every operator that can, allow_fp32_to_* "
-        "lowers the matrix operators alone, allow_mix_precision* is autocast by lists of operators, and must_keep_origin_dtype "
-        "forbids casts, also those of an enclosing autocast. It excludes precision_mode_v2.",
+        help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, where "
+        "nobody makes one, depends on the chip and on whether it trains or infers.",
         groups=("ascend_config", "session"),
+        also=("device_context.ascend.op_precision.precision_mode",),
+        ge="ge.exec.precision_mode",
         source=SOURCE,
         example="allow_mix_precision_bf16",
     ),
     Option(
         name="jit_compile",
-        type=Choice("auto", "true", "false", aliases={True: "true", False: "false"}),
-        help="Whether kernels are compiled for the shapes at hand (true), taken ready-made from the libraries (false), or "
-        "compiled for static shapes and taken ready-made for changing ones (auto).",
+        type=Choice(
+            {
+                "auto": "compiled for static shapes, ready-made kernels for changing ones",
+                "true": "kernels are compiled for the shapes at hand",
+                "false": "ready-made kernels of the libraries, compiled only where none exists",
+            },
+            aliases={True: "true", False: "false"},
+        ),
+        help="Whether kernels are compiled for the shapes at hand or taken ready-made from the libraries.",
         default="auto",
         groups=("ascend_config", "session"),
+        also=("device_context.ascend.op_tuning.op_compile",),
+        ge="ge.jit_compile",
         source=SOURCE,
         example=False,
     ),
@@ -44,7 +63,9 @@ OPTIONS = (
         help="How the memory that accumulating operators add into is zeroed: 0 all of it together, 1 just before each "
         "operator, which needs less memory and some more time. Unset, MindSpore means 1, while a CANN session means 0.",
         default=1,
+        defaults={"session": 0},
         groups=("ascend_config", "session"),
+        ge="ge.exec.atomicCleanPolicy",
         source=SOURCE,
         example=0,
     ),
@@ -55,6 +76,7 @@ OPTIONS = (
         "format is another one: see matmul_allow_tf32.",
         default=False,
         groups=("ascend_config",),
+        also=("device_context.ascend.op_precision.matmul_allow_hf32",),
         source=SOURCE,
         example=True,
     ),
@@ -65,14 +87,22 @@ OPTIONS = (
         "format is another one: see conv_allow_tf32.",
         default=True,
         groups=("ascend_config",),
+        also=("device_context.ascend.op_precision.conv_allow_hf32",),
         source=SOURCE,
         example=False,
     ),
     Option(
         name="exception_dump",
-        type=Choice("0", "1", "2", aliases={0: "0", 1: "1", 2: "2"}),
-        help='What is saved when an operator fails: "0" nothing, "1" inputs and outputs of any operator, "2" the inputs of an '
-        "operator of the compute library. Gone from MindSpore since 2.6; a session's word for it is enable_exception_dump.",
+        type=Choice(
+            {
+                "0": "nothing is saved",
+                "1": "inputs and outputs of any operator that fails",
+                "2": "only the inputs, and only for operators of the compute cores",
+            },
+            aliases={0: "0", 1: "1", 2: "2"},
+        ),
+        help="What is saved when an operator fails. Gone from MindSpore since 2.6; a session's word for it is "
+        "enable_exception_dump.",
         default="2",
         groups=("ascend_config",),
         source=SOURCE,
@@ -85,18 +115,30 @@ OPTIONS = (
         "high_performance, support_out_of_bound_index (check the indices of gather and scatter) and others. It wins over "
         "op_select_implmode and optypelist_for_implmode.",
         groups=("ascend_config", "session", "atc"),
+        also=("device_context.ascend.op_precision.op_precision_mode",),
+        ge="ge.exec.op_precision_mode",
+        content=formats.OP_PRECISION_MODE,
         source=SOURCE,
         example="op_precision.ini",
     ),
     Option(
-        name="ge_options",
-        type=dict[Choice("global", "session"), dict[Text, Text]],
-        help="CANN's graph engine options in its own words, ge.* keys and values as text, on the levels global and session. On "
-        "an NPU they are handed on; elsewhere those that have a counterpart here act as that option does. They win over the "
-        "same option set in ascend_config.",
+        name="ge_options.global",
+        type=dict[Text, Text],
+        help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key that is "
+        "an option here acts as that option does and wins over it; the others are handed on to CANN. Both ge_options and the "
+        "group ascend_config speak of Ascend alone.",
         groups=("ascend_config",),
         source=SOURCE,
-        example={"global": {"ge.opSelectImplmode": "high_precision"}, "session": {"ge.exec.atomicCleanPolicy": "1"}},
+        example={"ge.opSelectImplmode": "high_precision"},
+    ),
+    Option(
+        name="ge_options.session",
+        type=dict[Text, Text],
+        help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as those of "
+        "ge_options.global are; here too ge_options and the group ascend_config speak of Ascend alone.",
+        groups=("ascend_config",),
+        source=SOURCE,
+        example={"ge.exec.atomicCleanPolicy": "1"},
     ),
     Option(
         name="parallel_speed_up_json_path",
@@ -105,8 +147,100 @@ OPTIONS = (
         "collectives: enable_task_opt, enable_grad_comm_opt and others. null or empty text: none.",
         default=None,
         groups=("ascend_config",),
+        content=formats.SPEED_UP,
         source=SOURCE,
         example="parallel_speed_up.json",
+    ),
+    Option(
+        name="parallel_speed_up_json_path.recompute_comm_overlap",
+        type=Bool,
+        help="Lets activations that are recomputed in the backward pass be computed while communication is on its way. Without "
+        "recomputation there is nothing to overlap.",
+        default=False,
+        groups=("ascend_config",),
+        also=renamed("recomputation_communication_overlap"),
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="parallel_speed_up_json_path.matmul_grad_comm_overlap",
+        type=Bool,
+        help="In the backward pass of a matrix product: computes the gradient of the weight while the gradient of the input is "
+        "communicated.",
+        default=False,
+        groups=("ascend_config",),
+        also=renamed("grad_matmul_communication_overlap"),
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="parallel_speed_up_json_path.enable_task_opt",
+        type=Bool,
+        help="Bundles collectives into fewer and larger ones.",
+        default=False,
+        groups=("ascend_config",),
+        also=renamed("enable_communication_fusion"),
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="parallel_speed_up_json_path.enable_grad_comm_opt",
+        type=Bool,
+        help="Reduces the gradients of data-parallel training while the backward pass still computes those of earlier layers.",
+        default=False,
+        groups=("ascend_config",),
+        also=renamed("grad_computation_allreduce_overlap"),
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="parallel_speed_up_json_path.enable_opt_shard_comm_opt",
+        type=Bool,
+        help="Gathers weights that are sharded between devices ahead of the layer that needs them, while the forward pass "
+        "computes. Needs a sharded optimizer.",
+        default=False,
+        groups=("ascend_config",),
+        also=renamed("computation_allgather_overlap"),
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="parallel_speed_up_json_path.enable_concat_eliminate_opt",
+        type=Bool,
+        help="Removes concatenations from compiled graphs that only put together again what was split before, as happens when "
+        "a batch is computed in two halves.",
+        default=False,
+        groups=("ascend_config",),
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="parallel_speed_up_json_path.enable_begin_end_inline_opt",
+        type=Bool,
+        help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into graphs of "
+        "their own, so that more may overlap there. Needs pipeline parallelism.",
+        default=False,
+        groups=("ascend_config",),
+        source=SOURCE,
+        example=True,
+    ),
+    Option(
+        name="parallel_speed_up_json_path.compute_communicate_fusion_level",
+        type=Choice(
+            {
+                0: "no fusion of computation with communication",
+                1: "in the forward pass alone",
+                2: "in the backward pass alone",
+                3: "in both passes",
+            }
+        ),
+        help="Where a matrix product and the collective before or after it become one kernel. A CPU has no such kernels.",
+        default=0,
+        devices=("cuda", "ascend"),
+        groups=("ascend_config",),
+        also=renamed("computation_communication_fusion_level"),
+        source=SOURCE,
+        example=3,
     ),
     Option(
         name="host_scheduling_max_threshold",
@@ -115,6 +249,7 @@ OPTIONS = (
         "as graphs of changing shape are, rather than as one recorded graph; 0 means none are.",
         default=0,
         groups=("ascend_config",),
+        ge="ge.exec.hostSchedulingMaxThreshold",
         source=SOURCE,
         example=20,
     ),

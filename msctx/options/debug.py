@@ -1,15 +1,23 @@
 """The options of set_context that help to find faults: graph files, prints, recorder, synchronous runs (catalogue: debug)."""
 
+from msctx.options import formats
 from msctx.options.kinds import Bool, Choice, OnOff, Path
 from msctx.options.option import Option
 
 OPTIONS = (
     Option(
         name="save_graphs",
-        type=Choice(0, 1, 2, 3, aliases={False: 0, True: 2}),
-        help="How many of the graphs seen while compiling are written to save_graphs_path: 0 none, 1 what Dynamo captured and "
-        "its forward and backward graphs, 2 (or true) also the compiler's passes and its generated code, 3 also drawings. Code "
-        "that runs eagerly writes nothing.",
+        type=Choice(
+            {
+                0: "no graph files",
+                1: "what Dynamo captured, and its forward and backward graphs",
+                2: "these, the compiler's passes and its generated code",
+                3: "all of that, and drawings of the graphs",
+            },
+            aliases={False: 0, True: 2},
+        ),
+        help="How many of the graphs seen while compiling are written to save_graphs_path; true means 2. Code that runs eagerly "
+        "writes nothing.",
         default=0,
         example=1,
     ),
@@ -29,6 +37,9 @@ OPTIONS = (
         "switches back and promises nothing.",
         default="OFF",
         groups=("session",),
+        also=("set_deterministic",),
+        ge="ge.deterministic",
+        documented=("deterministic", "session.deterministic"),
         example="ON",
     ),
     Option(
@@ -55,9 +66,42 @@ OPTIONS = (
     Option(
         name="env_config_path",
         type=Path,
-        help="A JSON file that configures the flight recorder (its section rdr: enable, mode, path) and the reuse of memory "
-        "between tensors (its section sys: mem_reuse).",
+        help="A JSON file that configures the recorder of what ran (its section rdr: enable, mode, path) and the reuse of "
+        "memory between tensors (its section sys: mem_reuse).",
+        content=formats.ENV_CONFIG,
         example="env_config.json",
+    ),
+    Option(
+        name="env_config_path.rdr.enable",
+        type=Bool,
+        help="Records what runs (operators, shapes, memory, compiled graphs, the settings in force) in a buffer of limited "
+        "length, and writes it to env_config_path.rdr.path when the program fails.",
+        default=False,
+        example=True,
+    ),
+    Option(
+        name="env_config_path.rdr.mode",
+        type=Choice({1: "only when the program fails", 2: "when it fails and when it ends normally"}),
+        help="When the recorder of env_config_path.rdr.enable writes its files.",
+        default=1,
+        example=2,
+    ),
+    Option(
+        name="env_config_path.rdr.path",
+        type=Path,
+        help="The directory for the files of env_config_path.rdr.enable; each rank of a distributed run gets a folder of its "
+        "own in it. MindSpore takes absolute paths alone.",
+        default="./",
+        example="/tmp/recorder",
+    ),
+    Option(
+        name="env_config_path.sys.mem_reuse",
+        type=Bool,
+        help="Whether tensors whose lives do not overlap may share memory in compiled graphs and in the device's pool; false "
+        "gives each its own, which helps to find who writes into whose memory.",
+        default=True,
+        also=("env_config_path.sys.mem_Reuse",),
+        example=False,
     ),
     Option(
         name="precompile_only",
@@ -81,13 +125,19 @@ OPTIONS = (
         help="Waits for the device after each eager operator, so that an error is raised at the line that caused it, and lets "
         "errors of the backward pass name the line of the forward. Slow; meant for debugging.",
         default=False,
+        also=("runtime.launch_blocking",),
         example=True,
     ),
     Option(
         name="debug_level",
-        type=Choice(0, 1, aliases={"RELEASE": 0, "DEBUG": 1}),
-        help="How much the compiler keeps and logs about its work: 0 (RELEASE) is torch's usual amount, 1 (DEBUG) adds "
-        "detailed logs, checks and the origin of each generated kernel.",
+        type=Choice(
+            {
+                0: "torch's usual amount (RELEASE)",
+                1: "detailed logs, checks and the origin of each generated kernel (DEBUG)",
+            },
+            aliases={"RELEASE": 0, "DEBUG": 1},
+        ),
+        help="How much the compiler keeps and logs about its work.",
         default=0,
         example=1,
     ),

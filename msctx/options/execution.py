@@ -2,15 +2,22 @@
 
 from typing import Annotated
 
+from msctx.options import formats
 from msctx.options.kinds import Bool, Choice, Int, OnOff, Path, TextKind
 from msctx.options.option import Option
 
 OPTIONS = (
     Option(
         name="mode",
-        type=Choice(0, 1, aliases={"GRAPH_MODE": 0, "PYNATIVE_MODE": 1}),
-        help="0 (GRAPH_MODE) compiles whole models with torch.compile, 1 (PYNATIVE_MODE) runs operator by operator, also where "
-        "a function was wrapped for compilation before.",
+        type=Choice(
+            {
+                0: "whole models are compiled with torch.compile (GRAPH_MODE)",
+                1: "operators run one by one, eagerly (PYNATIVE_MODE)",
+            },
+            aliases={"GRAPH_MODE": 0, "PYNATIVE_MODE": 1},
+        ),
+        help="Whether programs are compiled or run eagerly; PYNATIVE_MODE runs eagerly also where a function was wrapped for "
+        "compilation before.",
         default=1,
         example="GRAPH_MODE",
     ),
@@ -28,7 +35,31 @@ OPTIONS = (
         help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 says how far fusion "
         "goes, --dump_as_text writes what the passes did. A bare flag means true; a list of flags is taken too.",
         default="",
+        content=formats.GRAPH_KERNEL_FLAGS,
         example="--opt_level=2 --dump_as_text",
+    ),
+    Option(
+        name="graph_kernel_flags.opt_level",
+        type=Choice(
+            {
+                0: "no fusion, one library kernel per node",
+                1: "basic fusion of neighbouring operators",
+                2: "also common subexpressions and simplified arithmetic",
+                3: "also parallel and stitched kernels; may be unstable",
+            }
+        ),
+        help="How far operators of compiled graphs are fused; it wins over enable_graph_kernel, also to switch fusion on. "
+        "Unset, fusion is at 2 where enable_graph_kernel is true.",
+        default=2,
+        example=3,
+    ),
+    Option(
+        name="graph_kernel_flags.dump_as_text",
+        type=Bool,
+        help="Writes what each pass of the fusion did as text into the folder graph_kernel_dump; without fusion there is "
+        "nothing to write.",
+        default=False,
+        example=True,
     ),
     Option(
         name="enable_reduce_precision",
@@ -40,17 +71,28 @@ OPTIONS = (
     ),
     Option(
         name="aoe_tune_mode",
-        type=Choice("online", "offline"),
-        help="Automatic tuning: online measures variants of the kernels while the program runs, offline only records graphs "
-        "and shapes for tuning later. aoe_config.job_type says what is tuned.",
+        type=Choice(
+            {
+                "online": "variants of kernels are measured while the program runs",
+                "offline": "graphs and shapes are only recorded, for tuning later",
+            }
+        ),
+        help="Automatic tuning of kernels, now or later; aoe_config.job_type says what is tuned.",
+        also=("device_context.ascend.op_tuning.aoe_tune_mode",),
         example="online",
     ),
     Option(
         name="aoe_config.job_type",
-        type=Choice("1", "2", aliases={1: "1", 2: "2"}),
-        help='What aoe_tune_mode tunes: "1" how operators are grouped and fused, "2" the single operators (matrix products, '
-        "convolutions).",
+        type=Choice(
+            {
+                "1": "sub-graphs: how operators are grouped and fused",
+                "2": "single operators, such as matrix products and convolutions",
+            },
+            aliases={1: "1", 2: "2"},
+        ),
+        help="What aoe_tune_mode tunes.",
         default="2",
+        also=("device_context.ascend.op_tuning.aoe_job_type",),
         example="1",
     ),
     Option(
@@ -67,6 +109,7 @@ OPTIONS = (
         help="How deep module calls may nest before a RuntimeError ends what is most likely an endless recursion; Python's own "
         "recursion limit is raised where it would be reached first.",
         default=1000,
+        also=("set_recursion_limit",),
         example=2000,
     ),
     Option(
@@ -99,14 +142,18 @@ OPTIONS = (
         help="How many independent operators may run side by side: the size of torch's inter-op thread pool, which can be set "
         "once and only before its first use. 0 leaves the choice to torch.",
         default=0,
+        defaults={"runtime": 5},
+        also=("runtime.dispatch_threads_num",),
         example=4,
     ),
     Option(
         name="runtime_num_threads",
         type=Int(0, 1024),
         help="How many threads one CPU operator may use (torch.set_num_threads). 0 leaves torch's number; with a GPU or NPU as "
-        "target it concerns the host's share of the work.",
+        "target it concerns the host's share of the work. MindSpore's default is 30, or the number of cores if that is less.",
         default=30,
+        defaults={"device_context": 25},
+        also=("device_context.cpu.op_tuning.threads_num",),
         example=8,
     ),
     Option(
@@ -115,6 +162,7 @@ OPTIONS = (
         help="true keeps convolutions in the layout NCHW; false allows models to be moved to channels_last where that is "
         "faster. It speaks of CUDA; MindSpore ignores it elsewhere.",
         default=False,
+        devices=("cuda",),
         example=True,
     ),
     Option(
@@ -127,10 +175,15 @@ OPTIONS = (
     ),
     Option(
         name="memory_optimize_level",
-        type=Choice("O0", "O1"),
-        help="What compiled graphs prefer: O0 speed, O1 a small footprint, by planning buffers into shared memory and by "
-        "recomputing activations in the backward pass. Up to MindSpore 2.3 the default on Ascend was O1.",
+        type=Choice(
+            {
+                "O0": "speed first: buffers are not planned together",
+                "O1": "memory first: buffers share memory, activations are recomputed in the backward pass",
+            }
+        ),
+        help="What compiled graphs prefer, speed or a small footprint. Up to MindSpore 2.3 the default on Ascend was O1.",
         default="O0",
+        also=("runtime.set_memory.optimize_level",),
         example="O1",
     ),
     Option(
@@ -139,13 +192,20 @@ OPTIONS = (
         help="ON moves tensors that wait for the backward pass from the device to host memory and fetches them back in time; "
         "memory_optimize_level=O1 switches it off. Without a meaning on CPU.",
         default="OFF",
+        devices=("cuda", "ascend"),
         example="ON",
     ),
     Option(
         name="jit_syntax_level",
-        type=Choice(0, 1, 2, aliases={"STRICT": 0, "COMPATIBLE": 1, "LAX": 2}),
-        help="How strict compilation is about Python: 0 (STRICT) makes each part that cannot be captured an error and allows "
-        "export, 2 (LAX) runs such parts eagerly; 1 (COMPATIBLE) lies between and acts as LAX.",
+        type=Choice(
+            {
+                0: "what cannot be captured is an error; allows export (STRICT)",
+                1: "between the other two, and acts as 2 (COMPATIBLE)",
+                2: "what cannot be captured runs eagerly (LAX)",
+            },
+            aliases={"STRICT": 0, "COMPATIBLE": 1, "LAX": 2},
+        ),
+        help="How strict compilation is about Python code that cannot be captured in a graph.",
         default=2,
         example="STRICT",
     ),

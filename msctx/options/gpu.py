@@ -4,74 +4,84 @@ from msctx.options.kinds import Bool, Choice
 from msctx.options.option import Option
 
 SOURCE = "mindspore.set_context(gpu_config)"
+NORMAL = "a choice by shape and dtype, without measuring"
+PERFORMANCE = "all that can take the shape are measured, the fastest is taken"
+REFERENCE = "ours: slow and readable; the others are checked against it"
 
 OPTIONS = (
     Option(
         name="conv_fprop_algo",
         type=Choice(
-            "normal",
-            "performance",
-            "implicit_gemm",
-            "implicit_precomp_gemm",
-            "gemm",
-            "direct",
-            "fft",
-            "fft_tiling",
-            "winograd",
-            "winograd_nonfused",
-            "reference",
+            {
+                "normal": NORMAL,
+                "performance": PERFORMANCE,
+                "implicit_gemm": "a matrix product that reads the input in place, without workspace",
+                "implicit_precomp_gemm": "implicit_gemm with its indices computed beforehand, in a small workspace",
+                "gemm": "the input is unfolded into a matrix (im2col), then multiplied",
+                "direct": "loops over the input and the window, without a matrix product",
+                "fft": "by Fourier transforms of whole images; large workspace",
+                "fft_tiling": "by Fourier transforms of tiles; less workspace for large images",
+                "winograd": "by Winograd transforms of tiles, in one kernel",
+                "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels",
+                "reference": REFERENCE,
+            },
             aliases={"precomp_gemm": "implicit_precomp_gemm"},
         ),
-        help="The algorithm of the forward convolution: normal chooses by shape and dtype, performance measures and takes the "
-        "fastest, a name asks for that one, and reference (ours) is the slow readable kernel the others are checked against. A "
-        "shape that the named one cannot take goes the way that fallback says; ctx.choices() tells what ran.",
+        help="The algorithm of the forward convolution. A shape that the named one cannot take goes the way that fallback says; "
+        "ctx.choices() tells what ran.",
         default="normal",
         devices=("cpu", "cuda"),
         groups=("gpu_config", "cpu_config"),
+        also=("device_context.gpu.op_tuning.conv_fprop_algo",),
         source=SOURCE,
         example="winograd",
     ),
     Option(
         name="conv_dgrad_algo",
         type=Choice(
-            "normal",
-            "performance",
-            "algo_0",
-            "algo_1",
-            "fft",
-            "fft_tiling",
-            "winograd",
-            "winograd_nonfused",
-            "reference",
+            {
+                "normal": NORMAL,
+                "performance": PERFORMANCE,
+                "algo_0": "sums of products added atomically, in no fixed order",
+                "algo_1": "a matrix product with a fixed order of additions",
+                "fft": "by Fourier transforms of whole images; deterministic",
+                "fft_tiling": "by Fourier transforms of tiles; deterministic",
+                "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
+                "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
+                "reference": REFERENCE,
+            }
         ),
-        help="The algorithm of the convolution's gradient with respect to its input. algo_0 adds in no fixed order and is "
-        "refused under deterministic=ON, algo_1 is a matrix product with fixed order; normal, performance and reference are as "
-        "in conv_fprop_algo.",
+        help="The algorithm of the convolution's gradient with respect to its input. algo_0 is refused under deterministic=ON; "
+        "for a shape that the named one cannot take see conv_fprop_algo.",
         default="normal",
         devices=("cpu", "cuda"),
         groups=("gpu_config", "cpu_config"),
+        also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
         source=SOURCE,
         example="algo_1",
     ),
     Option(
         name="conv_wgrad_algo",
         type=Choice(
-            "normal",
-            "performance",
-            "algo_0",
-            "algo_1",
-            "algo_3",
-            "fft",
-            "fft_tiling",
-            "winograd_nonfused",
-            "reference",
+            {
+                "normal": NORMAL,
+                "performance": PERFORMANCE,
+                "algo_0": "sums of products added atomically, in no fixed order",
+                "algo_1": "a matrix product with a fixed order of additions",
+                "algo_3": "as algo_0, with a small workspace for indices",
+                "fft": "by Fourier transforms of whole images; deterministic",
+                "fft_tiling": "by Fourier transforms of tiles; deterministic",
+                "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
+                "reference": REFERENCE,
+            }
         ),
-        help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 add in no fixed order "
-        "and are refused under deterministic=ON, algo_1 is a matrix product with fixed order; normal, performance and "
-        "reference are as in conv_fprop_algo.",
+        help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
+        "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo.",
         default="normal",
         devices=("cpu", "cuda"),
         groups=("gpu_config", "cpu_config"),
+        also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
+        documented=("gpu_config.conv_wgrad_algo", "device_context.gpu.op_tuning.conv_wgrad_algo"),
         source=SOURCE,
         example="algo_1",
     ),
@@ -83,6 +93,7 @@ OPTIONS = (
         default=True,
         devices=("cpu", "cuda"),
         groups=("gpu_config", "cpu_config"),
+        also=("device_context.gpu.op_precision.conv_allow_tf32",),
         source=SOURCE,
         example=False,
     ),
@@ -93,6 +104,7 @@ OPTIONS = (
         default=False,
         devices=("cpu", "cuda"),
         groups=("gpu_config", "cpu_config"),
+        also=("device_context.gpu.op_precision.matmul_allow_tf32",),
         source=SOURCE,
         example=True,
     ),

@@ -187,6 +187,7 @@ class ChoiceKind(Kind):
 
     choices: tuple[Any, ...]
     aliases: dict[Any, Any] = field(default_factory=dict, hash=False)
+    meanings: dict[Any, str] = field(default_factory=dict, hash=False)
 
     @property
     def allowed(self) -> str:  # type: ignore[override]
@@ -220,7 +221,11 @@ class ChoiceKind(Kind):
         return spelled[near[0]] if near else ""
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": [*self.choices, *self.aliases]}
+        schema: dict[str, Any] = {"enum": [*self.choices, *self.aliases]}
+        if self.meanings:  # what editors show beside each value
+            values = [*self.choices, *self.aliases.values()]
+            schema["enumDescriptions"] = [self.meanings[v] for v in values]
+        return schema
 
 
 @dataclass(frozen=True)
@@ -307,9 +312,14 @@ def Int(minimum: int | None = None, maximum: int | None = None) -> Any:
     return Annotated[int, IntKind(minimum, maximum)]
 
 
-def Choice(*choices: Any, aliases: dict[Any, Any] | None = None) -> Any:
-    """``Choice("normal", "implicit_precomp_gemm", aliases={"precomp_gemm": "implicit_precomp_gemm"})``."""
-    return Annotated[Any, ChoiceKind(choices, aliases or {})]
+def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> Any:
+    """A closed set of values, each with what it means: ``Choice({"O0": "speed first", "O1": "memory first"})``.
+
+    Args:
+        meanings: value → a few words.
+        aliases: another spelling → the value it stands for.
+    """
+    return Annotated[Any, ChoiceKind(tuple(meanings), aliases or {}, meanings)]
 
 
 def TextList(allowed: str, separator: str = ",") -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from msctx.options.option import DEVICES, GROUPS, Option
+from msctx.options import rules
+from msctx.options.option import DEVICES, GROUPS, Option, device_of, rank_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,19 @@ class Setting:
     spelling: str
     value: Any
     origin: str
+    content: Any = None
+    """What the file held that the value names, as plain data."""
+    via: str = ""
+    """The spelling of the setting whose file or text held this one."""
 
     @property
     def device(self) -> str | None:
         """The one device this spelling means, or ``None`` for every device that has the option."""
-        return GROUPS.get(self.spelling.partition(".")[0])
+        return device_of(self.spelling)
+
+    @property
+    def rank(self) -> int:
+        return rank_of(self.spelling)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,32 +43,43 @@ class Layer:
         """This layer with *newer* laid over it: a later spelling of an option replaces an earlier one.
 
         Args:
-            lower: this is a layer below the newer one, not an earlier part of the same: then the newer one's flat spelling
-                replaces a device's own group too.
+            lower: this is a layer below the newer one, not an earlier part of the same: then the newer one also wins over
+                spellings that would win inside one layer, and over options that its own override or exclude.
         """
-        replaced = {(s.option.name, s.device) for s in newer.settings.values()}
-        kept = {
-            k: s
-            for k, s in self.settings.items()
-            if (s.option.name, s.device) not in replaced and not (lower and (s.option.name, None) in replaced)
-        }
+        kept = {k: s for k, s in self.settings.items() if not any(_replaces(n, s, lower) for n in newer.settings.values())}
         return Layer({**kept, **newer.settings})
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for layers that mean the same and came from the same places."""
-        return tuple((s.spelling, repr(s.value), s.origin) for s in self.settings.values())
+        return tuple((s.spelling, repr(s.value), s.origin, repr(s.content)) for s in self.settings.values())
+
+
+def _replaces(newer: Setting, older: Setting, lower: bool) -> bool:
+    if _is_part(older, newer):
+        return True
+    if newer.option is not older.option:
+        return lower and newer.device in (None, older.device) and rules.clash(newer, older)
+    if lower:
+        return newer.device in (None, older.device)
+    return newer.device == older.device and newer.rank == older.rank
+
+
+def _is_part(part: Setting, whole: Setting) -> bool:
+    """Whether a setting is a key of a file, and another names that file anew."""
+    return part.option.name.startswith(f"{whole.option.name}.") and whole.device in (None, part.device)
 
 
 class Settings:
     """Layers, low to high, and what they come to on each device; a layer for the base and one for each scope around.
 
-    The higher layer wins; inside one layer a device's own group beats the flat spelling. Groups therefore merge key by key.
+    The higher layer wins; inside one layer the spelling of higher rank does (see :func:`msctx.options.option.rank_of`), and an
+    option yields to another that overrides it (:mod:`msctx.options.rules`). Groups therefore merge key by key.
     """
 
     def __init__(self, layers: Sequence[Layer] = ()) -> None:
         self.layers = tuple(layer for layer in layers if layer.settings)
-        self._on: dict[str, dict[str, list[Setting]]] = {}
+        self._on: dict[str, _OnDevice] = {}
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -75,20 +95,22 @@ class Settings:
             found = self.all(name, device)
             return found[0] if found else None
         for layer in reversed(self.layers):
-            mine = [s for s in layer.settings.values() if s.option.name == name]
+            mine = sorted((s for s in layer.settings.values() if s.option.name == name), key=lambda s: -s.rank)
             if mine:
                 return next((s for s in mine if s.device is None), mine[0])
         return None
 
     def on(self, device: str) -> dict[str, list[Setting]]:
         """Option name → its settings on one device, the winning one first."""
+        return self._at(device).found
+
+    def overridden(self, device: str) -> list[Overridden]:
+        """The settings that yield on one device: to another spelling in the same layer, or to another option."""
+        return self._at(device).overridden
+
+    def _at(self, device: str) -> _OnDevice:
         if device not in self._on:
-            found: dict[str, list[Setting]] = {}
-            for layer in reversed(self.layers):
-                for setting in sorted(layer.settings.values(), key=lambda s: s.device is None):
-                    if setting.device in (None, device):
-                        found.setdefault(setting.option.name, []).append(setting)
-            self._on[device] = found
+            self._on[device] = _OnDevice(self.layers, device)
         return self._on[device]
 
     def devices(self) -> set[str]:
@@ -101,6 +123,58 @@ class Settings:
 
     def __bool__(self) -> bool:
         return bool(self.layers)
+
+
+class Overridden(NamedTuple):
+    """A setting that yields, and the one that it yields to.
+
+    It is *expected* where that one was set further in, or is a device's own group beside the spelling for every device.
+    """
+
+    setting: Setting
+    winner: Setting
+    expected: bool
+
+
+class _OnDevice:
+    """What layers come to on one device."""
+
+    def __init__(self, layers: Sequence[Layer], device: str) -> None:
+        self.found: dict[str, list[Setting]] = {}
+        self.overridden: list[Overridden] = []
+        higher: list[Setting] = []
+        depth: dict[str, int] = {}  # name → the layer of the setting in force, from the innermost
+        for i, layer in enumerate(reversed(layers)):
+            mine = sorted((s for s in layer.settings.values() if s.device in (None, device)), key=lambda s: -s.rank)
+            taken = self._take([s for s in mine if not any(_is_part(s, whole) for whole in higher)], higher)
+            higher += taken
+            for setting in taken:
+                depth.setdefault(setting.option.name, i)
+        for setting in [found[0] for found in self.found.values() if found[0].option.name in rules.YIELDING]:
+            winner = next((f[0] for f in self.found.values() if rules.overrides(f[0], setting, always=True)), None)
+            if winner is not None:
+                further_in = depth[winner.option.name] < depth[setting.option.name]
+                del self.found[setting.option.name]
+                self.overridden.append(Overridden(setting, winner, further_in))
+
+    def _take(self, mine: Sequence[Setting], higher: Sequence[Setting]) -> list[Setting]:
+        """Lay one layer under those taken already; returns what is in force of it."""
+        here: dict[str, Setting] = {}
+        for setting in mine:
+            if (winner := here.setdefault(setting.option.name, setting)) is not setting:
+                self.overridden.append(Overridden(setting, winner, (winner.rank, setting.rank) == (1, 0)))
+        taken = []
+        for setting in here.values():
+            inner = winner = None
+            if setting.option.name in rules.YIELDING:
+                inner = next((h for h in higher if rules.clash(h, setting)), None)
+                winner = inner or next((h for h in here.values() if rules.overrides(h, setting, always=False)), None)
+            if winner is not None:
+                self.overridden.append(Overridden(setting, winner, inner is not None))
+            else:
+                self.found.setdefault(setting.option.name, []).append(setting)
+                taken.append(setting)
+        return taken
 
 
 assert set(GROUPS.values()) <= set(DEVICES)

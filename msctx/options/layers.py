@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,7 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     layer = make_layer(values, f"preset {preset}", document.under("context"))
     if preset not in known:
         return layer
-    short = {k: Setting(s.option, s.spelling, s.value, f"preset {preset}") for k, s in layer.settings.items()}
-    return Layer(short)
+    return Layer({k: replace(s, origin=f"preset {preset}") for k, s in layer.settings.items()})
 
 
 def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msctx.options.kinds import TextKind
+from msctx.options.kinds import ChoiceKind, Kind, TextKind
+
+if TYPE_CHECKING:
+    from msctx.options.documents import Format
 
 DEVICES = ("cpu", "cuda", "ascend")
 GROUPS = {"cpu_config": "cpu", "gpu_config": "cuda", "ascend_config": "ascend"}
 """Groups of set_context that mean one device alone (``cpu_config`` is ours)."""
 NAMESPACES = ("session", "atc")
 """Dictionaries that hold another tool's vocabulary; they mean every device that has the option."""
+OURS = ("cpu_config",)
+"""Groups that no source document knows."""
+
+
+_DEVICE_NAMES = {"device_context.cpu": "cpu", "device_context.gpu": "cuda", "device_context.ascend": "ascend"}
+_NEWER = ("device_context", "runtime", "set_device", "set_deterministic", "set_recursion_limit")
+"""MindSpore's newer vocabulary; in one layer it wins over set_context's."""
+
+
+def device_of(spelling: str) -> str | None:
+    """The one device that a spelling means, or ``None`` for every device that has the option."""
+    first, _, rest = spelling.partition(".")
+    if first == "ge_options":
+        return "ascend"
+    return GROUPS.get(first) or _DEVICE_NAMES.get(f"{first}.{rest.partition('.')[0]}")
+
+
+def rank_of(spelling: str) -> int:
+    """Which of two spellings of one option in one layer wins: the higher one.
+
+    CANN's own words (``ge_options``) beat MindSpore's newer vocabulary, that beats a group, and a group the flat spelling.
+    """
+    first = spelling.partition(".")[0]
+    if "ge_options." in spelling:
+        return 3
+    return 2 if first in _NEWER else 1 if first in GROUPS else 0
 
 
 class _Unset:
@@ -36,8 +66,13 @@ class Option:
         type: the annotation that validates a value (see :mod:`msctx.options.kinds`).
         help: one paragraph for people: what it does, in our own words.
         default: the value that MindSpore (or CANN) has when nobody sets it; msctx never assigns it by itself.
+        defaults: group → default, where a vocabulary has another one than ``default``.
         devices: the devices on which the option has a meaning.
         groups: the dictionaries in which it may also stand, e.g. ``("gpu_config", "cpu_config")``.
+        also: its names in MindSpore's newer vocabulary and later releases: ``"runtime.launch_blocking"`` …
+        ge: its key among CANN's graph engine options, by which ``ge_options`` reaches it.
+        content: how the file that the value names is read, or the text that it is.
+        documented: the paths under which source documents define it, where these are not its groups or its name.
         replaced_by: for a deprecated option: what to use instead. Such an option is inert everywhere.
         source: the document that defines it; ``"msctx"`` marks an option of our own.
         example: one value a user could write.
@@ -47,22 +82,53 @@ class Option:
     type: Any
     help: str
     default: Any = UNSET
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = DEVICES
     groups: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    ge: str = ""
+    content: Format | None = None
+    documented: tuple[str, ...] = ()
     replaced_by: str = ""
     source: str = "mindspore.set_context"
     example: Any = UNSET
 
+    def __reduce__(self) -> Any:
+        """An option pickles as its name."""
+        from msctx.options.registry import option_of
+
+        return option_of, (self.name,)
+
     @property
     def spellings(self) -> tuple[str, ...]:
         """Every dotted path under which the option may be set."""
-        key = self.name.rpartition(".")[2]
-        return (self.name, *(f"{group}.{key}" for group in self.groups))
+        return (self.name, *(f"{group}.{self.name}" for group in self.groups), *self.also)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths under which source documents define the option; one of our own has none."""
+        if self.source == "msctx":
+            return ()
+        return self.documented or tuple(f"{g}.{self.name}" for g in self.groups if g not in OURS) or (self.name,)
+
+    def default_at(self, spelling: str) -> Any:
+        """The default in the vocabulary that a spelling belongs to."""
+        return self.defaults.get(spelling.partition(".")[0], self.default)
+
+    @property
+    def kind(self) -> Kind | None:
+        """What checks the value, where it is a single scalar."""
+        return next((k for k in getattr(self.type, "__metadata__", ()) if isinstance(k, Kind)), None)
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The values of an option that has a closed set of them."""
+        return self.kind.choices if isinstance(self.kind, ChoiceKind) else ()
 
     @property
     def is_text(self) -> bool:
         """Whether a bare word of the environment or the command line is its value as it stands, ``5`` and ``true`` too."""
-        return any(isinstance(kind, TextKind) for kind in getattr(self.type, "__metadata__", ()))
+        return isinstance(self.kind, TextKind)
 
     @property
     def adapter(self) -> Any:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from msctx.errors import Mark, OptionError, Problem, nearest
-from msctx.options import ascend, debug, execution, gpu, own, session, system
-from msctx.options.kinds import INVALID, BadValue, show
+from msctx.options import ascend, debug, execution, gpu, own, rules, session, system
+from msctx.options.kinds import INVALID, BadValue, BoolKind, FlagKind, IntKind, OnOffKind, show
+from msctx.options.later import LATER
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
 
@@ -17,8 +20,9 @@ FAMILIES = (system, debug, execution, gpu, ascend, session, own)
 
 OPTIONS: Mapping[str, Option] = MappingProxyType({o.name: o for family in FAMILIES for o in family.OPTIONS})
 _SPELLINGS: dict[str, Option] = {spelling: o for o in OPTIONS.values() for spelling in o.spellings}
-_DICTIONARIES = {s.rpartition(".")[0] for s in _SPELLINGS if "." in s}
-"""Keys that hold a dictionary of options: gpu_config, session …"""
+_DICTIONARIES = {".".join(parts[:i]) for parts in (s.split(".") for s in _SPELLINGS) for i in range(1, len(parts))}
+"""Keys that hold a dictionary of options: gpu_config, session, device_context.gpu …"""
+_GE = {option.ge: option for option in OPTIONS.values() if option.ge}
 
 Marks = Callable[[tuple[str, ...]], Mark | None]
 """Gives the place in a file of the value at a path of keys; ``(..., "")`` asks for the key itself."""
@@ -29,6 +33,11 @@ def find(spelling: str) -> Option | None:
     return _SPELLINGS.get(spelling)
 
 
+def is_dictionary(spelling: str) -> bool:
+    """Whether a dotted spelling names a dictionary of options."""
+    return spelling in _DICTIONARIES
+
+
 def option_of(spelling: str) -> Option:
     """The option a dotted spelling means; an unknown one raises :class:`OptionError` with the nearest name."""
     if (option := find(spelling)) is None:
@@ -37,9 +46,14 @@ def option_of(spelling: str) -> Option:
 
 
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Problem:
-    group, _, key = spelling.rpartition(".")
-    if group in _DICTIONARIES:
-        keys = [s.rpartition(".")[2] for s in _SPELLINGS if s.startswith(f"{group}.")]
+    parts = spelling.split(".")
+    if parts[-1] in LATER:
+        text = f"{LATER[parts[-1]]} has it, and msctx has no such option"
+        return Problem(spelling, text, where, mark=mark)
+    depth = next((i for i in reversed(range(1, len(parts))) if ".".join(parts[:i]) in _DICTIONARIES), 0)
+    if depth:
+        group, key = ".".join(parts[:depth]), parts[depth]
+        keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
         allowed = ", ".join(keys) if len(keys) < 20 else ""
         return Problem(spelling, f"{group} has no such key", where, allowed, nearest(key, keys), mark)
     hint = nearest(spelling, [*_SPELLINGS, *_DICTIONARIES, "preset"])
@@ -50,48 +64,125 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
     """Check what was set in one place.
 
     Args:
-        values: options by name; groups (``gpu_config={...}``) and namespaces (``session={...}``) are dictionaries, and dotted
-            names (``"gpu_config.conv_allow_tf32"``) mean the same.
+        values: options by name; groups (``gpu_config={...}``), namespaces (``session={...}``) and what a file or a text holds
+            (``graph_kernel_flags={"opt_level": 2}``) are dictionaries, and dotted names (``"gpu_config.conv_allow_tf32"``)
+            mean the same.
         origin: the place, as it is to be told: ``"set_context"``, ``"train.py:12"``.
         marks: for a file, where each value stands.
 
     Raises:
         OptionError: with every problem found; nothing was changed.
     """
-    problems: list[Problem] = []
-    settings: dict[str, Setting] = {}
-    paths: dict[str, tuple[str, ...]] = {}
+    reading = _Reading(origin, marks)
     for path, value in _flatten(values, ()):
-        if value is INVALID:
-            continue
+        if value is not INVALID:
+            reading.add(path, value)
+    reading.combine()
+    if reading.problems:
+        raise OptionError(reading.problems)
+    return Layer(reading.settings)
+
+
+class _Reading:
+    """What one place sets, as far as it is read, and what is wrong with it."""
+
+    def __init__(self, origin: str, marks: Marks | None) -> None:
+        self.origin, self.marks = origin, marks
+        self.problems: list[Problem] = []
+        self.settings: dict[str, Setting] = {}
+        self.places: dict[str, Mark | None] = {}
+
+    def add(self, path: tuple[str, ...], value: Any) -> None:
+        """One value under a path of keys as the user wrote it."""
         spelling = ".".join(map(str, path))
-        mark = marks(path) if marks else None
+        mark = self.marks(path) if self.marks else None
         option = _SPELLINGS.get(spelling)
         if option is None:
-            key_mark = marks((*path, "")) if marks else None
-            problems.append(
-                Problem(spelling, "needs a dictionary of options", origin, "{key: value}", mark=mark)
-                if spelling in _DICTIONARIES
-                else _unknown(spelling, origin, key_mark)
-            )
-            continue
+            if spelling in _DICTIONARIES:
+                self.problems.append(Problem(spelling, "needs a dictionary of options", self.origin, "{key: value}", mark=mark))
+            else:
+                self.problems.append(_unknown(spelling, self.origin, self.marks((*path, "")) if self.marks else None))
+            return
+        setting = self._set(option, spelling, value, mark, lambda at: self.marks((*path, *at)) if self.marks else None)
+        if setting is None:
+            return
+        if option.content is not None and setting.value:
+            self._open(setting, mark)
+        if option.name.startswith("ge_options."):
+            self._translate(setting, path)
+
+    def _set(
+        self, option: Option, spelling: str, value: Any, mark: Mark | None, inside: Callable[[Any], Any], via: str = ""
+    ) -> Setting | None:
         value, wrong = _check(option, value)
+        where = self.origin
         if wrong:
             for at, bad in wrong:
-                inside = marks((*path, *at)) if marks else None
-                problems.append(Problem(".".join((spelling, *at)), bad.text, origin, bad.allowed, shown(bad), inside))
-        elif spelling in settings and settings[spelling].value != value:
-            problems.append(
-                Problem(spelling, f"{value!r} contradicts {settings[spelling].value!r}; it is set twice", origin, mark=mark)
-            )
-        else:
-            settings[spelling] = Setting(option, spelling, value, str(mark) if mark else origin)
-            paths[spelling] = path
-    for problem in contradictions(settings, origin):
-        problems.append(replace(problem, mark=marks(paths[problem.path])) if marks else problem)
-    if problems:
-        raise OptionError(problems)
-    return Layer(settings)
+                self.problems.append(Problem(".".join((spelling, *at)), bad.text, where, bad.allowed, shown(bad), inside(at)))
+            return None
+        first = self.settings.get(spelling)
+        if first is not None and first.value != value and bool(first.via) == bool(via):
+            text = f"{value!r} contradicts {first.value!r}; it is set twice"
+            self.problems.append(Problem(spelling, text, where, mark=mark))
+            return None
+        self.places[spelling] = mark
+        self.settings[spelling] = Setting(option, spelling, value, str(mark) if mark else where, via=via)
+        return self.settings[spelling]
+
+    def _open(self, setting: Setting, mark: Mark | None) -> None:
+        """Read the file that a value names, or the text that it is; its keys may be options themselves."""
+        spelling, value = setting.spelling, setting.value
+        form = setting.option.content
+        assert form is not None
+        text, file = value, f"{setting.origin}: {spelling}"
+        if form.is_file:
+            try:
+                text, file = Path(value).expanduser().read_text(encoding="utf-8-sig"), value
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                full = f" ({Path.cwd() / value})" if not Path(value).is_absolute() and "\0" not in value else ""
+                self.problems.append(Problem(spelling, f"{value!r} cannot be read: {reason}{full}", self.origin, mark=mark))
+                return
+        parsed = form.parse(text, file)
+        for problem in parsed.problems:
+            path = ".".join(filter(None, (spelling, problem.path)))
+            self.problems.append(replace(problem, path=path, where=problem.where or self.origin))
+        if spelling not in _DICTIONARIES:
+            self.settings[spelling] = replace(setting, content=parsed.data)
+            return
+        for path, found in _flatten(parsed.data if isinstance(parsed.data, dict) else {}, (spelling,)):
+            inner = ".".join(map(str, path))
+            place = parsed.mark(path[1:])
+            option = _SPELLINGS.get(inner)
+            if option is None:
+                self.problems.append(_unknown(inner, self.origin, parsed.mark((*path[1:], "")) or place))
+            elif inner in self.settings and not self.settings[inner].via:
+                continue  # what stands beside the file wins over what stands in it
+            else:
+                found_ = self._set(option, inner, found, place, lambda at, p=path: parsed.mark((*p[1:], *at)), via=spelling)
+                if found_ and not form.is_file:
+                    self.settings[inner] = replace(found_, origin=setting.origin)
+
+    def _translate(self, setting: Setting, path: tuple[str, ...]) -> None:
+        """CANN's own keys that are options here: ``ge_options`` wins over them."""
+        for key, text in setting.value.items():
+            if (option := _GE.get(key)) is not None:
+                mark = self.marks((*path, key)) if self.marks else None
+                spelling = f"{setting.spelling}.{key}"
+                self._set(option, spelling, _from_ge(option, text), mark, lambda at, m=mark: m, via=setting.spelling)
+
+    def combine(self) -> None:
+        """What single values do not show: two spellings of one option, and pairs that exclude each other."""
+        for problem in contradictions(self.settings, self.origin):
+            self.problems.append(replace(problem, mark=self.places.get(problem.path)))
+
+
+def _from_ge(option: Option, text: str) -> Any:
+    """The value of an option in CANN's form, where everything is text: ``"1"``, ``"true"``, ``"16"``."""
+    if isinstance(option.kind, BoolKind | OnOffKind | FlagKind):
+        return {"1": True, "0": False, "true": True, "false": False}.get(text.lower(), text)
+    is_number = isinstance(option.kind, IntKind) or any(isinstance(choice, int) for choice in option.choices)
+    return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -129,10 +220,12 @@ def shown(bad: BadValue) -> str:
 
 
 def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Problem]:
-    """Two spellings of one option at the same place (the same device, the same layer) with different values."""
-    seen: dict[tuple[str, str | None], Setting] = {}
+    """What must not stand at one place (the same device, the same layer): two values for one option, excluded pairs."""
+    seen: dict[tuple[str, str | None, int], Setting] = {}
     for setting in settings.values():
-        first = seen.setdefault((setting.option.name, setting.device), setting)
+        first = seen.setdefault((setting.option.name, setting.device, setting.rank), setting)
         if first.value != setting.value:
             text = f"{setting.value!r} contradicts {first.spelling}={first.value!r}; they are one option"
             yield Problem(setting.spelling, text, origin)
+    for one, other, why in rules.exclusions([s for s in settings.values() if s.option.name in rules.YIELDING]):
+        yield Problem(one.spelling, f"is set together with {other.spelling}={other.value!r}: {why}", origin)

@@ -1,7 +1,18 @@
 """The session options of CANN's TensorFlow adapter, and what ATC shares with them (catalogue: session-*)."""
 
+from msctx.options import formats
+from msctx.options.grammars import (
+    AccelerateTrainMode,
+    DeviceList,
+    DumpStep,
+    DynamicDims,
+    InOutPair,
+    InputShape,
+    ShapeRange,
+    StreamParallel,
+)
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag, TextList
-from msctx.options.option import Option
+from msctx.options.option import UNSET, Option
 
 SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"
@@ -17,6 +28,7 @@ OPTIONS = (
         "only makes sense there, such as frozen_variable or gears of shapes.",
         default=1,
         groups=SESSION,
+        ge="ge.graphRunMode",
         source=SOURCE,
         example=0,
     ),
@@ -26,18 +38,26 @@ OPTIONS = (
         help="The device that this session is bound to, so that one script can drive several, each with a session of its own; "
         "unset, the context's device_id holds.",
         groups=SESSION,
+        ge="ge.session_device_id",
         source=SOURCE,
         example=1,
     ),
     # memory
     Option(
         name="static_memory_policy",
-        type=Choice(0, 2, 3, 4, aliases={1: 2}),
-        help="How compiled graphs get their memory: 0 as needed, 2 (old form: 1) all graphs of a session share a pool as large "
-        "as the largest needs, 3 segments that can grow, against fragmentation, 4 both. 2 and 4 exclude graphs that run at the "
-        "same time.",
+        type=Choice(
+            {
+                0: "each graph takes what it needs, when it runs",
+                2: "all graphs of a session share a pool for the largest",
+                3: "segments that can grow, against fragmentation",
+                4: "2 and 3 together",
+            },
+            aliases={1: 2},
+        ),
+        help="How compiled graphs get their memory (1 is the old form of 2). 2 and 4 exclude graphs that run at the same time.",
         default=0,
         groups=SESSION,
+        ge="ge.exec.staticMemoryPolicy",
         source=SOURCE,
         example=2,
     ),
@@ -48,6 +68,7 @@ OPTIONS = (
         "of a session share one copy of equal weights.",
         default=False,
         groups=SESSION,
+        ge="ge.externalWeight",
         source=SOURCE,
         example=True,
     ),
@@ -59,25 +80,28 @@ OPTIONS = (
         default=131072,
         devices=("cuda", "ascend"),
         groups=SESSION,
+        ge="ge.exec.input_fusion_size",
         source=SOURCE,
         example=262144,
     ),
     # dynamic shapes
     Option(
         name="input_shape",
-        type=TextList("name:d1,d2 for each input, separated by ;", separator=";"),
+        type=InputShape,
         help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a graph of its "
         "own is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type.",
         groups=SESSION,
+        ge="ge.inputShape",
         source=SOURCE,
         example="data:1,1,40,-1;label:1,-1",
     ),
     Option(
         name="dynamic_dims",
-        type=TextList("gears separated by ;, in each one size per -1 of input_shape", separator=";"),
+        type=DynamicDims,
         help="The gears of input_shape: each has one size for every -1, in order. At least two of them, and it wins over "
         "dynamic_inputs_shape_range.",
         groups=SESSION,
+        ge="ge.dynamicDims",
         source=SOURCE,
         example="20,20;40,40;80,60",
     ),
@@ -86,6 +110,7 @@ OPTIONS = (
         type=Flag,
         help="Which inputs input_shape speaks of: 0 the batches of a data loader, 1 the arguments of the call.",
         groups=SESSION,
+        ge="ge.dynamicNodeType",
         source=SOURCE,
         example=1,
     ),
@@ -96,6 +121,7 @@ OPTIONS = (
         "thread (and stream) of their own.",
         default="0",
         groups=SESSION,
+        ge="ac_parallel_enable",
         source=SOURCE,
         example="1",
     ),
@@ -106,6 +132,7 @@ OPTIONS = (
         "shapes seen. Excludes input_shape.",
         default=False,
         groups=SESSION,
+        ge="ge.compile_dynamic_mode",
         source=SOURCE,
         example=True,
     ),
@@ -131,7 +158,7 @@ OPTIONS = (
     ),
     Option(
         name="in_out_pair",
-        type=Text,
+        type=InOutPair,
         help="One region of a model, written as the names of its first and of its last operators in two lists; "
         "in_out_pair_flag says which side of it is compiled. Needs mix_compile_mode=true.",
         groups=SESSION,
@@ -141,11 +168,17 @@ OPTIONS = (
     # debugging
     Option(
         name="enable_exception_dump",
-        type=Choice(0, 1, 2),
-        help="What is saved when an operator fails: 0 nothing, 1 its inputs, outputs and their descriptions, 2 its inputs "
-        "alone.",
+        type=Choice(
+            {
+                0: "nothing is saved",
+                1: "inputs, outputs, their descriptions and the workspace",
+                2: "the inputs alone",
+            }
+        ),
+        help="What is saved of an operator that fails.",
         default=2,
         groups=SESSION,
+        ge="ge.exec.enable_exception_dump",
         source=SOURCE,
         example=1,
     ),
@@ -156,6 +189,8 @@ OPTIONS = (
         "memory bounds (oom), keeping the sources (dump_cce, dump_loc), building without optimisation (ccec_O0) or with "
         "symbols (ccec_g), checks of synchronisation (check_flag).",
         groups=SESSION,
+        ge="ge.exec.opDebugConfig",
+        content=formats.OP_DEBUG,
         source=SOURCE,
         example="op_debug.cfg",
     ),
@@ -165,16 +200,23 @@ OPTIONS = (
         help="The directory for what op_debug_config and op_debug_level keep; unset, it is $ASCEND_WORK_PATH or the current "
         "directory.",
         groups=SESSION,
+        ge="ge.debugDir",
         source=SOURCE,
         example="kernel_debug",
     ),
     Option(
         name="export_compile_stat",
-        type=Choice(0, 1, 2),
-        help="Writes how often each fusion pass matched to fusion_result.json: 0 never, 1 when the program ends, 2 as soon as "
-        "a graph is compiled.",
+        type=Choice(
+            {
+                0: "the file is never written",
+                1: "when the program ends normally",
+                2: "as soon as a graph is compiled",
+            }
+        ),
+        help="When it is written to fusion_result.json how often each fusion pass matched.",
         default=1,
         groups=SESSION,
+        ge="ge.exportCompileStat",
         source=SOURCE,
         example=2,
     ),
@@ -182,18 +224,19 @@ OPTIONS = (
     Option(
         name="precision_mode_v2",
         type=Choice(
-            "fp16",
-            "origin",
-            "cube_fp16in_fp32out",
-            "mixed_float16",
-            "mixed_bfloat16",
-            "mixed_hif8",
-            "cube_hif8",
+            {
+                "fp16": "as force_fp16: float16 for every operator that can",
+                "origin": "as must_keep_origin_dtype: no casts at all",
+                "cube_fp16in_fp32out": "as force_fp32: matrix operators read float16 and give float32",
+                "mixed_float16": "autocast to float16, by lists of operators",
+                "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
+                "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
+                "cube_hif8": "matrix operators in HiFloat8, a dtype that torch does not have",
+            }
         ),
-        help="precision_mode in newer words: fp16 forces half precision, origin forbids casts, cube_fp16in_fp32out is "
-        "force_fp32, and mixed_float16 and mixed_bfloat16 are autocast. The two hif8 modes need a dtype that torch does not "
-        "have. Excludes precision_mode.",
+        help="precision_mode in newer words. Excludes precision_mode.",
         groups=SESSION,
+        ge="ge.exec.precision_mode_v2",
         source=SOURCE,
         example="mixed_bfloat16",
     ),
@@ -203,6 +246,8 @@ OPTIONS = (
         help="A JSON file that moves operators between the lists of mixed precision: those that are lowered (white-list), "
         "those kept (black-list) and those that follow their input. Needs one of the mixed modes.",
         groups=SESSION,
+        ge="ge.exec.modify_mixlist",
+        content=formats.MIXLIST,
         source=SOURCE,
         example="mixlist.json",
     ),
@@ -212,6 +257,8 @@ OPTIONS = (
         help="A .cfg file that fixes the dtypes of inputs and outputs of single operators, by name or by type, against "
         "precision_mode. Without effect where casts are forbidden altogether.",
         groups=SESSION,
+        ge="ge.customizeDtypes",
+        content=formats.CUSTOMIZE_DTYPES,
         source=SOURCE,
         example="dtypes.cfg",
     ),
@@ -222,15 +269,23 @@ OPTIONS = (
         help="Writes the data of the operators to dump_path while the program runs; dump_mode, dump_step, dump_data and "
         "dump_layer say what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, inert option.",
         default=False,
+        ge="ge.exec.enableDump",
         source=SOURCE,
         example=True,
     ),
     Option(
         name="dump_mode",
-        type=Choice("input", "output", "all"),
-        help="Whether session.enable_dump writes what goes into an operator, what comes out of it, or both.",
+        type=Choice(
+            {
+                "input": "what goes into an operator",
+                "output": "what comes out of it",
+                "all": "both, in files of their own",
+            }
+        ),
+        help="Which side of an operator session.enable_dump writes.",
         default="output",
         groups=SESSION,
+        ge="ge.exec.dumpMode",
         source=SOURCE,
         example="all",
     ),
@@ -241,16 +296,23 @@ OPTIONS = (
         "their data written to dump_path. Excludes session.enable_dump.",
         default=False,
         groups=SESSION,
+        ge="ge.exec.enableDumpDebug",
         source=SOURCE,
         example=True,
     ),
     Option(
         name="dump_debug_mode",
-        type=Choice("aicore_overflow", "atomic_overflow", "all"),
-        help="Where enable_dump_debug looks: in the operators that compute (aicore_overflow), in those that accumulate into "
-        "memory, such as scatter_add (atomic_overflow), or in all.",
+        type=Choice(
+            {
+                "aicore_overflow": "in operators that compute",
+                "atomic_overflow": "in operators that accumulate into memory, such as scatter_add",
+                "all": "in both sorts of operators",
+            }
+        ),
+        help="Where enable_dump_debug looks for overflow. Newer NPUs (Atlas A2) take no other value than all.",
         default="all",
         groups=SESSION,
+        ge="ge.exec.dumpDebugMode",
         source=SOURCE,
         example="atomic_overflow",
     ),
@@ -259,25 +321,32 @@ OPTIONS = (
         type=Path,
         help="The directory for dumped data; it must exist and be writable.",
         groups=SESSION,
+        ge="ge.exec.dumpPath",
         source=SOURCE,
         example="dumps",
     ),
     Option(
         name="dump_step",
-        type=TextList("steps and ranges of steps separated by |, at most 100", separator="|"),
+        type=DumpStep,
         help="The training steps whose data are dumped, single ones and ranges; unset: every step. A step ends with "
         "optimizer.step() or msctx.step().",
         groups=SESSION,
+        ge="ge.exec.dumpStep",
         source=SOURCE,
         example="0|3-5|10",
     ),
     Option(
         name="dump_data",
-        type=Choice("tensor", "stats"),
-        help="What a dump holds: the tensors themselves, or a table of their statistics (smallest, largest, mean, norm, counts "
-        "of NaN and inf).",
+        type=Choice(
+            {
+                "tensor": "the tensors themselves",
+                "stats": "a table of smallest, largest, mean, norm, NaN and inf counts",
+            }
+        ),
+        help="What a dump holds.",
         default="tensor",
         groups=SESSION,
+        ge="ge.exec.dumpData",
         source=SOURCE,
         example="stats",
     ),
@@ -286,6 +355,7 @@ OPTIONS = (
         type=TextList("names of operators separated by blanks", separator=" "),
         help="The modules or operators whose data are dumped, by name; unset: all of them.",
         groups=SESSION,
+        ge="ge.exec.dumpLayer",
         source=SOURCE,
         example="net/conv1 net/fc",
     ),
@@ -296,6 +366,7 @@ OPTIONS = (
         "fusion remove it.",
         default="0",
         groups=SESSION,
+        ge="ge.quant_dumpable",
         source=SOURCE,
         example="1",
     ),
@@ -305,16 +376,23 @@ OPTIONS = (
         help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands for "
         "a whole group, and single names win over it.",
         groups=SESSION,
+        ge="ge.fusionSwitchFile",
+        content=formats.FUSION_SWITCH,
         source=SOURCE,
         example="fusion_switch.json",
     ),
     Option(
         name="buffer_optimize",
-        type=Choice("l2_optimize", "off_optimize"),
-        help="Whether compiled graphs reuse buffers and order their work for locality (l2_optimize) or leave that be "
-        "(off_optimize).",
+        type=Choice(
+            {
+                "l2_optimize": "buffers are reused and work is ordered for locality",
+                "off_optimize": "buffers and order are left as they are",
+            }
+        ),
+        help="Whether compiled graphs reuse buffers and order their work so that data is found in the caches.",
         default="l2_optimize",
         groups=SESSION,
+        ge="ge.bufferOptimize",
         source=SOURCE,
         example="off_optimize",
     ),
@@ -345,6 +423,7 @@ OPTIONS = (
         "suit small models.",
         default=True,
         groups=SESSION,
+        ge="ge.hcomParallel",
         source=SOURCE,
         example=False,
     ),
@@ -355,6 +434,7 @@ OPTIONS = (
         "channels and using channels_last. Inference (graph_run_mode=0) always has it on.",
         default=0,
         groups=SESSION,
+        ge="ge.enableSmallChannel",
         source=SOURCE,
         example=1,
     ),
@@ -364,15 +444,17 @@ OPTIONS = (
         help="Switches fusion passes on that are off unless named: each replaces one pattern, such as a layer norm written "
         "out, by one operator.",
         groups=SESSION,
+        ge="ge.exec.enableScopeFusionPasses",
         source=SOURCE,
         example="ScopeLayerNormPass,ScopeClipBoxesPass",
     ),
     Option(
         name="stream_max_parallel_num",
-        type=TextList("engine:number, separated by commas; engines: DNN_VM_AICPU, AIcoreEngine"),
-        help="How many operators each engine may run at the same time: DNN_VM_AICPU means threads of the host, AIcoreEngine "
-        "streams of the device.",
+        type=StreamParallel,
+        help="How many operators each engine may run at the same time, one unless named: DNN_VM_AICPU means threads of the host, "
+        "AIcoreEngine streams of the device.",
         groups=SESSION,
+        ge="ge.streamMaxParallelNum",
         source=SOURCE,
         example="DNN_VM_AICPU:2,AIcoreEngine:4",
     ),
@@ -383,14 +465,20 @@ OPTIONS = (
         "on their way between devices.",
         default=False,
         groups=SESSION,
+        ge="ge.exec.isTailingOptimization",
         source=SOURCE,
         example=True,
     ),
     Option(
         name="variable_placement",
-        type=Choice("Device", "Host"),
-        help="Where parameters live: Device, or Host to save device memory, from where each module's parameters are copied "
-        "when it runs. Host needs mix_compile_mode=true; on a CPU the two are one place.",
+        type=Choice(
+            {
+                "Device": "in the memory of the device",
+                "Host": "in host memory, copied when a module runs",
+            }
+        ),
+        help="Where parameters live: Host saves device memory and costs time. Host needs mix_compile_mode=true; on a CPU the two "
+        "are one place.",
         default="Device",
         devices=("cuda", "ascend"),
         groups=SESSION,
@@ -414,6 +502,7 @@ OPTIONS = (
         "than one excludes static_memory_policy 2 and 4.",
         default=1,
         groups=SESSION,
+        ge="ge.graphMaxParallelModelNum",
         source=SOURCE,
         example=4,
     ),
@@ -425,6 +514,7 @@ OPTIONS = (
         "says what is recorded and where it goes.",
         default=False,
         groups=SESSION,
+        ge="ge.exec.profilingMode",
         source=SOURCE,
         example=True,
     ),
@@ -437,16 +527,26 @@ OPTIONS = (
         default='{"output":"./","training_trace":"on","task_time":"on","hccl":"on","aicpu":"on",'
         '"aic_metrics":"PipeUtilization","msproftx":"off"}',
         groups=SESSION,
+        ge="ge.exec.profilingOptions",
+        content=formats.PROFILING,
         source=SOURCE,
         example='{"output":"profiles","training_trace":"on","task_trace":"on"}',
     ),
     # automatic tuning
     Option(
         name="aoe_mode",
-        type=Choice("1", "2", "3", "4", aliases={1: "1", 2: "2", 3: "3", 4: "4"}),
-        help='What is tuned automatically: "1" how operators are grouped and fused, "2" single operators, "4" the size of the '
-        'buckets in which gradients are reduced. "3" is known to older CANN alone.',
+        type=Choice(
+            {
+                "1": "sub-graphs: how operators are grouped and fused",
+                "2": "single operators, such as matrix products and convolutions",
+                "3": "known to older CANN alone",
+                "4": "the size of the buckets in which gradients are reduced",
+            },
+            aliases={1: "1", 2: "2", 3: "3", 4: "4"},
+        ),
+        help="What is tuned automatically.",
         groups=SESSION,
+        ge="ge.jobType",
         source=SOURCE,
         example="2",
     ),
@@ -456,6 +556,7 @@ OPTIONS = (
         help="The directory for the logs and results of aoe_mode; it must exist and be writable.",
         default="./",
         groups=SESSION,
+        ge="ge.tuningPath",
         source=SOURCE,
         example="tuning",
     ),
@@ -465,17 +566,25 @@ OPTIONS = (
         help="A JSON file that narrows aoe_mode to operators by name or type, and says how hard to search "
         "(tune_optimization_level O1 or O2).",
         groups=SESSION,
+        ge="ge.aoe_config_file",
+        content=formats.AOE,
         source=SOURCE,
         example="aoe.json",
     ),
     # operator compilation
     Option(
         name="op_compiler_cache_mode",
-        type=Choice("enable", "force", "disable"),
-        help="Whether compiled kernels are kept on disk: enable uses them, force throws them away first and keeps the new "
-        "ones, disable neither reads nor writes.",
+        type=Choice(
+            {
+                "enable": "kernels are kept on disk and found again",
+                "force": "kept ones are thrown away first, new ones are kept",
+                "disable": "nothing is read or written",
+            }
+        ),
+        help="Whether compiled kernels are kept on disk, in op_compiler_cache_dir.",
         default="enable",
         groups=SESSION,
+        ge="ge.op_compiler_cache_mode",
         source=SOURCE,
         example="disable",
     ),
@@ -486,8 +595,20 @@ OPTIONS = (
         "$ASCEND_CACHE_PATH counts when it is unset.",
         default="$HOME/atc_data",
         groups=SESSION,
+        ge="ge.op_compiler_cache_dir",
         source=SOURCE,
         example="op_cache",
+    ),
+    Option(
+        name="op_compiler_cache_dir.op_cache_ini",
+        type=Path,
+        help="An .ini file that limits the cache of op_compiler_cache_dir: max_op_cache_size is its size in MB (500 unless named, "
+        "-1 for no limit), remain_cache_size_ratio the percentage that stays (50) when the oldest kernels are thrown away. It "
+        "wins over $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO.",
+        groups=SESSION,
+        content=formats.OP_CACHE,
+        source=SOURCE,
+        example="op_cache.ini",
     ),
     # shared data loading
     Option(
@@ -501,7 +622,7 @@ OPTIONS = (
     ),
     Option(
         name="local_device_list",
-        type=TextList("numbers of devices separated by commas"),
+        type=DeviceList,
         help="The devices of this machine to which the process of local_rank_id=0 sends its batches.",
         groups=SESSION,
         source=SOURCE,
@@ -515,6 +636,7 @@ OPTIONS = (
         "stream_sync_timeout, which is in milliseconds.",
         default=1836,
         groups=SESSION,
+        ge="ge.exec.hcclExecuteTimeOut",
         source=SOURCE,
         example=600,
     ),
@@ -524,6 +646,7 @@ OPTIONS = (
         help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error.",
         default=120,
         groups=SESSION,
+        ge="ge.exec.opWaitTimeout",
         source=SOURCE,
         example=60,
     ),
@@ -532,6 +655,7 @@ OPTIONS = (
         type=Int(1),
         help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit holds.",
         groups=SESSION,
+        ge="ge.exec.opExecuteTimeout",
         source=SOURCE,
         example=90,
     ),
@@ -541,8 +665,9 @@ OPTIONS = (
         help="Milliseconds that waiting for a stream may take before it is an error; -1 waits for ever.",
         default=-1,
         groups=SESSION,
+        ge="stream_sync_timeout",
         source=SOURCE,
-        example=600000,
+        example=900000,
     ),
     Option(
         name="event_sync_timeout",
@@ -550,13 +675,14 @@ OPTIONS = (
         help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever.",
         default=-1,
         groups=SESSION,
+        ge="event_sync_timeout",
         source=SOURCE,
         example=600000,
     ),
     # experimental
     Option(
         name="experimental_accelerate_train_mode",
-        type=Text,
+        type=AccelerateTrainMode,
         help="Trains in low precision first and in full precision later, written as speed|trigger|ratio: fast lowers to "
         "float16, fast1 to bfloat16; step ends the phase after that share of TOTAL_STEP (0.2 to 0.9), loss once the loss is "
         "within that multiple of TARGET_LOSS (1.01 to 1.5).",
@@ -567,10 +693,18 @@ OPTIONS = (
     # deprecated, with a meaning still
     Option(
         name="op_debug_level",
-        type=Choice(0, 1, 2, 3, 4),
-        help="What is kept of generated kernels: 0 nothing, 1 sources and their mapping, 2 the same, built with symbols and "
-        "without optimisation, 3 binaries and descriptions, 4 these and the sources. Deprecated in favour of op_debug_config.",
+        type=Choice(
+            {
+                0: "nothing is kept",
+                1: "sources and their mapping to operators",
+                2: "as 1, built with symbols and without optimisation",
+                3: "binaries and their descriptions",
+                4: "binaries, descriptions, sources and what was fused",
+            }
+        ),
+        help="What is kept of generated kernels, in debug_dir. Deprecated in favour of op_debug_config.",
         groups=SESSION,
+        ge="ge.opDebugLevel",
         source=SOURCE,
         example=1,
     ),
@@ -590,17 +724,27 @@ OPTIONS = (
         help="Converts weights once to the layout that the device likes best: channels_last or prepacked on CPU and CUDA, a "
         "private format on an NPU. Deprecated in CANN.",
         groups=SESSION,
+        ge="ge.exec.variable_acc",
         source=SOURCE,
         example=True,
     ),
     Option(
         name="op_select_implmode",
-        type=Choice("high_precision", "high_performance", "high_precision_for_all", "high_performance_for_all"),
-        help="Whether operators that have an accurate and a fast way to compute take the accurate one (wider accumulation, "
-        "exact formulas) or the fast one; *_for_all means every such operator rather than a chosen list. Deprecated in favour "
-        "of op_precision_mode, which wins.",
+        type=Choice(
+            {
+                "high_precision": "accurate: wider accumulation, exact formulas; for a chosen list of operators",
+                "high_performance": "fast; for a chosen list of operators",
+                "high_precision_for_all": "accurate, for every operator that has the choice",
+                "high_performance_for_all": "fast, for every operator that has the choice",
+            }
+        ),
+        help="Whether operators that have an accurate and a fast way to compute take the one or the other. CANN keeps the lists "
+        "(atc.builtin_impl_mode_ini); those for all may change between releases. Deprecated in favour of op_precision_mode, "
+        "which wins.",
         default="high_performance",
+        defaults={"session": UNSET},
         groups=("session", "atc"),
+        ge="ge.opSelectImplmode",
         source=ATC,
         example="high_precision",
     ),
@@ -610,8 +754,25 @@ OPTIONS = (
         help="The types of operators, in Ascend's words, to which op_select_implmode (high_precision or high_performance) is "
         "limited. Deprecated with it in favour of op_precision_mode, which wins.",
         groups=("session", "atc"),
+        ge="ge.optypelistForImplmode",
         source=ATC,
         example="Pooling,SoftmaxV2",
+    ),
+    Option(
+        name="atc.builtin_impl_mode_ini",
+        type=Choice(
+            {
+                "high_precision.ini": "the operators that high_precision makes accurate",
+                "high_performance.ini": "the operators that high_performance makes fast",
+                "high_precision_for_all.ini": "the operators that high_precision_for_all makes accurate",
+                "high_performance_for_all.ini": "the operators that high_performance_for_all makes fast",
+                "all_ops_impl_mode.ini": "every operator that has the choice, with its modes",
+            }
+        ),
+        help="One of the lists that CANN ships of operators and their modes of computing, by the name of its file. The lists "
+        "are read-only: copy one, edit the copy and name it with op_precision_mode.",
+        source=ATC,
+        example="high_precision.ini",
     ),
     Option(
         name="dynamic_input",
@@ -620,25 +781,32 @@ OPTIONS = (
         "Deprecated in CANN; compile_dynamic_mode is the newer way.",
         default=False,
         groups=SESSION,
+        ge="ge.exec.dynamicInput",
         source=SOURCE,
         example=True,
     ),
     Option(
         name="dynamic_graph_execute_mode",
-        type=Choice("dynamic_execute", "lazy_recompile"),
-        help="With dynamic_input: one graph for whole ranges of shapes (dynamic_execute) or one for each shape that comes "
-        "(lazy_recompile). Deprecated in CANN.",
+        type=Choice(
+            {
+                "dynamic_execute": "one graph for whole ranges of shapes",
+                "lazy_recompile": "one graph for each shape that comes",
+            }
+        ),
+        help="With dynamic_input: how many graphs are compiled. Deprecated in CANN.",
         default="dynamic_execute",
         groups=SESSION,
+        ge="ge.exec.dynamicGraphExecuteMode",
         source=SOURCE,
         example="lazy_recompile",
     ),
     Option(
         name="dynamic_inputs_shape_range",
-        type=TextList("getnext:[..],[..] and data:[..], separated by ;", separator=";"),
+        type=ShapeRange,
         help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for batches "
         "of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it.",
         groups=SESSION,
+        ge="ge.exec.dataInputsShapeRange",
         source=SOURCE,
         example="getnext:[128,3~5,2~128,-1],[64,-1];data:[128,-1]",
     ),
@@ -648,6 +816,7 @@ OPTIONS = (
         type=Memory,
         help="Formerly the size of the memory for a network's activations. CANN sizes it by itself now, and torch does too.",
         groups=SESSION,
+        ge="ge.graphMemoryMaxSize",
         replaced_by="max_device_memory",
         source=SOURCE,
         example="27917287424",
@@ -657,6 +826,7 @@ OPTIONS = (
         type=Memory,
         help="Formerly the size of the memory for a session's variables. CANN sizes it by itself now, and torch does too. The "
         "flat variable_memory_max_size is another option.",
+        ge="ge.variableMemoryMaxSize",
         replaced_by="max_device_memory",
         source=SOURCE,
         example="5368709120",

@@ -13,14 +13,22 @@ OPTIONS = (
         help="Which device of the kind device_target becomes the current one: the number in cuda:1 or npu:1. There is only one "
         "CPU device, so there any other number than 0 has no effect.",
         default=0,
+        also=("set_device.device_id",),
         example=1,
     ),
     Option(
         name="device_target",
-        type=Choice("CPU", "GPU", "Ascend", aliases={"Davinci": "Ascend"}),
-        help="The kind of device that work is meant for: CPU is torch's cpu, GPU is cuda, and Ascend (old name: Davinci) is "
-        "the npu of torch_npu. It gives ctx.device and says whose plan decides when an option is honoured on one device and "
-        "not on another.",
+        type=Choice(
+            {
+                "CPU": "the processor of this machine, torch's cpu",
+                "GPU": "an NVIDIA GPU, torch's cuda",
+                "Ascend": "an Ascend NPU, torch_npu's npu",
+            },
+            aliases={"Davinci": "Ascend"},
+        ),
+        help="The kind of device that work is meant for (Davinci is the old name of Ascend). It gives ctx.device and says whose "
+        "plan decides when an option is honoured on one device and not on another.",
+        also=("set_device.device_target",),
         example="GPU",
     ),
     Option(
@@ -29,6 +37,7 @@ OPTIONS = (
         help="The most memory that this process may take on the device through torch's allocator; asking for more raises "
         "torch.OutOfMemoryError. An inner scope cannot loosen the cap of an outer one.",
         default=1024 * GB,
+        also=("runtime.set_memory.max_size",),
         example="4GB",
     ),
     Option(
@@ -36,6 +45,7 @@ OPTIONS = (
         type=MemoryBetween('a size of at most 31GB, such as "8GB"', maximum=31 * GB),
         help="A budget for a model's parameters alone: a model whose parameters take more is an error. Deprecated in MindSpore "
         "in favour of max_device_memory, which caps everything; CPU has no such budget.",
+        devices=("cuda", "ascend"),
         example="8GB",
     ),
     Option(
@@ -43,9 +53,12 @@ OPTIONS = (
         type=MemoryBetween('a size of 1GB or more, such as "2GB"', minimum=GB),
         help="The step by which the pool of device memory grows: bigger blocks mean fewer requests to the driver and less "
         "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor still gets "
-        "a segment of its own.",
+        "a segment of its own; on CPU there is no such pool.",
         default=GB,
-        example="2GB",
+        defaults={"runtime": 2 * GB},
+        devices=("cuda", "ascend"),
+        also=("runtime.set_memory.increase_size",),
+        example="4GB",
     ),
     Option(
         name="op_timeout",
@@ -53,6 +66,7 @@ OPTIONS = (
         help="Seconds that a single operator may run before a watchdog prints the stacks and ends the task; 0 leaves the "
         "limits of torch and the driver as they are.",
         default=900,
+        also=("device_context.ascend.op_debug.execute_timeout",),
         example=60,
     ),
 )

@@ -174,8 +174,12 @@ def config(experiment: Experiment) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for layer in experiment.settings.layers:
         for setting in layer.settings.values():
+            if setting.via:  # it stands in a file that is named
+                continue
             group, _, key = setting.spelling.rpartition(".")
-            (options.setdefault(group, {}) if group else options)[key] = setting.value
+            names_file = setting.option.content is not None and setting.option.content.is_file
+            value = str(Path(setting.value).expanduser().resolve()) if names_file and setting.value else setting.value
+            (options.setdefault(group, {}) if group else options)[key] = value
     entry = experiment.entry or ""
     path, colon, name = entry.partition(":")
     if path.endswith(".py") and experiment.file and (experiment.file.parent / path).is_file():

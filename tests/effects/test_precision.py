@@ -62,6 +62,7 @@ def test_each_devices_group_means_it_alone() -> None:
     assert found.assignments == {"torch.cudnn.allow_tf32": False}
     assert {(r.spelling, r.device, r.value) for r in found.rows} == {
         ("conv_allow_tf32", "cpu", True),
+        ("conv_allow_tf32", "cuda", True),  # overridden
         ("gpu_config.conv_allow_tf32", "cuda", False),
         ("cpu_config.matmul_allow_tf32", "cpu", True),
     }

@@ -37,7 +37,9 @@ def test_inside_a_layer_the_group_wins_on_its_device_alone() -> None:
     settings = Settings([make_layer({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, "a")])
     found = {d: settings.get("conv_allow_tf32", d) for d in ("cpu", "cuda")}
     assert {d: s.value for d, s in found.items() if s} == {"cpu": True, "cuda": False}
-    assert [s.spelling for s in settings.all("conv_allow_tf32", "cuda")] == ["gpu_config.conv_allow_tf32", "conv_allow_tf32"]
+    (lost,) = settings.overridden("cuda")
+    assert (lost.setting.spelling, lost.winner.spelling) == ("conv_allow_tf32", "gpu_config.conv_allow_tf32")
+    assert settings.overridden("cpu") == []
 
 
 def test_groups_merge_key_by_key() -> None:
@@ -215,7 +217,7 @@ def test_variables_are_options() -> None:
 @pytest.mark.parametrize("text", ["5", "010", "0|3-5|10", "true", "1e-3", "on"])
 def test_a_variable_of_a_text_option_is_text_as_it_stands(text: str) -> None:
     """There are no quotes in the environment with which one could say so."""
-    assert values(environment_layers({"MSCTX_DUMP_STEP": text})["environment"]) == {"dump_step": text}
+    assert values(environment_layers({"MSCTX_DUMP_LAYER": text})["environment"]) == {"dump_layer": text}
 
 
 def test_no_variables_no_layers() -> None:

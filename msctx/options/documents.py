@@ -1,0 +1,320 @@
+"""Text documents with places: JSON and line-based files as plain data, every value of which knows its line and column.
+
+Reading never raises for what a document holds. Everything wrong becomes a problem, so that one run tells all of them; only
+after a place where JSON itself breaks off can nothing more be said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from json.decoder import scanstring
+from typing import Any, Protocol
+
+from msctx.errors import Mark, Problem
+from msctx.options.kinds import INVALID, show
+
+Path = tuple[str | int, ...]
+
+_DEPTH = 50
+"""How deep brackets may nest: far more than any format has, and far less than Python's stack."""
+_LONGEST = 400
+"""A longer line is not shown in messages: a minified file is one line of megabytes."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A document as plain data, where everything in it stands, and what is wrong with it.
+
+    ``mark(path)`` gives the place of the value at a path of keys, ``mark((*path, ""))`` of the key itself; of something that
+    is not there, the place of the nearest thing around it.
+    """
+
+    data: Any
+    mark: Callable[[Path], Mark | None]
+    problems: list[Problem]
+
+
+class Format(Protocol):
+    """How a file, or a text, that an option holds is read."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the option's value is the path of a file with this content, or the content itself."""
+
+    def parse(self, text: str, file: str) -> Parsed:
+        """Read the content; never raises for what is in it. *file* is how places name it."""
+
+
+class Source:
+    """A text that is being read: it keeps the places of what is found, and collects what is wrong."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file, self.text = file, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        self.values: dict[Path, tuple[int, int]] = {}
+        self.keys: dict[Path, tuple[int, int]] = {}
+        self.problems: list[Problem] = []
+        self._lines = [0, *(newline.end() for newline in re.finditer("\n", self.text))]
+
+    def line(self, at: int) -> int:
+        """The number of the line that holds an offset."""
+        return bisect_right(self._lines, at)
+
+    def place(self, start: int, end: int) -> Mark:
+        """The place of what stands between two offsets."""
+        number = self.line(start)
+        first = self._lines[number - 1]
+        last = self._lines[number] - 1 if number < len(self._lines) else len(self.text)
+        shown = "" if last - first > _LONGEST else self.text[first:last]
+        shown = "".join(c if c.isprintable() else " " for c in shown)  # a tab is one column wide, like everything else
+        return Mark(self.file, number, start - first + 1, shown, max(1, end - start) if end <= last else 1)
+
+    def mark(self, path: Path) -> Mark | None:
+        wants_key = path[-1:] == ("",)
+        path = path[:-1] if wants_key else path
+        found = self.keys.get(path) if wants_key else self.values.get(path)
+        while found is None and path:
+            path = path[:-1]
+            found = self.values.get(path)
+        return self.place(*found or (0, 0))
+
+    def report(self, path: Path, span: tuple[int, int], text: str, *, allowed: str = "", suggestion: str = "") -> None:
+        problem = Problem(dotted(path), text, allowed=allowed, suggestion=suggestion, mark=self.place(*span))
+        self.problems.append(problem)
+
+    def add_key(self, path: Path, start: int, end: int) -> bool:
+        """Note where a key stands; one that stands twice is a problem, and the answer is ``False``."""
+        if path in self.keys:
+            self.report(path, (start, end), f"stands twice; first on line {self.line(self.keys[path][0])}")
+            return False
+        self.keys[path] = start, end
+        return True
+
+    def lines(self) -> Iterator[tuple[str, int]]:
+        """Every line that holds more than blanks or a comment, and the offset at which it begins."""
+        for match in re.finditer(r"\S[^\n]*", self.text):
+            if match[0][0] not in "#;":
+                yield match[0].rstrip(), match.start()
+
+    def parsed(self, data: Any) -> Parsed:
+        return Parsed(data, self.mark, in_order(self.problems))
+
+
+def dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def in_order(problems: list[Problem]) -> list[Problem]:
+    """Problems as a reader meets them."""
+    return sorted(problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
+
+
+def pieces(text: str, start: int, separator: str) -> Iterator[tuple[str, int]]:
+    """The parts of a text that begins at offset *start*, each without the blanks around it and with its own offset."""
+    for piece in text.split(separator):
+        yield piece.strip(), start + len(piece) - len(piece.lstrip())
+        start += len(piece) + len(separator)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+_BLANK = re.compile(r"[ \t\n]*")
+_WORD = re.compile(r"[\w.+-]+")
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def parse_json(text: str, file: str, *, comments: bool = False) -> Parsed:
+    """Read JSON; where it is not JSON, the data is an empty dictionary.
+
+    Args:
+        comments: allow ``// …``, ``/* … */`` and ``# …``, which JSON itself does not have.
+    """
+    source = Source(text, file)
+    try:
+        data = _Json(source, comments).read()
+    except _NotJson as error:
+        at = min(error.at, len(source.text.rstrip()))  # not the empty line after the last one
+        source.report((), (at, at + error.width), f"this is not JSON: {error.text}", suggestion=error.suggestion)
+        data = {}
+    return source.parsed(data)
+
+
+class _NotJson(Exception):
+    def __init__(self, at: int, text: str, suggestion: str = "", width: int = 1) -> None:
+        super().__init__(text)
+        self.at, self.text, self.suggestion, self.width = at, text, suggestion, width
+
+
+class _Json:
+    """Reads JSON by its grammar: ``json`` alone tells neither where a value stands nor that a key stands twice."""
+
+    def __init__(self, source: Source, comments: bool) -> None:
+        self.source, self.comments = source, comments
+        self.text = _STRING_OR_COMMENT.sub(_blanked, source.text) if comments else source.text
+
+    def read(self) -> Any:
+        at = self._skip(0)
+        if at == len(self.text):
+            raise _NotJson(at, "there is nothing in it")
+        data, at = self._value(at, ())
+        if (at := self._skip(at)) < len(self.text):
+            raise self._unexpected(at, "nothing may follow the value")
+        return data
+
+    def _skip(self, at: int) -> int:
+        return _BLANK.match(self.text, at).end()  # type: ignore[union-attr]
+
+    def _is(self, at: int, sign: str) -> bool:
+        return self.text[at : at + 1] == sign
+
+    def _value(self, at: int, path: Path) -> tuple[Any, int]:
+        if len(path) > _DEPTH:
+            raise _NotJson(at, f"nested more than {_DEPTH} levels deep")
+        read = {"{": self._object, "[": self._list, '"': self._text}.get(self.text[at : at + 1], self._word)
+        value, end = read(at, path)
+        self.source.values.setdefault(path, (at, end))
+        return value, end
+
+    def _object(self, at: int, path: Path) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+
+        def pair(at: int) -> int:
+            if not self._is(at, '"'):
+                raise self._unexpected(at, 'a key in "double quotes" is missing')
+            key, end = self._text(at, path)
+            self.source.add_key((*path, key), at, end)
+            if not self._is(colon := self._skip(end), ":"):
+                raise self._unexpected(colon, "a colon is missing after the key")
+            value, end = self._value(self._skip(colon + 1), (*path, key))
+            found.setdefault(key, value)
+            return end
+
+        return found, self._items(at, "}", pair)
+
+    def _list(self, at: int, path: Path) -> tuple[list[Any], int]:
+        found: list[Any] = []
+
+        def item(at: int) -> int:
+            value, end = self._value(at, (*path, len(found)))
+            found.append(value)
+            return end
+
+        return found, self._items(at, "]", item)
+
+    def _items(self, at: int, closing: str, read: Callable[[int], int]) -> int:
+        """Read what stands between brackets; returns the offset behind them."""
+        at = self._skip(at + 1)
+        while not self._is(at, closing):
+            at = self._skip(read(at))
+            if self._is(at, ","):
+                comma, at = at, self._skip(at + 1)
+                if self._is(at, closing):
+                    raise _NotJson(comma, f"no comma may stand before {closing}", "remove the comma")
+            elif not self._is(at, closing):
+                raise self._unexpected(at, f"a comma or {closing} is missing")
+        return at + 1
+
+    def _text(self, at: int, path: Path) -> tuple[str, int]:
+        try:
+            text, end = scanstring(self.text, at + 1, True)
+        except json.JSONDecodeError as error:
+            what = error.msg.removesuffix(" at").removesuffix(" starting").lower()
+            raise _NotJson(error.pos, what) from None
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            self.source.report(path, (at, end), "half of a surrogate pair is not a character")
+            text = text.encode(errors="replace").decode()
+        return text, end
+
+    def _word(self, at: int, path: Path) -> tuple[Any, int]:
+        if not (match := _WORD.match(self.text, at)):
+            raise self._unexpected(at, "a value is missing")
+        word, end = match[0], match.end()
+        try:
+            value = json.loads(word, parse_constant=_refuse)
+        except json.JSONDecodeError:
+            shown = word if len(word) < 40 else f"{word[:40]}…"
+            quoted = _PYTHON.get(word) or (f'"{word}"' if len(word) < 40 else "")
+            raise _NotJson(at, f"{shown} is neither a number nor quoted text", quoted, end - at) from None
+        except ValueError:  # Python refuses to read numbers of thousands of digits
+            value = math.inf
+        if isinstance(value, float) and math.isinf(value):
+            self.source.report(path, (at, end), "the number is too large")
+            value = INVALID
+        return value, end
+
+    def _unexpected(self, at: int, text: str) -> _NotJson:
+        sign = self.text[at : at + 1]
+        if sign == "'":
+            return _NotJson(at, text, "JSON knows double quotes only")
+        if sign and sign in "/#":
+            hint = "/* is never closed" if self.comments else "JSON has no comments"
+            return _NotJson(at, text, hint)
+        return _NotJson(at, text)
+
+
+def _refuse(word: str) -> Any:
+    """NaN and the infinities, which Python would read, are not JSON."""
+    raise json.JSONDecodeError("no number", word, 0)
+
+
+def _blanked(match: re.Match[str]) -> str:
+    """A comment as blanks, so that all else keeps its line and column; a string as it is."""
+    return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
+
+
+# --- lines of key=value -----------------------------------------------------------------------------------------------
+
+
+def parse_ini(text: str, file: str, *, first: str | None = None, flat: bool = False, lists: Container[str] = ()) -> Parsed:
+    """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
+
+    Args:
+        first: the section of lines before the first heading; without it such a line is a problem.
+        flat: there are no sections: ``{key: text}``.
+        lists: keys whose value is a list of texts, separated by commas.
+    """
+    source = Source(text, file)
+    data: dict[str, Any] = {}
+    section: Path | None = () if flat else None if first is None else (first,)
+    for line, start in source.lines():
+        if line[0] == "[" and not flat:
+            section = _heading(source, line, start)
+            data.setdefault(section[0], {})
+            continue
+        key, sign, value = line.partition("=")
+        key = key.rstrip()
+        if not sign or not key:
+            text = f"{show(line)} is not key=value"
+            source.report(section or (), (start, start + len(line)), text, allowed="key=value, one to a line")
+        elif section is None:
+            source.report((key,), (start, start + len(key)), "stands before the first [section]")
+        elif source.add_key((*section, key), start, start + len(key)):
+            under = data.setdefault(section[0], {}) if section else data
+            under[key] = _setting(source, (*section, key), value, start + len(line) - len(value), key in lists)
+    return source.parsed(data)
+
+
+def _heading(source: Source, line: str, start: int) -> tuple[str]:
+    section = (line[1:].removesuffix("]").strip(),)
+    span = start, start + len(line)
+    if line[-1] != "]":
+        source.report(section, span, "the heading has no closing ]", suggestion=f"[{section[0]}]")
+    source.keys.setdefault(section, span)
+    source.values.setdefault(section, span)
+    return section
+
+
+def _setting(source: Source, path: Path, value: str, start: int, is_list: bool) -> str | list[str]:
+    """What stands behind the sign of equality, from offset *start* to the end of the line."""
+    found = list(pieces(value, start, "," if is_list else "\n"))
+    source.values[path] = found[0][1], start + len(value)
+    if not is_list:
+        return found[0][0]
+    for number, (item, at) in enumerate(found):
+        source.values[(*path, number)] = at, at + len(item)
+    return [item for item, _ in found]

@@ -1,0 +1,271 @@
+"""How options act on each other, as data: which wins, which exclude each other, which need another.
+
+The rules are those of MindSpore, CANN's TensorFlow adapter and ATC, and hold on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msctx.options.layer import Setting
+
+OFF = (False, 0, "0", "OFF", "", None)
+
+
+@dataclass(frozen=True)
+class When:
+    """An option that is set, and set to something; with *values*: to one of them; with *test*: to what it accepts."""
+
+    name: str
+    values: tuple[Any, ...] = ()
+    test: Callable[[Any], bool] | None = None
+    words: str = ""
+
+    def holds(self, setting: Setting | None) -> bool:
+        if setting is None or setting.option.name != self.name:
+            return False
+        value = setting.value
+        if self.test is not None:
+            return self.test(value if setting.content is None else setting.content)
+        if self.values:
+            return any(type(v) is type(value) and v == value for v in self.values)
+        return not any(type(v) is type(value) and v == value for v in OFF)
+
+    def __str__(self) -> str:
+        if self.words:
+            return f"{self.name} {self.words}"
+        return f"{self.name}={'|'.join(map(str, self.values))}" if self.values else self.name
+
+
+def _more_than_one(value: Any) -> bool:
+    return bool(value > 1)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """*winner* takes the place of *loser* in one layer. In different layers the higher one wins, unless *always*."""
+
+    winner: When
+    loser: When
+    always: bool = False
+
+
+@dataclass(frozen=True)
+class Excludes:
+    """Two options that must not be set together in one layer; *test* further narrows when (first value, second value)."""
+
+    first: When
+    second: When
+    test: Callable[[Any, Any], bool] | None = None
+    why: str = "they exclude each other"
+
+    def holds(self, first: Setting, second: Setting) -> bool:
+        if not (self.first.holds(first) and self.second.holds(second)):
+            return False
+        return self.test is None or self.test(first.value, second.value)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """*option* needs one of *others*. Without it: ``refused``, where the source reports an error; ``inert``, where the option
+    merely has no effect."""
+
+    option: When
+    others: tuple[When, ...]
+    status: str = "refused"
+
+    @property
+    def others_text(self) -> str:
+        return " or ".join(map(str, self.others))
+
+
+@dataclass(frozen=True)
+class Forbids:
+    """*option* is refused, or without effect, while *other* is in force."""
+
+    option: When
+    other: When
+    status: str
+    why: str
+
+
+TRUE = (True,)
+MIXED = (
+    When("precision_mode", ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")),
+    When("precision_mode_v2", ("mixed_float16", "mixed_bfloat16", "mixed_hif8")),
+)
+NO_FIXED_ORDER = "it adds in no fixed order, and deterministic=ON asks for the same bits in every run"
+
+OVERRIDES = (
+    Overrides(When("graph_kernel_flags.opt_level", (0, 1, 2, 3)), When("enable_graph_kernel", (True, False))),
+    Overrides(When("op_precision_mode"), When("op_select_implmode")),
+    Overrides(When("op_precision_mode"), When("optypelist_for_implmode")),
+    Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
+    Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
+    Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True),
+    Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
+    Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
+)
+
+EXCLUDES = (
+    Excludes(When("precision_mode"), When("precision_mode_v2")),
+    Excludes(When("session.enable_dump"), When("enable_dump_debug")),
+    Excludes(When("compile_dynamic_mode"), When("input_shape")),
+    Excludes(When("compile_dynamic_mode"), When("dynamic_dims")),
+    Excludes(When("compile_dynamic_mode"), When("dynamic_node_type", (0, 1))),
+    Excludes(When("mix_compile_mode"), When("iterations_per_loop", test=_more_than_one, words="above 1")),
+    Excludes(When("static_memory_policy", (2, 4)), When("graph_max_parallel_model_num", test=_more_than_one, words="above 1")),
+    Excludes(
+        When("op_debug_level", (2,)),
+        When("op_debug_config", test=lambda c: "oom" in c.get("op_debug_config", ()), words="with oom"),
+    ),
+    Excludes(
+        When("hccl_timeout", test=lambda v: v >= 0),
+        When("stream_sync_timeout", test=lambda v: v >= 0),
+        test=lambda seconds, milliseconds: seconds == 0 or seconds * 1000 >= milliseconds,
+        why="hccl_timeout (seconds) must be shorter than stream_sync_timeout (milliseconds)",
+    ),
+)
+
+NEEDS = (
+    Needs(When("session.enable_dump"), (When("dump_path"),)),
+    Needs(When("enable_dump_debug"), (When("dump_path"),)),
+    Needs(When("input_shape"), (When("dynamic_dims"),)),
+    Needs(When("input_shape"), (When("dynamic_node_type", (0, 1)),)),
+    Needs(When("dynamic_dims"), (When("input_shape"),)),
+    Needs(When("dynamic_node_type", (0, 1)), (When("input_shape"),)),
+    Needs(When("modify_mixlist"), MIXED),
+    Needs(When("optypelist_for_implmode"), (When("op_select_implmode", ("high_precision", "high_performance")),)),
+    Needs(When("variable_placement", ("Host",)), (When("mix_compile_mode", TRUE),)),
+    Needs(When("in_out_pair"), (When("mix_compile_mode", TRUE),)),
+    Needs(When("in_out_pair_flag", (True, False)), (When("in_out_pair"),), "inert"),
+    Needs(When("local_rank_id", test=lambda v: True), (When("local_device_list"),)),
+    Needs(When("local_device_list"), (When("local_rank_id", test=lambda v: True),)),
+    Needs(When("frozen_variable"), (When("graph_run_mode", (0,)),)),
+    Needs(When("graph_max_parallel_model_num", test=_more_than_one, words="above 1"), (When("graph_run_mode", (0,)),)),
+    Needs(When("dump_mode"), (When("session.enable_dump", TRUE),), "inert"),
+    Needs(When("dump_step"), (When("session.enable_dump", TRUE),), "inert"),
+    Needs(When("dump_data"), (When("session.enable_dump", TRUE),), "inert"),
+    Needs(When("dump_layer"), (When("session.enable_dump", TRUE),), "inert"),
+    Needs(When("quant_dumpable"), (When("session.enable_dump", TRUE),), "inert"),
+    Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
+    Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),
+    Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
+    Needs(When("aoe_config.job_type"), (When("aoe_tune_mode"),), "inert"),
+    Needs(When("work_path"), (When("aoe_mode"),), "inert"),
+    Needs(When("aoe_config_file"), (When("aoe_mode"),), "inert"),
+    Needs(When("profiling_options"), (When("profiling_mode", TRUE),), "inert"),
+    Needs(When("env_config_path.rdr.mode"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
+    Needs(When("env_config_path.rdr.path"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
+    Needs(
+        When("graph_kernel_flags.dump_as_text"),
+        (When("graph_kernel_flags.opt_level", (1, 2, 3)), When("enable_graph_kernel", TRUE)),
+        "inert",
+    ),
+    Needs(When("dynamic_graph_execute_mode"), (When("dynamic_input", TRUE),), "inert"),
+    Needs(When("dynamic_inputs_shape_range"), (When("dynamic_input", TRUE),), "inert"),
+)
+
+FORBIDS = (
+    Forbids(When("conv_dgrad_algo", ("algo_0",)), When("deterministic", ("ON",)), "refused", NO_FIXED_ORDER),
+    Forbids(When("conv_wgrad_algo", ("algo_0", "algo_3")), When("deterministic", ("ON",)), "refused", NO_FIXED_ORDER),
+    Forbids(
+        When("customize_dtypes"),
+        When("precision_mode", ("must_keep_origin_dtype",)),
+        "inert",
+        "precision_mode=must_keep_origin_dtype forbids every cast",
+    ),
+    Forbids(
+        When("customize_dtypes"), When("precision_mode_v2", ("origin",)), "inert", "precision_mode_v2=origin forbids every cast"
+    ),
+    Forbids(
+        When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "inert", "op_compiler_cache_mode=disable"
+    ),
+)
+
+
+YIELDING = {
+    *(name for r in OVERRIDES for name in (r.winner.name, r.loser.name)),
+    *(name for r in EXCLUDES for name in (r.first.name, r.second.name)),
+}
+"""The options that may have to yield to another one."""
+
+
+@cache
+def _involving(name: str) -> tuple[tuple[Overrides, ...], tuple[Excludes, ...], tuple[Needs, ...], tuple[Forbids, ...]]:
+    """The rules that can say something against an option."""
+    return (
+        tuple(r for r in OVERRIDES if name in (r.winner.name, r.loser.name)),
+        tuple(r for r in EXCLUDES if name in (r.first.name, r.second.name)),
+        tuple(r for r in NEEDS if r.option.name == name),
+        tuple(r for r in FORBIDS if r.option.name == name),
+    )
+
+
+def overrides(winner: Setting, loser: Setting, *, always: bool | None = None) -> bool:
+    """Whether one setting takes the place of another of the same layer; *always*: by a rule of that sort alone."""
+    return any(
+        r.winner.holds(winner) and r.loser.holds(loser) and always in (None, r.always) for r in _involving(loser.option.name)[0]
+    )
+
+
+def clash(newer: Setting, older: Setting) -> bool:
+    """Whether a setting of a higher layer takes the place of another option's in a lower one."""
+    rivals, exclusive, *_ = _involving(older.option.name)
+    return any(
+        not r.always and ((r.winner.holds(newer) and r.loser.holds(older)) or (r.winner.holds(older) and r.loser.holds(newer)))
+        for r in rivals
+    ) or any(r.holds(newer, older) or r.holds(older, newer) for r in exclusive)
+
+
+def exclusions(settings: list[Setting]) -> Iterator[tuple[Setting, Setting, str]]:
+    """The pairs set in one layer that must not be: (first, second, why)."""
+    for setting in settings:
+        for rule in _involving(setting.option.name)[1]:
+            if rule.first.name == setting.option.name:
+                for other in settings:
+                    if rule.holds(setting, other) and _meet(setting, other):
+                        yield setting, other, rule.why
+
+
+def _meet(a: Setting, b: Setting) -> bool:
+    return a.device is None or b.device is None or a.device == b.device
+
+
+def obstacle(setting: Setting, get: Callable[[str], Setting | None]) -> tuple[str, str] | None:
+    """What keeps an option from acting beside the others in force: (status, reason), or ``None``."""
+    *_, needs, forbids = _involving(setting.option.name)
+    for need in needs:
+        if need.option.holds(setting) and not any(other.holds(get(other.name)) for other in need.others):
+            words = "it needs" if need.status == "refused" else "it has no effect without"
+            return need.status, f"{words} {need.others_text}"
+    for rule in forbids:
+        if rule.option.holds(setting) and rule.other.holds(get(rule.other.name)):
+            return rule.status, rule.why
+    return None
+
+
+def sentences(name: str) -> list[str]:
+    """What the rules say of an option, for the reference."""
+    found = []
+    for o in OVERRIDES:
+        if o.loser.name == name:
+            found.append(f"{o.winner} wins over {'it' if not o.loser.values else o.loser}")
+        if o.winner.name == name:
+            found.append(f"{'it' if not o.winner.values else o.winner} wins over {o.loser}")
+    for e in EXCLUDES:
+        if name in (e.first.name, e.second.name):
+            found.append(f"{e.first} and {e.second}: {e.why}")
+    for n in NEEDS:
+        if n.option.name == name:
+            found.append(f"{n.option} {'needs' if n.status == 'refused' else 'has no effect without'} {n.others_text}")
+        if name in [w.name for w in n.others]:
+            found.append(f"{n.option} {'needs' if n.status == 'refused' else 'has no effect without'} {n.others_text}")
+    for f in FORBIDS:
+        if name in (f.option.name, f.other.name):
+            found.append(f"{f.option} is {f.status} with {f.other}: {f.why}")
+    return found

@@ -1,0 +1,325 @@
+"""How options act on each other, one by one: who wins, who excludes whom, who needs whom."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msctx
+from msctx.errors import OptionError
+from msctx.options import OPTIONS, Settings, make_layer, rules
+from msctx.plan import Row
+
+
+def row(values: dict[str, Any], name: str, device: str = "cpu") -> Row:
+    """The row of the spelling *name* in the plan of *values*."""
+    found = [r for r in msctx.explain(values, device=device).rows if r.spelling == name]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def stacked(*layers: dict[str, Any]) -> Settings:
+    return Settings([make_layer(values, f"layer {i}") for i, values in enumerate(layers)])
+
+
+def in_force(settings: Settings, device: str = "cpu") -> dict[str, Any]:
+    return {name: found[0].value for name, found in settings.on(device).items()}
+
+
+def names_of(rule: Any) -> list[str]:
+    """The options a rule speaks of."""
+    match rule:
+        case rules.Overrides():
+            return [rule.winner.name, rule.loser.name]
+        case rules.Excludes():
+            return [rule.first.name, rule.second.name]
+        case rules.Needs():
+            return [rule.option.name, *(other.name for other in rule.others)]
+        case _:
+            return [rule.option.name, rule.other.name]
+
+
+ALL = [*rules.OVERRIDES, *rules.EXCLUDES, *rules.NEEDS, *rules.FORBIDS]
+
+
+@pytest.mark.parametrize("rule", ALL, ids=[" ".join(names_of(rule)) for rule in ALL])
+def test_a_rule_speaks_of_options_and_values_that_exist(rule: Any) -> None:
+    for name in names_of(rule):
+        assert name in OPTIONS
+        assert rules.sentences(name), "the reference tells it"
+    whens = [v for v in vars(rule).values() if isinstance(v, rules.When)]
+    for when in [*whens, *getattr(rule, "others", ())]:
+        for value in when.values:
+            found = make_layer({when.name: value}, "test").settings[when.name].value
+            assert (type(found), found) == (type(value), value)
+
+
+# --- who wins ---------------------------------------------------------------------------------------------------------
+
+INI = "[ByOpType]\nSoftmaxV2=high_precision\n[ByNodeName]\nconv1=high_performance\n"
+
+
+@pytest.fixture
+def ini(tmp_path: Path) -> str:
+    path = tmp_path / "ops.ini"
+    path.write_text(INI)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("winner", "value", "loser", "other"),
+    [
+        ("graph_kernel_flags.opt_level", 0, "enable_graph_kernel", True),
+        ("graph_kernel_flags.opt_level", 3, "enable_graph_kernel", False),
+        ("op_precision_mode", None, "op_select_implmode", "high_precision"),
+        ("op_precision_mode", None, "optypelist_for_implmode", "Pooling"),
+        ("dynamic_dims", "2,2;4,4", "dynamic_inputs_shape_range", "data:[128,-1]"),
+        ("memory_optimize_level", "O1", "memory_offload", "ON"),
+        ("memory_offload", "ON", "mempool_block_size", "2GB"),
+        ("graph_run_mode", 0, "enable_small_channel", 0),
+        ("op_debug_level", 1, "op_compiler_cache_mode", "force"),
+    ],
+)
+def test_the_source_names_a_winner(winner: str, value: Any, loser: str, other: Any, ini: str) -> None:
+    values = {winner: ini if value is None else value, loser: other}
+    for order in (values, dict(reversed(values.items()))):
+        settings = stacked(order)
+        assert loser not in in_force(settings)
+        assert winner in in_force(settings)
+        told = row(order, loser)
+        assert told.status == "inert"
+        assert told.reason.startswith(f"overridden by {winner}=")
+        assert told in msctx.explain(order, device="cpu").failing, "the user set it, and it has no effect: worth a warning"
+
+
+@pytest.mark.parametrize(
+    ("winner", "value", "loser", "other"),
+    [
+        ("memory_optimize_level", "O0", "memory_offload", "ON"),
+        ("graph_run_mode", 1, "enable_small_channel", 0),
+        ("graph_run_mode", 0, "enable_small_channel", 1),
+        ("op_debug_level", 0, "op_compiler_cache_mode", "force"),
+        ("memory_offload", "OFF", "mempool_block_size", "2GB"),
+    ],
+)
+def test_another_value_overrides_nothing(winner: str, value: Any, loser: str, other: Any) -> None:
+    assert set(in_force(stacked({winner: value, loser: other}))) == {winner, loser}
+
+
+def test_graph_kernel_flags_as_text_win_over_enable_graph_kernel() -> None:
+    values = {"graph_kernel_flags": "--opt_level=0", "enable_graph_kernel": True}
+    assert row(values, "enable_graph_kernel").reason.startswith("overridden by graph_kernel_flags.opt_level=0")
+    assert "enable_graph_kernel" in in_force(stacked({"graph_kernel_flags": "--dump_as_text", "enable_graph_kernel": True}))
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "left"),
+    [
+        (
+            {"graph_kernel_flags": "--opt_level=3"},
+            {"enable_graph_kernel": False},
+            {"graph_kernel_flags", "enable_graph_kernel"},
+        ),
+        ({"enable_graph_kernel": False}, {"graph_kernel_flags.opt_level": 3}, {"graph_kernel_flags.opt_level"}),
+        ({"precision_mode": "force_fp16"}, {"precision_mode_v2": "origin"}, {"precision_mode_v2"}),
+        ({"precision_mode_v2": "origin"}, {"precision_mode": "force_fp16"}, {"precision_mode"}),
+        ({"session": {"enable_dump": True}}, {"enable_dump_debug": True}, {"enable_dump_debug"}),
+    ],
+)
+def test_of_two_that_compete_the_inner_scope_wins(outer: dict[str, Any], inner: dict[str, Any], left: set[str]) -> None:
+    settings = stacked(outer, inner)
+    assert set(in_force(settings)) == left
+    assert all(expected for _, _, expected in settings.overridden("cpu"))
+
+
+def test_a_winner_by_rule_wins_from_outside_too() -> None:
+    settings = stacked({"memory_optimize_level": "O1"}, {"memory_offload": "ON"})
+    assert in_force(settings) == {"memory_optimize_level": "O1"}
+    (lost,) = settings.overridden("cpu")
+    assert not lost.expected, "the inner scope asked for something that has no effect: worth a warning"
+
+
+def test_what_something_further_in_replaced_is_no_fault() -> None:
+    msctx.set_context(precision_mode="force_fp16")
+    try:
+        with msctx.context(precision_mode_v2="origin") as ctx:
+            (outer,) = [r for r in ctx.plan.rows if r.spelling == "precision_mode"]
+            assert outer.status == "inert"
+            assert outer not in ctx.plan.failing
+    finally:
+        msctx.reset_context()
+
+
+def test_a_new_file_replaces_all_that_the_old_one_said() -> None:
+    outer, inner = {"graph_kernel_flags": "--opt_level=1 --dump_as_text"}, {"graph_kernel_flags": "--opt_level=2"}
+    found = in_force(stacked(outer, inner))
+    assert found == {"graph_kernel_flags": "--opt_level=2", "graph_kernel_flags.opt_level": 2}
+    merged = make_layer(outer, "a").under(make_layer(inner, "b"))
+    assert in_force(Settings([merged])) == found
+
+
+def test_ge_options_win_over_ascend_config() -> None:
+    values = {
+        "ascend_config": {
+            "precision_mode": "force_fp16",
+            "ge_options": {"session": {"ge.exec.precision_mode": "allow_mix_precision"}},
+        }
+    }
+    plan = msctx.explain(values, device="ascend")
+    (winner,) = [r for r in plan.rows if r.option == "precision_mode" and "overridden" not in r.reason]
+    assert winner.value == "allow_mix_precision"
+    assert winner.spelling == "ascend_config.ge_options.session.ge.exec.precision_mode"
+    lost = row(values, "ascend_config.precision_mode", "ascend")
+    assert lost.reason.startswith("overridden by ascend_config.ge_options.session.ge.exec.precision_mode='allow_mix_precision'")
+    assert lost in plan.failing
+
+
+@pytest.mark.parametrize(
+    ("newer", "older", "device", "value"),
+    [
+        ({"device_context.gpu.op_tuning.conv_fprop_algo": "fft"}, {"gpu_config.conv_fprop_algo": "direct"}, "cuda", "fft"),
+        ({"device_context.cpu.op_tuning.threads_num": 3}, {"runtime_num_threads": 5}, "cpu", 3),
+        ({"runtime.set_memory.max_size": "2GB"}, {"max_device_memory": "4GB"}, "cuda", 2 * 2**30),
+        ({"set_deterministic": True}, {"deterministic": "OFF"}, "cpu", "ON"),
+    ],
+)
+def test_the_newer_vocabulary_wins_in_one_layer(newer: Any, older: Any, device: str, value: Any) -> None:
+    (spelling,) = older
+    for values in ({**newer, **older}, {**older, **newer}):
+        settings = stacked(values)
+        name = OPTIONS[next(iter(settings.on(device)))].name
+        assert in_force(settings, device)[name] == value
+        assert row(values, spelling, device).reason.startswith(f"overridden by {next(iter(newer))}=")
+    assert in_force(stacked(newer, older), device)[name] != value, "a scope further in wins over any spelling outside"
+
+
+def test_by_name_wins_over_by_type_is_kept_apart(ini: str) -> None:
+    setting = make_layer({"op_precision_mode": ini}, "test").settings["op_precision_mode"]
+    assert setting.content == {"ByOpType": {"SoftmaxV2": "high_precision"}, "ByNodeName": {"conv1": "high_performance"}}
+
+
+# --- what excludes what -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def oom(tmp_path: Path) -> str:
+    path = tmp_path / "debug.cfg"
+    path.write_text("op_debug_config=oom\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"precision_mode": "force_fp16"}, {"precision_mode_v2": "fp16"}),
+        ({"ascend_config.precision_mode": "force_fp16"}, {"session.precision_mode_v2": "fp16"}),
+        ({"session": {"enable_dump": True}}, {"enable_dump_debug": True}),
+        ({"compile_dynamic_mode": True}, {"input_shape": "x:-1,3"}),
+        ({"compile_dynamic_mode": True}, {"dynamic_dims": "1;2"}),
+        ({"compile_dynamic_mode": True}, {"dynamic_node_type": 0}),
+        ({"mix_compile_mode": True}, {"iterations_per_loop": 2}),
+        ({"static_memory_policy": 2}, {"graph_max_parallel_model_num": 2}),
+        ({"static_memory_policy": 4}, {"graph_max_parallel_model_num": 8}),
+        ({"hccl_timeout": 600}, {"stream_sync_timeout": 600_000}),
+        ({"hccl_timeout": 0}, {"stream_sync_timeout": 600_000}),
+        ({"op_debug_level": 2}, {"op_debug_config": None}),
+    ],
+)
+def test_a_forbidden_pair_is_an_error(one: dict[str, Any], other: dict[str, Any], oom: str) -> None:
+    other = {k: oom if v is None else v for k, v in other.items()}
+    before = msctx.get_context()
+    for values in ({**one, **other}, {**other, **one}):
+        with pytest.raises(OptionError, match="is set together with"):
+            msctx.context(**values)
+        with pytest.raises(OptionError, match="1 problem"):
+            msctx.set_context(**values)
+    assert msctx.get_context() == before
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"session": {"enable_dump": False}, "enable_dump_debug": True},
+        {"compile_dynamic_mode": False, "input_shape": "x:-1,3"},
+        {"mix_compile_mode": True, "iterations_per_loop": 1},
+        {"static_memory_policy": 3, "graph_max_parallel_model_num": 2},
+        {"hccl_timeout": 600, "stream_sync_timeout": 600_001},
+        {"hccl_timeout": 600, "stream_sync_timeout": -1},
+        {"ascend_config.precision_mode": "force_fp16", "device_context.ascend.op_precision.precision_mode": "force_fp32"},
+    ],
+)
+def test_pairs_that_are_no_conflict(values: dict[str, Any]) -> None:
+    assert make_layer(values, "test").settings
+
+
+# --- what needs what --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "status", "needed"),
+    [
+        ({"session.enable_dump": True}, "session.enable_dump", "refused", {"dump_path": "."}),
+        ({"enable_dump_debug": True}, "enable_dump_debug", "refused", {"dump_path": "."}),
+        ({"variable_placement": "Host"}, "variable_placement", "refused", {"mix_compile_mode": True}),
+        ({"in_out_pair": "[['a'],['b']]"}, "in_out_pair", "refused", {"mix_compile_mode": True}),
+        ({"local_rank_id": 0}, "local_rank_id", "refused", {"local_device_list": "0,1"}),
+        ({"local_device_list": "0,1"}, "local_device_list", "refused", {"local_rank_id": 0}),
+        ({"frozen_variable": True}, "frozen_variable", "refused", {"graph_run_mode": 0}),
+        ({"graph_max_parallel_model_num": 2}, "graph_max_parallel_model_num", "refused", {"graph_run_mode": 0}),
+        ({"optypelist_for_implmode": "LRN"}, "optypelist_for_implmode", "refused", {"op_select_implmode": "high_precision"}),
+        ({"dump_mode": "all"}, "dump_mode", "inert", {"session.enable_dump": True, "dump_path": "."}),
+        ({"dump_step": "1"}, "dump_step", "inert", {"session.enable_dump": True, "dump_path": "."}),
+        ({"dump_debug_mode": "all"}, "dump_debug_mode", "inert", {"enable_dump_debug": True, "dump_path": "."}),
+        ({"save_graphs_path": "x"}, "save_graphs_path", "inert", {"save_graphs": 1}),
+        ({"compile_cache_path": "x"}, "compile_cache_path", "inert", {"enable_compile_cache": True}),
+        ({"aoe_config.job_type": "1"}, "aoe_config.job_type", "inert", {"aoe_tune_mode": "online"}),
+        ({"work_path": "."}, "work_path", "inert", {"aoe_mode": "1"}),
+        ({"profiling_options": "{}"}, "profiling_options", "inert", {"profiling_mode": True}),
+        ({"dynamic_graph_execute_mode": "lazy_recompile"}, "dynamic_graph_execute_mode", "inert", {"dynamic_input": True}),
+        ({"graph_kernel_flags.dump_as_text": True}, "graph_kernel_flags.dump_as_text", "inert", {"enable_graph_kernel": True}),
+        ({"env_config_path.rdr.mode": 2}, "env_config_path.rdr.mode", "inert", {"env_config_path.rdr.enable": True}),
+    ],
+)
+def test_what_an_option_needs(values: dict[str, Any], name: str, status: str, needed: dict[str, Any]) -> None:
+    device = OPTIONS[name].devices[0]
+    alone = row(values, name, device)
+    assert alone.status == status
+    assert ("it needs" if status == "refused" else "no effect without") in alone.reason
+    assert next(iter(needed)) in alone.reason
+    beside = row({**values, **needed}, name, device)
+    assert beside.status not in (status, "refused", "inert")
+
+
+def test_the_mix_list_needs_a_mixed_mode(tmp_path: Path) -> None:
+    path = tmp_path / "mix.json"
+    path.write_text('{"black-list": {"to-add": ["MatMul"]}}')
+    alone = row({"modify_mixlist": str(path), "precision_mode": "force_fp16"}, "modify_mixlist")
+    assert alone.status == "refused"
+    assert "precision_mode=allow_mix_precision" in alone.reason
+    assert row({"modify_mixlist": str(path), "precision_mode_v2": "mixed_float16"}, "modify_mixlist").status == "not_built"
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "status"),
+    [
+        ({"deterministic": "ON", "conv_dgrad_algo": "algo_0"}, "conv_dgrad_algo", "refused"),
+        ({"deterministic": "ON", "conv_wgrad_algo": "algo_0"}, "conv_wgrad_algo", "refused"),
+        ({"deterministic": "ON", "conv_wgrad_algo": "algo_3"}, "conv_wgrad_algo", "refused"),
+        ({"op_compiler_cache_mode": "disable", "op_compiler_cache_dir": "x"}, "op_compiler_cache_dir", "inert"),
+    ],
+)
+def test_what_another_option_forbids(values: dict[str, Any], name: str, status: str) -> None:
+    assert row(values, name).status == status
+    (first, *_) = values
+    del values[first]
+    assert row(values, name).status == "not_built"
+
+
+def test_a_requirement_may_come_from_an_outer_scope() -> None:
+    msctx.set_context(dump_path=".")
+    try:
+        with msctx.context(session={"enable_dump": True}) as ctx:
+            (found,) = [r for r in ctx.plan.rows if r.spelling == "session.enable_dump"]
+            assert found.status == "not_built"
+    finally:
+        msctx.reset_context()
