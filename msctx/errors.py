@@ -121,7 +121,9 @@ class StrictError(MsctxError, RuntimeError):
     @classmethod
     def of(cls, reasons: Sequence[str]) -> StrictError:
         lines = "\n".join(f"  {r}" for r in reasons)
-        return cls(f"strict=True, and this would not be carried out:\n{lines}\nNothing was changed.")
+        return cls(
+            f"strict=True, and this would not be carried out:\n{lines}\nNothing was changed: take these options out, or strict."
+        )
 
 
 class ScopeError(MsctxError, RuntimeError):

@@ -166,6 +166,8 @@ class IntKind(Kind):
             hint: Any = ""
             if isinstance(value, str) and re.fullmatch(r"\d+(:[0-5]?\d)+", value):
                 hint = "YAML 1.1 would read this as a base-60 number; write plain digits"
+            elif isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+                hint = f"write it without quotes: {int(value)}"
             elif isinstance(value, float) and value.is_integer():
                 hint = int(value)
             raise BadValue(f"{show(value)} is not a whole number", allowed=self.allowed, suggestion=hint)

@@ -47,17 +47,22 @@ def option_of(spelling: str) -> Option:
 
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Problem:
     parts = spelling.split(".")
-    if parts[-1] in LATER:
-        text = f"{LATER[parts[-1]]} has it, and msctx has no such option"
-        return Problem(spelling, text, where, mark=mark)
+    if later := next((LATER[part] for part in parts if part in LATER), ""):
+        return Problem(spelling, f"{later} has it, and msctx has no such option", where, mark=mark)
     depth = next((i for i in reversed(range(1, len(parts))) if ".".join(parts[:i]) in _DICTIONARIES), 0)
     if depth:
         group, key = ".".join(parts[:depth]), parts[depth]
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
         allowed = ", ".join(keys) if len(keys) < 20 else ""
-        return Problem(spelling, f"{group} has no such key", where, allowed, nearest(key, keys), mark)
+        return Problem(spelling, f"{group} has no such key", where, allowed, nearest(key, keys) or _elsewhere(key), mark)
     hint = nearest(spelling, [*_SPELLINGS, *_DICTIONARIES, "preset"])
     return Problem(spelling, "unknown option", where, suggestion=hint, mark=mark)
+
+
+def _elsewhere(key: str) -> str:
+    """Where an option stands that somebody put into a group which does not have it."""
+    option = _SPELLINGS.get(key)
+    return f"{key} stands outside it" + "".join(f", or in {group}" for group in option.groups) if option else ""
 
 
 def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
@@ -225,7 +230,7 @@ def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Pro
     for setting in settings.values():
         first = seen.setdefault((setting.option.name, setting.device, setting.rank), setting)
         if first.value != setting.value:
-            text = f"{setting.value!r} contradicts {first.spelling}={first.value!r}; they are one option"
+            text = f"{setting.value!r} contradicts {first.spelling}={first.value!r}; they are one option: set one of them"
             yield Problem(setting.spelling, text, origin)
     for one, other, why in rules.exclusions([s for s in settings.values() if s.option.name in rules.YIELDING]):
-        yield Problem(one.spelling, f"is set together with {other.spelling}={other.value!r}: {why}", origin)
+        yield Problem(one.spelling, f"cannot be set together with {other.spelling}={other.value!r}: {why}", origin)

@@ -61,7 +61,7 @@ class Excludes:
     first: When
     second: When
     test: Callable[[Any, Any], bool] | None = None
-    why: str = "they exclude each other"
+    why: str = "they exclude each other, set one of them"
 
     def holds(self, first: Setting, second: Setting) -> bool:
         if not (self.first.holds(first) and self.second.holds(second)):

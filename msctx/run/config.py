@@ -151,8 +151,8 @@ def _sections(document: Document, problems: list[Problem]) -> dict[str, dict[str
     for key, value in data.items():
         if key not in found:
             allowed = ", ".join(found)
-            hint = nearest(key, found) or ("context" if find(key) else "")
             text = "is an option: it belongs under `context:`" if find(key) else "unknown section"
+            hint = "" if find(key) else nearest(key, found)
             problems.append(Problem(key, text, allowed=allowed, suggestion=hint, mark=document.mark((key, ""))))
         elif value is None or value is INVALID:
             continue

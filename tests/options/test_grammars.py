@@ -4,7 +4,7 @@ import re
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msctx.options import grammars
@@ -197,6 +197,7 @@ ANYTHING = st.recursive(
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None)
 @given(value=ANYTHING)
 def test_nothing_raises_but_a_bad_value(name: str, value: Any) -> None:
     parsed = outcome(kind(name), value)
@@ -248,6 +249,7 @@ BEYOND_PATTERNS = "twice|too many|backwards|after it begins|as many|not a ratio|
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_what_fits_the_pattern_is_taken_or_refused_for_more_than_its_form(name: str, data: st.DataObject) -> None:
     (pattern,) = patterns(kind(name).schema())

@@ -155,7 +155,7 @@ def test_a_dictionary_that_is_a_value_is_no_group() -> None:
 def test_two_spellings_of_one_option_contradict_each_other() -> None:
     (problem,) = problems_of(deterministic="ON", session={"deterministic": 0})
     assert problem.path == "session.deterministic"
-    assert problem.text == "'OFF' contradicts deterministic='ON'; they are one option"
+    assert problem.text == "'OFF' contradicts deterministic='ON'; they are one option: set one of them"
 
 
 def test_two_spellings_that_agree_are_fine() -> None:

@@ -229,7 +229,7 @@ def test_a_forbidden_pair_is_an_error(one: dict[str, Any], other: dict[str, Any]
     other = {k: oom if v is None else v for k, v in other.items()}
     before = msctx.get_context()
     for values in ({**one, **other}, {**other, **one}):
-        with pytest.raises(OptionError, match="is set together with"):
+        with pytest.raises(OptionError, match="cannot be set together with"):
             msctx.context(**values)
         with pytest.raises(OptionError, match="1 problem"):
             msctx.set_context(**values)

@@ -1,0 +1,144 @@
+"""MindSpore's newer vocabulary: each function reaches one option, holds for the process, and is taken back by reset_context."""
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+from samples import example
+
+import msctx
+from msctx.errors import OptionError
+from msctx.options import OPTIONS, device_of
+from msctx.vocabulary import names
+
+pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
+
+FUNCTIONS = {**names("device_context"), **{n: o for n, o in names("runtime").items() if n.count(".") == 1}}
+
+
+@pytest.fixture(autouse=True)
+def reset() -> Iterator[None]:
+    yield
+    msctx.reset_context()
+
+
+def function(name: str) -> Any:
+    found: Any = msctx
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n != "runtime.launch_blocking"])
+def test_a_function_sets_its_option(name: str) -> None:
+    option = FUNCTIONS[name]
+    call = function(name)
+    assert option.name in call.__doc__
+    assert call.__name__ == name.rpartition(".")[2]
+    if option.choices:
+        for choice in option.choices:
+            call(choice)
+            assert msctx.get_context(name) == choice
+            msctx.reset_context()
+    elif option.name not in ("max_device_memory",):
+        call(example(option))
+        setting = msctx.current().settings.get(option.name, device_of(name) or "cpu")
+        assert setting is not None
+        assert setting.spelling == name
+        assert f"{name} at test_vocabulary.py:" in setting.origin
+    msctx.reset_context()
+    assert msctx.get_context() == {}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_can_be_imported_the_way_mindspore_has_it(name: str) -> None:
+    module, _, last = f"msctx.{name}".rpartition(".")
+    assert isinstance(importlib.import_module(module), ModuleType)
+    assert callable(getattr(importlib.import_module(module), last))
+
+
+def test_wrong_values_are_option_errors_with_the_function_that_was_called() -> None:
+    with pytest.raises(OptionError) as error:
+        msctx.device_context.gpu.op_tuning.conv_fprop_algo("winogard")
+    (problem,) = error.value.problems
+    assert problem.where.startswith("device_context.gpu.op_tuning.conv_fprop_algo at test_vocabulary.py:")
+    assert problem.suggestion == "'winograd'"
+    assert msctx.get_context() == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "named"), [((), {}), (("fft", "fft"), {}), ((), {"algo": "fft"}), (("fft",), {"mode": "fft"})]
+)
+def test_a_function_takes_one_value(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"conv_fprop_algo\(mode\)"):
+        msctx.device_context.gpu.op_tuning.conv_fprop_algo(*args, **named)
+
+
+def test_an_argument_may_be_named_as_mindspore_names_it() -> None:
+    msctx.device_context.gpu.op_tuning.conv_fprop_algo(mode="fft")
+    assert msctx.get_context("gpu_config.conv_fprop_algo") == "fft"
+
+
+def test_a_function_of_one_device_leaves_the_others_alone() -> None:
+    msctx.device_context.gpu.op_tuning.conv_fprop_algo("fft")
+    settings = msctx.current().settings
+    assert settings.get("conv_fprop_algo", "cpu") is None
+    assert settings.get("conv_fprop_algo", "cuda") is not None
+
+
+def test_functions_act_at_once_and_are_taken_back() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    msctx.device_context.cpu.op_tuning.threads_num(before + 1)
+    assert torch.get_num_threads() == before + 1
+    msctx.set_deterministic(True)
+    assert torch.are_deterministic_algorithms_enabled()
+    msctx.set_deterministic(False)
+    assert not torch.are_deterministic_algorithms_enabled()
+    msctx.reset_context()
+    assert torch.get_num_threads() == before
+
+
+def test_set_device() -> None:
+    msctx.set_device("CPU")
+    assert msctx.get_current_device() == ("CPU", 0)
+    msctx.set_device("CPU", 0)
+    with pytest.raises(OptionError, match="did you mean 'CPU'"):
+        msctx.set_device("cpu")
+
+
+def test_set_recursion_limit_and_launch_blocking() -> None:
+    msctx.set_recursion_limit(2000)
+    assert msctx.get_context("max_call_depth") == 2000
+    msctx.runtime.launch_blocking()
+    assert msctx.get_context("pynative_synchronize") is True
+    with pytest.raises(TypeError):
+        msctx.runtime.launch_blocking(True)
+
+
+def test_set_memory() -> None:
+    msctx.runtime.set_memory(increase_size="4GB", optimize_level="O1")
+    assert msctx.get_context("mempool_block_size") == 4 * 2**30
+    assert msctx.get_context("memory_optimize_level") == "O1"
+    with pytest.raises(OptionError, match="init_size") as error:
+        msctx.runtime.set_memory(init_size="2GB", huge_page_reserve_size="1GB")
+    assert len(error.value.problems) == 2
+
+
+def test_every_name_of_the_vocabulary_is_a_function_or_an_argument_of_one() -> None:
+    for name in names("runtime"):
+        if name not in FUNCTIONS:
+            assert name.startswith("runtime.set_memory.")
+    rest = [s for o in OPTIONS.values() for s in o.also if not s.startswith(("device_context.", "runtime."))]
+    for name in rest:
+        assert name.startswith(("set_device.", "env_config_path.", "parallel_speed", "ascend_config.")) or callable(
+            getattr(msctx, name)
+        )
+
+
+def test_it_is_loaded_only_when_asked_for(run_python: Any) -> None:
+    code = "import sys, msctx; print([m for m in sys.modules if m in ('msctx.vocabulary', 'msctx.runtime', 'msctx.mindspore')])"
+    assert run_python(code).stdout.strip() == "[]"
