@@ -8,6 +8,7 @@ from typing import Any
 
 from msctx.effects import Facts, Outcome, Want, translate
 from msctx.options import DEVICES, OPTIONS, UNSET, Layer, Option, Setting, Settings, option_of, rules
+from msctx.options.layers import shipped
 from msctx.plan import DONE, Plan, make
 
 DICTIONARIES: Mapping[str, str] = {
@@ -138,6 +139,7 @@ def describe(option: Option) -> dict[str, Any]:
         "replaced_by": option.replaced_by or None,
         "source": option.source,
         "example": option.example,
+        "file": (shipped("files") / option.example).read_text(encoding="utf-8") if option.names_file else None,
     }
 
 

@@ -130,6 +130,8 @@ def option_page(option: Mapping[str, Any]) -> Group:
         table.add_row(Text(name, style="dim"), Text(str(value)))
     for i, sentence in enumerate(option["interactions"]):
         table.add_row(Text("" if i else "with others", style="dim"), Text(sentence))
+    if option["file"]:
+        table.add_row(Text("such a file", style="dim"), Text(option["file"].rstrip()))
     return Group(*parts, table)
 
 

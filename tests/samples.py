@@ -1,17 +1,16 @@
-"""Values of options for tests; options that name a file get one of tests/data, where each example of the reference stands."""
+"""Values of options for tests; options that name a file get the shipped sample."""
 
-from pathlib import Path
 from typing import Any
 
 from msctx.options import OPTIONS, UNSET, Option
+from msctx.options.layers import shipped
 
-DATA = Path(__file__).parent / "data"
+DATA = shipped("files")
 
 
 def example(option: Option) -> Any:
     """The option's example, as it can be used: a file that is there."""
-    names_file = option.content is not None and option.content.is_file
-    return str(DATA / option.example) if names_file else option.example
+    return str(DATA / option.example) if option.names_file else option.example
 
 
 def values(option: Option) -> list[Any]:

@@ -43,7 +43,8 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
     "keys and values of a JSON file": (
         "explain ascend_config.parallel_speed_up_json_path=speed.json",
         {
-            "speed.json": '{\n  "enable_task_op": true,\n  "compute_communicate_fusion_level": 4,\n  "enable_grad_comm_opt": "on"\n}\n'
+            "speed.json": '{\n  "enable_task_op": true,\n  "compute_communicate_fusion_level": 4,\n'
+            '  "enable_grad_comm_opt": "on"\n}\n'
         },
     ),
     "flags in a text": (

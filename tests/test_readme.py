@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 
 from msctx.cli import app, main
+from msctx.effects.unbuilt import UNBUILT
+from msctx.options import DEVICES, OPTIONS, Option
+from msctx.plan import DONE
+from msctx.reference import on_device
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- explain: written by a test, see tests/test_readme.py -->", "<!-- /explain -->"
+TABLE, END_TABLE = "<!-- options: written by a test, see tests/test_readme.py -->", "<!-- /options -->"
+CELLS = {"honoured": "yes", "approximated": "roughly", "not_built": "later", "inert": "", "refused": "no"}
 
 
 def blocks(language: str) -> list[str]:
@@ -55,12 +61,39 @@ def test_the_explanation_shown_is_what_is_printed(monkeypatch):
     with redirect_stdout(out), pytest.raises(SystemExit):
         main(shlex.split(command)[2:])
     shown = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
-    text = README.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    inside, _, tail = rest.partition(END)
+    assert holds(BEGIN, f"\n```\n{shown}\n```\n", END, update)
+
+
+def holds(begin: str, text: str, end: str, update: str | None) -> bool:
+    """Whether the README has *text* between two marks; or it is written there."""
+    readme = README.read_text(encoding="utf-8")
+    head, _, rest = readme.partition(begin)
+    inside, _, tail = rest.partition(end)
     if update:
-        README.write_text(f"{head}{BEGIN}\n```\n{shown}\n```\n{END}{tail}", encoding="utf-8")
-    assert update or inside == f"\n```\n{shown}\n```\n"
+        README.write_text(f"{head}{begin}{text}{end}{tail}", encoding="utf-8")
+    return bool(update) or inside == text
+
+
+def carried_out(option: Option) -> bool:
+    return any(on_device(option, device).status in DONE for device in DEVICES)
+
+
+def test_the_options_shown_are_those_that_are_declared():
+    """With UPDATE_README=1 in the environment the README is written anew instead."""
+    lines = ["| option | what it does | CPU | NVIDIA | Ascend |", "|---|---|---|---|---|"]
+    for option in sorted(filter(carried_out, OPTIONS.values()), key=lambda o: o.source == "msctx"):
+        cells = " | ".join(CELLS[on_device(option, device).status] for device in DEVICES)
+        ours = " (ours)" * (option.source == "msctx")
+        lines.append(f"| `{option.name}`{ours} | {re.split(r'(?<=[a-z)])[.:;] ', option.help)[0].rstrip('.')} | {cells} |")
+    later = [o for o in OPTIONS.values() if not carried_out(o) and not o.replaced_by]
+    inert = ", ".join(f"`{o.name}` ({o.replaced_by})" for o in OPTIONS.values() if o.replaced_by)
+    lines += ["", f"Deprecated, and without effect (what to use instead): {inert}.", ""]
+    lines += ["<details>", f"<summary>{len(later)} more are known, checked and explained, and come later</summary>", ""]
+    for phrase, names in UNBUILT.items():
+        lines += [f"- with {phrase}: " + ", ".join(f"`{name}`" for name in names)]
+    lines += ["", "</details>"]
+    text = "\n" + "\n".join(lines) + "\n"
+    assert holds(TABLE, text, END_TABLE, os.environ.get("UPDATE_README"))
 
 
 def test_the_mistake_shown_is_what_is_printed(tmp_path, monkeypatch, capsys):

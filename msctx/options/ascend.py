@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from msctx.options import formats
 from msctx.options.kinds import Bool, Choice, Flag, Int, Path, Text, TextKind
 from msctx.options.option import Option
 
@@ -117,7 +116,7 @@ OPTIONS = (
         groups=("ascend_config", "session", "atc"),
         also=("device_context.ascend.op_precision.op_precision_mode",),
         ge="ge.exec.op_precision_mode",
-        content=formats.OP_PRECISION_MODE,
+        content="OP_PRECISION_MODE",
         source=SOURCE,
         example="op_precision.ini",
     ),
@@ -147,7 +146,7 @@ OPTIONS = (
         "collectives: enable_task_opt, enable_grad_comm_opt and others. null or empty text: none.",
         default=None,
         groups=("ascend_config",),
-        content=formats.SPEED_UP,
+        content="SPEED_UP",
         source=SOURCE,
         example="parallel_speed_up.json",
     ),

@@ -1,6 +1,5 @@
 """The options of set_context that help to find faults: graph files, prints, recorder, synchronous runs (catalogue: debug)."""
 
-from msctx.options import formats
 from msctx.options.kinds import Bool, Choice, OnOff, Path
 from msctx.options.option import Option
 
@@ -68,7 +67,7 @@ OPTIONS = (
         type=Path,
         help="A JSON file that configures the recorder of what ran (its section rdr: enable, mode, path) and the reuse of "
         "memory between tensors (its section sys: mem_reuse).",
-        content=formats.ENV_CONFIG,
+        content="ENV_CONFIG",
         example="env_config.json",
     ),
     Option(

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from msctx.options import formats
 from msctx.options.kinds import Bool, Choice, Int, OnOff, Path, TextKind
 from msctx.options.option import Option
 
@@ -35,7 +34,7 @@ OPTIONS = (
         help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 says how far fusion "
         "goes, --dump_as_text writes what the passes did. A bare flag means true; a list of flags is taken too.",
         default="",
-        content=formats.GRAPH_KERNEL_FLAGS,
+        content="GRAPH_KERNEL_FLAGS",
         example="--opt_level=2 --dump_as_text",
     ),
     Option(

@@ -195,7 +195,7 @@ class ChoiceKind(Kind):
     def allowed(self) -> str:  # type: ignore[override]
         other: dict[Any, list[str]] = {}
         for alias, choice in self.aliases.items():
-            other.setdefault(choice, []).append(str(alias))
+            other.setdefault(choice, []).append(str(alias).lower() if isinstance(alias, bool) else str(alias))
         return ", ".join(f"{c} (also {', '.join(other[c])})" if c in other else str(c) for c in self.choices)
 
     def parse(self, value: Any) -> Any:

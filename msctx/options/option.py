@@ -71,7 +71,7 @@ class Option:
         groups: the dictionaries in which it may also stand, e.g. ``("gpu_config", "cpu_config")``.
         also: its names in MindSpore's newer vocabulary and later releases: ``"runtime.launch_blocking"`` …
         ge: its key among CANN's graph engine options, by which ``ge_options`` reaches it.
-        content: how the file that the value names is read, or the text that it is.
+        content: the format of the file that the value names, or of the text that it is (in :mod:`msctx.options.formats`).
         documented: the paths under which source documents define it, where these are not its groups or its name.
         replaced_by: for a deprecated option: what to use instead. Such an option is inert everywhere.
         source: the document that defines it; ``"msctx"`` marks an option of our own.
@@ -87,7 +87,7 @@ class Option:
     groups: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     ge: str = ""
-    content: Format | None = None
+    content: str = ""
     documented: tuple[str, ...] = ()
     replaced_by: str = ""
     source: str = "mindspore.set_context"
@@ -124,6 +124,20 @@ class Option:
     def choices(self) -> tuple[Any, ...]:
         """The values of an option that has a closed set of them."""
         return self.kind.choices if isinstance(self.kind, ChoiceKind) else ()
+
+    @property
+    def format(self) -> Format | None:
+        """How the file that the value names, or the text that it is, is read; loaded only when one is."""
+        if not self.content:
+            return None
+        from msctx.options import formats
+
+        return getattr(formats, self.content)  # type: ignore[no-any-return]
+
+    @property
+    def names_file(self) -> bool:
+        """Whether the value is the path of a file that is read."""
+        return self.format is not None and self.format.is_file
 
     @property
     def is_text(self) -> bool:

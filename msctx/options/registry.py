@@ -111,7 +111,7 @@ class _Reading:
         setting = self._set(option, spelling, value, mark, lambda at: self.marks((*path, *at)) if self.marks else None)
         if setting is None:
             return
-        if option.content is not None and setting.value:
+        if option.content and setting.value:
             self._open(setting, mark)
         if option.name.startswith("ge_options."):
             self._translate(setting, path)
@@ -137,14 +137,14 @@ class _Reading:
     def _open(self, setting: Setting, mark: Mark | None) -> None:
         """Read the file that a value names, or the text that it is; its keys may be options themselves."""
         spelling, value = setting.spelling, setting.value
-        form = setting.option.content
+        form = setting.option.format
         assert form is not None
         text, file = value, f"{setting.origin}: {spelling}"
         if form.is_file:
             try:
                 text, file = Path(value).expanduser().read_text(encoding="utf-8-sig"), value
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~nobody
+                reason = getattr(error, "strerror", None) or _unreadable(error)
                 full = f" ({Path.cwd() / value})" if not Path(value).is_absolute() and "\0" not in value else ""
                 self.problems.append(Problem(spelling, f"{value!r} cannot be read: {reason}{full}", self.origin, mark=mark))
                 return
@@ -180,6 +180,10 @@ class _Reading:
         """What single values do not show: two spellings of one option, and pairs that exclude each other."""
         for problem in contradictions(self.settings, self.origin):
             self.problems.append(replace(problem, mark=self.places.get(problem.path)))
+
+
+def _unreadable(error: Exception) -> str:
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _from_ge(option: Option, text: str) -> Any:

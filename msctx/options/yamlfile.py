@@ -32,8 +32,12 @@ _LIMIT = 100_000
 """The most values that a file may come to once its aliases are followed."""
 
 
+_DIGITS = 4000
+"""Python reads no longer numbers."""
+
+
 class AmbiguousNumber(ValueError):
-    """A number that YAML 1.1 and 1.2 read differently."""
+    """A number that YAML 1.1 and 1.2 read differently, or that Python does not read."""
 
 
 def scalar(text: str) -> Any:
@@ -51,6 +55,8 @@ def scalar(text: str) -> Any:
             f"{text} is{octal} {sign}{digits} in YAML 1.2; write the number without the leading zero, or quote it"
         )
     if _INT.match(text):
+        if len(text) > _DIGITS:
+            raise AmbiguousNumber("a number of thousands of digits; quote it if it is meant as text")
         return int(text.replace("_", ""))
     if _HEX_OCT.match(text):
         return int(text, 0)

@@ -177,8 +177,9 @@ def config(experiment: Experiment) -> dict[str, Any]:
             if setting.via:  # it stands in a file that is named
                 continue
             group, _, key = setting.spelling.rpartition(".")
-            names_file = setting.option.content is not None and setting.option.content.is_file
-            value = str(Path(setting.value).expanduser().resolve()) if names_file and setting.value else setting.value
+            value = setting.value
+            if value and setting.option.names_file:
+                value = str(Path(value).expanduser().resolve())
             (options.setdefault(group, {}) if group else options)[key] = value
     entry = experiment.entry or ""
     path, colon, name = entry.partition(":")

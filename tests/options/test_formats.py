@@ -269,7 +269,7 @@ BAD = [
     ("FUSION_SWITCH", "{}", "1:1", "", "Switch is missing", "", ""),
     (
         *("FUSION_SWITCH", '{"Switch": {"GraphFusion": {"ALL": "Off"}}}', "1:36", "Switch.GraphFusion.ALL"),
-        *("'Off' is not one of the values", "on (also True), off (also False)", "off"),
+        *("'Off' is not one of the values", "on (also true), off (also false)", "off"),
     ),
     (
         *("FUSION_SWITCH", '{"Switch": {"Graphfusion": {}}}', "1:13", "Switch.Graphfusion", "there is no such key"),
@@ -308,11 +308,11 @@ BAD = [
     ),
     (
         *("PROFILING", '{"training_trace": "ture"}', "1:20", "training_trace", "'ture' is not one of the values"),
-        *("on (also True), off (also False)", "true"),
+        *("on (also true), off (also false)", "true"),
     ),
     (
         *("PROFILING", '{"task_time": "l2"}', "1:15", "task_time", "'l2' is not one of the values"),
-        *("on (also True), off (also False), l0, l1", ""),
+        *("on (also true), off (also false), l0, l1", ""),
     ),
     (
         *("PROFILING", '{"task_trace": "l0", "task_time": "l0"}', "1:22", "task_time"),

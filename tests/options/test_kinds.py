@@ -238,7 +238,7 @@ def test_each_value_of_the_schema_is_taken(kind: Kind) -> None:
         (IntKind(1), "a whole number, 1 or more"),
         (IntKind(None, 7), "a whole number, 7 or less"),
         (IntKind(0, 7), "a whole number from 0 to 7"),
-        (SAVE_GRAPHS, "0 (also False), 1, 2 (also True), 3"),
+        (SAVE_GRAPHS, "0 (also false), 1, 2 (also true), 3"),
         (ALGORITHM, "normal, implicit_precomp_gemm (also precomp_gemm)"),
     ],
 )

@@ -2,6 +2,9 @@
 
 import ast
 import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -343,3 +346,99 @@ def test_any_dictionary_is_a_layer_or_an_option_error(values: dict[str, object])
         assert found.problems
     else:
         assert all(isinstance(s.option, Option) for s in found.settings.values())
+
+
+# --- files and texts that a value names -------------------------------------------------------------------------------
+
+
+def test_the_keys_of_a_file_are_options_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "env.json"
+    path.write_text('{"rdr": {"enable": true,\n  "mode": 2}, "sys": {"mem_Reuse": false}}')
+    layer = make_layer({"env_config_path": str(path)}, "test")
+    assert {k: (s.value, s.via) for k, s in layer.settings.items()} == {
+        "env_config_path": (str(path), ""),
+        "env_config_path.rdr.enable": (True, "env_config_path"),
+        "env_config_path.rdr.mode": (2, "env_config_path"),
+        "env_config_path.sys.mem_reuse": (False, "env_config_path"),
+    }
+    assert layer.settings["env_config_path.rdr.mode"].origin == f"{path}:2:11"
+
+
+def test_what_stands_beside_a_file_wins_over_what_stands_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "env.json"
+    path.write_text('{"rdr": {"enable": true, "mode": 2}}')
+    given = {"env_config_path": str(path), "env_config_path.rdr.mode": 1}
+    for values in (given, dict(reversed(given.items()))):
+        found = make_layer(values, "test").settings["env_config_path.rdr.mode"]
+        assert (found.value, found.via) == (1, "")
+
+
+def test_the_content_of_a_file_may_stand_in_its_place() -> None:
+    layer = make_layer({"env_config_path": {"rdr": {"enable": True}}, "graph_kernel_flags": {"opt_level": 3}}, "test")
+    assert {k: s.value for k, s in layer.settings.items()} == {
+        "env_config_path.rdr.enable": True,
+        "graph_kernel_flags.opt_level": 3,
+    }
+
+
+def test_a_text_of_flags_is_read_and_its_origin_is_where_it_was_set() -> None:
+    layer = make_layer({"graph_kernel_flags": ["--opt_level=1", "--dump_as_text"]}, "mine")
+    assert {k: (s.value, s.origin) for k, s in layer.settings.items()} == {
+        "graph_kernel_flags": ("--opt_level=1 --dump_as_text", "mine"),
+        "graph_kernel_flags.opt_level": (1, "mine"),
+        "graph_kernel_flags.dump_as_text": (True, "mine"),
+    }
+
+
+def test_other_files_are_kept_as_content(tmp_path: Path) -> None:
+    path = tmp_path / "mix.json"
+    path.write_text('{"black-list": {"to-add": ["MatMul"]}}')
+    setting = make_layer({"modify_mixlist": str(path)}, "test").settings["modify_mixlist"]
+    assert (setting.value, setting.content) == (str(path), {"black-list": {"to-add": ["MatMul"]}})
+    path.write_text('{"white-list": {"to-add": ["MatMul"]}}')
+    again = make_layer({"modify_mixlist": str(path)}, "test")
+    assert again.key != Layer({"modify_mixlist": setting}).key, "another content is another plan"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda p: None, "No such file or directory"),
+        (lambda p: p.mkdir(), "Is a directory"),
+        (lambda p: p.write_bytes(b"\xff\xfe\x00"), "it is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
+    path = tmp_path / "x.json"
+    make(path)
+    (problem,) = problems_of(env_config_path=str(path))
+    assert problem.text == f"{str(path)!r} cannot be read: {reason}"
+
+
+@pytest.mark.parametrize("path", ["~nobody_at_all/x.json", "a\0b", "x" * 5000])
+def test_a_path_that_no_system_takes(path: str) -> None:
+    (problem,) = problems_of(env_config_path=path)
+    assert "cannot be read" in problem.text
+
+
+def test_every_problem_of_a_file_is_told_beside_those_of_the_call(tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    path.write_text('{"enable_task_opt": 1, "no_such": true}')
+    found = problems_of(parallel_speed_up_json_path=str(path), determinstic="ON")
+    assert [p.path for p in found] == [
+        "parallel_speed_up_json_path.enable_task_opt",
+        "parallel_speed_up_json_path.no_such",
+        "determinstic",
+    ]
+    assert found[0].mark is not None
+    assert found[0].mark.file == str(path)
+
+
+def test_an_option_pickles_as_its_name_and_a_layer_whole(tmp_path: Path) -> None:
+    path = tmp_path / "mix.json"
+    path.write_text('{"black-list": {"to-add": ["MatMul"]}}')
+    layer = make_layer({"modify_mixlist": str(path), "deterministic": "ON"}, "test")
+    path.unlink()
+    again = pickle.loads(pickle.dumps(layer))
+    assert again.key == layer.key
+    assert again.settings["deterministic"].option is OPTIONS["deterministic"]
