@@ -1,5 +1,6 @@
 """For any input: scopes nested at random restore the exact state at each level; garbage is refused and changes nothing."""
 
+import json
 import math
 import random
 import sys
@@ -14,11 +15,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from samples import values
 from torch import _C
 
 import msctx
 from msctx import apply
-from msctx.errors import MsctxWarning, OptionError
+from msctx.errors import DeviceError, MsctxWarning, OptionError, StrictError, SwitchError
 from msctx.options import OPTIONS
 from msctx.options.layers import presets
 from msctx.switches import SWITCHES, Switch
@@ -553,3 +555,67 @@ def test_garbage_for_set_context(exact_state: State, spelling: str, value: Any) 
             msctx.set_context(**{spelling: value, "runtime_num_threads": torch.get_num_threads() + 1})
     assert exact_state() == before
     assert msctx.get_context() == {}
+
+
+# --- dictionaries of right and wrong keys and values ------------------------------------------------------------------
+
+SAFE = [o for o in OPTIONS.values() if o.name not in ("inter_op_parallel_num", "max_device_memory", "seed")]
+"""Options whose values can be put back, and of which none says how many digits of a generator are drawn."""
+right = st.sampled_from(SAFE).flatmap(
+    lambda option: st.tuples(st.sampled_from(option.spellings), st.sampled_from(values(option)))
+)
+wrong = st.one_of(
+    st.tuples(st.sampled_from(SPELLINGS), garbage),
+    st.tuples(st.sampled_from(["gpu_config", "session", "runtime", "device_context", "ascend_config.ge_options"]), garbage),
+    st.tuples(st.text(max_size=12), plain),
+)
+dictionaries = st.lists(st.one_of(right, right, right, wrong), max_size=8).map(dict)
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """The same with dictionaries in place of dotted names, where no key stands in the way."""
+    made: dict[str, Any] = {}
+    for name, value in flat.items():
+        at = made
+        *groups, last = name.split(".")
+        for group in groups:
+            at = at.setdefault(group, {}) if isinstance(at.get(group, {}), dict) else made
+        at[last] = value
+    return made
+
+
+@settings(max_examples=400, **common)
+@given(options=dictionaries, nest=st.booleans())
+def test_a_dictionary_is_taken_whole_or_not_at_all(exact_state: State, options: dict[str, Any], nest: bool) -> None:
+    options = nested(options) if nest else options
+    before = exact_state(), generators(), msctx.get_context()
+    try:
+        context = msctx.context(**options)
+    except OptionError as error:
+        assert error.problems
+    else:
+        try:
+            with context as ctx:
+                json.dumps(ctx.plan.as_dict())
+                assert set(msctx.get_context()) == set(ctx.settings)
+        except (DeviceError, StrictError, SwitchError) as error:
+            assert "othing was changed" in str(error) or "put back" in str(error)
+    assert (exact_state(), generators(), msctx.get_context()) == before
+
+
+@settings(max_examples=200, **common)
+@given(first=dictionaries, second=dictionaries)
+def test_set_context_takes_a_dictionary_whole_or_not_at_all(
+    exact_state: State, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    found = exact_state()
+    try:
+        for options in (first, second):
+            before = exact_state(), msctx.get_context()
+            try:
+                msctx.set_context(**options)
+            except (OptionError, DeviceError, StrictError, SwitchError):
+                assert (exact_state(), msctx.get_context()) == before
+    finally:
+        msctx.reset_context()
+    assert exact_state() == found
