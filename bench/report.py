@@ -34,6 +34,7 @@ def main() -> None:
         f"| the same and a seed (`torch.manual_seed` alone: {seed:.0f} µs) | {micro('test_the_same_with_a_seed')} |",
         f"| enter and leave a context with nothing set | {micro('test_enter_and_leave_with_nothing_set')} |",
         f'| call a function decorated with `deterministic="ON"` | {micro("test_call_of_a_decorated_function")} |',
+        f"| read and check a YAML file of 30 options | {micro('test_validate_a_file_of_thirty_options')} |",
         f"| `import msctx` after `import torch` ({imports['torch_ms']:.0f} ms) | {imports['msctx_after_torch_ms']:.0f} ms |",
         "",
         f"Measured on {found['machine_info']['cpu'].get('brand_raw', 'an unnamed CPU')}, "

@@ -194,6 +194,36 @@ def _show_plan(plan: Any, json_: bool) -> None:
     console.print(render.plan_footer(plan), soft_wrap=True)
 
 
+@app.command(epilog="Example: msctx migrate train_mindspore.py --as yaml > train.yaml")
+def migrate(
+    file: Annotated[str, typer.Argument(help="A Python script that sets MindSpore's context. It is read, not run.")],
+    device: Annotated[str | None, typer.Option(help="Statuses for cpu, cuda or ascend. Default: this machine.")] = None,
+    as_: Annotated[
+        str | None, typer.Option("--as", metavar="yaml|block", help="Print the YAML, or the with-block, alone.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """What a MindSpore script sets, as msctx has it: YAML, with-block, and a status for each option. Ends with 1 if it sets nothing."""
+    from msctx import migrate as migrating
+    from msctx import render
+
+    forms = {"yaml": migrating.as_yaml, "block": migrating.as_with_block}
+    if as_ is not None and as_ not in forms:
+        raise OptionError([Problem("--as", f"{as_!r} is not a form", "migrate", ", ".join(forms))])
+    found = migrating.read(file)
+    plan = migrating.planned(found, device)
+    if json_:
+        _print_json(migrating.as_dict(found, plan))
+    elif as_ is not None:
+        print(forms[as_](found), end="")
+    else:
+        print(f"{migrating.as_yaml(found)}\n{migrating.as_with_block(found)}")
+        _show_plan(plan, False)
+    for problem in () if json_ else found.problems:
+        print(f"note: {problem}", file=sys.stderr)
+    raise typer.Exit(0 if found.calls else 1)
+
+
 @app.command()
 def state(
     overrides: Annotated[

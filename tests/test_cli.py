@@ -268,3 +268,127 @@ def test_the_result_is_printed_though_nobody_reads_the_progress(tmp_path):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=write_end, text=True, cwd=ROOT)
     os.close(write_end)
     assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "completed")
+
+
+# --- the reference ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "ascend"])
+def test_explain_all_has_a_row_for_each_path(msctx, device):
+    code, out, _ = msctx("explain", "--all", "--device", device, "--json")
+    rows = {row["path"]: row for row in json.loads(out)}
+    assert (code, len(rows)) == (0, 146)
+    assert rows["deterministic"]["status"] == "honoured"
+    assert "torch.deterministic" in rows["deterministic"]["switches"]
+    assert rows["deterministic"]["aliases"] == ["session.deterministic", "set_deterministic"]
+
+
+def test_explain_all_as_a_table_with_what_is_set(msctx):
+    code, out, _ = msctx("explain", "--all", "--device", "cuda", "gpu_config.conv_allow_tf32=false")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("gpu_config.conv_allow_tf32"))
+    assert line.split()[1:5] == ["False", "command", "line", "approximated"]
+    assert "146 paths on cuda: " in out
+
+
+def test_explain_all_on_this_machine(msctx):
+    code, out, _ = msctx("explain", "--all")
+    assert code == 0
+    assert "146 paths on " in out
+
+
+def test_options_lists_them_all(msctx):
+    code, out, _ = msctx("options", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert {"deterministic", "conv_fprop_algo", "seed", "session.enable_dump"} <= {o["name"] for o in found}
+    assert len({path for o in found for path in o["paths"]}) == 146 - 4
+    code, out, _ = msctx("options")
+    assert len(out.splitlines()) >= len(found)
+
+
+@pytest.mark.parametrize(
+    "name", ["conv_fprop_algo", "gpu_config.conv_fprop_algo", "device_context.gpu.op_tuning.conv_fprop_algo"]
+)
+def test_options_of_one_by_any_of_its_names(msctx, name):
+    code, out, _ = msctx("options", name)
+    assert code == 0
+    for expected in ("winograd_nonfused", "implicit_precomp_gemm (precomp_gemm)", "not_built", "also written", "cpu_config"):
+        assert expected in out
+    code, out, _ = msctx("options", name, "--json")
+    page = json.loads(out)
+    assert page["name"] == "conv_fprop_algo"
+    fft = page["values"][6]
+    assert (fft["value"], set(fft["status"])) == ("fft", {"cpu", "cuda", "ascend"})
+    assert "Fourier" in fft["means"]
+
+
+def test_options_tells_how_they_act_on_each_other(msctx):
+    _, out, _ = msctx("options", "precision_mode_v2")
+    assert "precision_mode and precision_mode_v2: they exclude each other" in out
+    _, out, _ = msctx("options", "op_precision_mode")
+    assert "it wins over op_select_implmode" in out
+    assert "[ByOpType]" in out, "a sample of the file"
+
+
+def test_options_of_a_group(msctx):
+    code, out, _ = msctx("options", "gpu_config", "--json")
+    assert code == 0
+    assert [o["name"] for o in json.loads(out)] == [
+        "conv_fprop_algo",
+        "conv_dgrad_algo",
+        "conv_wgrad_algo",
+        "conv_allow_tf32",
+        "matmul_allow_tf32",
+    ]
+
+
+def test_an_unknown_option_is_told_with_the_nearest(msctx):
+    code, _, err = msctx("options", "conv_fprop_alog")
+    assert code == 2
+    assert "did you mean conv_fprop_algo?" in err
+
+
+def test_schema_is_the_shipped_one(msctx):
+    code, out, _ = msctx("schema")
+    assert code == 0
+    assert out == (ROOT / "configs" / "schema.json").read_text(encoding="utf-8")
+
+
+# --- migrate ----------------------------------------------------------------------------------------------------------
+
+SCRIPT = ROOT / "tests" / "data" / "migrate" / "resnet.py"
+
+
+def test_migrate_shows_yaml_block_and_statuses(msctx):
+    code, out, err = msctx("migrate", str(SCRIPT), "--device", "cuda")
+    assert code == 0
+    for expected in ('deterministic: "ON"  # resnet.py:49', "with msctx.context(", "torch.cudnn.deterministic = True"):
+        assert expected in out
+    assert "note: " in err
+    assert "device_target: args.device_target is known only when the script runs" in err
+
+
+def test_migrate_prints_a_form_alone(msctx, tmp_path):
+    code, out, _ = msctx("migrate", str(SCRIPT), "--as", "yaml")
+    (tmp_path / "x.yaml").write_text(out)
+    assert msctx("explain", str(tmp_path / "x.yaml"))[0] == code == 0
+    _, out, _ = msctx("migrate", str(SCRIPT), "--as", "block")
+    compile(out, "block", "exec")
+    code, _, err = msctx("migrate", str(SCRIPT), "--as", "toml")
+    assert (code, "yaml, block" in err) == (2, True)
+
+
+def test_migrate_for_programs(msctx):
+    code, out, _ = msctx("migrate", str(SCRIPT), "--json")
+    found = json.loads(out)
+    assert (code, found["options"]["seed"]) == (0, 1)
+    assert {row["option"] for row in found["plan"]["options"]} >= {"seed", "deterministic"}
+
+
+def test_migrate_of_a_script_that_sets_nothing(msctx, tmp_path):
+    (tmp_path / "x.py").write_text("print(1)\n")
+    code, out, err = msctx("migrate", str(tmp_path / "x.py"))
+    assert code == 1
+    assert "no call that sets MindSpore's context was found" in err
+    assert msctx("migrate", str(tmp_path / "none.py"))[0] == 3

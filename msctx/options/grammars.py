@@ -75,11 +75,13 @@ class PartsKind(TextKind):
     def schema(self) -> dict[str, Any]:
         separator = re.escape(self.separator)
         more = f"{{0,{self.MOST - 1}}}" if self.MOST else "*"
-        forms: list[dict[str, Any]] = [
-            {"type": "string", "pattern": f"^{_}{self.PART}{_}({separator}{_}{self.PART}{_}){more}$"},
-            {"type": "array", "items": {"type": ["string", "integer"] if self.NUMBERS else "string"}, "minItems": 1},
-        ]
-        return {"anyOf": [*forms, {"type": "integer", "minimum": 0}] if self.NUMBERS else forms}
+        pattern = f"^{_}{self.PART}{_}({separator}{_}{self.PART}{_}){more}$"
+        item: dict[str, Any] = {"type": "string", "pattern": pattern}  # an item may itself be several parts
+        number = {"minimum": 0, "maximum": 10**18 - 1}
+        if self.NUMBERS:
+            item = {"type": ["string", "integer"], "pattern": pattern, **number}
+        forms = [{"type": "string", "pattern": pattern}, {"type": "array", "items": item, "minItems": 1}]
+        return {"anyOf": [*forms, {"type": "integer", **number}] if self.NUMBERS else forms}
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ class DynamicDimsKind(PartsKind):
 
     def schema(self) -> dict[str, Any]:
         text, listed, _number = super().schema()["anyOf"]
-        text["pattern"] = text["pattern"].replace("{0,99}", "{1,99}")
-        return {"anyOf": [text, {**listed, "minItems": 2}]}
+        text = {**text, "pattern": text["pattern"].replace("{0,99}", "{1,99}")}
+        return {"anyOf": [text, listed]}
 
 
 @dataclass(frozen=True)

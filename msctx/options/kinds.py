@@ -109,7 +109,9 @@ class OnOffKind(Kind):
         raise BadValue(f"{show(value)} is neither ON nor OFF", allowed=self.allowed, suggestion=near)
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": ["ON", "OFF", True, False, 0, 1]}
+        same = {True: "ON", False: "OFF"}
+        other = [True, False, 0, 1]
+        return _described({"ON": "switched on", "OFF": "switched off"}, [(value, same[bool(value)]) for value in other])
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class FlagKind(Kind):
             raise BadValue(f"{show(value)} is neither 0 nor 1", allowed=self.allowed) from None
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": [0, 1, True, False, "ON", "OFF"]}
+        return _described({0: "", 1: ""}, [(True, 1), (False, 0), ("ON", 1), ("OFF", 0)])
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ class TextFlagKind(FlagKind):
         return str(value) if isinstance(value, str) and value in ("0", "1") else str(super().parse(value))
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": ["0", "1", *super().schema()["enum"]]}
+        other = [0, 1, True, False, "ON", "OFF"]
+        return _described({"0": "", "1": ""}, [(value, self.parse(value)) for value in other])
 
 
 @dataclass(frozen=True)
@@ -171,16 +174,19 @@ class IntKind(Kind):
             elif isinstance(value, float) and value.is_integer():
                 hint = int(value)
             raise BadValue(f"{show(value)} is not a whole number", allowed=self.allowed, suggestion=hint)
-        low, high = (
-            limit if limit is not None else sign * 2**self.BITS for sign, limit in ((-1, self.minimum), (1, self.maximum))
-        )
+        low, high = self._limits
         if not low <= value <= high:
             raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
         return value
 
+    @property
+    def _limits(self) -> tuple[int, int]:
+        low, high = self.minimum, self.maximum
+        return -(2**self.BITS) if low is None else low, 2**self.BITS - 1 if high is None else high
+
     def schema(self) -> dict[str, Any]:
-        limits = {"minimum": self.minimum, "maximum": self.maximum}
-        return {"type": "integer", **{k: v for k, v in limits.items() if v is not None}}
+        low, high = self._limits
+        return {"type": "integer", "minimum": low, "maximum": high}
 
 
 @dataclass(frozen=True)
@@ -223,11 +229,18 @@ class ChoiceKind(Kind):
         return spelled[near[0]] if near else ""
 
     def schema(self) -> dict[str, Any]:
-        schema: dict[str, Any] = {"enum": [*self.choices, *self.aliases]}
-        if self.meanings:  # what editors show beside each value
-            values = [*self.choices, *self.aliases.values()]
-            schema["enumDescriptions"] = [self.meanings[v] for v in values]
-        return schema
+        return _described({choice: self.meanings.get(choice, "") for choice in self.choices}, list(self.aliases.items()))
+
+
+def _described(meanings: dict[Any, str], same: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """The schema of a closed set of values, with what editors show beside each.
+
+    Args:
+        meanings: value → a few words, or none.
+        same: other values, each with the one that it stands for.
+    """
+    texts = [f"the same as {value}" + f": {meanings[value]}" * bool(meanings[value]) for _, value in same]
+    return {"enum": [*meanings, *(other for other, _ in same)], "enumDescriptions": [*meanings.values(), *texts]}
 
 
 @dataclass(frozen=True)
@@ -260,8 +273,9 @@ class MemoryKind(Kind):
         return int(size)
 
     def schema(self) -> dict[str, Any]:
-        pattern = r"^\s*([0-9]{1,19}(\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|[0-9]{1,19}\s*[Bb]?)\s*$"
-        return {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": pattern}]}
+        number = {"type": "integer", "minimum": self.minimum, "maximum": self.maximum or 2**63 - 1}
+        size = r"([0-9]{1,19}(\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|[0-9]{1,19}\s*[Bb]?)"
+        return {"anyOf": [number, {"type": "string", "pattern": rf"^\s*(?=[0-9.]*[1-9]){size}\s*$"}]}  # 0GB is none
 
 
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|([0-9]{1,19})\s*B?", re.IGNORECASE)
@@ -293,8 +307,11 @@ class TextKind(Kind):
         return str(value)
 
     def schema(self) -> dict[str, Any]:
-        text: dict[str, Any] = {"type": "string"}
-        return {"anyOf": [text, {"type": "array", "items": {"type": ["string", "integer"]}}]} if self.comma_list else text
+        text: dict[str, Any] = {"type": "string"} if self.empty else {"type": "string", "minLength": 1}
+        if not self.comma_list:
+            return text
+        listed: dict[str, Any] = {"type": "array", "items": {"type": ["string", "integer"]}}
+        return {"anyOf": [text, listed if self.empty else {**listed, "minItems": 1}]}
 
 
 Bool = Annotated[bool, BoolKind()]

@@ -1,0 +1,264 @@
+"""Which calls of a script set options, and to what: ``set_context`` by keywords, MindSpore's newer functions one by one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from msctx.errors import Mark, Problem
+from msctx.migrate.names import AT_RUN_TIME, Constant, Names, Unknown
+from msctx.migrate.script import Script, one_line
+from msctx.options import OPTIONS, find, is_dictionary
+from msctx.options.kinds import ChoiceKind
+
+HOMES = ("context.", "common.seed.", "common.api.", "common.", "device_manager.")
+"""Modules of MindSpore whose functions the top level has too."""
+
+PARAMETERS = {
+    "set_device": ("device_target", "device_id"),
+    "set_deterministic": ("deterministic",),
+    "set_recursion_limit": ("recursion_limit",),
+    "set_seed": ("seed",),
+    "runtime.launch_blocking": (),
+    "runtime.set_memory": ("init_size", "increase_size", "max_size", "optimize_level", "huge_page_reserve_size"),
+}
+"""Function → its parameters, in order. All others that set something take one value, whatever it is called."""
+SPELLINGS = {"set_seed.seed": "seed"}
+"""Parameter → its spelling here, where that is not the dotted name itself."""
+IMPLIED = {"set_recursion_limit": {"recursion_limit": 1000}, "runtime.launch_blocking": {"": True}}
+"""What a call without arguments sets."""
+
+SPREAD = "how work is spread over devices is said to torch.distributed and its wrappers (DDP, FSDP)"
+NO_COUNTERPART = {
+    "set_auto_parallel_context": SPREAD,
+    "reset_auto_parallel_context": SPREAD,
+    "parallel.set_algo_parameters": SPREAD,
+    "set_ps_context": "torch has no parameter servers of that kind",
+    "reset_ps_context": "torch has no parameter servers of that kind",
+    "set_offload_context": "the option memory_offload moves tensors to the host; there is nothing finer",
+    "set_dump": "the option session.enable_dump with dump_path dumps, for all modules",
+    "runtime.set_cpu_affinity": "taskset or numactl bind the process; runtime_num_threads says how many threads work",
+    "runtime.set_kernel_launch_capture": "torch.cuda.graphs captures launches",
+}
+"""Functions that set something which no option of msctx stands for, and what to do instead."""
+ASKING = (
+    "available",
+    "count",
+    "synchronize",
+    "stream",
+    "event",
+    "streamctx",
+    "stats",
+    "reserved",
+    "allocated",
+    "summary",
+    "empty_cache",
+)
+"""How the names of functions of ``runtime`` and ``device_context`` end that set nothing."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One option as a call gives it; *reason*: why its value cannot be taken over."""
+
+    spelling: str
+    value: Any
+    written: str
+    mark: Mark
+    marks: Callable[[tuple[Any, ...]], Mark | None]
+    """The places inside the value, for :func:`msctx.options.make_layer`."""
+    reason: str = ""
+
+
+@dataclass
+class Found:
+    """A call, and what it sets."""
+
+    function: str
+    mark: Mark
+    inside: list[tuple[str, int]]
+    """Functions, conditions and loops around it, with their lines."""
+    given: list[Given] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    left_out: str = ""
+    """Why nothing of the call can be taken over."""
+
+
+class Reader:
+    """Finds the calls of a script."""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.names = script, Names(script)
+        self.has_mindspore = self.names.imports_mindspore()
+
+    def calls(self) -> Iterator[Found]:
+        """Every call that sets something, in the order in which the script has them."""
+        nodes = [node for node in self.script.parents if isinstance(node, ast.Call)]
+        for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
+            function = self.names.mindspore(node.func)
+            for home in HOMES:
+                function = function.removeprefix(home)
+            if found := self._call(node, function):
+                yield found
+
+    def _call(self, call: ast.Call, function: str) -> Found | None:
+        written = self.script.written(call.func)
+        mark = self.script.mark(call, len(written))
+        found = Found(written, mark, self.script.inside(call))
+        if function == "set_context":
+            self._keywords(call, found)
+        elif function in PARAMETERS or (find(function) and function.startswith(("runtime.", "device_context."))):
+            self._parameters(call, function, found)
+        elif why := self._why_not(call, function):
+            found.left_out = why
+            found.problems.append(Problem(written, why, mark=mark))
+        else:
+            return None
+        return found
+
+    def _why_not(self, call: ast.Call, function: str) -> str:
+        """Why a call that sets something cannot be taken over; ``""`` for one that does not."""
+        if function in NO_COUNTERPART:
+            return f"no counterpart in msctx: {NO_COUNTERPART[function]}"
+        first, _, rest = function.partition(".")
+        if first in ("runtime", "device_context") and rest and not rest.lower().endswith(ASKING):
+            return "no counterpart in msctx"
+        base = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "set_context" else None
+        if base is not None and self.has_mindspore and not self.names.paths(call.func) and not isinstance(base, ast.Constant):
+            what = one_line(self.script.written(base), 60)
+            return f"what {what} is, is {AT_RUN_TIME}; if it is MindSpore's context, take these options over by hand"
+        return ""
+
+    # --- arguments ------------------------------------------------------------------------------------------------------
+
+    def _keywords(self, call: ast.Call, found: Found) -> None:
+        for part in call.args:
+            text = f"set_context takes options by name alone, not {one_line(self.script.written(part), 60)}"
+            found.problems.append(Problem(found.function, text, mark=self.script.mark(part)))
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                self._unpacked("", keyword.value, found)
+            else:
+                self._option(keyword.arg, keyword, keyword.value, found)
+
+    def _unpacked(self, prefix: str, node: ast.expr, found: Found) -> None:
+        """What ``**node`` brings in."""
+        try:
+            pairs = self.names.known_pairs(node)
+        except Unknown as unknown:
+            written = self.script.written(node)
+            found.given.append(self._left_out(f"{prefix}**{written}", written, node, unknown))
+            return
+        for key, place, value in pairs:
+            self._option(f"{prefix}{key}", place, value, found)
+
+    def _option(self, spelling: str, key: ast.AST, node: ast.expr, found: Found) -> None:
+        """One option, or a group of them, each on its own: what is known of a group is taken over."""
+        if is_dictionary(spelling):
+            try:
+                pairs = self.names.known_pairs(node)
+            except Unknown:
+                pass  # not a dictionary, or not known: told as a whole
+            else:
+                for inner, place, value in pairs:
+                    self._option(f"{spelling}.{inner}", place, value, found)
+                return
+        written = self.script.written(node)
+        try:
+            value = self.names.value(node)
+        except Unknown as unknown:
+            found.given.append(self._left_out(spelling, written, node, unknown))
+            return
+        self._give(spelling, value, key, node, found)
+
+    def _left_out(self, spelling: str, written: str, node: ast.AST, unknown: Unknown) -> Given:
+        more = f": {unknown}" if str(unknown) else ""
+        mark = self.script.mark(node)
+        return Given(spelling, None, written, mark, lambda path: mark, f"{AT_RUN_TIME}{more}")
+
+    def _give(self, spelling: str, value: Any, key: ast.AST, node: ast.AST, found: Found) -> None:
+        key_width = len(key.arg) if isinstance(key, ast.keyword) and key.arg else 0
+
+        def marks(path: tuple[Any, ...]) -> Mark | None:
+            inner = path[1:]
+            if inner == ("",):
+                return self.script.mark(key, key_width)
+            return self.script.mark(self._at(node, inner))
+
+        value = _as_written(spelling, value)
+        found.given.append(Given(spelling, value, self.script.written(node), self.script.mark(node), marks))
+
+    def _at(self, node: ast.AST, path: tuple[Any, ...]) -> ast.AST:
+        """The part of a value at a path of keys, as far as the value is a dictionary written out."""
+        for key in path:
+            try:
+                pairs = self.names.known_pairs(node)  # type: ignore[arg-type]
+            except Unknown:
+                break
+            node = next((value for name, _, value in reversed(pairs) if name == key), node)
+        return node
+
+    def _parameters(self, call: ast.Call, function: str, found: Found) -> None:
+        parameters = PARAMETERS.get(function, ("value",))
+        given: list[tuple[str, ast.AST, ast.expr]] = []
+        for i, part in enumerate(call.args):
+            if isinstance(part, ast.Starred):
+                self._unclear(function, part.value, found)
+                return
+            given.append((parameters[i] if i < len(parameters) else "", part, part))
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                self._unclear(function, keyword.value, found)
+                return
+            given.append((keyword.arg if function in PARAMETERS else "value", keyword, keyword.value))
+        names = [name for name, *_ in given]
+        implied = IMPLIED.get(function, {}) if not given else {}
+        if len(set(names)) < len(names) or not {*names, *implied} <= {*parameters, *implied} or not (given or implied):
+            takes = ", ".join(parameters) if function in PARAMETERS else "one value"
+            found.left_out = f"these are not the arguments of {function.rpartition('.')[2]}: it takes {takes or 'none'}"
+            found.problems.append(Problem(found.function, found.left_out, mark=found.mark))
+            return
+        for name, key, node in given:
+            if isinstance(node, ast.Constant) and node.value is None and name != parameters[0]:
+                continue  # a default: not given
+            self._parameter(_spelling(function, name), key, node, found)
+        for name, value in implied.items():
+            found.given.append(Given(_spelling(function, name), value, "", found.mark, lambda path: found.mark))
+
+    def _parameter(self, spelling: str, key: ast.AST, node: ast.expr, found: Found) -> None:
+        if find(spelling):
+            self._option(spelling, key, node, found)
+            return
+        mark, why = self.script.mark(key), "no option of msctx stands behind it"
+        found.given.append(Given(spelling, None, self.script.written(node), mark, lambda path: mark, why))
+
+    def _unclear(self, function: str, node: ast.AST, found: Found) -> None:
+        written = self.script.written(node)
+        found.given.append(self._left_out(f"{function}(*{written})", written, node, Unknown()))
+
+
+def _spelling(function: str, parameter: str) -> str:
+    """What a parameter of one of MindSpore's newer functions is called here."""
+    dotted = f"{function}.{parameter}"
+    if find(dotted) is None and find(function) is not None:
+        return function
+    return SPELLINGS.get(dotted, dotted)
+
+
+def _as_written(spelling: str, value: Any) -> Any:
+    """A constant by its word where the option knows that, ``GRAPH_MODE``; else by its number."""
+    if not isinstance(value, Constant):
+        return value
+    option = find(spelling)
+    kind = option.kind if option else None
+    knows = isinstance(kind, ChoiceKind) and kind.aliases.get(value.word) == int(value)
+    return value.word if knows else int(value)
+
+
+def functions() -> list[str]:
+    """The functions of MindSpore's newer vocabulary that can be taken over."""
+    dotted = {name for option in OPTIONS.values() for name in option.also if name.startswith(("runtime.", "device_context."))}
+    inner = {name for name in dotted if name.rpartition(".")[0] in PARAMETERS}
+    return sorted({*PARAMETERS, *(dotted - inner)})

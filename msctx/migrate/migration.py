@@ -1,0 +1,234 @@
+"""What a script sets, taken together: its calls merged in order, checked by the options, and what had to be left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msctx.errors import Mark, OptionError, Problem
+from msctx.migrate.calls import Found, Given, Reader
+from msctx.migrate.names import AT_RUN_TIME
+from msctx.migrate.script import Script, load, one_line
+from msctx.options import GROUPS, Layer, device_of, find, make_layer
+from msctx.options.kinds import show
+from msctx.options.option import rank_of
+
+LOOKED_FOR = "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that sets options; *options*: what of it msctx takes, by msctx's spelling, though a later call may replace it."""
+
+    line: int
+    column: int
+    function: str
+    options: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "line": self.line,
+            "column": self.column,
+            "function": self.function,
+            "options": dict(self.options),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the script says last about one option; *reason*: why that stays out."""
+
+    spelling: str
+    value: Any
+    written: str
+    mark: Mark
+    rank: int = 0
+    inside: str = ""
+    """The conditions and loops around the call."""
+    reason: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"line {self.mark.line}"
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A script's context calls as options of msctx."""
+
+    file: str
+    calls: tuple[Call, ...]
+    options: Mapping[str, Any]
+    """What the calls come to: the keyword arguments of :func:`msctx.context`, groups as dictionaries."""
+    problems: tuple[Problem, ...]
+    """What could not be taken over, each with its place and why."""
+    entries: tuple[Entry, ...] = ()
+    """The options one by one in the order of the script, with those that stay out."""
+    layer: Layer = field(default_factory=Layer)
+    """The options checked; their origins are places in the script."""
+
+
+def read(path: str) -> Migration:
+    """Read the context calls of a MindSpore script, without running it.
+
+    Raises:
+        FileError: the script is missing, cannot be decoded or is not Python.
+    """
+    script = load(path)
+    reader = Reader(script)
+    merging = _Merging(script)
+    for found in reader.calls():
+        merging.add(found)
+    if not merging.calls:
+        where = "" if reader.has_mindspore else "; this file does not import it"
+        text = f"no call that sets MindSpore's context was found{where}"
+        merging.problems.append(
+            Problem("", text, script.file, f"{LOOKED_FOR}; in the file given alone, not in what it imports")
+        )
+    return merging.result()
+
+
+def canonical(spelling: str) -> str:
+    """The spelling to write an option with: its name, or for one device alone its name in that device's group."""
+    option, device = find(spelling), device_of(spelling)
+    if option is None:
+        return spelling
+    if device is None or option.devices == (device,):
+        return option.name
+    groups = [group for group in option.groups if GROUPS.get(group) == device]
+    return f"{groups[0]}.{option.name}" if groups else spelling  # without a group: the newer name itself
+
+
+def nested(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted spellings as dictionaries in dictionaries; what lies below an option that is set itself keeps its dots.
+
+    The values may be anything; dictionaries among them would be taken for groups by whoever reads the result.
+    """
+    tree: dict[str, Any] = {}
+    for spelling, value in entries.items():
+        parts = spelling.split(".")
+        depth = next((i for i in range(1, len(parts)) if ".".join(parts[:i]) in entries), len(parts))
+        at = tree
+        for part in parts[: depth - 1]:
+            at = at.setdefault(part, {})
+        at[".".join(parts[depth - 1 :])] = value
+    return tree
+
+
+class _Merging:
+    """The calls read so far, and what they come to."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.calls: list[Call] = []
+        self.problems: list[Problem] = []
+        self.entries: dict[str, Entry] = {}
+
+    def add(self, found: Found) -> None:
+        """One call: its options over those of the calls before it."""
+        self.problems.extend(found.problems)
+        notes: list[str] = []
+        if found.inside and not found.left_out:
+            around = ", ".join(f"`{words}`, line {line}" for words, line in found.inside)
+            notes.append(f"inside {around}: taken over unconditionally")
+        taken: dict[str, Any] = {}
+        if found.left_out:
+            arguments = Entry(f"{found.function}(…)", None, "", found.mark, inside=_conditions(found), reason=found.left_out)
+            self.entries[f"{found.mark}"] = arguments
+        for given in found.given:
+            entry = self._checked(given, found)
+            if entry.reason:
+                notes.append(f"{one_line(given.spelling, 80)}: left out: {entry.reason}")
+            else:
+                taken[entry.spelling] = entry.value
+            notes += self._merge(entry)
+        self.calls.append(Call(found.mark.line, found.mark.column, found.function, taken, tuple(notes)))
+
+    def _checked(self, given: Given, found: Found) -> Entry:
+        """An option, with the reason if it has to stay out, which is told as a problem too."""
+        entry = Entry(
+            canonical(given.spelling), given.value, given.written, given.mark, rank_of(given.spelling), _conditions(found)
+        )
+        if given.reason:
+            text = f"{given.written} is {given.reason}" if given.reason.startswith(AT_RUN_TIME) else given.reason
+            self.problems.append(Problem(one_line(given.spelling), text, mark=given.mark))
+            return replace(entry, reason=given.reason)
+        option = find(given.spelling)
+        if option is not None and option.replaced_by:
+            reason = f"deprecated and without effect; instead: {option.replaced_by}"
+            self.problems.append(Problem(given.spelling, reason, mark=given.mark))
+            return replace(entry, reason=reason)
+        try:
+            make_layer({given.spelling: given.value}, self.script.file, given.marks)
+        except OptionError as error:
+            self.problems.extend(replace(p, path=one_line(p.path)) for p in error.problems)
+            return replace(entry, reason=error.problems[0].text)
+        return entry
+
+    def _merge(self, new: Entry) -> list[str]:
+        """Lay an option over what came before; returns what is to be noted of that."""
+        key = new.spelling if not new.spelling.startswith("**") else str(new.mark)
+        old = self.entries.get(key)
+        if old is not None and old.rank > new.rank:
+            if _differ(old, new):
+                return [
+                    f"{key}: {_value(old)} of {old.place} stays in force, since MindSpore's newer functions win over set_context"
+                ]
+            return []
+        self.entries.pop(key, None)  # it stands where it was said last
+        self.entries[key] = new
+        if old is None or old.reason or not _differ(old, new):
+            return []
+        if new.reason:
+            return [f"{key}: {_value(old)} of {old.place} is left out too, since it is replaced here"]
+        return [f"{key}: {_value(new)} replaces {_value(old)} of {old.place}"]
+
+    def result(self) -> Migration:
+        layer = self._combine()
+        options = nested({key: entry.value for key, entry in self.entries.items() if not entry.reason})
+        return Migration(
+            file=self.script.file,
+            calls=tuple(self.calls),
+            options=options,
+            problems=tuple(sorted(self.problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))),
+            entries=tuple(self.entries.values()),
+            layer=layer,
+        )
+
+    def _combine(self) -> Layer:
+        """All options together; those that msctx does not take beside the others stay out."""
+        while True:
+            taken = {key: entry for key, entry in self.entries.items() if not entry.reason}
+            try:
+                return make_layer({key: entry.value for key, entry in taken.items()}, self.script.file, self._mark)
+            except OptionError as error:
+                for problem in error.problems:
+                    owner = self._owner(problem.path, taken)
+                    self.problems.append(replace(problem, mark=problem.mark or taken[owner].mark))
+                    self.entries[owner] = replace(taken[owner], reason=problem.text)
+
+    def _owner(self, path: str, taken: Mapping[str, Entry]) -> str:
+        """The option that a problem speaks of: it may name a part of its value."""
+        owners = [key for key in taken if path == key or path.startswith(f"{key}.")]
+        return max(owners, key=len) if owners else [*taken][-1]
+
+    def _mark(self, path: tuple[Any, ...]) -> Mark | None:
+        spelling = ".".join(str(part) for part in path)
+        owners = [key for key in self.entries if spelling == key or spelling.startswith(f"{key}.")]
+        return self.entries[max(owners, key=len)].mark if owners else None
+
+
+def _conditions(found: Found) -> str:
+    """What a comment says of where a call stands; functions are told in the notes alone."""
+    return ", ".join(words for words, _ in found.inside if not words.startswith("def "))
+
+
+def _differ(old: Entry, new: Entry) -> bool:
+    return bool(old.reason or new.reason) or type(old.value) is not type(new.value) or old.value != new.value
+
+
+def _value(entry: Entry) -> str:
+    return one_line(entry.written if entry.reason else show(entry.value), 60)

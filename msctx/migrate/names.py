@@ -1,0 +1,406 @@
+"""What the names of a script stand for, as far as the script itself says it: modules of MindSpore, literals. Runs nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from msctx.migrate.script import Script, one_line
+
+AT_RUN_TIME = "known only when the script runs"
+
+CONSTANTS = {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1, "STRICT": 0, "COMPATIBLE": 1, "LAX": 2, "RELEASE": 0, "DEBUG": 1}
+"""The constants of MindSpore that stand as values of context options."""
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
+_IN_SCOPE = {"body", "elt", "key", "value", "generators"}
+"""The fields of a scope that see its names; decorators, defaults and base classes do not."""
+
+_READING_METHODS = {"copy", "get", "items", "keys", "values"}
+_READING_FUNCTIONS = {"bool", "len", "print", "repr", "str"}
+_MEANINGS = 20
+"""The most meanings of one name that are followed."""
+_BUDGET = 10_000
+"""The most parts that one value may have: names that stand for lists of names grow without end."""
+
+
+class Unknown(Exception):
+    """The script does not say what a value is; the text says more, or nothing."""
+
+
+class Constant(int):
+    """A constant of MindSpore: its number, and what it is called."""
+
+    word: str
+
+    @classmethod
+    def of(cls, word: str) -> Constant:
+        constant = cls(CONSTANTS[word])
+        constant.word = word
+        return constant
+
+
+class _Binding(NamedTuple):
+    """One place that gives a name its meaning: an import (*path*), an assignment (*value*), or neither can be told."""
+
+    path: str = ""
+    value: ast.expr | None = None
+    line: int = 0
+    is_argument: bool = False
+
+
+class Names:
+    """The names of a script, scope by scope."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self._bound: dict[ast.AST, dict[str, list[_Binding]]] = defaultdict(lambda: defaultdict(list))
+        self._globals: dict[ast.AST, set[str]] = defaultdict(set)
+        self._stars: list[tuple[str, int]] = []
+        self._uses: dict[str, list[ast.Name]] = defaultdict(list)
+        self._paths: dict[ast.Name, list[str]] = {}
+        self._left = 0
+        for node in script.parents:
+            if isinstance(node, ast.Global):
+                self._globals[self._scope(node)].update(node.names)
+        for node in script.parents:
+            self._bind(node)
+
+    # --- where names are bound ----------------------------------------------------------------------------------------
+
+    def _scopes(self, node: ast.AST) -> Iterator[ast.AST]:
+        for outer, field, _ in self.script.around(node):
+            if isinstance(outer, _SCOPES) and field in _IN_SCOPE:
+                yield outer
+
+    def _scope(self, node: ast.AST) -> ast.AST:
+        return next(self._scopes(node))
+
+    def _put(self, name: str, scope: ast.AST, node: ast.AST, binding: _Binding) -> None:
+        scope = self.script.tree if name in self._globals[scope] else scope
+        self._bound[scope][name].append(binding._replace(line=getattr(node, "lineno", 0)))
+
+    def _bind(self, node: ast.AST) -> None:
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    path = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self._put(alias.asname or path, self._scope(node), node, _Binding(path))
+            case ast.ImportFrom(names=names):
+                module = "." * node.level + (node.module or "")
+                for alias in names:
+                    if alias.name == "*":
+                        self._stars.append((module, node.lineno))
+                    else:
+                        self._put(alias.asname or alias.name, self._scope(node), node, _Binding(f"{module}.{alias.name}"))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                self._put(name, self._scope(node), node, _Binding())
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                self._put(name, self._scope(node), node, _Binding())
+            case ast.MatchMapping(rest=str(name)):
+                self._put(name, self._scope(node), node, _Binding())
+            case ast.arg(arg=name):
+                function = next(outer for outer, *_ in self.script.around(node) if isinstance(outer, _SCOPES))
+                self._put(name, function, node, _Binding(is_argument=True))
+            case ast.Nonlocal(names=several):
+                for scope in self._scopes(node):
+                    for name in several:
+                        self._put(name, scope, node, _Binding())
+            case ast.Name(id=name, ctx=ast.Load()):
+                self._uses[name].append(node)
+            case ast.Name(id=name):
+                self._bind_target(name, node)
+
+    def _bind_target(self, name: str, node: ast.Name) -> None:
+        parent = self.script.parents[node][0]
+        scopes = self._scopes(node)
+        value: ast.expr | None = None
+        match parent:
+            case ast.Assign() if len(parent.targets) == 1 or not _is_mutable(parent.value):
+                value = parent.value
+            case ast.AnnAssign():
+                value = parent.value
+                if value is None:  # an annotation alone
+                    return
+            case ast.NamedExpr():
+                value = parent.value
+                scopes = (scope for scope in scopes if not isinstance(scope, _COMPREHENSIONS))
+            case ast.Tuple(elts=targets) | ast.List(elts=targets):
+                whole, role = self.script.parents[parent]
+                values = getattr(whole, "value", None) if isinstance(whole, ast.Assign) and role == "targets" else None
+                parts = getattr(values, "elts", [])
+                if len(parts) == len(targets) and not any(isinstance(t, ast.Starred) for t in (*parts, *targets)):
+                    value = parts[targets.index(node)]
+        self._put(name, next(iter(scopes)), node, _Binding(value=value))
+
+    def _bindings(self, name: ast.Name) -> list[_Binding]:
+        for depth, scope in enumerate(self._scopes(name)):
+            if isinstance(scope, ast.ClassDef) and depth:
+                continue  # methods do not see the names of their class
+            if name.id in self._bound[scope]:
+                return self._bound[scope][name.id]
+        return [_Binding(f"{module}.{name.id}") for module, _ in self._stars]
+
+    # --- what expressions stand for -----------------------------------------------------------------------------------
+
+    def paths(self, node: ast.AST) -> list[str]:
+        """The dotted paths of what is imported that an expression may stand for: ``mindspore.context.set_context``."""
+        attributes: list[str] = []
+        while isinstance(node, ast.Attribute):
+            attributes.insert(0, node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return []
+        if node not in self._paths:
+            self._paths[node] = []  # what a name that stands for itself comes to
+            with suppress(RecursionError):
+                self._paths[node] = self._paths_of(node)
+        return [".".join((base, *attributes)) for base in self._paths[node]]
+
+    def _paths_of(self, name: ast.Name) -> list[str]:
+        found: dict[str, None] = {}
+        for binding in self._bindings(name):
+            if binding.path:
+                found[binding.path] = None
+            elif binding.value is not None:
+                found.update(dict.fromkeys(self.paths(binding.value)))
+        return [*found][:_MEANINGS]
+
+    def mindspore(self, node: ast.AST) -> str:
+        """The path below ``mindspore`` of what an expression stands for, or ``""``."""
+        for path in self.paths(node):
+            path = path.removeprefix("msctx.") if path.startswith("msctx.mindspore.") else path
+            if path.startswith("mindspore."):
+                return path.removeprefix("mindspore.")
+        return ""
+
+    def imports_mindspore(self) -> bool:
+        """Whether the script names MindSpore, or our stand-in for it, in any import."""
+        paths = [b.path for names in self._bound.values() for several in names.values() for b in several]
+        paths += [f"{module}." for module, _ in self._stars]
+        return any(f"{path}.".startswith(("mindspore.", "msctx.mindspore.")) for path in paths) or any(
+            isinstance(node, ast.Attribute) and self.mindspore(node) for node in self.script.parents
+        )
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of an expression made of literals, constants of MindSpore, and names assigned once to such.
+
+        Raises:
+            Unknown: the script alone does not say what it is.
+        """
+        self._left = _BUDGET
+        try:
+            return self._value(node)
+        except RecursionError:  # a name that stands for itself, or very deep brackets
+            raise Unknown from None
+
+    def _value(self, node: ast.expr) -> Any:
+        self._spend()
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Tuple(elts=parts):
+                return tuple(_number(self._value(part)) for part in parts)
+            case ast.List(elts=parts):
+                return [_number(self._value(part)) for part in parts]
+            case ast.Dict() | ast.Call():
+                return {key: _number(self._value(value)) for key, _, value in self.pairs(node)}
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+                number = self._value(operand)
+                if isinstance(number, int | float):
+                    return -number if isinstance(sign, ast.USub) else +number
+            case ast.BinOp(left=left, op=operator, right=right):
+                return _combine(self._value(left), operator, self._value(right))
+            case ast.JoinedStr(values=parts):
+                return "".join(self._formatted(part) for part in parts)
+            case ast.Name() | ast.Attribute() if (word := self._constant(node)) in CONSTANTS:
+                return Constant.of(word)
+            case ast.Name() | ast.Subscript():
+                return self._value_of(node, self.follow(node))
+        raise Unknown
+
+    def _value_of(self, name: ast.expr, meant: ast.expr) -> Any:
+        try:
+            return self._value(meant)
+        except Unknown as unknown:
+            if str(unknown) or meant is name:
+                raise
+            raise Unknown(f"{self.script.written(name)} = {one_line(self.script.written(meant), 80)}") from None
+
+    def _spend(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Unknown("it has too many parts")
+
+    def _constant(self, node: ast.Name | ast.Attribute) -> str:
+        """The last part of the path of what an expression can only stand for, in MindSpore."""
+        if isinstance(node, ast.Name) and not all(binding.path for binding in self._bindings(node)):
+            return ""  # a name assigned to: how often counts
+        return self.mindspore(node).rpartition(".")[2]
+
+    def _formatted(self, part: ast.expr) -> str:
+        match part:
+            case ast.Constant(value=str(text)):
+                return text
+            case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
+                value = _number(self._value(inner))
+                if isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**64):
+                    return str(value)
+        raise Unknown
+
+    def follow(self, node: ast.expr) -> ast.expr:
+        """The expression that a name, or an item of a dictionary or list, stands for; others stand for themselves."""
+        self._spend()
+        match node:
+            case ast.Name(id=name):
+                return self.follow(self._assigned(name, node))
+            case ast.Subscript(value=base, slice=key):
+                whole, wanted = self.follow(base), self._value(key)
+                if (
+                    isinstance(whole, ast.List | ast.Tuple)
+                    and type(wanted) is int
+                    and -len(whole.elts) <= wanted < len(whole.elts)
+                ):
+                    return self.follow(whole.elts[wanted])
+                found = [value for key, _, value in self.pairs(whole) if key == wanted]
+                if not found:
+                    raise Unknown
+                return self.follow(found[-1])
+        return node
+
+    def _assigned(self, name: str, node: ast.Name) -> ast.expr:
+        bindings = self._bindings(node)
+        if len(bindings) > 1:
+            lines = ", ".join(dict.fromkeys(str(b.line) for b in bindings))
+            raise Unknown(f"{name} is assigned {len(bindings)} times (lines {lines})")
+        if not bindings or (value := bindings[0].value) is None:
+            raise Unknown(f"{name} is an argument" if bindings and bindings[0].is_argument else "")
+        if any(line > bindings[0].line for _, line in self._stars):
+            raise Unknown(f"an `import *` after line {bindings[0].line} may replace {name}")
+        if _is_mutable(value) and (changing := self._changing(name, self._holds_others(value))):
+            raise Unknown(f"{name} may be changed on line {changing.lineno}")
+        return value
+
+    def _holds_others(self, value: ast.expr) -> bool:
+        """Whether a list or dictionary holds others, written out in it or by name."""
+        for part in ast.walk(value):
+            meant = [b.value for b in self._bindings(part)] if isinstance(part, ast.Name) else [part]
+            if any(v is not None and v is not value and _is_mutable(v) for v in meant):
+                return True
+        return False
+
+    def _changing(self, name: str, holds_others: bool) -> ast.Name | None:
+        """The first use of a name after which the list or dictionary that it stands for may be another."""
+        return next((use for use in self._uses[name] if not self._only_reads(use, holds_others)), None)
+
+    def _only_reads(self, use: ast.Name, holds_others: bool) -> bool:
+        """Whether a list or dictionary, and those that it holds, are the same after a use of its name."""
+        self._spend()
+        is_item = False  # of a dictionary that holds no other: then nothing can happen to it
+        is_copied = not holds_others  # what takes the items out leaves nothing behind by which they can be changed
+        for outer, field, part in self.script.around(use):
+            match outer, field:
+                case ast.Subscript(), "value":
+                    if not isinstance(outer.ctx, ast.Load):
+                        return False
+                    is_item = not holds_others
+                case ast.Dict(), _:
+                    if is_copied and field == "values" and outer.keys[outer.values.index(part)] is None:  # type: ignore[arg-type]
+                        return True
+                    is_copied = False
+                case ((ast.keyword() | ast.List() | ast.Tuple()), _):
+                    is_copied = is_copied and getattr(outer, "arg", "") is None
+                case ast.Call(), _:
+                    if self._is_reader(outer) or is_item:
+                        return True
+                    is_unpacked = isinstance(part, ast.keyword) and part.arg is None
+                    if not _is_mutable(outer):
+                        return is_unpacked and is_copied
+                    if is_copied:  # dict(name)
+                        return True
+                case ast.Attribute(), _:
+                    return is_copied and outer.attr in _READING_METHODS
+                case ((ast.Compare() | ast.FormattedValue() | ast.If()), _):
+                    return True
+                case ((ast.BinOp(op=ast.Add() | ast.BitOr()) | ast.For() | ast.comprehension()), _):
+                    return is_copied or is_item
+                case ast.BinOp(), _:
+                    return True
+                case ast.Assign(targets=[ast.Name(id=name)]), _ if part is not use:  # what holds it has a name too
+                    return is_item or self._changing(name, True) is None
+                case _:
+                    return is_item
+        return True
+
+    def _is_reader(self, call: ast.Call) -> bool:
+        function = call.func
+        is_plain = isinstance(function, ast.Name) and function.id in _READING_FUNCTIONS and not self._bindings(function)
+        return is_plain or bool(self.mindspore(function))
+
+    def known_pairs(self, node: ast.expr) -> list[tuple[Any, ast.AST, ast.expr]]:
+        """The items of a dictionary, or of the one that a name stands for; raises :class:`Unknown` as :meth:`value` does."""
+        self._left = _BUDGET
+        try:
+            return self.pairs(self.follow(node))
+        except RecursionError:
+            raise Unknown from None
+
+    def pairs(self, node: ast.expr) -> list[tuple[Any, ast.AST, ast.expr]]:
+        """The items of a dictionary, written with braces or as ``dict(…)``: (key, where it stands, value)."""
+        found: list[tuple[Any, ast.AST, ast.expr]] = []
+        self._spend()
+        match node:
+            case ast.Dict(keys=keys, values=values):
+                for key, value in zip(keys, values, strict=True):
+                    if key is None:
+                        found += self.pairs(self.follow(value))
+                    else:
+                        found.append((_key(self._value(key)), key, value))
+            case ast.Call(func=ast.Name(id="dict") as function, args=parts, keywords=keywords) if not self._bindings(function):
+                for part in parts:
+                    found += self.pairs(self.follow(part))
+                for keyword in keywords:
+                    if keyword.arg is None:
+                        found += self.pairs(self.follow(keyword.value))
+                    else:
+                        found.append((keyword.arg, keyword, keyword.value))
+            case _:
+                raise Unknown
+        return found
+
+
+def _key(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        raise Unknown from None
+    return value
+
+
+def _number(value: Any) -> Any:
+    """A constant inside a larger value counts as its number."""
+    return int(value) if isinstance(value, Constant) else value
+
+
+def _is_mutable(node: ast.AST) -> bool:
+    is_dict = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict"
+    return is_dict or isinstance(node, ast.List | ast.Dict)
+
+
+def _combine(left: Any, operator: ast.operator, right: Any) -> Any:
+    """Sums of texts and simple arithmetic of whole numbers."""
+    if isinstance(left, str) and isinstance(right, str) and isinstance(operator, ast.Add):
+        return left + right
+    if type(left) is type(right) is int and max(abs(left), abs(right)) < 2**64:
+        match operator:
+            case ast.Add():
+                return left + right
+            case ast.Sub():
+                return left - right
+            case ast.Mult():
+                return left * right
+    raise Unknown

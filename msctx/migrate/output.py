@@ -1,0 +1,160 @@
+"""What a script sets, written down for msctx: a YAML file, a with-block, data for programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msctx.context import explain
+from msctx.migrate.migration import Entry, Migration, nested
+from msctx.migrate.script import one_line
+from msctx.options import Settings
+from msctx.plan import Plan
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+"""Words that are not text in YAML 1.1, or not in 1.2."""
+
+
+def planned(migration: Migration, device: str | None = None) -> Plan:
+    """What the options would come to on ``"cpu"``, ``"cuda"`` or ``"ascend"`` (default: on this machine), with their statuses."""
+    return explain(Settings([migration.layer]), device)
+
+
+def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:
+    """All of it, for ``--json``."""
+    return {
+        "file": migration.file,
+        "calls": [call.as_dict() for call in migration.calls],
+        "options": dict(migration.options),
+        "problems": [
+            {"path": p.path, "where": str(p.mark or p.where), "problem": p.text, "allowed": p.allowed}
+            for p in migration.problems
+        ],
+        "yaml": as_yaml(migration),
+        "with_block": as_with_block(migration),
+        "plan": plan.as_dict(),
+    }
+
+
+def as_yaml(migration: Migration) -> str:
+    """A YAML file that ``msctx explain`` reads; each option tells where it came from, what is left out is a comment."""
+    lines = [f"# What {_name(migration)} sets, found by `msctx migrate`."]
+    body = list(_yaml(_tree(migration), "  "))
+    return "\n".join([*lines, "context:" if body else "context: {}", *body, ""])
+
+
+def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield f"{indent}{_scalar(key)}:"
+            yield from _yaml(value, f"{indent}  ")
+        elif value.reason:
+            yield f"{indent}# {_left_out(value, ': ')}  # {_comment(value)}"
+        else:
+            yield f"{indent}{_scalar(key)}: {_scalar(value.value)}  # {_comment(value)}"
+
+
+def _scalar(value: Any) -> str:
+    """A value on one line, read alike by YAML 1.1 and 1.2."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
+        case Mapping():
+            return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(_scalar(v) for v in value) + "]"
+    return repr(value)
+
+
+def _quoted(text: str) -> str:
+    """Text in double quotes; what cannot be printed as YAML's escapes."""
+    parts = []
+    for c in text:
+        code = ord(c)
+        if c in '"\\':
+            parts.append(f"\\{c}")
+        elif c.isprintable():
+            parts.append(c)
+        else:
+            parts.append(f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    return f'"{"".join(parts)}"'
+
+
+def as_with_block(migration: Migration) -> str:
+    """The same as Python: a with-block for the code that the options are meant for."""
+    lines = ["import msctx", ""]
+    body = list(_arguments(_tree(migration)))
+    lines += ["with msctx.context(", *body, ") as ctx:"] if body else ["with msctx.context() as ctx:"]
+    return "\n".join([*lines, "    ...  # what the options are meant for; ctx.device is the device", ""])
+
+
+def _arguments(tree: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Entry) and value.reason:
+            yield f"    # {_left_out(value, '=')},  # {_comment(value)}"
+        elif isinstance(value, dict):
+            yield f"    {key}={{"
+            yield from _items(value, "        ")
+            yield "    },"
+        elif key.isidentifier():
+            yield f"    {key}={_python(value.value)},  # {_comment(value)}"
+        else:
+            yield f"    **{{{_python(key)}: {_python(value.value)}}},  # {_comment(value)}"
+
+
+def _items(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield f"{indent}{_python(key)}: {{"
+            yield from _items(value, f"{indent}    ")
+            yield f"{indent}}},"
+        else:
+            yield f"{indent}{_python(key)}: {_python(value.value)},  # {_comment(value)}"
+
+
+def _python(value: Any) -> str:
+    """A value as Python, with double quotes where that is all there is to it."""
+    match value:
+        case str() if value.isprintable() and not {'"', "\\"} & set(value):
+            return f'"{value}"'
+        case dict():
+            return "{" + ", ".join(f"{_python(k)}: {_python(v)}" for k, v in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(_python, value)) + "]"
+    return repr(value)
+
+
+def _tree(migration: Migration) -> dict[str, Any]:
+    """The options as dictionaries of entries; what is left out stands between them, under keys that nothing else has."""
+    whole = nested({entry.spelling: entry for entry in migration.entries if not entry.reason})
+    if not any(entry.reason for entry in migration.entries):
+        return whole
+    tree: dict[str, Any] = {}
+    for i, entry in enumerate(migration.entries):
+        if entry.reason:
+            tree[f"# {i}"] = entry
+            continue
+        first = max((k for k in whole if entry.spelling == k or entry.spelling.startswith(f"{k}.")), key=len)
+        tree[first] = whole[first]
+    return tree
+
+
+def _name(migration: Migration) -> str:
+    return one_line(migration.file.replace("\\", "/").rpartition("/")[2])
+
+
+def _left_out(entry: Entry, between: str) -> str:
+    spelling = one_line(entry.spelling)
+    return f"{spelling}{between}{entry.written}" if entry.written and "*" not in spelling else spelling
+
+
+def _comment(entry: Entry) -> str:
+    place = f"{one_line(entry.mark.file.replace(chr(92), '/').rpartition('/')[2])}:{entry.mark.line}"
+    inside = f", {entry.inside}" * bool(entry.inside)
+    return f"{place}{inside}" + f": {one_line(entry.reason, 200)}" * bool(entry.reason)
