@@ -203,9 +203,8 @@ def migrate(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """What a MindSpore script sets, as msctx has it: YAML, with-block, and a status for each option. Ends with 1 if it sets nothing."""
+    """What a MindSpore script sets, as YAML and as a with-block, with a status for each option. Ends with 1 if it sets nothing."""
     from msctx import migrate as migrating
-    from msctx import render
 
     forms = {"yaml": migrating.as_yaml, "block": migrating.as_with_block}
     if as_ is not None and as_ not in forms:

@@ -1,24 +1,29 @@
 """The JSON Schema of an experiment file, made from the declarations: editors complete, check and explain with it.
 
-It follows draft 7, which YAML language servers know. What a schema cannot say (two spellings of one option with different values,
-the content of files) is left to ``msctx explain``.
+It follows draft 7, which YAML language servers know, and was tried with Red Hat's. What a schema cannot say (two spellings of one
+option with different values, the content of files, ``1.0`` for a whole number) is left to ``msctx explain``.
+
+There is no ``title``, which that server would show above every text, and no ``default``: it would write dozens of defaults into a
+file when somebody completes ``context:``, and unset does not mean MindSpore's default here. The text of an option names it instead.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from msctx.options import GROUPS, OPTIONS, UNSET, Option
-from msctx.options.kinds import Kind
+from msctx.options.kinds import Kind, YamlWord
 from msctx.options.layers import presets
+from msctx.reference import allowed
 from msctx.run.config import SECTIONS
 
 HELP = {
     "context": "Options: what holds while the experiment runs.",
     "experiment": "What to run.",
     "record": "What to keep of it.",
-    "name": "The name of the experiment; it names the run directory.",
+    "name": "The name of the experiment; it names the run directory. Unset, it is the name of the file.",
     "entry": "The function to call (package.module:function, or file.py:function), or the path of a script.",
     "args": "Arguments of the entry, by name.",
     "seed": "Seeds Python, NumPy and torch before the entry runs; another way to say the option seed.",
@@ -26,40 +31,80 @@ HELP = {
     "cpu_config": "Options for CPU tensors alone (ours; the keys of gpu_config).",
     "gpu_config": "Options for CUDA tensors alone.",
     "ascend_config": "Options for Ascend alone.",
+    "ge_options": "Options of CANN's graph engine, in its own words.",
     "session": "CANN's session options, by their own names.",
     "atc": "Flags of CANN's ATC, by their own names.",
+    "aoe_config": "What aoe_tune_mode tunes.",
     "device_context": "MindSpore's newer names for options of one device.",
+    "device_context.cpu": "MindSpore's newer names for options of CPU tensors alone.",
+    "device_context.gpu": "MindSpore's newer names for options of CUDA tensors alone.",
+    "device_context.ascend": "MindSpore's newer names for options of Ascend alone.",
     "runtime": "MindSpore's newer names for options of the runtime.",
+    "set_device": "MindSpore's newer names for the device to use.",
     "preset": "A named set of options to start from, or the path of a YAML file of your own; what stands beside it wins.",
 }
+
+_ASCII = r"[^\x00-\x7f]"
+"""Editors do not agree with Python on which letters beyond ASCII may stand in a name, so any are let pass."""
+NARROWER: dict[str, dict[str, Any]] = {
+    "name": {"pattern": rf"^\.*([\w-]|{_ASCII})([\w.-]|{_ASCII})*$"},
+    "args": {"patternProperties": {rf"^([A-Za-z_]|{_ASCII})(\w|{_ASCII})*$": {}}, "additionalProperties": False},
+}
+"""What the keys of a section take beyond their type."""
+
+_WORD = "yaml_1.1_word"
+_UNDERSCORES = r"^[-+]?[1-9][0-9]*(_[0-9]*)+$"
+"""A number such as 4_000_000: one to msctx, as in YAML 1.1, and text to a reader of YAML 1.2."""
 
 
 def build() -> dict[str, Any]:
     """The schema, as plain data."""
+    tree = _tree()
     sections = {name: _section(keys) for name, keys in SECTIONS.items()}
+    definitions = {option.name: _option(option) for option in OPTIONS.values()}
+    context = _object(tree, "", definitions)
+    context["properties"]["preset"] = _preset()
+    context["type"] = ["object", "null"]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "msctx experiment",
+        "description": "An experiment of msctx: what to run, and under which options.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {
-            name: {"description": HELP[name], **schema} for name, schema in {"context": _context(), **sections}.items()
-        },
-        "definitions": {option.name: _option(option) for option in OPTIONS.values()},
+        "properties": {name: {**_text(HELP[name]), **schema} for name, schema in {"context": context, **sections}.items()},
+        "definitions": {**definitions, _WORD: _word()},
     }
 
 
 def dump() -> str:
-    """The schema as the text of its file."""
-    return json.dumps(build(), indent=1, ensure_ascii=False) + "\n"
+    """The schema as the text of its file, an option to a line."""
+    lines = _lines(build(), 3)
+    return "\n".join(lines) + "\n"
+
+
+def _lines(value: Any, depth: int, before: str = "", indent: str = "") -> list[str]:
+    """JSON with dictionaries spread over lines down to a depth, and all that lies deeper on one."""
+    if depth and isinstance(value, dict) and any(isinstance(inner, dict) for inner in value.values()):
+        inner = [_lines(v, depth - 1, f"{json.dumps(k, ensure_ascii=False)}: ", indent + " ") for k, v in value.items()]
+        for part in inner[:-1]:
+            part[-1] += ","
+        return [f"{indent}{before}{{", *(line for part in inner for line in part), f"{indent}}}"]
+    return [indent + before + json.dumps(value, ensure_ascii=False)]
+
+
+# --- dictionaries -----------------------------------------------------------------------------------------------------
 
 
 def _section(keys: dict[str, Kind]) -> dict[str, Any]:
-    properties = {key: {"description": HELP[key], **kind.schema()} for key, kind in keys.items()}
+    properties = {k: {**_text(HELP[k]), **_as_an_editor_reads(kind.schema(), kind.allowed)} for k, kind in keys.items()}
+    for key in properties.keys() & NARROWER.keys():
+        properties[key].update(NARROWER[key])
+        if "pattern" in properties[key]:
+            properties[key]["errorMessage"] = "Expected letters, digits, dots, dashes and underscores."
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
 
 
-def _context() -> dict[str, Any]:
+def _tree() -> dict[str, Any]:
+    """Every spelling, key below key; the name of an option stands under the key ``""``."""
     tree: dict[str, Any] = {}
     for option in OPTIONS.values():
         for spelling in option.spellings:
@@ -67,48 +112,147 @@ def _context() -> dict[str, Any]:
             for part in spelling.split("."):
                 at = at.setdefault(part, {})
             at[""] = option.name
-    schema = _object(tree, "")
-    preset = {"anyOf": [{"enum": sorted(presets())}, {"type": "string", "pattern": r"\.ya?ml$"}]}
-    schema["properties"]["preset"] = {"description": HELP["preset"], **preset}
-    schema["type"] = ["object", "null"]
-    schema["patternProperties"] = {r"^[a-z_]+\..+$": {"description": "A dotted name; msctx explain checks it."}}
-    return schema
+    return tree
 
 
-def _object(tree: dict[str, Any], path: str) -> dict[str, Any]:
-    properties = {}
+def _object(tree: dict[str, Any], path: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a dictionary of options; those inside it are added to the definitions."""
+    properties: dict[str, Any] = {}
     for key, below in tree.items():
-        if not key:
-            continue
-        where = f"{path}.{key}" if path else key
-        own = {"$ref": f"#/definitions/{below['']}"} if "" in below else None
-        if set(below) - {""}:
-            inner = _object(below, where)
-            inner["description"] = HELP.get(where) or f"Options under {where}."
-            properties[key] = inner if own is None else {"anyOf": [own, inner]}
-        else:
-            properties[key] = own
-    return {"type": "object", "additionalProperties": False, "properties": properties}
+        if key:
+            properties[key] = {"$ref": f"#/definitions/{_define(below, f'{path}.{key}' if path else key, definitions)}"}
+    dotted: dict[str, list[str]] = {}
+    for key, below in tree.items():
+        if key:
+            for rest, target in _below(below, f"{path}.{key}" if path else key):
+                dotted.setdefault(target, []).append(f"{key}.{rest}")
+    patterns = {_one_of(paths): {"$ref": f"#/definitions/{target}"} for target, paths in dotted.items()}
+    schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {**schema, "patternProperties": patterns} if patterns else schema
+
+
+def _define(node: dict[str, Any], path: str, definitions: dict[str, Any]) -> str:
+    """See to it that what may stand at a path has a definition, and give its name."""
+    name = _name(node, path)
+    if set(node) == {""} or _is_whole(definitions.get(name)):
+        return name
+    inner = _object(node, path, definitions)
+    if "" in node:  # both a value and a dictionary: a path, or what its file would hold
+        own = definitions[name]
+        texts = {k: own.pop(k) for k in ("description", "markdownDescription", "examples")}
+        definitions[name] = {**texts, "anyOf": [own, inner]}
+    else:
+        keys = ", ".join(inner["properties"])
+        definitions[name] = {**_text(HELP.get(path) or f"A dictionary with the options {keys}."), **inner}
+    return name
+
+
+def _name(node: dict[str, Any], path: str) -> str:
+    return node.get("", path)
+
+
+def _is_whole(schema: dict[str, Any] | None) -> bool:
+    return schema is not None and ("properties" in schema or any("properties" in form for form in schema.get("anyOf", ())))
+
+
+def _below(node: dict[str, Any], path: str) -> list[tuple[str, str]]:
+    """Everything below a key: its dotted path from there, and the name of its definition."""
+    found = []
+    for key, below in node.items():
+        if key:
+            found.append((key, _name(below, f"{path}.{key}")))
+            found += [(f"{key}.{rest}", target) for rest, target in _below(below, f"{path}.{key}")]
+    return found
+
+
+def _one_of(paths: list[str]) -> str:
+    escaped = [path.replace(".", r"\.") for path in paths]
+    return f"^{escaped[0]}$" if len(escaped) == 1 else f"^({'|'.join(escaped)})$"
+
+
+def _preset() -> dict[str, Any]:
+    """A shipped preset, each with the comment that its file begins with; or a path."""
+    about = {}
+    for name, path in presets().items():
+        comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+        about[name] = " ".join(comments[1:])  # the first names the schema
+    names = {"enum": [*about], "enumDescriptions": [*about.values()]}
+    own = {"title": "a preset of your own", "type": ["string", "null"], "pattern": r"\.ya?ml$"}
+    return {**_text(HELP["preset"]), "anyOf": [names, own]}
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def _option(option: Option) -> dict[str, Any]:
-    schema = {"description": _hover(option), **option.adapter.json_schema()}
-    schema.pop("title", None)
-    if option.default is not UNSET and option.default is not None:
-        schema["default"] = option.default
-    if option.example is not UNSET:
-        schema["examples"] = [option.example]
+    facts = {"Devices": ", ".join({"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}[device] for device in option.devices)}
+    if option.spellings[1:]:
+        facts["Also written"] = ", ".join(f"`{spelling}`" for spelling in option.spellings[1:])
+    if option.default is not UNSET and option.source != "msctx":
+        facts["Default of MindSpore" if option.source.startswith("mindspore") else "Default of CANN"] = _shown(option.default)
+    schema = {**_text(option.help, facts), "examples": [option.example]}
+    schema |= _as_an_editor_reads(option.adapter.json_schema(), allowed(option))
     if option.replaced_by:
         schema["deprecationMessage"] = f"Without effect; use {option.replaced_by}."
     return schema
 
 
-def _hover(option: Option) -> str:
-    """What an editor shows: the help, and where the option has a meaning."""
-    words = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
-    where = ", ".join(words[d] for d in option.devices)
-    also = f" Also written: {', '.join(option.spellings[1:])}." if len(option.spellings) > 1 else ""
-    return f"{option.help}\n\nDevices: {where}.{also} Example: {option.name}: {option.example!r}"
+def _shown(default: Any) -> str:
+    """A default as one would write it, or as people say it."""
+    if type(default) is int and default >= 2**20 and default % 2**30 == 0:
+        return f"`{default // 2**30}GB`"
+    return f"`{default if isinstance(default, str) and default else json.dumps(default)}`"
+
+
+def _as_an_editor_reads(schema: dict[str, Any], words: str) -> dict[str, Any]:
+    """The schema of a value as a reader of YAML 1.2 sees it, to whom ``on`` and ``4_000`` are texts.
+
+    Args:
+        schema: what the kind of the value says.
+        words: what is taken, in words.
+    """
+    schema = _union([{k: v for k, v in form.items() if k != "title"} for form in schema.get("anyOf", [schema])])
+    if schema.get("type") == "boolean" or any(value is True for value in schema.get("enum", ())):
+        return {"anyOf": [schema, {"$ref": f"#/definitions/{_WORD}"}]}
+    types = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", [])
+    if "integer" in types:
+        pattern = f"{schema['pattern']}|{_UNDERSCORES}" if "pattern" in schema else _UNDERSCORES
+        schema |= {"type": [*types, *({"string"} - set(types))], "pattern": pattern}
+    return {**schema, "errorMessage": f"Expected {words}."} if "pattern" in schema else schema
+
+
+def _union(forms: list[dict[str, Any]]) -> dict[str, Any]:
+    """Forms of different types as one schema, since each keyword speaks of one type alone; editors show that better."""
+    types = [t for form in forms for t in ([form["type"]] if isinstance(form.get("type"), str) else form.get("type", ["?"]))]
+    if len(forms) == 1 or "?" in types or len(set(types)) != len(types):
+        return dict(forms[0]) if len(forms) == 1 else {"anyOf": forms}
+    return {**{k: v for form in forms for k, v in form.items()}, "type": types}
+
+
+def _word() -> dict[str, Any]:
+    """``on``, ``off``, ``yes`` and ``no`` in any case, which YAML 1.1 reads as true and false."""
+    cases = ("".join(f"[{c}{c.upper()}]" for c in word) for word in YamlWord.TRUTH)
+    return {"title": "YAML 1.1: on and yes mean true, off and no false", "type": "string", "pattern": f"^({'|'.join(cases)})$"}
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def _text(text: str, facts: dict[str, str] | None = None) -> dict[str, str]:
+    """A text for plain editors, and for those that show Markdown the same with its words of code marked, and facts."""
+    marked = _CODE.sub(_marked, text) + "".join(f"\n\n*{what}:* {value}" for what, value in (facts or {}).items())
+    return {"description": text, "markdownDescription": marked} if marked != text else {"description": text}
+
+
+_CODE = re.compile(r"(?:--|[$])?\b[A-Za-z]\w*(?:[.:/=]+\w+)*(?:\(\))?|[*<>\[\]]")
+
+
+def _marked(match: re.Match[str]) -> str:
+    """A word of code in backquotes, a sign that Markdown knows escaped, all else as it stands."""
+    word = match[0]
+    if len(word) == 1 and not word.isalnum():
+        return f"\\{word}"
+    return f"`{word}`" if re.search(r"[_=$]|--|\(\)|[a-z][.:][A-Za-z]{2}", word) else word
 
 
 assert set(GROUPS) <= set(HELP)

@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def msctx(capsys):
+def msctx(capsys, monkeypatch):
     """Run a command in this process; returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "160")
 
     def msctx(*argv: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
@@ -388,7 +389,7 @@ def test_migrate_for_programs(msctx):
 
 def test_migrate_of_a_script_that_sets_nothing(msctx, tmp_path):
     (tmp_path / "x.py").write_text("print(1)\n")
-    code, out, err = msctx("migrate", str(tmp_path / "x.py"))
+    code, _, err = msctx("migrate", str(tmp_path / "x.py"))
     assert code == 1
     assert "no call that sets MindSpore's context was found" in err
     assert msctx("migrate", str(tmp_path / "none.py"))[0] == 3

@@ -158,7 +158,7 @@ class DynamicDimsKind(PartsKind):
     def schema(self) -> dict[str, Any]:
         text, listed, _number = super().schema()["anyOf"]
         text = {**text, "pattern": text["pattern"].replace("{0,99}", "{1,99}")}
-        return {"anyOf": [text, listed]}
+        return {"anyOf": [text, {**listed, "items": {**listed["items"], "minimum": 1}}]}
 
 
 @dataclass(frozen=True)
