@@ -42,7 +42,7 @@ def catalogue(device: str, settings: Settings | None = None) -> list[dict[str, A
     for option in OPTIONS.values():
         for path in option.paths:
             rows[path] = _row(option, path, device, plan)
-    for group in reversed(DICTIONARIES):  # an inner one before the one around it
+    for group in reversed(list(DICTIONARIES)):  # an inner one before the one around it
         rows[group] = _group(group, [row for path, row in rows.items() if path.startswith(f"{group}.")])
     return [rows[path] for path in paths()]
 

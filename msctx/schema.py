@@ -52,7 +52,8 @@ NARROWER: dict[str, dict[str, Any]] = {
 }
 """What the keys of a section take beyond their type."""
 
-_WORD = "yaml_1.1_word"
+_WORD = "YAML 1.1: on and yes mean true, off and no false"
+_WORDS = f"({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in YamlWord.TRUTH)})"
 _UNDERSCORES = r"^[-+]?[1-9][0-9]*(_[0-9]*)+$"
 """A number such as 4_000_000: one to msctx, as in YAML 1.1, and text to a reader of YAML 1.2."""
 
@@ -71,7 +72,7 @@ def build() -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "properties": {name: {**_text(HELP[name]), **schema} for name, schema in {"context": context, **sections}.items()},
-        "definitions": {**definitions, _WORD: _word()},
+        "definitions": definitions,
     }
 
 
@@ -212,8 +213,11 @@ def _as_an_editor_reads(schema: dict[str, Any], words: str) -> dict[str, Any]:
         words: what is taken, in words.
     """
     schema = _union([{k: v for k, v in form.items() if k != "title"} for form in schema.get("anyOf", [schema])])
-    if schema.get("type") == "boolean" or any(value is True for value in schema.get("enum", ())):
-        return {"anyOf": [schema, {"$ref": f"#/definitions/{_WORD}"}]}
+    if any(value is True for value in schema.get("enum", ())):
+        besides = "(?!(ON|OFF)$)" if "ON" in schema["enum"] else ""  # a value fits one form, else editors show both
+        return {"anyOf": [schema, {"title": _WORD, "type": "string", "pattern": f"^{besides}{_WORDS}$"}]}
+    if schema.get("type") == "boolean":
+        schema = {"type": ["boolean", "string"], "pattern": f"^{_WORDS}$"}
     types = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", [])
     if "integer" in types:
         pattern = f"{schema['pattern']}|{_UNDERSCORES}" if "pattern" in schema else _UNDERSCORES
@@ -227,12 +231,6 @@ def _union(forms: list[dict[str, Any]]) -> dict[str, Any]:
     if len(forms) == 1 or "?" in types or len(set(types)) != len(types):
         return dict(forms[0]) if len(forms) == 1 else {"anyOf": forms}
     return {**{k: v for form in forms for k, v in form.items()}, "type": types}
-
-
-def _word() -> dict[str, Any]:
-    """``on``, ``off``, ``yes`` and ``no`` in any case, which YAML 1.1 reads as true and false."""
-    cases = ("".join(f"[{c}{c.upper()}]" for c in word) for word in YamlWord.TRUTH)
-    return {"title": "YAML 1.1: on and yes mean true, off and no false", "type": "string", "pattern": f"^({'|'.join(cases)})$"}
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
