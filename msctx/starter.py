@@ -1,69 +1,117 @@
-"""The commented file with which ``msctx init`` starts an experiment; written from the declarations."""
+"""The commented file with which ``msctx init`` starts an experiment; its texts come from the declarations."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import textwrap
 from pathlib import Path
 
 from msctx.errors import FileError, Problem
-from msctx.options import OPTIONS, Option
+from msctx.options import OPTIONS
 from msctx.options.layers import presets
-from msctx.reference import on_device
+from msctx.options.yamlfile import scalar
 from msctx.schema import dump
 
 SCHEMA = "msctx.schema.json"
 MODELINE = "# yaml-language-server: $schema="
-SET = {"deterministic": '"ON"', "seed": "0"}
-"""What the starter sets; the other options that are carried out stand there as comments."""
+GROUPS = {
+    "The same bits in every run": (
+        "deterministic",
+        "deterministic_warn_only",
+        "fill_uninitialized_memory",
+        "seed",
+        "seed_scope",
+    ),
+    "Device and memory": ("device_target", "device_id", "default_device", "max_device_memory"),
+    "Threads": ("runtime_num_threads", "inter_op_parallel_num"),
+    "Speed against precision": ("matmul_allow_tf32", "conv_allow_tf32", "matmul_allow_hf32", "conv_allow_hf32"),
+    "Finding mistakes": ("strict", "pynative_synchronize", "max_call_depth"),
+}
+"""The options that most experiments may want, under headings; the reference has the others."""
+SET = {"deterministic": "ON", "seed": 0}
+"""What the starter sets; the other options stand there as comments."""
 
 HEAD = """\
-# An experiment of msctx: what to run, and under which options.
-#   msctx explain {name}      what each option would do here
-#   msctx run {name}          run it, and keep a record
-#   msctx options             every option; `msctx options NAME` says all about one
+{modeline}
+# An experiment of msctx: what to run, and under which options. Take the # away from what you want.
+#   msctx explain {name}   what each option would do here
+#   msctx run {name}       run it, and keep a record
+#   msctx options          every option; `msctx options NAME` says all about one
+context:
+  # Options to start from ({presets}); what stands here wins over them.
+  # preset: reproducible
+"""
+ONE_DEVICE = """
+  # --- One device alone: the same names under gpu_config, cpu_config or ascend_config
+  # gpu_config: {conv_allow_tf32: false}
 """
 REST = """
 experiment:
-  name: {stem}
+  name: {name}
   entry: train.py:main # a function of a file, package.module:function, or the path of a script
   args: {{}} # the arguments of that function, by name
 
 record:
   dir: runs # each run leaves a folder here
 """
+WIDTH = 116
 
 
 def text(name: str) -> str:
     """The starter as YAML."""
-    lines = [f"  # preset: {'|'.join(presets())}  (a set of options to start from; what stands here wins over it)"]
-    for option in OPTIONS.values():
-        if "." not in option.name and any(on_device(option, d).status in ("honoured", "approximated") for d in option.devices):
-            lines += _lines(option)
-    head = MODELINE + SCHEMA + "\n" + HEAD.format(name=name)
-    return head + "context:\n" + "\n".join(lines) + "\n" + REST.format(stem=Path(name).stem)
+    shown = shlex.quote(name) if name.isprintable() else "FILE"
+    parts = [HEAD.format(modeline=MODELINE + SCHEMA, name=shown, presets=", ".join(presets()))]
+    for heading, names in GROUPS.items():
+        parts.append(f"\n  # --- {heading}\n")
+        parts += [line + "\n" for option in names for line in _lines(option)]
+    stem = re.sub(r"[^\w.-]+", "-", Path(name).stem).strip("-.") or "experiment"
+    is_word = re.match("[A-Za-z_]", stem) and type(scalar(stem)) is str
+    return "".join(parts) + ONE_DEVICE + REST.format(name=stem if is_word else json.dumps(stem, ensure_ascii=False))
 
 
-def _lines(option: Option) -> list[str]:
-    help_ = option.help.partition(". ")[0].rstrip(".")
-    comment = [f"  # {line}" for line in textwrap.wrap(help_, 96)]
-    value = SET.get(option.name)
-    example = json.dumps(option.example)
-    return ["", *comment, f"  {option.name}: {value}" if value else f"  # {option.name}: {example}"]
+def _lines(name: str) -> list[str]:
+    """What an option does, as a comment, and the option: set, or as a comment that can be taken in."""
+    option = OPTIONS[name]
+    what = re.split(r"[.;] ", option.help)[0].rstrip(".")
+    values = f": {', '.join(map(str, option.choices))}" if option.choices else ""
+    comment = [f"  # {line}" for line in textwrap.wrap(what + values, WIDTH)]
+    sign = "" if name in SET else "# "
+    return [*comment, f"  {sign}{name}: {json.dumps(SET.get(name, option.example))}"]
 
 
 def write(name: str) -> list[Path]:
-    """Write the starter and the schema that it names; an existing file is left alone, and that is an error."""
+    """Write the starter, and beside it the schema that it names.
+
+    An existing experiment is left alone, and that is an error; a schema that is there already is brought up to date.
+    """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        raise FileError([Problem("", "an experiment file ends in .yaml", name, suggestion=f"{name}.yaml")])
+        better = path.with_suffix(".yaml") if path.stem.strip(".") and path.suffix else Path(f"{name}.yaml")
+        if path.name in ("", "..") or path.name.startswith("."):
+            better = path.parent / "experiment.yaml"
+        raise FileError([Problem("", "an experiment file ends in .yaml or .yml", name, suggestion=str(better))])
+    if not path.parent.is_dir():
+        there = path.parent.exists()
+        wrong = f"{path.parent} is not a folder" if there else f"there is no folder {path.parent}"
+        hint = "" if there else f"make it first: mkdir -p {shlex.quote(str(path.parent))}"
+        raise FileError([Problem("", wrong, name, suggestion=hint)])
     schema = path.parent / SCHEMA
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text(path.name))
-        schema.write_text(dump(), encoding="utf-8")
     except FileExistsError:
         raise FileError([Problem("", "is there already; nothing was written", name)]) from None
+    except (OSError, ValueError) as error:
+        raise FileError([_unwritten(path, error)]) from None
+    try:
+        schema.write_text(dump(), encoding="utf-8")
     except OSError as error:
-        raise FileError([Problem("", f"cannot be written: {error.strerror}", name)]) from None
+        path.unlink()  # an experiment without its schema would have no completion, and a second try would refuse
+        raise FileError([_unwritten(schema, error)]) from None
     return [path, schema]
+
+
+def _unwritten(path: Path, error: OSError | ValueError) -> Problem:
+    return Problem("", f"cannot be written: {getattr(error, 'strerror', None) or error}", str(path))

@@ -320,7 +320,16 @@ class InOutPairKind(TextKind):
         names = {"type": "array", "items": {"type": "string", "pattern": f"^{_NAME.pattern}$"}, "minItems": 1}
         pair = {"type": "array", "items": names, "minItems": 2, "maxItems": 2}
         text = {"type": "string", "pattern": rf"^\s*\[\s*\[({_LISTS.pattern})\]\s*\]\s*$"}
-        return {"anyOf": [text, pair, {"type": "array", "items": pair, "minItems": 1, "maxItems": 1}]}
+        wrapped = {"type": "array", "maxItems": 1}
+        lists = {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 2,
+            "if": wrapped,
+            "then": {"items": pair},
+            "else": {"items": names},
+        }
+        return {"anyOf": [text, lists]}
 
 
 _NAME = re.compile(r"""[^\s'"\\]+""")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -163,18 +163,24 @@ class _OnDevice:
         for setting in mine:
             if (winner := here.setdefault(setting.option.name, setting)) is not setting:
                 self.overridden.append(Overridden(setting, winner, (winner.rank, setting.rank) == (1, 0)))
-        taken = []
+        taken: list[Setting] = []
         for setting in here.values():
-            inner = winner = None
-            if setting.option.name in rules.YIELDING:
-                inner = next((h for h in higher if rules.clash(h, setting)), None)
-                winner = inner or next((h for h in here.values() if rules.overrides(h, setting, always=False)), None)
-            if winner is not None:
-                self.overridden.append(Overridden(setting, winner, inner is not None))
+            if (lost := _yields(setting, here.values(), higher)) is not None:
+                self.overridden.append(lost)
             else:
                 self.found.setdefault(setting.option.name, []).append(setting)
                 taken.append(setting)
         return taken
+
+
+def _yields(setting: Setting, beside: Iterable[Setting], higher: Iterable[Setting]) -> Overridden | None:
+    """Whether another option takes the place of a setting: one further in, or one beside it."""
+    if setting.option.name not in rules.YIELDING:
+        return None
+    if (inner := next((h for h in higher if rules.clash(h, setting)), None)) is not None:
+        return Overridden(setting, inner, True)
+    winner = next((b for b in beside if rules.overrides(b, setting, always=False)), None)
+    return None if winner is None else Overridden(setting, winner, False)
 
 
 assert set(GROUPS.values()) <= set(DEVICES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -144,9 +145,8 @@ class _Reading:
             try:
                 text, file = Path(value).expanduser().read_text(encoding="utf-8-sig"), value
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~nobody
-                reason = getattr(error, "strerror", None) or _unreadable(error)
-                full = f" ({Path.cwd() / value})" if not Path(value).is_absolute() and "\0" not in value else ""
-                self.problems.append(Problem(spelling, f"{value!r} cannot be read: {reason}{full}", self.origin, mark=mark))
+                text = f"{value!r} cannot be read: {_unreadable(value, error)}"
+                self.problems.append(Problem(spelling, text, self.origin, mark=mark))
                 return
         parsed = form.parse(text, file)
         for problem in parsed.problems:
@@ -155,18 +155,15 @@ class _Reading:
         if spelling not in _DICTIONARIES:
             self.settings[spelling] = replace(setting, content=parsed.data)
             return
-        for path, found in _flatten(parsed.data if isinstance(parsed.data, dict) else {}, (spelling,)):
-            inner = ".".join(map(str, path))
-            place = parsed.mark(path[1:])
+        for keys, found in _flatten(parsed.data, (spelling,)):
+            inner, inside = ".".join(map(str, keys)), parsed.mark(keys[1:])
             option = _SPELLINGS.get(inner)
             if option is None:
-                self.problems.append(_unknown(inner, self.origin, parsed.mark((*path[1:], "")) or place))
-            elif inner in self.settings and not self.settings[inner].via:
-                continue  # what stands beside the file wins over what stands in it
-            else:
-                found_ = self._set(option, inner, found, place, lambda at, p=path: parsed.mark((*p[1:], *at)), via=spelling)
-                if found_ and not form.is_file:
-                    self.settings[inner] = replace(found_, origin=setting.origin)
+                self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
+            elif inner not in self.settings or self.settings[inner].via:  # what stands beside the file wins
+                key = self._set(option, inner, found, inside, lambda at, p=keys[1:]: parsed.mark((*p, *at)), via=spelling)
+                if key is not None and not form.is_file:
+                    self.settings[inner] = replace(key, origin=setting.origin)
 
     def _translate(self, setting: Setting, path: tuple[str, ...]) -> None:
         """CANN's own keys that are options here: ``ge_options`` wins over them."""
@@ -182,8 +179,15 @@ class _Reading:
             self.problems.append(replace(problem, mark=self.places.get(problem.path)))
 
 
-def _unreadable(error: Exception) -> str:
-    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+def _unreadable(path: str, error: Exception) -> str:
+    """Why a file cannot be read, and where a relative path was looked for."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    if not isinstance(error, OSError):
+        return str(error)
+    with suppress(OSError):  # the current directory may be gone
+        return f"{error.strerror} ({Path.cwd() / path})" if not Path(path).is_absolute() else str(error.strerror)
+    return str(error.strerror)
 
 
 def _from_ge(option: Option, text: str) -> Any:
