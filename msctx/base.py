@@ -83,6 +83,7 @@ class Base:
         self.layers: tuple[Layer, ...] = ()  # the one layer that the levels come to
         self.version = 0  # counts the changes
         self.read_environment = False
+        self.resets = 0  # counts how often everything was taken back
         self.plan = NOTHING
         self.hold: Hold | None = None
 
@@ -116,6 +117,7 @@ class Base:
             if self.levels:
                 self._become({})
             self.read_environment = False
+            self.resets += 1
 
     @contextmanager
     def laid_under(self, levels: Mapping[str, Layer]) -> Iterator[Plan]:
@@ -133,6 +135,7 @@ class Base:
             with self.lock:
                 self._become(before)
                 self.read_environment = bool(before)
+                self.resets += 1
 
     def _become(self, levels: dict[str, Layer], just_set: Collection[str] = (), *, absent: bool = False) -> list[str]:
         from msctx import apply, devices

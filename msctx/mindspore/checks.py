@@ -1,0 +1,415 @@
+"""The checks that MindSpore makes of values, each a small object: what passes, and which exception the rest is.
+
+They follow MindSpore to the letter where it is odd: membership goes by ``==``, so that 1 is True; a bool is an int; what passes
+Python's check may still be refused by the C++ side, with a RuntimeError. A check returns the value in msctx's form.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from msctx.errors import OptionError, Problem, nearest
+from msctx.mindspore.errors import Found
+from msctx.options import find, make_layer
+from msctx.options.kinds import BadValue, MemoryKind, show
+
+DROP: Any = type("Drop", (), {"__repr__": lambda self: "nothing to set"})()
+"""What a check returns for a value that is wrong, or accepted and of no effect."""
+
+GB = 2**30
+
+
+class Note(NamedTuple):
+    """Something to tell of a value that is not wrong; under ``strict=True`` an error, where something is left out."""
+
+    name: str
+    text: str
+    left_out: bool
+
+
+class Look:
+    """One value that is looked at: collects what is wrong with it, and what else there is to say."""
+
+    def __init__(self, name: str, where: str, found: list[Found], notes: list[Note]) -> None:
+        self.name, self.where, self.found, self.notes = name, where, found, notes
+
+    def wrong(self, kind: type[Exception], text: str, allowed: str = "", suggestion: str = "") -> Any:
+        self.found.append((kind, Problem(self.name, text, self.where, allowed, suggestion)))
+        return DROP
+
+    def note(self, text: str) -> None:
+        self.notes.append(Note(self.name, text, False))
+
+    def drop(self, text: str) -> Any:
+        """Accept something and leave it out."""
+        self.notes.append(Note(self.name, text, True))
+        return DROP
+
+    def inside(self, key: Any) -> Look:
+        return Look(f"{self.name}.{key}", self.where, self.found, self.notes)
+
+    def type(self, value: Any, types: tuple[type, ...]) -> bool:
+        """The check of MindSpore's decorators: None is not looked at, and a bool is an int."""
+        if value is None or not types or isinstance(value, types):
+            return True
+        self.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", " or ".join(t.__name__ for t in types))
+        return False
+
+
+class Check(Protocol):
+    """A check of one value."""
+
+    def __call__(self, value: Any, look: Look) -> Any: ...
+
+
+def _word(value: Any) -> str:
+    """A value as messages list it; text that looks like a number is quoted."""
+    return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # arrays and the like
+        return False
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of a list.
+
+    Attributes:
+        values: the list; a dictionary also says what msctx calls each.
+        kind: what anything else is.
+        binding: what the C++ side takes in the end.
+        advice: value → what to say of it.
+    """
+
+    values: tuple[Any, ...] | Mapping[Any, Any]
+    kind: type[Exception] = ValueError
+    binding: type | None = None
+    advice: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def allowed(self) -> str:
+        return ", ".join(map(_word, self.values))
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        for known in self.values:
+            if _equal(known, value):
+                if self.binding is not None and not isinstance(value, self.binding):
+                    text = f"{show(value)} is a {type(value).__name__}, which MindSpore's C++ side does not take"
+                    return look.wrong(RuntimeError, text, self.allowed)
+                return self.values[known] if isinstance(self.values, Mapping) else known
+        text = f"{show(value)} is not one of the values"
+        near = nearest(value.lower(), [str(v).lower() for v in self.values]) if isinstance(value, str) else ""
+        hint = next((v for v in self.values if str(v).lower() == near), "") if near else ""
+        if isinstance(value, str) and value in self.advice:
+            text, hint = f"{text}: {self.advice[value]}", ""
+        return look.wrong(self.kind, text, self.allowed, repr(hint) if hint != "" else "")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the C++ side checks alone: the type."""
+
+    binding: type
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        if isinstance(value, self.binding):
+            return value
+        return look.wrong(RuntimeError, f"{show(value)} is a {type(value).__name__}", self.binding.__name__)
+
+
+@dataclass(frozen=True)
+class Is:
+    """What Python's code checks to be of one type."""
+
+    type: type
+    kind: type[Exception] = TypeError
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        if isinstance(value, self.type):
+            return value
+        return look.wrong(self.kind, f"{show(value)} is a {type(value).__name__}", self.type.__name__)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text, and one of a list."""
+
+    one_of: OneOf
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        return DROP if Is(str)(value, look) is DROP else self.one_of(value, look)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A whole number within limits; what is too large for the C++ side is a RuntimeError.
+
+    Attributes:
+        plain: a bool is none.
+    """
+
+    minimum: int
+    maximum: int | None = None
+    top: int = 2**32 - 1
+    plain: bool = False
+
+    @property
+    def allowed(self) -> str:
+        return f"int, {self.minimum} or more" if self.maximum is None else f"int from {self.minimum} to {self.maximum}"
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        if not isinstance(value, int if self.plain else int | float) or (self.plain and isinstance(value, bool)):
+            return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", self.allowed)
+        if value < self.minimum or (self.maximum is not None and value > self.maximum):
+            return look.wrong(ValueError, f"{show(value)} is out of range", self.allowed)
+        if not isinstance(value, int):
+            return look.wrong(RuntimeError, f"{show(value)} is a {type(value).__name__}", self.allowed)
+        if value > self.top:
+            return look.wrong(RuntimeError, f"{show(value)} does not fit in {self.top.bit_length()} bits", self.allowed)
+        return int(value)
+
+
+def save_graphs(value: Any, look: Look) -> Any:
+    """0 to 3, True for 2; negative numbers pass, and mean none."""
+    allowed = "0 to 3, False (0), True (2)"
+    if not isinstance(value, bool | int):
+        return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", allowed)
+    if value > 3:
+        return look.wrong(ValueError, f"{show(value)} is out of range", allowed)
+    return 2 * value if isinstance(value, bool) else max(int(value), 0)
+
+
+def compile_cache(value: Any, look: Look) -> Any:
+    """A bool; without the decorator anything that ``int()`` takes."""
+    try:
+        return bool(int(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        return look.wrong(ValueError if isinstance(error, ValueError) else TypeError, f"{show(value)} is not a bool", "bool")
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+SIZE = r"[1-9][0-9]*(\.)?[0-9]*GB|0\.[0-9]*GB"
+RESERVE = r"[0-9][0-9]*(\.)?[0-9]*GB|0\.[0-9]*GB"
+
+
+@dataclass(frozen=True)
+class Size:
+    """``"4GB"``, ``"3.5GB"``: upper case, GB alone, no blanks; in bytes for msctx.
+
+    Attributes:
+        least: the least number of GB.
+        most: the most, which also must be whole.
+        zero: these spellings of nothing are refused (all, where ``None``).
+        pattern: what the text must begin with.
+    """
+
+    least: float = 0.0
+    most: float | None = None
+    zero: tuple[str, ...] | None = None
+    pattern: str = SIZE
+
+    @property
+    def allowed(self) -> str:
+        if self.most is not None:
+            return f'a whole number of GB up to {self.most:g}, such as "4GB"'
+        return 'a size in GB such as "4GB" or "3.5GB"' + f", at least {self.least:g}GB" * bool(self.least)
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        if not isinstance(value, str):
+            return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", self.allowed)
+        number = _number(value[:-2], whole=self.most is not None) if re.match(self.pattern, value, re.ASCII) else None
+        if number is None:
+            return look.wrong(ValueError, f"{show(value)} is not a size in MindSpore's form", self.allowed, _size_meant(value))
+        if number < self.least or (self.most is not None and number > self.most) or number * GB >= 2**63:
+            return look.wrong(ValueError, f"{show(value)} is out of range", self.allowed)
+        if (number == 0) if self.zero is None else value in self.zero:
+            return look.wrong(ValueError, f"{show(value)} is not more than zero", self.allowed)
+        return int(number * GB)
+
+
+def _number(text: str, *, whole: bool) -> float | None:
+    try:
+        return int(text) if whole else float(text)
+    except ValueError:
+        return None
+
+
+def _size_meant(value: str) -> str:
+    """The same size in MindSpore's form, where msctx understands it."""
+    try:
+        return f'"{gigabytes(MemoryKind().parse(value)):g}GB"'
+    except BadValue:
+        return ""
+
+
+def gigabytes(size: int) -> float:
+    """Bytes as MindSpore's number of GB, to the digits that a C float has."""
+    return float(f"{size / GB:.7g}")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _real(value: Any, look: Look) -> Any:
+    """The real path of a text."""
+    if not isinstance(value, str):
+        return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", "a path")
+    try:
+        return os.path.realpath(value)
+    except (OSError, ValueError) as error:
+        return look.wrong(ValueError, f"{show(value)} is no path: {error}")
+
+
+def directory(value: Any, look: Look) -> Any:
+    """A directory that is there, or is made when the value is set."""
+    if not isinstance(value, str) or not value.strip():
+        return look.wrong(ValueError, f"{show(value)} is not a path", "a directory")
+    return _real(value, look)
+
+
+def print_file(value: Any, look: Look) -> Any:
+    """A file; one that exists gets a new name with the time in it."""
+    path = _real(value, look)
+    if path is DROP:
+        return DROP
+    if os.path.isdir(path):
+        return look.wrong(OSError, f"{show(value)} is a directory", "the path of a file")
+    if not os.path.exists(path):
+        return path
+    later = f"{path}.{int(time.time())}"
+    if os.path.exists(later):
+        return look.wrong(ValueError, f"{show(value)} is there already, and so is {os.path.basename(later)}")
+    return later
+
+
+def json_file(value: Any, look: Look) -> Any:
+    """A file that exists; what it holds is read when it is set."""
+    path = _real(value, look)
+    if path is not DROP and not os.path.isfile(path):
+        return look.wrong(ValueError, f"there is no file {show(value)} ({path})")
+    return path
+
+
+def ini_file(value: Any, look: Look) -> Any:
+    """A path that exists. MindSpore takes a directory too, in which there is nothing to read."""
+    path = _real(value, look)
+    if path is DROP:
+        return DROP
+    if not os.path.exists(path):
+        return look.wrong(ValueError, f"there is no file {show(value)} ({path})")
+    if os.path.isdir(path):
+        return look.drop(f"{show(value)} is a directory, in which there is nothing to read: it is dropped")
+    return value
+
+
+def speed_up_file(value: Any, look: Look) -> Any:
+    """A JSON file, or empty text for none. MindSpore's documentation allows None, its code does not."""
+    if not isinstance(value, str):
+        return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", 'a path, or "" for none')
+    return value if not value or json_file(value, look) is not DROP else DROP
+
+
+def graph_kernel_flags(value: Any, look: Look) -> Any:
+    """Flags in one text. MindSpore only logs those that it does not understand, and so they are dropped with a warning."""
+    if Bound(str)(value, look) is DROP:
+        return DROP
+    kept: dict[str, str] = {}
+    for flag in value.split():
+        name, _, number = flag.partition("=")
+        if name == "--opt_level" and number.isdecimal() and int(number) > 3:
+            look.note(f"{flag} is more than there is: 3 is taken")
+            flag = "--opt_level=3"
+        try:
+            make_layer({"graph_kernel_flags": flag}, look.where)
+        except OptionError as error:
+            problem = error.problems[0]
+            known = "" if find(f"graph_kernel_flags.{name.removeprefix('--')}") else "; msctx knows opt_level and dump_as_text"
+            look.drop(f"{show(flag)} is dropped: {problem.text}{known}")
+            continue
+        if name in kept:
+            look.note(f"{name} stands twice: the last one is taken")
+        kept[name] = flag
+    return " ".join(kept.values())
+
+
+# --- dictionaries -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """A dictionary of options: ``gpu_config`` and its like. Its check returns what is set by msctx's spellings.
+
+    Attributes:
+        keys: its keys.
+        spelled: msctx's spelling of one: ``"gpu_config.{}"``.
+    """
+
+    keys: Mapping[str, Check]
+    spelled: str
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        if not isinstance(value, dict):
+            return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", "dict")
+        options = {}
+        for key, part in value.items():
+            inner = look.inside(key)
+            if key not in self.keys:
+                hint = nearest(key, self.keys) if isinstance(key, str) else ""
+                inner.wrong(ValueError, f"{look.name} has no such key", ", ".join(self.keys), hint)
+            elif (found := self.keys[key](part, inner)) is not DROP:
+                options[self.spelled.format(key)] = found
+        return options
+
+
+def ge_options(value: Any, look: Look) -> Any:
+    """CANN's own options: two dictionaries of text."""
+    if not isinstance(value, dict):
+        return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", "dict")
+    for level, options in value.items():
+        inner = look.inside(level)
+        if level not in ("global", "session"):
+            inner.wrong(ValueError, "ge_options has no such key", "global, session")
+        elif not isinstance(options, dict):
+            inner.wrong(TypeError, f"{show(options)} is a {type(options).__name__}", "dict")
+        else:
+            for key, text in options.items():
+                for part in (key, text):
+                    if not isinstance(part, str):
+                        inner.inside(key).wrong(TypeError, f"{show(part)} is a {type(part).__name__}", "str")
+    return value
+
+
+@dataclass(frozen=True)
+class Unheld:
+    """A value that is checked as MindSpore checks it, and then dropped with a warning: msctx has nothing for it."""
+
+    check: Check | None
+    text: str
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        before = len(look.found)
+        if self.check is not None:
+            self.check(value, look)
+        return DROP if len(look.found) > before else look.drop(self.text)
+
+
+def topo_order(value: Any, look: Look) -> Any:
+    if Is(dict)(value, look) is not DROP:
+        for key, order in value.items():
+            Is(str)(key, look.inside(key))
+            OneOf(("dfs", "bfs", "rdfs"))(order, look.inside(key))
+    return value
+
+
+Shown = Callable[[Any], Any]
+"""msctx's form of a value → MindSpore's."""

@@ -1,0 +1,105 @@
+"""MindSpore's functions about the device, determinism and seeds that stand at its top level."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msctx.dynamo import outside_dynamo
+from msctx.errors import Problem
+from msctx.mindspore import state
+from msctx.mindspore.checks import DROP, Look, Note, Number, OneOf
+from msctx.mindspore.errors import Found, OptionRuntimeError, raise_first
+from msctx.mindspore.functions import named, setter
+from msctx.vocabulary import describe
+
+TARGETS = OneOf(("CPU", "GPU", "Ascend"))
+DEVICE_ID = Number(0)
+
+
+class DeviceInfo(NamedTuple):
+    """A device: ``device_target`` and ``device_id``."""
+
+    device_target: str
+    device_id: int
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+@outside_dynamo
+def set_device(device_target: str, device_id: int | None = None) -> None:
+    """The device that work is meant for. It can be set once; with the same values again, as often as one likes.
+
+    A target that is not on this machine is planned: what runs then is told by entering a context.
+
+    Raises:
+        TypeError: wrong types.
+        ValueError: an unknown target (exact upper and lower case), or a negative number.
+        RuntimeError: another device was set before.
+    """
+    what = "ms.set_device"
+    found: list[Found] = []
+    notes: list[Note] = []
+    where = state.origin(what)
+    target, number = (Look(name, where, found, notes) for name in ("device_target", "device_id"))
+    target.type(device_target, (str,))
+    number.type(device_id, (int,))
+    if not found:
+        TARGETS(device_target, target)
+        if device_id is not None:
+            DEVICE_ID(device_id, number)
+    raise_first(found)
+    given = DeviceInfo(device_target, int(device_id or 0))
+    if (before := _device_set()) is not None:
+        if before != given:
+            text = f"{given} cannot take the place of {before}: it can be set only once"
+            raise OptionRuntimeError([Problem(what, text, where)])
+        return
+    options: dict[str, Any] = {"set_device.device_target": device_target}
+    if device_id is not None:
+        options["set_device.device_id"] = given.device_id
+    state.store(options, what)
+
+
+def _device_set() -> DeviceInfo | None:
+    target = state.set_by("set_device.device_target")
+    number = state.set_by("set_device.device_id")
+    return None if target is None else DeviceInfo(target.value, 0 if number is None else number.value)
+
+
+def get_current_device() -> DeviceInfo:
+    """The device in force: ``(device_target, device_id)``."""
+    from msctx.mindspore.context import get_value
+
+    return DeviceInfo(state.target(), get_value("device_id"))
+
+
+set_deterministic = describe(
+    setter("set_deterministic", named("set_deterministic")), "msctx.mindspore.set_deterministic", named("set_deterministic")
+)
+set_recursion_limit = describe(
+    setter("set_recursion_limit", named("set_recursion_limit")),
+    "msctx.mindspore.set_recursion_limit",
+    named("set_recursion_limit"),
+)
+
+
+@outside_dynamo
+def set_seed(seed: int) -> None:
+    """Seed Python, NumPy and torch on every device.
+
+    Raises:
+        TypeError: not a number, or a bool.
+        ValueError: negative, or more than 32 bits.
+    """
+    found: list[Found] = []
+    look = Look("seed", state.origin("ms.set_seed"), found, [])
+    if Number(0, 2**32 - 1, plain=True)(seed, look) is not DROP:
+        state.store({"seed": seed}, "ms.set_seed")
+    raise_first(found)
+
+
+def get_seed() -> int | None:
+    """The seed in force; None when nobody set one."""
+    setting = state.in_force("seed", "cpu")
+    return None if setting is None else setting.value

@@ -1,0 +1,71 @@
+"""MindSpore's ``device_context``: functions per kind of device, with MindSpore's checks, once-only rules and targets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from msctx.mindspore import state
+from msctx.mindspore.absent import names, not_carried_out
+from msctx.mindspore.functions import setter
+from msctx.vocabulary import build
+
+cpu: Any
+gpu: Any
+ascend: Any
+
+NOT_CARRIED_OUT = {
+    "ascend.op_tuning.aclnn_cache": "torch_npu has no such cache that could be set",
+    "ascend.op_debug.debug_option": "msctx.set_context(op_debug_config=<file>) is there for checks of memory accesses",
+    "ascend.op_debug.aclinit_config": "torch_npu initialises ACL by itself",
+}
+
+
+def _device_count(word: str) -> Callable[[], int]:
+    def device_count() -> int:
+        """How many devices of this kind there are; there is always one CPU.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if word == "CPU":
+            return 1
+        if not state.is_here(word):
+            raise state.missing(word)
+        return int(state.torch_module(word).device_count())
+
+    return device_count
+
+
+def _is_available(word: str) -> Callable[[], bool]:
+    def is_available() -> bool:
+        """Whether this machine has such a device, and PyTorch can use it."""
+        return state.is_here(word)
+
+    return is_available
+
+
+def _add(module: ModuleType, function: Callable[..., Any]) -> None:
+    function.__module__ = module.__name__
+    function.__qualname__ = function.__name__
+    setattr(module, function.__name__, function)
+
+
+def _fill(root: ModuleType) -> None:
+    build(root, "device_context", setter)
+    for name, why in NOT_CARRIED_OUT.items():
+        between, _, last = name.rpartition(".")
+        setattr(sys.modules[f"{root.__name__}.{between}"], last, not_carried_out(f"ms.device_context.{name}", why))
+    for kind, word in (("cpu", "CPU"), ("gpu", "GPU"), ("ascend", "Ascend")):
+        for make in (_device_count, _is_available):
+            _add(sys.modules[f"{root.__name__}.{kind}"], make(word))
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{root.__name__}."):
+            module.__getattr__ = names(name.removeprefix("msctx."), vars(module))  # type: ignore[method-assign]
+
+
+_fill(sys.modules[__name__])
+
+__getattr__ = names("mindspore.device_context", dict.fromkeys(("cpu", "gpu", "ascend")))

@@ -1,0 +1,26 @@
+"""Every test begins and ends with nothing set; warnings about what is not carried out are no news here."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+import msctx
+import msctx.mindspore as ms
+from msctx import devices
+from msctx.errors import MsctxWarning
+
+
+@pytest.fixture(autouse=True)
+def nothing_set() -> Iterator[None]:
+    ms.context.K_CONTEXT = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MsctxWarning)
+        yield
+    msctx.reset_context()
+
+
+@pytest.fixture
+def absent() -> str:
+    """A target that is not on this machine."""
+    return "Ascend" if "ascend" not in devices.here() else "GPU"

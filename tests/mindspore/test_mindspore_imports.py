@@ -1,0 +1,93 @@
+"""All the ways in which MindSpore's names are imported; what is missing says so; what loading costs."""
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import msctx.mindspore as ms
+
+MODULES = [
+    "context",
+    "runtime",
+    "device_context",
+    *(f"device_context.{name}" for name in ("cpu", "gpu", "ascend", "cpu.op_tuning", "gpu.op_tuning", "gpu.op_precision")),
+    *(f"device_context.ascend.{name}" for name in ("op_tuning", "op_precision", "op_debug")),
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_attributes_and_can_be_imported(name: str) -> None:
+    found: Any = ms
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert import_module(f"msctx.mindspore.{name}") is found
+    assert found.__doc__
+
+
+def test_mindspores_ways_to_import() -> None:
+    import msctx.mindspore.device_context.gpu.op_tuning
+    from msctx.mindspore.device_context.ascend import op_precision
+    from msctx.mindspore.device_context.gpu.op_tuning import conv_wgrad_algo
+
+    from msctx.mindspore import context
+    from msctx.mindspore.context import get_context, set_context
+    from msctx.mindspore.runtime import set_memory
+
+    assert (context.set_context, context.get_context) == (set_context, get_context) == (ms.set_context, ms.get_context)
+    assert op_precision is ms.device_context.ascend.op_precision
+    assert conv_wgrad_algo is msctx.mindspore.device_context.gpu.op_tuning.conv_wgrad_algo
+    assert set_memory is ms.runtime.set_memory
+
+
+def test_constants() -> None:
+    assert (ms.GRAPH_MODE, ms.PYNATIVE_MODE) == (ms.context.GRAPH_MODE, ms.context.PYNATIVE_MODE) == (0, 1)
+    assert (ms.STRICT, ms.COMPATIBLE, ms.LAX) == (ms.context.STRICT, ms.context.COMPATIBLE, ms.context.LAX) == (0, 1, 2)
+    assert (ms.context.RELEASE, ms.context.DEBUG) == (0, 1)
+
+
+def test_the_decorator_can_be_passed_by() -> None:
+    assert callable(ms.set_context.__wrapped__)
+    assert ms.set_context.__name__ == "set_context"
+
+
+@pytest.mark.parametrize("module", [ms, *(import_module(f"msctx.mindspore.{name}") for name in MODULES)])
+def test_public_names_are_there_and_documented(module: Any) -> None:
+    for name in getattr(module, "__all__", ()):
+        value = getattr(module, name)
+        assert isinstance(value, int) or inspect.getdoc(value)
+
+
+@pytest.mark.parametrize(
+    ("look_up", "text"),
+    [
+        (lambda: ms.set_auto_parallel_context, "torch.distributed"),
+        (lambda: ms.context.ParallelMode, "torch.distributed"),
+        (lambda: ms.reset_context, r"msctx\.reset_context\(\)"),
+        (lambda: ms.set_contxt, "did you mean set_context"),
+        (lambda: ms.Tensor, r"torch\.Tensor"),
+        (lambda: ms.context.get_contex, "did you mean get_context"),
+        (lambda: ms.runtime.set_memry, "did you mean set_memory"),
+        (lambda: ms.device_context.gpu.op_tuning.conv_fprop, "did you mean conv_fprop_algo"),
+        (lambda: ms.device_context.npu, "npu"),
+    ],
+)
+def test_missing_names_say_so(look_up: Callable[[], Any], text: str) -> None:
+    with pytest.raises(AttributeError, match=text):
+        look_up()
+
+
+def test_it_is_not_loaded_with_msctx_and_cheap_to_load(passes: Callable[..., str]) -> None:
+    code = """
+        import sys, msctx
+        assert not [m for m in sys.modules if m.startswith("msctx.mindspore")]
+        before = set(sys.modules)
+        import msctx.mindspore as ms
+        new = {m.partition(".")[0] for m in set(sys.modules) - before if not m.startswith("msctx.")}
+        assert "torch" not in new and "torch" not in sys.modules, new
+        assert ms.context.K_CONTEXT is None
+        print(msctx.mindspore is ms)
+    """
+    assert passes(code).strip() == "True"

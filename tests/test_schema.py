@@ -1,0 +1,393 @@
+"""The schema that editors use says the same as msctx: what it takes is taken, and what msctx refuses for its form it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft7Validator
+from samples import DATA
+from samples import example as example_of
+
+from msctx import schema
+from msctx.errors import OptionError
+from msctx.options import OPTIONS, UNSET, Option, is_dictionary, make_layer
+from msctx.options.grammars import DynamicDimsKind, PartsKind
+from msctx.options.kinds import BoolKind, ChoiceKind, FlagKind, MemoryKind, OnOffKind, TextKind, YamlWord
+from msctx.options.layers import presets
+from msctx.options.yamlfile import AmbiguousNumber, load, scalar
+from msctx.run.config import read
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "configs" / "schema.json"
+SHIPPED = sorted(path for path in (ROOT / "configs").rglob("*.y*ml"))
+SCHEMA = schema.build()
+VALIDATOR = Draft7Validator(SCHEMA)
+NAMES = sorted(OPTIONS)
+SPELLINGS = [(spelling, option) for option in OPTIONS.values() for spelling in option.spellings]
+
+
+def takes(data: Any) -> bool:
+    return VALIDATOR.is_valid(data)
+
+
+def takes_option(spelling: str, value: Any) -> bool:
+    return takes({"context": {spelling: value}})
+
+
+def nested(path: str, value: Any) -> Any:
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+def written(option: Option) -> list[Any]:
+    """Every value of an option that the reference names: allowed ones, other words for them, the default, the example."""
+    kind = option.kind
+    closed = [*option.choices, *kind.aliases] if isinstance(kind, ChoiceKind) else []
+    if isinstance(kind, BoolKind | OnOffKind | FlagKind):
+        words = [True, False, *map(YamlWord, ("on", "OFF", "Yes", "no"))]
+        closed = words if isinstance(kind, BoolKind) else [*words, 0, 1, "ON", "OFF"]
+    return [*closed, option.example, example_of(option), *([option.default] if option.default is not UNSET else [])]
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_file_is_up_to_date() -> None:
+    assert FILE.read_text(encoding="utf-8") == schema.dump(), "run: msctx schema > configs/schema.json"
+    assert json.loads(schema.dump()) == SCHEMA
+
+
+def test_it_is_a_schema_of_draft_7() -> None:
+    assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
+    Draft7Validator.check_schema(SCHEMA)
+
+
+def test_it_stays_small() -> None:
+    assert FILE.stat().st_size < 160_000, "editors read it anew for every file"
+
+
+def inside(data: Any) -> list[dict[str, Any]]:
+    """All dictionaries of the schema."""
+    found = [data] if isinstance(data, dict) else []
+    values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return [*found, *(below for value in values for below in inside(value))]
+
+
+def test_every_reference_leads_somewhere_and_every_definition_is_used() -> None:
+    used = {part["$ref"].removeprefix("#/definitions/") for part in inside(SCHEMA) if isinstance(part.get("$ref"), str)}
+    assert used == set(SCHEMA["definitions"])
+
+
+def test_patterns_are_such_as_javascript_reads_them() -> None:
+    """Editors compile them with its flag u, under which a needless backslash is an error; `\\Z` and `(?P` are Python's own."""
+    patterns = [part["pattern"] for part in inside(SCHEMA) if isinstance(part.get("pattern"), str)]
+    patterns += [key for part in inside(SCHEMA) for key in part.get("patternProperties", {})]
+    assert len(patterns) > 100
+    for pattern in patterns:
+        re.compile(pattern)
+        assert set(re.findall(r"\\(.)", pattern)) <= set("swdx.^$*+?()[]{}|\\/"), pattern
+        assert not re.search(r"\(\?[^:=!]", pattern), pattern
+
+
+# --- what editors show ------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_can_be_completed_has_a_text() -> None:
+    for part in inside(SCHEMA):
+        for key, below in part.get("properties", {}).items() if "additionalProperties" in part else ():
+            target = SCHEMA["definitions"][below["$ref"].rpartition("/")[2]] if "$ref" in below else below
+            assert target["description"].endswith("."), key
+            assert "default" not in target, "completing `context:` would write it into the file"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_of_an_option_is_its_help(name: str) -> None:
+    option, found = OPTIONS[name], SCHEMA["definitions"][name]
+    assert found["description"] == option.help
+    marked = found["markdownDescription"]
+    assert re.sub(r"[`\\]", "", marked).startswith(option.help)
+    assert all(f"`{spelling}`" in marked for spelling in option.spellings[1:])
+    assert marked.count("`") % 2 == 0
+    assert found["examples"] == [option.example]
+    assert ("deprecationMessage" in found) is bool(option.replaced_by)
+    assert option.replaced_by in found.get("deprecationMessage", "")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if OPTIONS[name].choices])
+def test_every_value_of_a_closed_set_has_its_meaning(name: str) -> None:
+    forms = [SCHEMA["definitions"][name], *SCHEMA["definitions"][name].get("anyOf", ())]
+    (closed,) = [form for form in forms if "enum" in form]
+    assert len(closed["enum"]) == len(closed["enumDescriptions"])
+    assert all(closed["enumDescriptions"])
+    meanings = getattr(OPTIONS[name].kind, "meanings", {})
+    assert closed["enumDescriptions"][: len(meanings)] == list(meanings.values())
+
+
+def test_presets_are_described_by_their_first_comment() -> None:
+    names, _ = SCHEMA["properties"]["context"]["properties"]["preset"]["anyOf"]
+    assert names["enum"] == list(presets())
+    assert all(text.endswith(".") and "yaml-language-server" not in text for text in names["enumDescriptions"])
+
+
+# --- what is taken ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("spelling", "option"), SPELLINGS, ids=[spelling for spelling, _ in SPELLINGS])
+def test_every_spelling_takes_every_value(spelling: str, option: Option) -> None:
+    for value in written(option):
+        assert takes_option(spelling, value), value
+        assert takes({"context": nested(spelling, value)}), value
+
+
+@pytest.mark.parametrize("spelling", [spelling for spelling, _ in SPELLINGS if spelling.count(".") > 1])
+def test_dots_and_nesting_may_be_mixed(spelling: str) -> None:
+    value = OPTIONS[SCHEMA_NAMES[spelling]].example
+    parts = spelling.split(".")
+    for at in range(1, len(parts)):
+        data = nested(".".join(parts[:at]), None)
+        inner = data
+        for key in parts[: at - 1]:
+            inner = inner[key]
+        for mixed in ({".".join(parts[:at]): {".".join(parts[at:]): value}}, _deep(parts[:at], {".".join(parts[at:]): value})):
+            assert takes({"context": mixed}), mixed
+            if OPTIONS[SCHEMA_NAMES[spelling]].content is None:
+                make_layer(mixed, "test")
+
+
+SCHEMA_NAMES = {spelling: option.name for spelling, option in SPELLINGS}
+
+
+def _deep(keys: list[str], value: Any) -> Any:
+    return nested(".".join(keys), value)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.name for path in SHIPPED])
+def test_a_shipped_file_names_the_schema_and_fits_it(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    found = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert found, "the first line tells editors of the schema"
+    assert (path.parent / found[1]).resolve() == FILE
+    assert list(VALIDATOR.iter_errors(load(path).data)) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"context": None, "experiment": None, "record": None},
+        {"context": {"preset": None}},
+        {"context": {"preset": "reproducible", "deterministic": False}},
+        {"context": {"preset": "mine.yml"}},
+        {"context": {"env_config_path": {"rdr": {"enable": True}, "sys.mem_reuse": False}}},
+        {"context": {"graph_kernel_flags": {"opt_level": 2}}},
+        {"context": {"graph_kernel_flags": ["--opt_level=2", "--dump_as_text"]}},
+        {"context": {"ascend_config": {"parallel_speed_up_json_path": {"enable_task_opt": True}}}},
+        {"context": {"session": {"dump_step": [0, "3-5"], "dump_layer": ["a", "b"]}}},
+        {"context": {"in_out_pair": [["a", "b"], ["c"]]}},
+        {"context": {"in_out_pair": [[["a"], ["c"]]]}},
+        {"context": {"max_device_memory": "1.5 GiB"}},
+        {"context": {"max_device_memory": "4_000_000_000", "max_call_depth": "10_000"}},  # YAML 1.2's view of such a number
+        {"experiment": {"name": "größe-1.0", "entry": "a.py:f", "args": {"größe": [1, {"a-b": None}]}, "seed": 3}},
+    ],
+    ids=repr,
+)
+def test_takes(data: Any) -> None:
+    assert takes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        {"contxt": {}},
+        {"deterministic": "ON"},
+        {"context": []},
+        {"context": {"determinstic": "ON"}},
+        {"context": {"gpu_config.conv_alow_tf32": False}},
+        {"context": {"gpu_config.conv_allow_tf32": 7}},
+        {"context": {"gpu_config": None}},
+        {"context": {"gpu_config": {"seed": 0}}},
+        {"context": {"device_context": {"gpu.op_tuning.conv_fprop_algo": "fast"}}},
+        {"context": {"env_config_path": {"rdr": {"enabel": True}}}},
+        {"context": {"env_config_path": {"rdr.mode": 3}}},
+        {"context": {"env_config_path": ["a.json"]}},
+        {"context": {"ge_options": {"global": {"ge.x": 1}}}},
+        {"context": {"preset": "fats"}},
+        {"context": {"preset": ["fast"]}},
+        {"context": {"in_out_pair": [["a"]]}},
+        {"context": {"in_out_pair": [["a"], []]}},
+        {"context": {"max_device_memory": "4OGB"}},
+        {"context": {"max_device_memory": "0GB"}},
+        {"experiment": {"args": None}},
+        {"experiment": {"args": {"a-b": 1}}},
+        {"experiment": {"name": "a/b"}},
+        {"experiment": {"name": ".."}},
+        {"experiment": {"entry": ""}},
+        {"experiment": {"seed": -1}},
+        {"experiment": {"file": "x"}},
+    ],
+    ids=repr,
+)
+def test_refuses(data: Any) -> None:
+    assert not takes(data)
+
+
+# --- the same as msctx ------------------------------------------------------------------------------------------------
+
+WORDS = (
+    "on",
+    "off",
+    "yes",
+    "no",
+    "On",
+    "OFF",
+    "true",
+    "False",
+    "null",
+    "~",
+    "ON",
+    "1_000",
+    "010",
+    "1.0",
+    "1e1",
+    "0x10",
+    "4GB",
+    "12:30",
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-3, 5),
+    st.floats(allow_nan=False),
+    st.sampled_from(WORDS),
+    st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=6),
+)
+VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text("ab.", max_size=3), SCALARS, max_size=2))
+"""What a file may hold. A plain word such as ``on`` is given as the text that a reader of YAML 1.2 makes of it."""
+
+
+def plain(value: Any) -> Any:
+    """What msctx's own reader makes of a value that stands in a file without quotes."""
+    if isinstance(value, str):
+        try:
+            return scalar(value) if type(scalar(value)) in (str, YamlWord, int) else value
+        except AmbiguousNumber:
+            return value
+    return value
+
+
+def refusal(option: Option, value: Any) -> str | None:
+    """Why msctx does not take a value, or ``None``; files that are not there do not count."""
+    try:
+        option.adapter.validate_python(value, strict=True)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def beyond_a_schema(option: Option, value: Any) -> str | None:
+    """Why the schema cannot but take a value that msctx refuses, where that is so."""
+    kind = option.kind
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, float) and item.is_integer() for item in items):
+        return "JSON has one sort of number: 1.0 is a whole one"
+    if isinstance(value, str) and (value.lower() in YamlWord.TRUTH or re.fullmatch(schema._UNDERSCORES, value)):
+        return "quoted, it is text; without quotes it is not, and an editor shows both alike"
+    if isinstance(kind, MemoryKind) and isinstance(value, str):
+        return "a pattern knows no limits"
+    if isinstance(kind, PartsKind):
+        return "parts are compared with each other, and lists of parts are counted" if isinstance(value, str | list) else None
+    if isinstance(kind, TextKind) and value == [""]:
+        return "the text that a list comes to is empty"
+    return None
+
+
+def beyond_a_reader(option: Option, value: Any) -> str | None:
+    """Why msctx takes a value that the schema refuses, where that is meant."""
+    if isinstance(option.kind, TextKind) and isinstance(value, list) and any(isinstance(item, bool) for item in value):
+        return "true in a list of names is most likely a mistake"
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None)
+@given(value=VALUES)
+@example(value=None)
+@example(value=True)
+@example(value=0)
+@example(value=2**63)
+@example(value="")
+@example(value="ON")
+@example(value="on")
+@example(value="0GB")
+@example(value=[])
+@example(value=[True])
+@example(value={})
+def test_it_refuses_what_msctx_refuses_and_nothing_else(name: str, value: Any) -> None:
+    option = OPTIONS[name]
+    assume(not (isinstance(value, dict) and is_dictionary(name)))  # its keys are options: see the other tests
+    refused = {refusal(option, value), refusal(option, plain(value))}
+    if takes_option(name, value):
+        assert None in refused or beyond_a_schema(option, value), value
+    else:
+        assert None not in refused or beyond_a_reader(option, value), value
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_it_knows_the_same_names(data: st.DataObject) -> None:
+    """Keys of an option's spelling, in any nesting, cut short, doubled or with a letter more."""
+    spelling = data.draw(st.sampled_from([spelling for spelling, option in SPELLINGS if option.content is None]))
+    parts = spelling.split(".")
+    change = data.draw(st.sampled_from(["none", "none", "cut", "letter", "double"]))
+    if change == "cut":
+        parts = parts[1:]
+    elif change == "letter":
+        parts[data.draw(st.integers(0, len(parts) - 1))] += "s"
+    elif change == "double":
+        parts = [parts[0], *parts]
+    assume(parts)
+    value: Any = example_of(OPTIONS[SCHEMA_NAMES[spelling]])
+    while parts:
+        count = data.draw(st.integers(1, len(parts)))
+        value = {".".join(parts[-count:]): value}
+        parts = parts[:-count]
+    try:
+        make_layer(value, "test")
+        known = True
+    except OptionError:
+        known = False
+    assert takes({"context": value}) is known
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "context: {deterministic: on, conv_allow_tf32: Off, jit_compile: yes, save_graphs: no}",
+        "context: {max_call_depth: 10_000, max_device_memory: 4_000_000_000}",
+        "context: {gpu_config: {conv_allow_tf32: false}, cpu_config.matmul_allow_tf32: true}",
+        f"context: {{env_config_path: {DATA / 'env_config.json'}}}",
+        "context:\nexperiment:\nrecord:",
+    ],
+)
+def test_a_file_that_is_taken_fits_as_yaml_1_2_reads_it(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text, encoding="utf-8")
+    read(str(file))
+    assert takes(_as_yaml_1_2(load(file).data, text))
+
+
+def _as_yaml_1_2(value: Any, text: str) -> Any:
+    """What msctx read, with each number that is written with underscores turned back into text."""
+    if isinstance(value, dict):
+        return {key: _as_yaml_1_2(below, text) for key, below in value.items()}
+    grouped = f"{value:_}" if type(value) is int else ""
+    return grouped if "_" in grouped and grouped in text else value
