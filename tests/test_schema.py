@@ -17,10 +17,10 @@ from samples import example as example_of
 from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, is_dictionary, make_layer
-from msctx.options.grammars import DynamicDimsKind, PartsKind
+from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BoolKind, ChoiceKind, FlagKind, MemoryKind, OnOffKind, TextKind, YamlWord
 from msctx.options.layers import presets
-from msctx.options.yamlfile import AmbiguousNumber, load, scalar
+from msctx.options.yamlfile import load, scalar
 from msctx.run.config import read
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +30,7 @@ SCHEMA = schema.build()
 VALIDATOR = Draft7Validator(SCHEMA)
 NAMES = sorted(OPTIONS)
 SPELLINGS = [(spelling, option) for option in OPTIONS.values() for spelling in option.spellings]
+NAME_OF = {spelling: option.name for spelling, option in SPELLINGS}
 
 
 def takes(data: Any) -> bool:
@@ -148,24 +149,11 @@ def test_every_spelling_takes_every_value(spelling: str, option: Option) -> None
 
 @pytest.mark.parametrize("spelling", [spelling for spelling, _ in SPELLINGS if spelling.count(".") > 1])
 def test_dots_and_nesting_may_be_mixed(spelling: str) -> None:
-    value = OPTIONS[SCHEMA_NAMES[spelling]].example
-    parts = spelling.split(".")
+    value, parts = OPTIONS[NAME_OF[spelling]].example, spelling.split(".")
     for at in range(1, len(parts)):
-        data = nested(".".join(parts[:at]), None)
-        inner = data
-        for key in parts[: at - 1]:
-            inner = inner[key]
-        for mixed in ({".".join(parts[:at]): {".".join(parts[at:]): value}}, _deep(parts[:at], {".".join(parts[at:]): value})):
+        first, rest = ".".join(parts[:at]), ".".join(parts[at:])
+        for mixed in ({first: {rest: value}}, nested(first, {rest: value}), {first: nested(rest, value)}):
             assert takes({"context": mixed}), mixed
-            if OPTIONS[SCHEMA_NAMES[spelling]].content is None:
-                make_layer(mixed, "test")
-
-
-SCHEMA_NAMES = {spelling: option.name for spelling, option in SPELLINGS}
-
-
-def _deep(keys: list[str], value: Any) -> Any:
-    return nested(".".join(keys), value)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=[path.name for path in SHIPPED])
@@ -275,13 +263,9 @@ VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.te
 
 
 def plain(value: Any) -> Any:
-    """What msctx's own reader makes of a value that stands in a file without quotes."""
-    if isinstance(value, str):
-        try:
-            return scalar(value) if type(scalar(value)) in (str, YamlWord, int) else value
-        except AmbiguousNumber:
-            return value
-    return value
+    """What msctx makes of a value that stands without quotes and is text to a reader of YAML 1.2 alone."""
+    is_other = isinstance(value, str) and (value.lower() in YamlWord.TRUTH or re.fullmatch(schema._UNDERSCORES, value))
+    return scalar(value) if is_other else value
 
 
 def refusal(option: Option, value: Any) -> str | None:
@@ -299,8 +283,8 @@ def beyond_a_schema(option: Option, value: Any) -> str | None:
     items = value if isinstance(value, list) else [value]
     if any(isinstance(item, float) and item.is_integer() for item in items):
         return "JSON has one sort of number: 1.0 is a whole one"
-    if isinstance(value, str) and (value.lower() in YamlWord.TRUTH or re.fullmatch(schema._UNDERSCORES, value)):
-        return "quoted, it is text; without quotes it is not, and an editor shows both alike"
+    if value != plain(value) or isinstance(plain(value), YamlWord):
+        return "quoted, it is text; without quotes it is not, and an editor reads both alike"
     if isinstance(kind, MemoryKind) and isinstance(value, str):
         return "a pattern knows no limits"
     if isinstance(kind, PartsKind):
@@ -345,7 +329,7 @@ def test_it_refuses_what_msctx_refuses_and_nothing_else(name: str, value: Any) -
 @given(data=st.data())
 def test_it_knows_the_same_names(data: st.DataObject) -> None:
     """Keys of an option's spelling, in any nesting, cut short, doubled or with a letter more."""
-    spelling = data.draw(st.sampled_from([spelling for spelling, option in SPELLINGS if option.content is None]))
+    spelling = data.draw(st.sampled_from([spelling for spelling, option in SPELLINGS if not option.content]))
     parts = spelling.split(".")
     change = data.draw(st.sampled_from(["none", "none", "cut", "letter", "double"]))
     if change == "cut":
@@ -355,7 +339,7 @@ def test_it_knows_the_same_names(data: st.DataObject) -> None:
     elif change == "double":
         parts = [parts[0], *parts]
     assume(parts)
-    value: Any = example_of(OPTIONS[SCHEMA_NAMES[spelling]])
+    value: Any = example_of(OPTIONS[NAME_OF[spelling]])
     while parts:
         count = data.draw(st.integers(1, len(parts)))
         value = {".".join(parts[-count:]): value}

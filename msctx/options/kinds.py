@@ -201,7 +201,8 @@ class ChoiceKind(Kind):
     def allowed(self) -> str:  # type: ignore[override]
         other: dict[Any, list[str]] = {}
         for alias, choice in self.aliases.items():
-            other.setdefault(choice, []).append(str(alias).lower() if isinstance(alias, bool) else str(alias))
+            if (text := str(alias).lower() if isinstance(alias, bool) else str(alias)) != str(choice):
+                other.setdefault(choice, []).append(text)
         return ", ".join(f"{c} (also {', '.join(other[c])})" if c in other else str(c) for c in self.choices)
 
     def parse(self, value: Any) -> Any:

@@ -171,7 +171,9 @@ class _Reading:
             if (option := _GE.get(key)) is not None:
                 mark = self.marks((*path, key)) if self.marks else None
                 spelling = f"{setting.spelling}.{key}"
-                self._set(option, spelling, _from_ge(option, text), mark, lambda at, m=mark: m, via=setting.spelling)
+                found = self._set(option, spelling, _from_ge(option, text), mark, lambda at, m=mark: m, via=setting.spelling)
+                if found is not None and option.content:
+                    self._open(found, mark)
 
     def combine(self) -> None:
         """What single values do not show: two spellings of one option, and pairs that exclude each other."""
@@ -190,8 +192,13 @@ def _unreadable(path: str, error: Exception) -> str:
     return str(error.strerror)
 
 
+_GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}
+"""Option → what the graph engine calls its values, where those are words of its own."""
+
+
 def _from_ge(option: Option, text: str) -> Any:
     """The value of an option in CANN's form, where everything is text: ``"1"``, ``"true"``, ``"16"``."""
+    text = _GE_WORDS.get(option.name, {}).get(text, text)
     if isinstance(option.kind, BoolKind | OnOffKind | FlagKind):
         return {"1": True, "0": False, "true": True, "false": False}.get(text.lower(), text)
     is_number = isinstance(option.kind, IntKind) or any(isinstance(choice, int) for choice in option.choices)

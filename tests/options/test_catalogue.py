@@ -137,6 +137,23 @@ def test_ge_options_reach_the_option_as_text(option: Option) -> None:
         assert (found.option.name, found.value, found.device) == (option.name, final, "ascend")
 
 
+@pytest.mark.parametrize(("text", "value"), [("2", "auto"), ("1", "true"), ("0", "false")])
+def test_ge_options_in_words_of_their_own(text: str, value: str) -> None:
+    layer = make_layer({"ge_options.session": {"ge.jit_compile": text}}, "test")
+    assert layer.settings["ge_options.session.ge.jit_compile"].value == value
+
+
+def test_a_file_named_in_ge_options_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mix.json"
+    path.write_text('{"black-list": {"to-add": ["MatMul"]}}')
+    given = {"ge_options.session": {"ge.exec.modify_mixlist": str(path)}}
+    found = make_layer(given, "test").settings["ge_options.session.ge.exec.modify_mixlist"]
+    assert found.content == {"black-list": {"to-add": ["MatMul"]}}
+    path.unlink()
+    with pytest.raises(OptionError, match=r"ge\.exec\.modify_mixlist: .* cannot be read"):
+        make_layer(given, "test")
+
+
 def test_ge_options_hand_on_what_is_no_option_here() -> None:
     layer = make_layer({"ge_options": {"global": {"ge.someNewKey": "7"}}}, "test")
     assert {k: s.value for k, s in layer.settings.items()} == {"ge_options.global": {"ge.someNewKey": "7"}}

@@ -1,0 +1,140 @@
+"""bind: a context carried into another thread, kept after its scope has closed, pickled."""
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from context_helpers import Elsewhere, OwnError, State, context_module, in_thread, quiet, threads
+from torch import _C
+
+import msctx
+from msctx.errors import MsctxWarning, ScopeError
+
+
+def multithreading() -> bool:
+    """A switch that each thread has for itself; pynative_synchronize turns it off."""
+    return _C._is_multithreading_enabled()
+
+
+def test_bind_carries_a_context_into_a_thread(exact_state: State) -> None:
+    before = exact_state()
+    with msctx.context(runtime_num_threads=1, pynative_synchronize=True) as ctx:
+        bound = msctx.current().bind(lambda: (threads(), multithreading(), msctx.get_context("runtime_num_threads")))
+        with Elsewhere() as other:
+            assert other.do(multithreading), "torch shares it with new threads: the test proves nothing"
+            assert other.do(bound) == (1, False, 1)
+            assert other.do(multithreading), "not put back in the thread"
+            with pytest.raises(OwnError):
+                other.do(ctx.bind(_raise_own_error))
+            assert other.do(multithreading)
+            assert other.do(lambda: context_module._stack.scopes) == []
+        assert bound() == (1, False, 1), "in the thread where it was bound"
+    assert exact_state() == before
+
+
+def _raise_own_error() -> None:
+    raise OwnError
+
+
+def test_bind_sets_the_number_of_threads_in_a_thread_that_is_older() -> None:
+    """A thread that has already computed keeps its own number of OpenMP threads."""
+    found = threads()
+    with Elsewhere() as other:
+        assert other.do(lambda: (torch.ones(64, 64) @ torch.ones(64, 64)).shape[0] and threads()) == found
+        with msctx.context(runtime_num_threads=found + 1):
+            assert other.do(msctx.current().bind(threads)) == found + 1
+            assert in_thread(threads) == found + 1, "new threads still get the context's number"
+            assert threads() == found + 1
+        assert other.do(threads) == found
+    assert threads() == found
+
+
+def test_bound_functions_may_nest_scopes_that_do_not_clash(exact_state: State) -> None:
+    before = exact_state()
+
+    def work() -> int:
+        with msctx.context(max_call_depth=3000):
+            assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
+            return threads()
+
+    def clash() -> None:
+        with msctx.context(runtime_num_threads=2):
+            pass
+
+    with msctx.context(runtime_num_threads=1) as ctx:
+        assert in_thread(ctx.bind(work)) == 1
+        with pytest.raises(ScopeError):
+            in_thread(ctx.bind(clash))
+    assert exact_state() == before
+
+
+def test_bind_after_the_scope_has_closed_enters_it_afresh(exact_state: State) -> None:
+    before = exact_state()
+    with msctx.context(runtime_num_threads=1), msctx.context(pynative_synchronize=True):
+        bound = msctx.current().bind(lambda: (threads(), multithreading()))
+    assert (threads() == 1, multithreading()) == (False, True)
+    assert in_thread(bound) == (1, False)
+    assert bound() == (1, False)
+    assert exact_state() == before
+
+
+def test_bind_of_a_context_that_is_not_open(exact_state: State) -> None:
+    before = exact_state()
+    bound = msctx.context(runtime_num_threads=1).bind(threads)
+    assert bound() == 1
+    assert in_thread(bound) == 1
+    assert exact_state() == before
+
+
+def test_leaving_while_a_bound_function_runs_is_told(exact_state: State) -> None:
+    before = exact_state()
+    started, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        go_on.wait(10)
+
+    with Elsewhere() as other:
+
+        def leave_early() -> Any:
+            with msctx.context(pynative_synchronize=True) as ctx:
+                running = other._pool.submit(ctx.bind(work))
+                assert started.wait(10)
+            return running
+
+        with pytest.warns(MsctxWarning, match=r"was left while 1 function\(s\) bound to it still run"):
+            running = leave_early()
+        assert exact_state() == before
+        go_on.set()
+        running.result(10)
+        assert other.do(multithreading)
+    assert exact_state() == before
+
+
+def test_bind_outside_every_with_block_carries_set_context(base: None) -> None:
+    msctx.set_context(pynative_synchronize=True, runtime_num_threads=1)
+    assert in_thread(msctx.current().bind(lambda: (multithreading(), threads()))) == (False, 1)
+    assert in_thread(multithreading)
+
+
+def test_a_function_bound_to_the_base_follows_no_longer_when_the_base_has_changed(base: None) -> None:
+    msctx.set_context(deterministic="ON")
+    bound = msctx.current().bind(lambda: (torch.are_deterministic_algorithms_enabled(), msctx.get_context("deterministic")))
+    assert bound() == (True, "ON")
+    msctx.reset_context()
+    assert bound() == (True, "ON"), "what get_context says must be so"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_bound_functions_can_be_pickled() -> None:
+    with msctx.context("debug", runtime_num_threads=1, max_device_memory="4GB", seed_scope=True) as ctx:
+        bound = pickle.loads(pickle.dumps(ctx.bind(msctx.get_context)))
+        inside = msctx.get_context()
+        origin = msctx.get_context("seed", origin=True)
+    assert bound() == inside
+    assert bound("seed", origin=True) == origin
+
+
+test_bound_functions_can_be_pickled = quiet(test_bound_functions_can_be_pickled)

@@ -1,0 +1,136 @@
+"""with-blocks: entered, left, nested and entered again, each level restored; left in the wrong order or from elsewhere."""
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+import torch
+from context_helpers import OwnError, State, context_module, in_thread, threads
+
+import msctx
+from msctx.errors import RestoreError, ScopeError
+
+
+def test_with_block(exact_state: State) -> None:
+    before = exact_state()
+    with msctx.context(runtime_num_threads=1, deterministic="ON") as ctx:
+        assert threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+        assert msctx.current() is ctx
+        assert ctx.get("deterministic") == "ON"
+        assert str(ctx.device) == "cpu"
+    assert exact_state() == before
+    assert msctx.current() is not ctx
+
+
+@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit])
+def test_with_block_left_by_an_exception(exact_state: State, error: type[BaseException]) -> None:
+    before = exact_state()
+
+    def fail() -> None:
+        with msctx.context(deterministic="ON"), msctx.context(runtime_num_threads=1, max_call_depth=9000):
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert exact_state() == before
+
+
+def test_a_context_does_nothing_before_it_is_entered(exact_state: State) -> None:
+    before = exact_state()
+    ctx = msctx.context(deterministic="ON")
+    assert exact_state() == before
+    with ctx:
+        assert exact_state() != before
+
+
+def test_a_coroutine_may_use_a_with_block() -> None:
+    async def work() -> int:
+        with msctx.context(runtime_num_threads=1):
+            return threads()
+
+    assert asyncio.run(work()) == 1
+
+
+def test_nesting(exact_state: State) -> None:
+    states = [exact_state()]
+    with ExitStack() as stack:
+        for options in (
+            {"runtime_num_threads": 1},
+            {"deterministic": "ON"},
+            {"deterministic": "OFF", "runtime_num_threads": 2},
+            {"max_call_depth": 5000},
+            {"deterministic": "ON", "fill_uninitialized_memory": False},
+        ):
+            stack.enter_context(msctx.context(**options))
+            stack.callback(lambda expected: states.append(exact_state() == expected), exact_state())
+        assert threads() == 2
+        assert torch.are_deterministic_algorithms_enabled()
+    assert states[1:] == [True] * 5
+    assert exact_state() == states[0]
+
+
+def test_one_context_is_entered_again_and_inside_itself(exact_state: State) -> None:
+    before = exact_state()
+    ctx = msctx.context(runtime_num_threads=1)
+    for _ in range(2):
+        with ctx:
+            with msctx.context(runtime_num_threads=2):
+                with ctx:
+                    assert threads() == 1
+                assert threads() == 2
+            assert threads() == 1
+        assert exact_state() == before
+
+
+def test_entering_inside_a_call_under_the_same_context() -> None:
+    ctx = msctx.context(max_call_depth=50)
+    with ctx, ctx, ctx:
+        assert msctx.get_context("max_call_depth") == 50
+
+
+# --- leaving in the wrong order, or from elsewhere --------------------------------------------------------------------
+
+
+def test_out_of_order(exact_state: State) -> None:
+    before = exact_state()
+    outer, inner = msctx.context(runtime_num_threads=1), msctx.context(deterministic="ON")
+    outer.__enter__()
+    inner.__enter__()
+    inside = exact_state()
+    with pytest.raises(ScopeError, match=r"was left before the .* inside it"):
+        outer.__exit__(None, None, None)
+    assert exact_state() == inside, "both stay in force"
+    with pytest.raises(ScopeError, match="not open"):
+        outer.__exit__(None, None, None)
+    assert msctx.current() is inner
+    inner.__exit__(None, None, None)
+    assert exact_state() == before, "they close together"
+    with pytest.raises(ScopeError, match="not open"):
+        inner.__exit__(None, None, None)
+    with msctx.context(runtime_num_threads=1):
+        assert threads() == 1
+    assert exact_state() == before
+
+
+def test_never_entered() -> None:
+    with pytest.raises(ScopeError, match="not open in this thread"):
+        msctx.context(seed=0).__exit__(None, None, None)
+
+
+def test_exit_from_another_thread(exact_state: State) -> None:
+    before = exact_state()
+    with msctx.context(runtime_num_threads=1) as ctx:
+        inside = exact_state()
+        with pytest.raises(ScopeError, match="left by the thread that entered it"):
+            in_thread(lambda: ctx.__exit__(None, None, None))
+        assert exact_state() == inside
+    assert exact_state() == before
+
+
+def test_restore_error_still_closes_the_scope(exact_state: State) -> None:
+    before = exact_state()
+    with pytest.raises(RestoreError), msctx.context(strict=True, runtime_num_threads=1):
+        torch.set_num_threads(2)
+    assert exact_state() == before
+    assert context_module._stack.scopes == []

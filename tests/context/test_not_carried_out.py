@@ -1,0 +1,124 @@
+"""What is not carried out: one warning for each option and reason, strict, invalid values, what came too late."""
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from context_helpers import Passes, State, context_module, threads
+
+import msctx
+from msctx import devices
+from msctx.errors import MsctxWarning, OptionError, StrictError
+
+without_cuda = pytest.mark.skipif("cuda" in devices.here(), reason="there is a CUDA device")
+FAILING: list[Any] = [
+    pytest.param({"mode": 0}, r"mode=.*not_built", id="not_built"),
+    pytest.param({"enable_dump": True}, r"enable_dump=True.*inert", id="inert"),
+    pytest.param(
+        {"gpu_config": {"conv_allow_tf32": False}}, r"gpu_config\.conv_allow_tf32.*refused: no CUDA device", id="refused",
+        marks=without_cuda,
+    ),
+    pytest.param({"conv_allow_tf32": False}, r"conv_allow_tf32.*not_built", id="flat", marks=without_cuda),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "text"), FAILING)
+def test_one_warning_for_each_option_that_is_not_carried_out(options: dict[str, Any], text: str) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with msctx.context(runtime_num_threads=1, **options):
+                assert threads() == 1
+                with msctx.context(max_call_depth=50):
+                    pass
+    assert [w.category for w in told] == [MsctxWarning]
+    assert [w.filename for w in told] == [__file__], "the warning does not point at the user's line"
+    assert re.search(text, str(told[0].message))
+
+
+@pytest.mark.parametrize(("options", "text"), FAILING)
+def test_strict_refuses_before_anything_changes(base: None, exact_state: State, options: dict[str, Any], text: str) -> None:
+    before = exact_state()
+    generators = torch.get_rng_state().tolist()
+    ctx = msctx.context(strict=True, runtime_num_threads=1, seed=5, **options)
+    with pytest.raises(StrictError, match=text):
+        ctx.__enter__()
+    with pytest.raises(StrictError, match=text):
+        msctx.set_context(strict=True, runtime_num_threads=1, seed=5, **options)
+    assert exact_state() == before
+    assert torch.get_rng_state().tolist() == generators
+    assert context_module._stack.scopes == []
+    assert msctx.get_context() == {}
+    with pytest.raises(StrictError, match=text), msctx.context(strict=True), msctx.context(**options):
+        pytest.fail("strict of the outer scope was forgotten")
+
+
+def test_strict_names_everything_at_once() -> None:
+    with pytest.raises(StrictError) as caught:
+        msctx.context(strict=True, mode=0, enable_dump=True, runtime_num_threads=1).__enter__()
+    assert "mode=0" in str(caught.value)
+    assert "enable_dump=True" in str(caught.value)
+    assert "runtime_num_threads" not in str(caught.value)
+
+
+def test_a_warning_turned_into_an_error_leaves_nothing_behind(exact_state: State) -> None:
+    before = exact_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(MsctxWarning):
+            msctx.context(mode=0, runtime_num_threads=1).__enter__()
+    assert exact_state() == before
+    assert context_module._stack.scopes == []
+
+
+def test_all_problems_at_once(exact_state: State) -> None:
+    before = exact_state()
+    with pytest.raises(OptionError) as caught:
+        msctx.context(
+            determinstic="ON", runtime_num_threads=-1, seed=1.5, gpu_config={"conv_alow_tf32": True}, deterministic="on"
+        )
+    assert len(caught.value.problems) == 5
+    text = str(caught.value)
+    for part in ("did you mean deterministic?", "-1 is out of range", "1.5 is not a whole number", "conv_allow_tf32", "'ON'"):
+        assert part in text, text
+    assert "5 problems; nothing was changed" in text
+    assert exact_state() == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_call_depth": 10**9}, {"max_call_depth": 10**30}, {"runtime_num_threads": 2**31}, {"runtime_num_threads": 10**30}],
+    ids=str,
+)
+def test_numbers_that_no_machine_takes(base: None, exact_state: State, options: dict[str, int]) -> None:
+    """Refused while checking, or by the switch; never by an error from below."""
+    before = exact_state()
+    try:
+        with msctx.context(deterministic="ON", **options):
+            pass
+    except msctx.MsctxError:
+        pass
+    assert exact_state() == before
+
+
+def test_what_came_too_late_is_refused_in_the_plan(passes: Passes) -> None:
+    passes("""
+        import warnings, torch, msctx
+        msctx.set_context(inter_op_parallel_num=3)
+        with warnings.catch_warnings(record=True) as told, msctx.context(inter_op_parallel_num=5) as ctx:
+            warnings.simplefilter("always")
+            (row,) = [r for r in ctx.plan.rows if r.option == "inter_op_parallel_num"]
+            assert (row.status, dict(row.assignments)) == ("refused", {}), row
+            assert "can only be set before" in row.reason
+        assert torch.get_num_interop_threads() == 3
+    """)
+
+
+def test_one_warning_per_option_and_reason_whatever_the_value() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with msctx.context(conv_allow_tf32=False), msctx.context(conv_allow_tf32=True):
+            pass
+    assert len(told) == 1

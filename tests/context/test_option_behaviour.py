@@ -1,0 +1,157 @@
+"""What other built options do to torch: pynative_synchronize, deterministic, device_target."""
+
+import warnings
+
+import pytest
+import torch
+from context_helpers import Passes, State, context_module, in_thread
+
+import msctx
+from msctx import apply, devices
+from msctx.errors import DeviceError
+
+# --- pynative_synchronize ---------------------------------------------------------------------------------------------
+
+
+def broken_backward() -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()  # the line of the forward
+    y.add_(1)
+    y.sum().backward()
+
+
+def test_pynative_synchronize_names_the_line_of_the_forward() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            broken_backward()
+        assert not any("y = x.exp()" in str(w.message) for w in told), "torch names it anyway"
+        with msctx.context(pynative_synchronize=True), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            broken_backward()
+    text = "\n".join(str(w.message) for w in told)
+    assert "y = x.exp()  # the line of the forward" in text
+    assert "test_option_behaviour.py" in text
+
+
+def test_pynative_synchronize_does_not_forbid_nan() -> None:
+    def make_nan() -> torch.Tensor:
+        x = torch.zeros(1, requires_grad=True)
+        (x.sqrt() * 0).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="nan"):
+        make_nan()
+    with msctx.context(pynative_synchronize=True):
+        assert make_nan().isnan().all()
+    with torch.autograd.detect_anomaly():
+        with msctx.context(pynative_synchronize=True):
+            make_nan()
+        with pytest.raises(RuntimeError, match="nan"):
+            make_nan()
+
+
+test_pynative_synchronize_does_not_forbid_nan = pytest.mark.filterwarnings("ignore:Anomaly Detection")(
+    pytest.mark.filterwarnings("ignore:Error detected in")(test_pynative_synchronize_does_not_forbid_nan)
+)
+
+
+# --- deterministic ----------------------------------------------------------------------------------------------------
+
+
+def test_deterministic() -> None:
+    def scatter() -> torch.Tensor:
+        return torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]), accumulate=False)
+
+    scatter()
+    with msctx.context(deterministic="ON"):
+        with pytest.raises(RuntimeError, match="put_"):
+            scatter()
+        with msctx.context(deterministic="OFF"):
+            scatter()
+        with msctx.context(deterministic_warn_only=True), pytest.warns(UserWarning, match="put_"):
+            scatter()
+        with pytest.raises(RuntimeError, match="put_"):
+            scatter()
+    scatter()
+
+
+def test_inductors_flag_in_every_thread() -> None:
+    from torch._inductor import config
+
+    def there() -> bool:
+        return config.deterministic
+
+    assert (config.deterministic, in_thread(there)) == (False, False)
+    with msctx.context(deterministic="ON"):
+        assert (config.deterministic, in_thread(there)) == (True, True)
+        with msctx.context(deterministic="OFF"):
+            assert (config.deterministic, in_thread(there)) == (False, False)
+        assert (config.deterministic, in_thread(there)) == (True, True)
+    assert (config.deterministic, in_thread(there)) == (False, False)
+
+
+@pytest.mark.parametrize("variable", ["", "0", "1"])
+def test_inductor_loaded_inside_the_scope(passes: Passes, variable: str) -> None:
+    passes(
+        f"""
+        import os, sys, threading, torch, msctx
+        variable = {variable!r} or None
+        before = msctx.state()
+        def in_thread():
+            found = []
+            thread = threading.Thread(target=lambda: found.append(sys.modules["torch._inductor.config"].deterministic))
+            thread.start()
+            thread.join()
+            return found[0]
+        with msctx.context(deterministic="ON"):
+            assert "torch._inductor.config" not in sys.modules, "msctx loaded inductor"
+            from torch._inductor import config
+            assert config.deterministic and in_thread()
+            with msctx.context(deterministic="OFF"):
+                assert not config.deterministic and not in_thread()
+        assert config.deterministic == in_thread() == (variable == "1")
+        assert os.environ.get("TORCHINDUCTOR_DETERMINISTIC") == variable
+        assert msctx.state()["torch.inductor.deterministic"] == before["torch.inductor.deterministic"]
+        """,
+        env={"TORCHINDUCTOR_DETERMINISTIC": variable} if variable else {},
+    )
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def test_default_device() -> None:
+    with msctx.context(device_target="CPU") as ctx:
+        assert ctx.device == torch.device("cpu")
+        assert apply.SWITCHES["torch.default_device"].read() is None, "installed without having been asked for"
+    with torch.device("meta"):
+        assert torch.empty(1).device.type == "meta"
+        with msctx.context(device_target="CPU", default_device=True) as ctx:
+            assert torch.empty(1).device == ctx.device == torch.device("cpu")
+            with torch.device("meta"):
+                assert torch.empty(1).device.type == "meta"
+            assert torch.empty(1).device.type == "cpu"
+        assert torch.empty(1).device.type == "meta"
+    assert torch.empty(1).device.type == "cpu"
+    torch.set_default_device("meta")
+    try:
+        with msctx.context(device_target="CPU", default_device=True):
+            assert torch.empty(1).device.type == "cpu"
+        assert torch.empty(1).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_target_that_is_not_here(base: None, exact_state: State) -> None:
+    target = next(word for word, device in (("Ascend", "ascend"), ("GPU", "cuda")) if device not in devices.here())
+    before = exact_state()
+    ctx = msctx.context(device_target=target, runtime_num_threads=1)  # planning is fine
+    assert ctx.plan.missing
+    assert ctx.plan.target == target
+    for enter in (ctx.__enter__, lambda: msctx.set_context(device_target=target, runtime_num_threads=1)):
+        with pytest.raises(DeviceError, match=rf"device_target='{target}'.*found: .*CPU"):
+            enter()
+        assert exact_state() == before
+        assert msctx.get_context() == {}
+    assert context_module._stack.scopes == []

@@ -1,0 +1,158 @@
+"""Which layer, preset, group or spelling wins, and what get_context says of its value and origin."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from context_helpers import State, quiet
+
+import msctx
+from msctx import apply
+from msctx.errors import OptionError
+
+
+def test_each_layer_beats_the_one_below(base: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("context:\n  max_call_depth: 2001\n")
+
+    def found() -> tuple[int, str]:
+        value, origin = msctx.get_context("max_call_depth", origin=True)
+        assert value == 1000 or apply.SWITCHES["torch.nn.max_call_depth"].read() == value
+        return value, origin
+
+    assert found() == (1000, "default")
+    monkeypatch.setenv("MSCTX_PRESET", str(preset))
+    msctx.reset_context()
+    value, origin = found()
+    assert value == 2001
+    assert "mine.yaml:2:" in origin
+    monkeypatch.setenv("MSCTX_MAX_CALL_DEPTH", "2002")
+    msctx.reset_context()
+    assert found() == (2002, "environment MSCTX_MAX_CALL_DEPTH")
+    msctx.set_context(max_call_depth=2003)
+    value, origin = found()
+    assert value == 2003
+    assert origin.startswith("set_context at test_precedence.py:")
+    with msctx.context(max_call_depth=2004):
+        value, origin = found()
+        assert value == 2004
+        assert origin.startswith("with-block at test_precedence.py:")
+        with msctx.context(str(preset), runtime_num_threads=1):
+            value, origin = found()
+            assert value == 2001, "an inner scope's preset beats the outer scope"
+            assert "mine.yaml:2:" in origin
+            with msctx.context(max_call_depth=2006):
+                assert found()[0] == 2006
+            assert found()[0] == 2001
+        assert found()[0] == 2004
+    assert found()[0] == 2003
+    monkeypatch.delenv("MSCTX_PRESET")
+    monkeypatch.delenv("MSCTX_MAX_CALL_DEPTH")
+    msctx.reset_context()
+    assert found() == (1000, "default")
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+
+def test_options_beat_the_preset_beside_them() -> None:
+    with msctx.context("reproducible", seed_scope=True) as ctx:
+        assert torch.are_deterministic_algorithms_enabled()
+        assert msctx.get_context("seed", origin=True) == (0, "preset reproducible")
+        assert ctx.get("deterministic") == "ON"
+    with msctx.context("reproducible", deterministic="OFF", seed=7, seed_scope=True):
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.initial_seed() == 7
+    with msctx.context(preset="reproducible", seed_scope=True):
+        assert torch.initial_seed() == 0
+
+
+def test_two_presets_are_a_contradiction() -> None:
+    with pytest.raises((OptionError, TypeError)):
+        msctx.context("fast", preset="debug")
+    with pytest.raises((OptionError, TypeError)):
+        msctx.set_context("fast", preset="debug")
+
+
+@pytest.mark.parametrize("preset", ["reproducable", "no such thing", 5, b"reproducible", ["reproducible"], "missing.yaml"])
+def test_an_unknown_preset(preset: Any) -> None:
+    with pytest.raises(msctx.MsctxError) as caught:
+        msctx.context(preset)
+    assert "missing.yaml" in str(caught.value) or "is not a preset" in str(caught.value)
+    if preset == "reproducable":
+        assert "did you mean 'reproducible'" in str(caught.value)
+
+
+# --- groups and spellings ---------------------------------------------------------------------------------------------
+
+
+def on(device: str, ctx: Any) -> dict[str, Any]:
+    rows = msctx.explain(ctx.settings, device).rows
+    return {row.option: row.value for row in rows if row.device == device and not row.shadowed}
+
+
+@quiet
+def test_a_group_beats_the_flat_spelling_inside_one_scope() -> None:
+    with msctx.context(conv_allow_tf32=True, gpu_config={"conv_allow_tf32": False}) as ctx:
+        assert on("cuda", ctx)["conv_allow_tf32"] is False
+        assert on("cpu", ctx)["conv_allow_tf32"] is True
+        assert msctx.get_context("conv_allow_tf32") is True
+        assert msctx.get_context("gpu_config.conv_allow_tf32") is False
+        assert msctx.get_context("gpu_config") == {"conv_allow_tf32": False}
+        with msctx.context(conv_allow_tf32=True) as inner:
+            assert on("cuda", inner)["conv_allow_tf32"] is True, "the inner scope's flat spelling beats the outer scope's group"
+            with msctx.context(gpu_config={"matmul_allow_tf32": True}) as third:
+                found = on("cuda", third)
+                assert (found["conv_allow_tf32"], found["matmul_allow_tf32"]) == (True, True), "groups merge key by key"
+
+
+@quiet
+def test_a_flat_setting_is_in_force_for_each_devices_group() -> None:
+    with msctx.context(conv_allow_tf32=False):
+        assert msctx.get_context("gpu_config.conv_allow_tf32") is False
+    with msctx.context(gpu_config={"conv_allow_tf32": False}):
+        with msctx.context(conv_allow_tf32=True):
+            assert msctx.get_context("gpu_config.conv_allow_tf32") is True
+        assert msctx.get_context("gpu_config.conv_allow_tf32") is False
+
+
+def test_two_spellings_of_one_option() -> None:
+    with msctx.context(deterministic="ON"):
+        assert msctx.get_context("session.deterministic") == "ON"
+        with msctx.context(session={"deterministic": "OFF"}):
+            assert msctx.get_context("deterministic") == "OFF"
+            assert not torch.are_deterministic_algorithms_enabled()
+    with msctx.context(deterministic="ON", session={"deterministic": "ON"}):
+        assert torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(OptionError, match="contradicts"):
+        msctx.context(deterministic="ON", session={"deterministic": "OFF"})
+
+
+def test_contradicting_variables_are_an_error(base: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSCTX_DETERMINISTIC", "ON")
+    monkeypatch.setenv("MSCTX_SESSION__DETERMINISTIC", "OFF")
+    with pytest.raises(OptionError, match="contradict"):
+        msctx.get_context("deterministic")
+
+
+# --- get_context ------------------------------------------------------------------------------------------------------
+
+
+def test_get_context() -> None:
+    assert msctx.get_context("runtime_num_threads", origin=True) == (30, "default")
+    assert msctx.get_context("seed", origin=True) == (None, "default")
+    assert msctx.get_context() == {}
+    assert msctx.get_context("gpu_config") == {}, "a group of which nothing is set"
+    with msctx.context(runtime_num_threads=1, seed_scope=True):
+        assert msctx.get_context() == {"runtime_num_threads": 1, "seed_scope": True}
+        assert msctx.get_context(origin=True)["seed_scope"].origin.startswith("with-block at test_precedence.py:")
+    with pytest.raises(OptionError, match="did you mean deterministic"):
+        msctx.get_context("determinstic")
+
+
+def test_writing_the_default_is_a_setting(exact_state: State) -> None:
+    before = exact_state()
+    with msctx.context(max_call_depth=1000):
+        assert msctx.get_context("max_call_depth", origin=True).origin.startswith("with-block")
+        assert exact_state() != before

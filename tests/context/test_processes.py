@@ -1,0 +1,173 @@
+"""Other processes: contexts bound into spawned ones, and what a forked one can do with those it inherits."""
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from context_helpers import Passes
+
+import msctx
+
+
+@pytest.fixture(scope="module")
+def spawned() -> Iterator[ProcessPoolExecutor]:
+    """A worker process that shares nothing with this one."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def test_bind_into_a_spawned_process(spawned: ProcessPoolExecutor) -> None:
+    plain = spawned.submit(msctx.state).result(120)
+    assert not plain["torch.deterministic"]
+    with msctx.context(deterministic="ON"), msctx.context(runtime_num_threads=1, pynative_synchronize=True) as ctx:
+        there = spawned.submit(ctx.bind(msctx.state)).result(120)
+        here, names = msctx.state(), list(ctx.plan.assignments)
+    assert len(names) > 5
+    for name in names:
+        assert there[name] == here[name], name
+    assert there["torch.deterministic"]
+    assert there["torch.num_threads"] == 1
+    assert not there["torch.autograd.multithreading"]
+    assert spawned.submit(msctx.state).result(120) == plain, "the worker was not put back"
+
+
+def test_bind_into_a_spawned_process_carries_set_context(base: None, spawned: ProcessPoolExecutor) -> None:
+    """Also what `msctx run` lays below a program: it is in force wherever the program's workers are."""
+    msctx.set_context(deterministic="ON")
+    there = spawned.submit(msctx.current().bind(msctx.state)).result(120)
+    assert there["torch.deterministic"], "outside a with-block"
+    with msctx.context(runtime_num_threads=1) as ctx:
+        there = spawned.submit(ctx.bind(msctx.state)).result(120)
+    assert there["torch.num_threads"] == 1
+    assert there["torch.deterministic"], "below a with-block"
+
+
+# --- fork -------------------------------------------------------------------------------------------------------------
+
+
+FORK = """
+import os, signal, sys, threading, torch, msctx
+from msctx import apply
+from msctx import base as base_module
+context_module = sys.modules["msctx.context"]
+found = torch.get_num_threads()
+
+def child(function):
+    "Run in a forked child; an error or ten seconds end it."
+    sys.stdout.flush()
+    if (pid := os.fork()) == 0:
+        signal.alarm(10)
+        try:
+            function()
+            code = 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            code = 1
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code != -signal.SIGALRM, "the child hangs"
+    assert code == 0, code
+"""
+
+
+def test_a_forked_child_can_enter_contexts(passes: Passes) -> None:
+    passes(
+        FORK
+        + _dedent("""
+        def enter():
+            before = msctx.state()
+            with msctx.context(deterministic="ON", max_call_depth=2000) as ctx:
+                assert torch.are_deterministic_algorithms_enabled()
+                assert msctx.current() is ctx
+            assert msctx.state() == before
+            msctx.set_context(max_call_depth=50)
+            msctx.reset_context()
+            assert msctx.state() == before
+
+        child(enter)
+        with msctx.context(deterministic="ON", runtime_num_threads=1) as ctx:  # open in the thread that forks
+            def inherit():
+                assert msctx.current() is ctx
+                enter()
+                ctx.__exit__(None, None, None)
+                assert not torch.are_deterministic_algorithms_enabled()
+            child(inherit)
+            assert torch.are_deterministic_algorithms_enabled()
+
+        entered, leave = threading.Event(), threading.Event()
+        def hold():
+            with msctx.context(max_call_depth=77):
+                entered.set()
+                leave.wait()
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        assert entered.wait(10)
+        def clash():
+            try:
+                with msctx.context(max_call_depth=78):
+                    raise SystemExit("the other thread's scope was overwritten")
+            except msctx.ScopeError:
+                pass
+        clash()
+        def take_over():  # the thread that holds the scope does not exist here
+            with msctx.context(max_call_depth=78):
+                assert apply.SWITCHES["torch.nn.max_call_depth"].read() == 78
+        child(take_over)
+        leave.set()
+        thread.join()
+    """)
+    )
+
+
+@pytest.mark.parametrize("lock", ["apply._lock", "base_module.BASE.lock"])
+def test_a_fork_while_another_thread_is_inside_msctx(passes: Passes, lock: str) -> None:
+    passes(
+        FORK
+        + _dedent(f"""
+        msctx.get_context("seed")
+        locked, release = threading.Event(), threading.Event()
+        def hold():
+            with {lock}:
+                locked.set()
+                release.wait()
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        assert locked.wait(10)
+        def work():
+            with msctx.context(max_call_depth=78):
+                pass
+            msctx.set_context(max_call_depth=79)
+            msctx.reset_context()
+        child(work)
+        release.set()
+        thread.join()
+    """)
+    )
+
+
+def test_threads_are_not_raised_in_a_forked_child(passes: Passes) -> None:
+    """OpenMP's pool does not survive a fork: torch gives a worker one thread, and computing with more would hang."""
+    passes(
+        FORK
+        + _dedent("""
+        import warnings
+        (torch.ones(4_000_000) + 1).sum()  # the parent has used its pool
+        ctx = msctx.context(runtime_num_threads=2)
+        def work():
+            torch.set_num_threads(1)  # as torch's DataLoader does
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                with ctx:
+                    assert (torch.ones(4_000_000) + 1).sum() == 8_000_000
+            assert told, "runtime_num_threads=2 was dropped in silence"
+        child(work)
+    """)
+    )
+
+
+def _dedent(code: str) -> str:
+    import textwrap
+
+    return textwrap.dedent(code)

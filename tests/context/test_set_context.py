@@ -1,0 +1,171 @@
+"""set_context and reset_context: what holds outside and under open with-blocks, and after a refusal, Ctrl-C or a dead thread."""
+
+import random
+import signal
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+from context_helpers import State, threads
+
+import msctx
+from msctx import apply
+from msctx import base as base_module
+from msctx.errors import MsctxWarning, OptionError, StrictError
+
+
+def test_set_and_reset(base: None, exact_state: State) -> None:
+    before = exact_state()
+    msctx.set_context(runtime_num_threads=1, deterministic="ON")
+    assert threads() == 1
+    msctx.set_context(deterministic="OFF", max_call_depth=3000)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert msctx.get_context() == {"runtime_num_threads": 1, "deterministic": "OFF", "max_call_depth": 3000}
+    assert msctx.current().get("max_call_depth") == 3000
+    msctx.reset_context()
+    assert exact_state() == before
+    assert msctx.get_context() == {}
+    msctx.reset_context()
+
+
+def test_the_latest_set_context_wins_whatever_its_spelling(base: None) -> None:
+    msctx.set_context(deterministic="ON")
+    msctx.set_context(session={"deterministic": "OFF"})
+    assert not torch.are_deterministic_algorithms_enabled()
+    msctx.set_context(deterministic="ON")
+    assert torch.are_deterministic_algorithms_enabled()
+    msctx.reset_context()
+    msctx.set_context("reproducible", session={"deterministic": "OFF"})
+    assert not torch.are_deterministic_algorithms_enabled(), "the preset beat the option beside it"
+
+
+def test_set_context_seeds_once(base: None) -> None:
+    msctx.set_context(seed=5)
+    first = torch.rand(1).item(), random.random()
+    msctx.set_context(runtime_num_threads=1)
+    assert (torch.rand(1).item(), random.random()) != first, "a set_context about threads seeded again"
+    with msctx.context(max_call_depth=500):
+        assert torch.rand(1).item() != first[0], "a scope that has no seed seeded again"
+    msctx.set_context(seed=5)
+    assert (torch.rand(1).item(), random.random()) == first
+
+
+def test_a_scope_inside_does_not_seed_again(base: None) -> None:
+    with msctx.context(runtime_num_threads=1):
+        msctx.set_context(seed=5)
+        first = torch.rand(1).item()
+        with msctx.context(max_call_depth=500):
+            assert torch.rand(1).item() != first
+    with msctx.context(seed=6, seed_scope=True):
+        first = torch.rand(1).item()
+        with msctx.context(runtime_num_threads=1):
+            assert torch.rand(1).item() != first
+        with msctx.context(seed=6):
+            assert torch.rand(1).item() == first
+
+
+def test_a_later_set_context_keeps_what_earlier_ones_need(base: None) -> None:
+    msctx.set_context(max_call_depth=2000)
+    limit = sys.getrecursionlimit()
+    assert limit > 2000
+    msctx.set_context(runtime_num_threads=1)
+    assert sys.getrecursionlimit() == limit, "Python's limit fell below what max_call_depth needs"
+    with msctx.context(seed_scope=True):
+        assert sys.getrecursionlimit() == limit
+
+
+def test_set_context_under_an_open_scope(base: None, exact_state: State) -> None:
+    before = exact_state()
+    with msctx.context(runtime_num_threads=1):
+        with pytest.warns(MsctxWarning, match=r"stays in force until it closes.*torch\.num_threads"):
+            msctx.set_context(runtime_num_threads=2, max_call_depth=3000)
+        assert threads() == 1
+        assert msctx.get_context("runtime_num_threads") == 1
+        assert apply.SWITCHES["torch.nn.max_call_depth"].read() == 3000, "the rest holds at once"
+        assert msctx.get_context("max_call_depth") == 3000
+        assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
+        with msctx.context(seed_scope=True):
+            assert threads() == 1
+            assert msctx.get_context("max_call_depth") == 3000
+    assert threads() == 2
+    assert msctx.get_context("runtime_num_threads") == 2
+    msctx.reset_context()
+    assert exact_state() == before
+
+
+def test_set_context_of_another_option_does_not_warn(base: None) -> None:
+    with msctx.context(runtime_num_threads=1), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        msctx.set_context(max_call_depth=3000)
+
+
+def test_reset_under_an_open_scope(base: None, exact_state: State) -> None:
+    before = exact_state()
+    msctx.set_context(runtime_num_threads=1, deterministic="ON")
+    with msctx.context(runtime_num_threads=2):
+        msctx.reset_context()
+        assert threads() == 2
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert msctx.get_context() == {"runtime_num_threads": 2}
+    assert exact_state() == before
+
+
+def test_a_refused_set_context_changes_nothing(base: None, exact_state: State) -> None:
+    before = exact_state()
+    with pytest.raises(OptionError):
+        msctx.set_context(runtime_num_threads=1, deterministic="maybe")
+    with pytest.raises(StrictError):
+        msctx.set_context(runtime_num_threads=1, mode=0, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(MsctxWarning):
+            msctx.set_context(runtime_num_threads=1, mode=0)
+    assert exact_state() == before
+    assert msctx.get_context() == {}
+
+
+def test_ctrl_c_in_set_context_leaves_values_and_switches_agreed(base: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    def write(value: int) -> None:
+        torch.set_num_threads(value)
+        signal.raise_signal(signal.SIGINT)
+
+    found = threads()
+    switch = dataclasses.replace(
+        apply.SWITCHES["torch.num_threads"], write=write, save=torch.get_num_threads, load=torch.set_num_threads
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(apply, "SWITCHES", {**apply.SWITCHES, "torch.num_threads": switch})
+        with pytest.raises(KeyboardInterrupt):
+            msctx.set_context(runtime_num_threads=1)
+    said = msctx.get_context("runtime_num_threads", origin=True)
+    assert threads() == (found if said.origin == "default" else said.value)
+
+
+@pytest.mark.parametrize("successor", [False, True], ids=["no successor", "its number belongs to another thread now"])
+def test_set_context_in_a_thread_that_has_ended(base: None, exact_state: State, successor: bool) -> None:
+    """What belongs to the process can be reset by anybody; what belonged to that thread went with it."""
+    before = exact_state()
+    setter = threading.Thread(target=lambda: msctx.set_context(pynative_synchronize=True, runtime_num_threads=1))
+    setter.start()
+    setter.join()
+    stop = threading.Event()
+    others = [threading.Thread(target=stop.wait, args=(30,)) for _ in range(3 * successor)]
+    for other in others:
+        other.start()
+    try:
+        if successor and setter.ident not in {other.ident for other in others}:
+            pytest.skip("this system does not give a thread's number away so soon")
+        msctx.reset_context()
+        left = msctx.diff(before, exact_state())
+    finally:
+        stop.set()
+        for hold in {id(h): h for holds in apply._ledger.values() for h in holds}.values():
+            for record in hold.records.values():
+                record.put_back()
+        apply._ledger.clear()
+        base_module.BASE.__init__()  # whatever came of it: the next test starts afresh
+    assert left == {}

@@ -1,0 +1,170 @@
+"""What ``msctx init`` writes: it works as it stands and line by line, and no file of a user is touched."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft7Validator
+
+from msctx import schema, starter
+from msctx.cli import main
+from msctx.errors import FileError
+from msctx.options import OPTIONS, find
+from msctx.options.yamlfile import parse
+from msctx.reference import on_device
+from msctx.run.config import read
+
+TEXT = starter.text("mine.yaml")
+LINES = TEXT.splitlines()
+COMMENTED = [number for number, line in enumerate(LINES) if re.match(r"  # [a-z_]+: ", line)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(list(argv))
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_can_be_read_at_a_glance() -> None:
+    assert len(LINES) <= 80
+    assert max(map(len, LINES)) <= 120
+    assert "\n\n\n" not in TEXT
+    headings = [line for line in LINES if line.startswith("  # --- ")]
+    assert len(headings) == len(starter.GROUPS) + 1
+    assert all(LINES[LINES.index(heading) - 1] == "" for heading in headings)
+
+
+def test_it_offers_known_options_that_are_carried_out_somewhere() -> None:
+    names = [name for group in starter.GROUPS.values() for name in group]
+    assert len(names) == len(set(names))
+    assert set(starter.SET) <= set(names)
+    for name in names:
+        option = OPTIONS[name]
+        assert any(on_device(option, device).status in ("honoured", "approximated") for device in option.devices), name
+        assert sum(re.match(rf"  (# )?{name}: ", line) is not None for line in LINES) == 1
+
+
+def test_each_option_stands_below_what_it_does() -> None:
+    for number, line in enumerate(LINES):
+        if re.match(r"  (# )?[a-z_]+: ", line) and number < LINES.index("experiment:"):
+            assert re.match(r"  # [A-Za-z-]", LINES[number - 1]), line
+            assert number - 1 not in COMMENTED
+
+
+def test_it_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "init", "mine.yaml")
+    assert code == 0
+    assert "msctx explain mine.yaml" in out
+    code, out, _ = run(capsys, "explain", "mine.yaml", "--device", "cpu")
+    assert code == 0
+    assert "2 of 2 options carried out" in out
+    experiment = read("mine.yaml")
+    assert (experiment.name, experiment.entry, experiment.record_dir) == ("mine", "train.py:main", "runs")
+
+
+@pytest.mark.parametrize("number", COMMENTED, ids=[LINES[n].strip("# ").partition(":")[0] for n in COMMENTED])
+def test_each_line_can_be_taken_in(number: int, folder: Path) -> None:
+    lines = [*LINES]
+    lines[number] = lines[number].replace("# ", "", 1)
+    (folder / "mine.yaml").write_text("\n".join(lines), encoding="utf-8")
+    key = lines[number].strip().partition(":")[0]
+    levels = read("mine.yaml").levels
+    if key == "preset":
+        assert levels["preset"].settings
+    else:
+        assert any(spelling.split(".")[0] == key for spelling in levels["yaml"].settings)
+        assert find(key) is not None or key == "gpu_config"
+
+
+def test_all_lines_can_be_taken_in_together(folder: Path) -> None:
+    assert len(COMMENTED) >= 15
+    lines = [line.replace("# ", "", 1) if number in COMMENTED else line for number, line in enumerate(LINES)]
+    (folder / "mine.yaml").write_text("\n".join(lines), encoding="utf-8")
+    assert len(read("mine.yaml").levels["yaml"].settings) == len(COMMENTED) - 1 + len(starter.SET)
+    assert Draft7Validator(schema.build()).is_valid(parse("\n".join(lines), "mine.yaml").data)
+
+
+@pytest.mark.parametrize(
+    "name", ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.yaml", "a\nb.yaml", "1e5.yaml"]
+)
+def test_any_file_name_gives_a_file_that_is_taken(name: str) -> None:
+    path, _ = starter.write(name)
+    experiment = read(str(path))
+    assert experiment.name
+    assert path.read_text(encoding="utf-8").count("\n") == len(LINES)
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_lies_where_the_file_says(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    path, beside = starter.write("sub/mine.yaml")
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first == "# yaml-language-server: $schema=msctx.schema.json"
+    assert path.parent / first.partition("=")[2] == beside
+    assert beside.read_text(encoding="utf-8") == schema.dump()
+
+
+def test_an_existing_file_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.yaml").write_text("mine", encoding="utf-8")
+    code, out, err = run(capsys, "init", "mine.yaml")
+    assert (code, out) == (3, "")
+    assert "mine.yaml  is there already; nothing was written" in err
+    assert (folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
+    assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
+
+
+def test_a_second_experiment_brings_the_schema_up_to_date(folder: Path) -> None:
+    (folder / starter.SCHEMA).write_text("{}", encoding="utf-8")
+    starter.write("mine.yaml")
+    assert (folder / starter.SCHEMA).read_text(encoding="utf-8") == schema.dump()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/such/mine.yaml", "no/such/mine.yaml  there is no folder no/such; make it first: mkdir -p no/such"),
+        ("a file/mine.yaml", "a file is not a folder"),
+        ("mine.txt", "an experiment file ends in .yaml or .yml; did you mean mine.yaml?"),
+        ("mine", "did you mean mine.yaml?"),
+        ("mine.YAML", "did you mean mine.yaml?"),
+        ("", "did you mean experiment.yaml?"),
+        (".yaml", "did you mean experiment.yaml?"),
+        ("folder.yaml", "is there already"),
+        ("a\0b.yaml", "cannot be written: "),
+    ],
+)
+def test_a_file_that_cannot_be_written(name: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a file").write_text("", encoding="utf-8")
+    (folder / "folder.yaml").mkdir()
+    code, out, err = run(capsys, "init", "--", name)
+    assert (code, out) == (3, "")
+    assert message in err
+    assert sorted(path.name for path in folder.iterdir()) == ["a file", "folder.yaml"]
+
+
+def test_json_tells_a_mistake_too(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "init", "mine.txt", "--json")
+    assert code == 3
+    assert json.loads(out or err)["exit_code"] == 3
+
+
+def test_without_its_schema_nothing_is_left(folder: Path) -> None:
+    (folder / starter.SCHEMA).mkdir()
+    with pytest.raises(FileError, match=re.escape(starter.SCHEMA)):
+        starter.write("mine.yaml")
+    assert not (folder / "mine.yaml").exists()
