@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import warnings
 from contextlib import nullcontext, redirect_stdout, suppress
@@ -180,7 +181,7 @@ def init(
     if json_:
         _print_json({"written": written})
     else:
-        print(f"wrote {' and '.join(written)}; next: msctx explain {file}")
+        print(f"wrote {' and '.join(written)}; next: msctx explain {shlex.quote(file)}")
 
 
 def _show_plan(plan: Any, json_: bool) -> None:

@@ -44,16 +44,17 @@ HELP = {
     "preset": "A named set of options to start from, or the path of a YAML file of your own; what stands beside it wins.",
 }
 
-_ASCII = r"[^\x00-\x7f]"
+_BEYOND = r"[^\x00-\x7f]"
 """Editors do not agree with Python on which letters beyond ASCII may stand in a name, so any are let pass."""
 NARROWER: dict[str, dict[str, Any]] = {
-    "name": {"pattern": rf"^\.*([\w-]|{_ASCII})([\w.-]|{_ASCII})*$"},
-    "args": {"patternProperties": {rf"^([A-Za-z_]|{_ASCII})(\w|{_ASCII})*$": {}}, "additionalProperties": False},
+    "name": {"pattern": rf"^\.*([\w-]|{_BEYOND})([\w.-]|{_BEYOND})*$"},
+    "args": {"patternProperties": {rf"^([A-Za-z_]|{_BEYOND})(\w|{_BEYOND})*$": {}}, "additionalProperties": False},
 }
 """What the keys of a section take beyond their type."""
 
 _WORD = "YAML 1.1: on and yes mean true, off and no false"
 _WORDS = f"({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in YamlWord.TRUTH)})"
+"""The words in any case, and what an editor says of them; msctx takes them for true and false where an option has these."""
 _UNDERSCORES = r"^[-+]?[1-9][0-9]*(_[0-9]*)+$"
 """A number such as 4_000_000: one to msctx, as in YAML 1.1, and text to a reader of YAML 1.2."""
 

@@ -19,7 +19,7 @@ from msctx.run.config import read
 
 TEXT = starter.text("mine.yaml")
 LINES = TEXT.splitlines()
-COMMENTED = [number for number, line in enumerate(LINES) if re.match(r"  # [a-z_]+: ", line)]
+COMMENTED = [number for number, line in enumerate(LINES) if re.match(r"  # [a-z_0-9]+: ", line)]
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_it_offers_known_options_that_are_carried_out_somewhere() -> None:
 
 def test_each_option_stands_below_what_it_does() -> None:
     for number, line in enumerate(LINES):
-        if re.match(r"  (# )?[a-z_]+: ", line) and number < LINES.index("experiment:"):
+        if re.match(r"  (# )?[a-z_0-9]+: ", line) and number < LINES.index("experiment:"):
             assert re.match(r"  # [A-Za-z-]", LINES[number - 1]), line
             assert number - 1 not in COMMENTED
 
@@ -97,9 +97,10 @@ def test_all_lines_can_be_taken_in_together(folder: Path) -> None:
     assert Draft7Validator(schema.build()).is_valid(parse("\n".join(lines), "mine.yaml").data)
 
 
-@pytest.mark.parametrize(
-    "name", ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.yaml", "a\nb.yaml", "1e5.yaml"]
-)
+ODD = ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.yaml", "a\nb.yaml", "1e5.yaml"]
+
+
+@pytest.mark.parametrize("name", ODD, ids=repr)
 def test_any_file_name_gives_a_file_that_is_taken(name: str) -> None:
     path, _ = starter.write(name)
     experiment = read(str(path))

@@ -1,6 +1,6 @@
 """runtime_num_threads, inter_op_parallel_num: how many threads the host's operators use."""
 
-from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured
+from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, inert
 
 
 @effect("runtime_num_threads")
@@ -10,6 +10,9 @@ def runtime_num_threads(want: Want) -> Outcome:
     assignments = {"torch.num_threads": want.value}
     if want.device == "cpu":
         return honoured(assignments)
+    host = want.settings.get(want.option.name, "cpu")
+    if host is not None and host.value != want.value:  # there is one number for the whole process
+        return inert(f"these are the host's threads, and {host.spelling}={host.value} sets them")
     return approximated(assignments, "sets the threads of the host's operators; the device schedules its own work")
 
 

@@ -298,7 +298,7 @@ class TextKind(Kind):
     empty: bool = False
 
     def parse(self, value: Any) -> str:
-        if self.comma_list and isinstance(value, list | tuple) and all(isinstance(v, str | int) for v in value):
+        if self.comma_list and isinstance(value, list | tuple) and all(type(v) in (str, int) for v in value):
             value = self.separator.join(str(v) for v in value)
         if not isinstance(value, str):
             hint = str(value) if isinstance(value, int | float) and len(show(value)) < 40 else ""

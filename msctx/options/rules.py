@@ -98,6 +98,18 @@ MIXED = (
     When("precision_mode", ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")),
     When("precision_mode_v2", ("mixed_float16", "mixed_bfloat16", "mixed_hif8")),
 )
+PRECISION_MODES = (
+    "force_fp16",
+    "force_fp32",
+    "allow_fp32_to_fp16",
+    "allow_fp32_to_bf16",
+    "allow_mix_precision",
+    "allow_mix_precision_fp16",
+    "allow_mix_precision_bf16",
+    "must_keep_origin_dtype",
+)
+PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
+NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice gives other bits"
 NO_FIXED_ORDER = "it adds in no fixed order, and deterministic=ON asks for the same bits in every run"
 
 OVERRIDES = (
@@ -109,6 +121,11 @@ OVERRIDES = (
     Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
     Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
+    Overrides(
+        When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list"),
+        When("op_compiler_cache_mode", ("enable", "force")),
+        always=True,
+    ),
 )
 
 EXCLUDES = (
@@ -182,6 +199,20 @@ FORBIDS = (
     Forbids(
         When("customize_dtypes"), When("precision_mode_v2", ("origin",)), "inert", "precision_mode_v2=origin forbids every cast"
     ),
+    Forbids(
+        When("experimental_accelerate_train_mode"),
+        When("precision_mode", tuple(m for m in PRECISION_MODES if m not in ("allow_fp32_to_fp16", "must_keep_origin_dtype"))),
+        "refused",
+        "it needs precision_mode=allow_fp32_to_fp16 or must_keep_origin_dtype, or none",
+    ),
+    Forbids(
+        When("experimental_accelerate_train_mode"),
+        When("precision_mode_v2", tuple(m for m in PRECISION_MODES_V2 if m != "origin")),
+        "refused",
+        "it needs precision_mode_v2=origin, or none",
+    ),
+    Forbids(When("aoe_tune_mode", ("online",)), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
+    Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(
         When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "inert", "op_compiler_cache_mode=disable"
     ),

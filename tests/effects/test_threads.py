@@ -39,3 +39,11 @@ def test_a_machine_with_several_devices_is_written_once(name: str) -> None:
 def test_the_two_are_independent() -> None:
     found = msctx.explain({"runtime_num_threads": 2, "inter_op_parallel_num": 5}, device="cpu")
     assert found.assignments == {"torch.num_threads": 2, "torch.num_interop_threads": 5}
+
+
+def test_the_host_has_one_number_of_threads() -> None:
+    options = {"runtime_num_threads": 1, "device_context.cpu.op_tuning.threads_num": 8}
+    found = plan.make(Settings([make_layer(options, "test")]), Facts(devices=("cpu", "cuda")))
+    assert found.assignments == {"torch.num_threads": 8}
+    (lost,) = [r for r in found.rows if r.device == "cuda"]
+    assert lost.reason == "these are the host's threads, and device_context.cpu.op_tuning.threads_num=8 sets them"

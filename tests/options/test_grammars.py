@@ -95,7 +95,7 @@ BAD = [
     ("DumpStep", "٣", "'٣' is neither a step nor a range of steps", ""),
     ("DumpStep", "1" * 19, f"'{'1' * 19}' is neither a step nor a range of steps", ""),
     ("DumpStep", True, "True is not text", ""),
-    ("DumpStep", [True], "'True' is neither a step nor a range of steps", ""),
+    ("DumpStep", [True], "[True] is not text", ""),
     ("DumpStep", None, "None is not text", ""),
     ("DumpStep", {"a": 1}, "{'a': 1} is not text", ""),
     ("InputShape", "data", "'data' is not name:sizes", ""),

@@ -39,6 +39,7 @@ def names_of(rule: Any) -> list[str]:
             return [rule.option.name, rule.other.name]
 
 
+ACCELERATE = "experimental_accelerate_train_mode"
 ALL = [*rules.OVERRIDES, *rules.EXCLUDES, *rules.NEEDS, *rules.FORBIDS]
 
 
@@ -306,6 +307,18 @@ def test_the_mix_list_needs_a_mixed_mode(tmp_path: Path) -> None:
         ({"deterministic": "ON", "conv_wgrad_algo": "algo_0"}, "conv_wgrad_algo", "refused"),
         ({"deterministic": "ON", "conv_wgrad_algo": "algo_3"}, "conv_wgrad_algo", "refused"),
         ({"op_compiler_cache_mode": "disable", "op_compiler_cache_dir": "x"}, "op_compiler_cache_dir", "inert"),
+        ({"deterministic": "ON", "aoe_tune_mode": "online"}, "aoe_tune_mode", "inert"),
+        ({"deterministic": "ON", "aoe_mode": "2"}, "aoe_mode", "inert"),
+        (
+            {"precision_mode": "force_fp16", ACCELERATE: "fast|step|0.5"},
+            ACCELERATE,
+            "refused",
+        ),
+        (
+            {"precision_mode_v2": "fp16", ACCELERATE: "fast|step|0.5"},
+            ACCELERATE,
+            "refused",
+        ),
     ],
 )
 def test_what_another_option_forbids(values: dict[str, Any], name: str, status: str) -> None:
@@ -313,6 +326,27 @@ def test_what_another_option_forbids(values: dict[str, Any], name: str, status: 
     (first, *_) = values
     del values[first]
     assert row(values, name).status == "not_built"
+
+
+def test_some_modes_allow_what_others_forbid() -> None:
+    given = {ACCELERATE: "fast|loss|1.1"}
+    for mode in ({"precision_mode": "allow_fp32_to_fp16"}, {"precision_mode_v2": "origin"}):
+        assert row({**given, **mode}, ACCELERATE).status == "not_built"
+    assert row({"deterministic": "ON", "aoe_tune_mode": "offline"}, "aoe_tune_mode").status == "not_built"
+
+
+def test_checked_kernels_are_not_cached_unless_they_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "debug.cfg"
+    given = {"op_debug_config": str(path), "op_compiler_cache_mode": "enable"}
+    path.write_text("op_debug_config=dump_cce\n")
+    assert row(given, "op_compiler_cache_mode").reason.startswith("overridden by op_debug_config=")
+    path.write_text("op_debug_config=dump_cce\nop_debug_list=conv1\n")
+    assert row(given, "op_compiler_cache_mode").status == "not_built"
+
+
+def test_the_modes_named_in_rules_are_those_declared() -> None:
+    assert set(rules.PRECISION_MODES) == set(OPTIONS["precision_mode"].choices)
+    assert set(rules.PRECISION_MODES_V2) == set(OPTIONS["precision_mode_v2"].choices)
 
 
 def test_a_requirement_may_come_from_an_outer_scope() -> None:
