@@ -162,8 +162,8 @@ def options(
 
 
 @app.command()
-def schema() -> None:
-    """The JSON Schema of experiment files, for editors: completion, hover texts and checks."""
+def schema(json_: Json = False) -> None:
+    """The JSON Schema of experiment files, for editors: completion, hover texts and checks. It is JSON in any case."""
     from msctx.schema import dump
 
     print(dump(), end="")
