@@ -15,6 +15,7 @@ from msctx.errors import DeviceError, OptionError, Problem, StrictError
 from msctx.notices import tell
 from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of
+from msctx.options.registry import exclusive
 from msctx.plan import Plan
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class Base:
             new = dict(self.levels)
             for level, layer in levels.items():
                 new[level] = new.get(level, Layer()).under(layer)
+                if problems := list(exclusive(new[level].settings, level)):
+                    raise OptionError(problems)
             spellings = {spelling for layer in levels.values() for spelling in layer.settings}
             return self._become(new, spellings, absent=absent)
 

@@ -219,8 +219,9 @@ def migrate(
     else:
         print(f"{migrating.as_yaml(found)}\n{migrating.as_with_block(found)}")
         _show_plan(plan, False)
-    for problem in () if json_ else found.problems:
-        print(f"note: {problem}", file=sys.stderr)
+    notes = [f"{file}:{call.line}:{call.column}  {note}" for call in found.calls for note in call.notes]
+    for note in () if json_ else (*map(str, found.problems), *notes):
+        print(f"note: {note}", file=sys.stderr)
     raise typer.Exit(0 if found.calls else 1)
 
 

@@ -222,11 +222,10 @@ class Context:
         """The device that ``device_target`` and ``device_id`` name; torch's default device when nobody named one."""
         import torch
 
-        plan, settings = self.plan, self.settings
+        plan = self.plan
         if plan.target is None:
             return torch.get_default_device()
-        offline = settings.get("use_off_line")
-        if plan.target == "CPU" or (offline and offline.value is False):
+        if plan.target == "CPU":
             return torch.device("cpu")
         kind = {"GPU": "cuda", "Ascend": "npu"}[plan.target]
         try:

@@ -123,10 +123,10 @@ def _without(row: Row, late: Mapping[str, str]) -> Row:
 
 def make(settings: Settings, facts: Facts) -> Plan:
     """Translate options for every device of *facts* (and the target, though it be absent)."""
-    target = settings.get("device_target")
+    target = _target(settings)
     device_id = settings.get("device_id")
     strict = settings.get("strict")
-    wanted = TARGETS[target.value] if target else None
+    wanted = TARGETS[target] if target else None
     devices = [d for d in DEVICES if d in facts.devices or d == wanted]
     rows = [row for device in devices for row in _rows(settings, device, facts)]
     rows += _absent(settings, devices)
@@ -134,12 +134,20 @@ def make(settings: Settings, facts: Facts) -> Plan:
     order = {name: i for i, name in enumerate(dict.fromkeys(["device_target", "device_id", *settings]))}
     return Plan(
         rows=tuple(sorted(rows, key=lambda r: order[r.option])),
-        target=target.value if target else None,
+        target=target,
         device_id=device_id.value if device_id else None,
         main_device=wanted or devices[-1],
         missing=wanted is not None and wanted not in facts.devices,
         strict=bool(strict and strict.value),
     )
+
+
+def _target(settings: Settings) -> str | None:
+    """The target that counts, in MindSpore's words."""
+    offline, target = settings.get("use_off_line"), settings.get("device_target")
+    if offline is not None and offline.value is False:
+        return "CPU"
+    return target.value if target else None
 
 
 def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:

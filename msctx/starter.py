@@ -102,7 +102,7 @@ def write(name: str) -> list[Path]:
         with path.open("x", encoding="utf-8") as file:
             file.write(text(path.name))
     except FileExistsError:
-        raise FileError([Problem("", "is there already; nothing was written", name)]) from None
+        raise FileError([Problem("", "is there already; nothing was written: choose another name", name)]) from None
     except (OSError, ValueError) as error:
         raise FileError([_unwritten(path, error)]) from None
     try:

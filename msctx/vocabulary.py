@@ -5,6 +5,7 @@ Each function sets one option for the process, as ``set_context`` does, and :fun
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -65,6 +66,8 @@ def setter(name: str, option: Option) -> Callable[..., None]:
     def function(*values: Any, **named: Any) -> None:
         set_options({name: one_argument(name, argument, values, named)}, name)
 
+    parameter = inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    function.__signature__ = inspect.Signature([parameter], return_annotation=None)  # type: ignore[attr-defined]
     return function
 
 

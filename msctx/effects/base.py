@@ -44,6 +44,12 @@ class Want:
     settings: Settings
     facts: Facts
 
+    @property
+    def content(self) -> Any:
+        """What the file holds that the value names, as plain data."""
+        setting = self.settings.get(self.option.name, self.device)
+        return setting.content if setting else None
+
     def other(self, name: str, default: Any = None) -> Any:
         """The value in force of another option on this device."""
         setting = self.settings.get(name, self.device)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msctx.options.kinds import Bool, Choice, Flag, Int, Path, Text, TextKind
+from msctx.options.kinds import AnyText, Bool, Choice, Flag, Int, Path, Text, TextKind
 from msctx.options.option import Option
 
 SOURCE = "mindspore.set_context(ascend_config)"
@@ -122,7 +122,7 @@ OPTIONS = (
     ),
     Option(
         name="ge_options.global",
-        type=dict[Text, Text],
+        type=dict[Text, AnyText],
         help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key that is "
         "an option here acts as that option does and wins over it; the others are handed on to CANN. Both ge_options and the "
         "group ascend_config speak of Ascend alone.",
@@ -132,7 +132,7 @@ OPTIONS = (
     ),
     Option(
         name="ge_options.session",
-        type=dict[Text, Text],
+        type=dict[Text, AnyText],
         help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as those of "
         "ge_options.global are; here too ge_options and the group ascend_config speak of Ascend alone.",
         groups=("ascend_config",),

@@ -39,11 +39,13 @@ class BadValue(ValueError):
 
 
 def show(value: Any) -> str:
-    """A value as a message quotes it; Python itself refuses to print numbers of thousands of digits."""
+    """A value as a message quotes it. Whatever a user gave must be told: also what Python cannot print."""
+    if isinstance(value, int) and abs(value) > 10**4000:  # Python itself refuses
+        return "a number of thousands of digits"
     try:
         text = repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
+    except Exception as error:  # a __repr__ that raises; nested without end
+        return f"a {type(value).__name__} that cannot be printed ({type(error).__name__})"
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
@@ -150,19 +152,22 @@ class IntKind(Kind):
 
     minimum: int | None = None
     maximum: int | None = None
+    zero: bool = True
+    """Whether 0 is one of them."""
     BITS = 63
 
     @property
     def allowed(self) -> str:  # type: ignore[override]
+        but = "" if self.zero else ", not 0"
         match self.minimum, self.maximum:
             case None, None:
-                return "a whole number"
+                return f"a whole number{but}"
             case low, None:
-                return f"a whole number, {low} or more"
+                return f"a whole number, {low} or more{but}"
             case None, high:
-                return f"a whole number, {high} or less"
+                return f"a whole number, {high} or less{but}"
             case low, high:
-                return f"a whole number from {low} to {high}"
+                return f"a whole number from {low} to {high}{but}"
 
     def parse(self, value: Any) -> int:
         if type(value) is not int:
@@ -175,7 +180,7 @@ class IntKind(Kind):
                 hint = int(value)
             raise BadValue(f"{show(value)} is not a whole number", allowed=self.allowed, suggestion=hint)
         low, high = self._limits
-        if not low <= value <= high:
+        if not low <= value <= high or (value == 0 and not self.zero):
             raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
         return value
 
@@ -186,7 +191,7 @@ class IntKind(Kind):
 
     def schema(self) -> dict[str, Any]:
         low, high = self._limits
-        return {"type": "integer", "minimum": low, "maximum": high}
+        return {"type": "integer", "minimum": low, "maximum": high} | ({} if self.zero else {"not": {"const": 0}})
 
 
 @dataclass(frozen=True)
@@ -303,8 +308,8 @@ class TextKind(Kind):
         if not isinstance(value, str):
             hint = str(value) if isinstance(value, int | float) and len(show(value)) < 40 else ""
             raise BadValue(f"{show(value)} is not text", allowed=self.allowed, suggestion=hint)
-        if not value and not self.empty:
-            raise BadValue("the text is empty", allowed=self.allowed)
+        if not value.strip() and not self.empty:
+            raise BadValue("the text is blank" if value else "the text is empty", allowed=self.allowed)
         return str(value)
 
     def schema(self) -> dict[str, Any]:
@@ -321,6 +326,7 @@ Flag = Annotated[int, FlagKind()]
 TextFlag = Annotated[str, TextFlagKind()]
 Memory = Annotated[int, MemoryKind()]
 Text = Annotated[str, TextKind()]
+AnyText = Annotated[str, TextKind(empty=True)]
 Path = Annotated[str, TextKind(allowed="a path")]
 
 
@@ -328,8 +334,8 @@ def MemoryBetween(allowed: str, minimum: int = 1, maximum: int | None = None) ->
     return Annotated[int, MemoryKind(allowed, minimum, maximum)]
 
 
-def Int(minimum: int | None = None, maximum: int | None = None) -> Any:
-    return Annotated[int, IntKind(minimum, maximum)]
+def Int(minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> Any:
+    return Annotated[int, IntKind(minimum, maximum, zero)]
 
 
 def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> Any:

@@ -150,12 +150,9 @@ class _OnDevice:
             higher += taken
             for setting in taken:
                 depth.setdefault(setting.option.name, i)
-        for setting in [found[0] for found in self.found.values() if found[0].option.name in rules.YIELDING]:
-            winner = next((f[0] for f in self.found.values() if rules.overrides(f[0], setting, always=True)), None)
-            if winner is not None:
-                further_in = depth[winner.option.name] < depth[setting.option.name]
-                del self.found[setting.option.name]
-                self.overridden.append(Overridden(setting, winner, further_in))
+        for setting, winner in _beaten([found[0] for found in self.found.values()]):
+            del self.found[setting.option.name]
+            self.overridden.append(Overridden(setting, winner, depth[winner.option.name] < depth[setting.option.name]))
 
     def _take(self, mine: Sequence[Setting], higher: Sequence[Setting]) -> list[Setting]:
         """Lay one layer under those taken already; returns what is in force of it."""
@@ -171,6 +168,16 @@ class _OnDevice:
                 self.found.setdefault(setting.option.name, []).append(setting)
                 taken.append(setting)
         return taken
+
+
+def _beaten(settings: Sequence[Setting]) -> list[tuple[Setting, Setting]]:
+    """The settings that yield to one of the others by a rule that always holds; one that yields itself takes nobody's place."""
+    able = [s for s in settings if s.option.name in rules.YIELDING]
+
+    def winner(setting: Setting) -> Setting | None:
+        return next((w for w in able if rules.overrides(w, setting, always=True) and winner(w) is None), None)
+
+    return [(setting, w) for setting in able if (w := winner(setting)) is not None]
 
 
 def _yields(setting: Setting, beside: Iterable[Setting], higher: Iterable[Setting]) -> Overridden | None:

@@ -49,13 +49,13 @@ def option_of(spelling: str) -> Option:
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Problem:
     parts = spelling.split(".")
     if later := next((LATER[part] for part in parts if part in LATER), ""):
-        return Problem(spelling, f"{later} has it, and msctx has no such option", where, mark=mark)
+        return Problem(spelling, f"{later} has it, and msctx has no such option; leave it out", where, mark=mark)
     depth = next((i for i in reversed(range(1, len(parts))) if ".".join(parts[:i]) in _DICTIONARIES), 0)
     if depth:
         group, key = ".".join(parts[:depth]), parts[depth]
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
         allowed = ", ".join(keys) if len(keys) < 20 else ""
-        return Problem(spelling, f"{group} has no such key", where, allowed, nearest(key, keys) or _elsewhere(key), mark)
+        return Problem(spelling, f"{group} has no such key", where, allowed, _elsewhere(key) or nearest(key, keys), mark)
     hint = nearest(spelling, [*_SPELLINGS, *_DICTIONARIES, "preset"])
     return Problem(spelling, "unknown option", where, suggestion=hint, mark=mark)
 
@@ -100,7 +100,7 @@ class _Reading:
 
     def add(self, path: tuple[str, ...], value: Any) -> None:
         """One value under a path of keys as the user wrote it."""
-        spelling = ".".join(map(str, path))
+        spelling = dotted(path)
         mark = self.marks(path) if self.marks else None
         option = _SPELLINGS.get(spelling)
         if option is None:
@@ -156,7 +156,7 @@ class _Reading:
             self.settings[spelling] = replace(setting, content=parsed.data)
             return
         for keys, found in _flatten(parsed.data, (spelling,)):
-            inner, inside = ".".join(map(str, keys)), parsed.mark(keys[1:])
+            inner, inside = dotted(keys), parsed.mark(keys[1:])
             option = _SPELLINGS.get(inner)
             if option is None:
                 self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
@@ -205,10 +205,15 @@ def _from_ge(option: Option, text: str) -> Any:
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
+def dotted(path: tuple[Any, ...]) -> str:
+    """A path of keys as one name; keys of a user's dictionary may be anything."""
+    return ".".join(key if isinstance(key, str) else show(key) for key in path)
+
+
 def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in values.items():
         path = (*prefix, key)
-        if isinstance(value, Mapping) and ".".join(map(str, path)) in _DICTIONARIES:
+        if isinstance(value, Mapping) and dotted(path) in _DICTIONARIES:
             yield from _flatten(value, path)
         else:
             yield path, value
@@ -247,5 +252,11 @@ def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Pro
         if first.value != setting.value:
             text = f"{setting.value!r} contradicts {first.spelling}={first.value!r}; they are one option: set one of them"
             yield Problem(setting.spelling, text, origin)
+    yield from exclusive(settings, origin)
+
+
+def exclusive(settings: Mapping[str, Setting], origin: str) -> Iterator[Problem]:
+    """The pairs that the sources forbid in one layer."""
     for one, other, why in rules.exclusions([s for s in settings.values() if s.option.name in rules.YIELDING]):
-        yield Problem(one.spelling, f"cannot be set together with {other.spelling}={other.value!r}: {why}", origin)
+        place = f" from {other.origin}" if other.origin != one.origin else ""
+        yield Problem(one.spelling, f"cannot be set together with {other.spelling}={other.value!r}{place}: {why}", origin)

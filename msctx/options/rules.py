@@ -5,6 +5,7 @@ The rules are those of MindSpore, CANN's TensorFlow adapter and ATC, and hold on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -117,6 +118,7 @@ OVERRIDES = (
     Overrides(When("op_precision_mode"), When("op_select_implmode")),
     Overrides(When("op_precision_mode"), When("optypelist_for_implmode")),
     Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
+    Overrides(When("use_off_line", (False,)), When("device_target"), always=True),
     Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
     Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
@@ -134,6 +136,12 @@ EXCLUDES = (
     Excludes(When("compile_dynamic_mode"), When("input_shape")),
     Excludes(When("compile_dynamic_mode"), When("dynamic_dims")),
     Excludes(When("compile_dynamic_mode"), When("dynamic_node_type", (0, 1))),
+    Excludes(
+        When("input_shape"),
+        When("dynamic_dims"),
+        test=lambda shape, gears: len(re.findall(r"[:,]-1\b", shape)) != len(gears.partition(";")[0].split(",")),
+        why="a gear of dynamic_dims has one size for each -1 of input_shape",
+    ),
     Excludes(When("mix_compile_mode"), When("iterations_per_loop", test=_more_than_one, words="above 1")),
     Excludes(When("static_memory_policy", (2, 4)), When("graph_max_parallel_model_num", test=_more_than_one, words="above 1")),
     Excludes(

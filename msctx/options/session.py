@@ -171,7 +171,7 @@ OPTIONS = (
             {
                 0: "nothing is saved",
                 1: "inputs, outputs, their descriptions and the workspace",
-                2: "the inputs alone",
+                2: "the inputs and what describes them, no more",
             }
         ),
         help="What is saved of an operator that fails.",
@@ -660,7 +660,7 @@ OPTIONS = (
     ),
     Option(
         name="stream_sync_timeout",
-        type=Int(-1),
+        type=Int(-1, zero=False),
         help="Milliseconds that waiting for a stream may take before it is an error; -1 waits for ever.",
         default=-1,
         groups=SESSION,
@@ -670,7 +670,7 @@ OPTIONS = (
     ),
     Option(
         name="event_sync_timeout",
-        type=Int(-1),
+        type=Int(-1, zero=False),
         help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever.",
         default=-1,
         groups=SESSION,

@@ -141,9 +141,19 @@ def test_the_default_device_without_a_target_has_a_row_on_every_machine(device: 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("value", "status"), [(True, "honoured"), (False, "approximated")])
 def test_off_line(device: str, value: bool, status: str) -> None:
-    (row,) = msctx.explain({"use_off_line": value}, device=device).rows
-    assert (row.status, row.assignments) == (status, {})
-    assert row.reason
+    for row in msctx.explain({"use_off_line": value}, device=device).rows:
+        assert (row.status, row.assignments) == (status, {})
+        assert row.reason
+
+
+def test_off_line_wins_over_the_target() -> None:
+    plan = msctx.explain({"device_target": "GPU", "use_off_line": False}, device="cuda")
+    assert (plan.target, plan.main_device, plan.missing) == ("CPU", "cpu", True)
+    (lost,) = [r for r in plan.rows if r.option == "device_target" and r.device == "cuda"]
+    assert lost.reason.startswith("overridden by use_off_line=False")
+    with msctx.context(device_target="GPU", use_off_line=False) as ctx:
+        assert ctx.device.type == "cpu"
+    assert msctx.explain({"device_target": "GPU", "use_off_line": True}, device="cuda").target == "GPU"
 
 
 # --- machines that are not here ---------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_every_device_of_a_machine_is_capped() -> None:
 
 @pytest.mark.parametrize(("outer", "inner"), [("4GB", "8GB"), ("8GB", "4GB")])
 def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
-    """An inner scope cannot loosen the cap of an outer one (semantics 26)."""
+    """An inner scope cannot loosen the cap of an outer one."""
     layers = [make_layer({"max_device_memory": cap}, cap) for cap in (outer, inner)]
     found = plan.make(Settings(layers), Facts.only("cuda"))
     assert found.assignments == {SWITCHES["cuda"]: 4 * GB}
@@ -45,7 +45,7 @@ def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
 
 
 def test_an_option_beside_a_preset_beats_the_presets_cap(tmp_path: Path) -> None:
-    """A preset, a file and the command line are no scopes around one another: the higher one wins (semantics 4)."""
+    """A preset, a file and the command line are no scopes around one another: the higher one wins."""
     preset = tmp_path / "small.yaml"
     preset.write_text("context:\n  max_device_memory: 4GB\n")
     found = msctx.explain({"preset": str(preset), "max_device_memory": "8GB"}, device="cuda")

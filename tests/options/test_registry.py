@@ -167,7 +167,7 @@ def test_two_spellings_that_agree_are_fine() -> None:
 
 
 def test_a_group_and_the_flat_spelling_do_not_contradict() -> None:
-    """A device's own group beats the flat spelling (semantics 4)."""
+    """A device's own group beats the flat spelling."""
     layer = make_layer({"conv_allow_tf32": True, "gpu_config": {"conv_allow_tf32": False}}, "test")
     assert len(layer.settings) == 2
 

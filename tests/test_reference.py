@@ -1,0 +1,75 @@
+"""The reference: a row for each path of the catalogue on each device, and a page for each option."""
+
+import json
+
+import pytest
+
+from msctx.effects import Outcome
+from msctx.options import DEVICES, OPTIONS, Option, Settings, make_layer
+from msctx.options.option import OURS
+from msctx.plan import DONE, FAILING
+from msctx.reference import catalogue, describe, on_device, paths
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_row_of_the_catalogue_is_whole(device: str) -> None:
+    for row in catalogue(device):
+        assert set(row) == {
+            "path", "option", "aliases", "value", "origin", "status", "switches", "assignments", "reason",
+        }  # fmt: skip
+        assert row["origin"] == "default"
+        assert row["assignments"] == {}
+        assert row["status"] in (*DONE, *FAILING)
+        assert row["reason"] or row["status"] == "honoured"
+        assert json.loads(json.dumps(row)) == row
+
+
+def test_every_row_shows_the_default_of_its_vocabulary() -> None:
+    rows = {row["path"]: row["value"] for row in catalogue("ascend")}
+    assert rows["ascend_config.atomic_clean_policy"] == 1
+    assert rows["session.atomic_clean_policy"] == 0
+    assert rows["atc.op_select_implmode"] == "high_performance"
+    assert rows["session.op_select_implmode"] is None
+
+
+def test_what_is_set_shows_in_its_rows() -> None:
+    options = {"deterministic": "ON", "gpu_config": {"conv_allow_tf32": False}, "graph_kernel_flags": "--opt_level=1"}
+    rows = {row["path"]: row for row in catalogue("cuda", Settings([make_layer(options, "mine")]))}
+    assert (rows["deterministic"]["value"], rows["deterministic"]["origin"]) == ("ON", "mine")
+    assert rows["deterministic"]["assignments"]["torch.cudnn.deterministic"] is True
+    assert rows["session.deterministic"]["value"] == "ON"
+    assert rows["gpu_config"]["value"] == {"conv_allow_tf32": False}
+    assert rows["graph_kernel_flags.opt_level"]["value"] == 1
+    assert rows["mode"]["origin"] == "default"
+
+
+def test_a_group_for_one_device_earns_nothing_on_another() -> None:
+    rows = {r["path"]: r for r in catalogue("cpu", Settings([make_layer({"gpu_config": {"conv_allow_tf32": False}}, "x")]))}
+    assert rows["gpu_config.conv_allow_tf32"]["status"] == "refused"
+    assert rows["gpu_config.conv_allow_tf32"]["reason"] == "no CUDA device"
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def test_every_option_has_its_page(option: Option) -> None:
+    page = describe(option)
+    assert json.loads(json.dumps(page)) == page
+    assert [v["value"] for v in page["values"]] == list(option.choices)
+    for device in DEVICES:
+        found = page["status"][device]
+        assert found["status"] in (*DONE, *FAILING)
+        expected = option.devices if not option.replaced_by else ()
+        assert (found["status"] != "inert") is (device in expected) or option.name in ("device_target", "device_id")
+        assert isinstance(on_device(option, device), Outcome)
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.names_file], ids=lambda o: o.name)
+def test_an_option_that_names_a_file_shows_one(option: Option) -> None:
+    text = describe(option)["file"]
+    assert option.format is not None
+    parsed = option.format.parse(text, option.example)
+    assert parsed.problems == []
+    assert parsed.data
+
+
+def test_groups_of_our_own_are_no_paths() -> None:
+    assert not any(path.startswith(OURS) for path in paths())
