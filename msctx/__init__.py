@@ -52,3 +52,7 @@ def __getattr__(name: str) -> Any:
     if name in _NEWER:
         return getattr(import_module("msctx.vocabulary"), name)
     raise AttributeError(f"module 'msctx' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_NEWER})

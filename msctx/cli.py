@@ -6,6 +6,7 @@ Data goes to stdout, messages to stderr. Exit codes: 0 done; 1 a check failed or
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -114,7 +115,7 @@ def explain(
         str | None, typer.Option(help="Plan for cpu, cuda or ascend, whatever is here. Default: this machine.")
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Every option there is, set or not: a row for each path of the catalogue.")
+        bool, typer.Option("--all", help="MindSpore's, CANN's and ATC's options, set or not: a row for each path.")
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -150,14 +151,15 @@ def options(
 ) -> None:
     """The reference: every option; of one its values, devices, status, interactions and an example."""
     from msctx import reference, render
-    from msctx.options import is_dictionary, option_of
+    from msctx.options import OPTIONS, is_dictionary
+    from msctx.options.registry import named
 
     console = render.console()
-    if name is None or is_dictionary(name):
+    if name is None or (is_dictionary(name) and name not in OPTIONS):
         found = reference.listing(reference.members(name) if name else None)
         _print_json(found) if json_ else console.print(render.options_table(found))
         return
-    page = reference.describe(option_of(name))
+    page = reference.describe(named(name))
     _print_json(page) if json_ else console.print(render.option_page(page))
 
 
@@ -210,6 +212,8 @@ def migrate(
     forms = {"yaml": migrating.as_yaml, "block": migrating.as_with_block}
     if as_ is not None and as_ not in forms:
         raise OptionError([Problem("--as", f"{as_!r} is not a form", "migrate", ", ".join(forms))])
+    if as_ is not None and json_:
+        raise OptionError([Problem("--as", "--json prints all forms: give one of the two", "migrate")])
     found = migrating.read(file)
     plan = migrating.planned(found, device)
     if json_:
@@ -219,10 +223,11 @@ def migrate(
     else:
         print(f"{migrating.as_yaml(found)}\n{migrating.as_with_block(found)}")
         _show_plan(plan, False)
-    notes = [f"{file}:{call.line}:{call.column}  {note}" for call in found.calls for note in call.notes]
-    for note in () if json_ else (*map(str, found.problems), *notes):
+    notes = [((c.line, c.column), f"{file}:{c.line}:{c.column}  {note}") for c in found.calls for note in c.notes]
+    notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
+    for _, note in () if json_ else sorted(notes):
         print(f"note: {note}", file=sys.stderr)
-    raise typer.Exit(0 if found.calls else 1)
+    raise typer.Exit(0 if found.options else 1)
 
 
 @app.command()
@@ -288,6 +293,9 @@ def doctor(json_: Json = False) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run a command; a user's mistake ends in a message and an exit code, never in a traceback of ours."""
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):  # what an old terminal cannot show is spelt out
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     plain_format = warnings.formatwarning
     warnings.formatwarning = lambda message, kind, *place, **more: (
         f"warning: {message}\n" if issubclass(kind, MsctxWarning) else plain_format(message, kind, *place, **more)
@@ -324,7 +332,10 @@ def _report(error: MsctxError, as_json: bool) -> None:
         print(f"error: {error}", file=sys.stderr)
         return
     problems = error.problems if isinstance(error, _ProblemsError) else ()
-    listed = [{"path": p.path, "where": str(p.mark or p.where), "problem": p.text, "allowed": p.allowed} for p in problems]
+    listed = [
+        {"path": p.path, "where": str(p.mark or p.where), "problem": p.text, "allowed": p.allowed, "hint": p.suggestion}
+        for p in problems
+    ]
     print(
         json.dumps(
             {"error": type(error).__name__, "message": str(error), "problems": listed, "exit_code": error.exit_code}, indent=2

@@ -236,7 +236,7 @@ class Context:
 
     def get(self, name: str) -> Any:
         """The value of an option in force inside this context; see :func:`get_context`."""
-        return _look_up(name, self.settings).value
+        return _look_up(name, self.settings, self.plan.main_device).value
 
     def bind(self, function: Callable[..., Any]) -> Bound:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
@@ -392,18 +392,21 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
         origin: return an :class:`Origin`, (value, where it was set); ``"default"`` when nobody set it.
     """
     BASE.start()
-    settings = current().settings
+    settings, main = current().settings, _in_force()[1].main_device
     if name is None:
-        return {n: _look_up(n, settings) if origin else _look_up(n, settings).value for n in settings}
-    found = _look_up(name, settings)
-    return found if origin else found.value
+        found = {n: _look_up(n, settings, main) for n in settings if settings.speaks(n)}
+        return {n: value if origin else value.value for n, value in found.items()}
+    value = _look_up(name, settings, main)
+    return value if origin else value.value
 
 
-def _look_up(name: str, settings: Settings) -> Origin:
-    option = find(name)
-    found = None if option is None else settings.get(option.name, device_of(name))
-    if found is not None:
-        return Origin(found.value, found.origin)
+def _look_up(name: str, settings: Settings, main: str) -> Origin:
+    """What holds on the device that the name means, else on the main one, else wherever it was set."""
+    option, device = find(name), device_of(name)
+    if option is not None:
+        found = settings.get(option.name, device or main) or (None if device else settings.get(option.name))
+        if found is not None:
+            return Origin(found.value, found.origin)
     keys = [k for layer in settings.layers for k, s in layer.settings.items() if k.startswith(f"{name}.") and not s.via]
     if keys:
         group: dict[str, Any] = {}
@@ -412,8 +415,8 @@ def _look_up(name: str, settings: Settings) -> Origin:
             *above, last = key[len(name) + 1 :].split(".")
             for part in above:
                 inner = inner.setdefault(part, {})
-            inner[last] = _look_up(key, settings).value
-        return Origin(group, "; ".join(dict.fromkeys(_look_up(key, settings).origin for key in keys)))
+            inner[last] = _look_up(key, settings, main).value
+        return Origin(group, "; ".join(dict.fromkeys(_look_up(key, settings, main).origin for key in keys)))
     if option is None and is_dictionary(name):
         return Origin({}, "default")
     default = option_of(name).default_at(name)

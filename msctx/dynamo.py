@@ -29,7 +29,7 @@ def untraced(function: F) -> F:
 
 
 @untraced
-def call_outside(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+def call_outside(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
     """Call *function* with Dynamo's evaluation of frames switched off."""
     if (dynamo := sys.modules.get("torch._dynamo")) is None or not hasattr(dynamo, "disable"):
         return function(*args, **kwargs)

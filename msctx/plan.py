@@ -32,8 +32,10 @@ class Row:
     assignments: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     spelling: str = ""
+    winner: str = ""
+    """The spelling of the setting that took its place."""
     shadowed: bool = False
-    """Another setting took its place, as whoever set that one meant: no warning."""
+    """That is as whoever set the winner meant it: no warning."""
 
     def __str__(self) -> str:
         return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
@@ -48,6 +50,7 @@ class Row:
             "status": self.status,
             "switches": dict(self.assignments),
             "reason": self.reason,
+            "overridden_by": self.winner or None,
         }
 
 
@@ -83,6 +86,12 @@ class Plan:
             for switch in row.assignments:
                 found.setdefault(switch, set()).add(row.spelling)
         return {switch: frozenset(names) for switch, names in found.items()}
+
+    @cached_property
+    def carried_out(self) -> tuple[str, ...]:
+        """The spellings of the options that are carried out where it counts."""
+        failing = {row.spelling for row in self.failing}
+        return tuple(dict.fromkeys(r.spelling for r in self.rows if r.status in DONE and r.spelling not in failing))
 
     @cached_property
     def failing(self) -> tuple[Row, ...]:
@@ -137,7 +146,7 @@ def make(settings: Settings, facts: Facts) -> Plan:
         target=target,
         device_id=device_id.value if device_id else None,
         main_device=wanted or devices[-1],
-        missing=wanted is not None and wanted not in facts.devices,
+        missing=wanted not in (None, "cpu", *facts.devices),
         strict=bool(strict and strict.value),
     )
 
@@ -161,10 +170,10 @@ def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
         yield _row(setting, device, outcome)
     for setting, winner, expected in settings.overridden(device):
         reason = f"overridden by {winner.spelling}={winner.value!r} from {winner.origin}"
-        yield _row(setting, device, Outcome("inert", {}, reason), shadowed=expected)
+        yield _row(setting, device, Outcome("inert", {}, reason), winner.spelling, shadowed=expected)
 
 
-def _row(setting: Setting, device: str, outcome: Outcome, *, shadowed: bool = False) -> Row:
+def _row(setting: Setting, device: str, outcome: Outcome, winner: str = "", *, shadowed: bool = False) -> Row:
     return Row(
         option=setting.option.name,
         device=device,
@@ -174,6 +183,7 @@ def _row(setting: Setting, device: str, outcome: Outcome, *, shadowed: bool = Fa
         assignments=outcome.assignments,
         reason=outcome.reason,
         spelling=setting.spelling,
+        winner=winner,
         shadowed=shadowed,
     )
 

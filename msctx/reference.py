@@ -48,7 +48,8 @@ def catalogue(device: str, settings: Settings | None = None) -> list[dict[str, A
 
 
 def _row(option: Option, path: str, device: str, plan: Plan) -> dict[str, Any]:
-    found = next((r for r in plan.rows if r.option == option.name and not r.reason.startswith("overridden")), None)
+    rows = sorted((r for r in plan.rows if r.option == option.name), key=lambda r: (r.spelling != path, bool(r.winner)))
+    found = rows[0] if rows else None
     known = on_device(option, device)
     default = option.default_at(path)
     return {
@@ -136,6 +137,7 @@ def describe(option: Option) -> dict[str, Any]:
         "devices": list(option.devices),
         "status": {device: _status(option, device) for device in DEVICES},
         "interactions": rules.sentences(option.name),
+        "keys": members(option.name),
         "replaced_by": option.replaced_by or None,
         "source": option.source,
         "example": option.example,

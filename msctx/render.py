@@ -58,12 +58,12 @@ def plan_table(plan: Plan) -> Group:
 
 def plan_footer(plan: Plan) -> Text:
     """One line: how much of it is carried out."""
-    failing = {row.spelling for row in plan.failing}
     spellings = dict.fromkeys(row.spelling for row in plan.rows)
-    done = len(spellings) - len(failing)
-    text = Text(f"{done} of {len(spellings)} options carried out")
-    if failing:
-        text.append(f"; not: {', '.join(s for s in spellings if s in failing)}", style="yellow")
+    text = Text(f"{len(plan.carried_out)} of {len(spellings)} options carried out")
+    if left := [s for s in spellings if s not in plan.carried_out]:
+        text.append(f"; not: {', '.join(left)}", style="yellow")
+    if plan.strict and plan.failing:
+        text.append("\nstrict=True: entering this would be refused", style="red")
     if plan.missing:
         text.append(
             f"\ndevice_target={plan.target} is not on this machine: this plan can be looked at, not entered", style="red"
@@ -119,6 +119,7 @@ def option_page(option: Mapping[str, Any]) -> Group:
     facts |= {"example": f"{option['name']}={option['example']}"}
     facts |= {"also written": ", ".join(option["aliases"])} if option["aliases"] else {}
     facts |= {"CANN's key": option["ge"]} if option["ge"] else {}
+    facts |= {"keys in it": ", ".join(option["keys"])} if option["keys"] else {}
     facts |= {"instead": option["replaced_by"]} if option["replaced_by"] else {}
     facts |= {"source": option["source"]}
     for device, word in DEVICE_WORDS.items():

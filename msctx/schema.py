@@ -194,6 +194,8 @@ def _option(option: Option) -> dict[str, Any]:
         facts["Default of MindSpore" if option.source.startswith("mindspore") else "Default of CANN"] = _shown(option.default)
     schema = {**_text(option.help, facts), "examples": [option.example]}
     schema |= _as_an_editor_reads(option.adapter.json_schema(), allowed(option))
+    if "patternProperties" in schema:  # keys that fit the pattern, and no others
+        schema["additionalProperties"] = False
     if option.replaced_by:
         schema["deprecationMessage"] = f"Without effect; use {option.replaced_by}."
     return schema

@@ -119,6 +119,8 @@ def set_memory(increase_size: Any = UNSET, max_size: Any = UNSET, optimize_level
         allowed = "increase_size, max_size, optimize_level"
         problems = [Problem(name, "no option of msctx stands behind it", "runtime.set_memory", allowed) for name in others]
         raise OptionError(problems)
+    if increase_size is UNSET and max_size is UNSET and optimize_level is UNSET:
+        raise TypeError("set_memory() takes at least one of increase_size, max_size, optimize_level")
     given = {"increase_size": increase_size, "max_size": max_size, "optimize_level": optimize_level}
     options = {f"runtime.set_memory.{name}": value for name, value in given.items() if value is not UNSET}
     set_options(options, "runtime.set_memory")

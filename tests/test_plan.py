@@ -103,7 +103,30 @@ def test_a_row_tells_everything() -> None:
             "torch.mkldnn.deterministic": True,
         },
         "reason": "",
+        "overridden_by": None,
     }
+
+
+def test_the_cpu_is_on_every_machine() -> None:
+    assert not msctx.explain({"device_target": "CPU"}, device="cuda").missing
+
+
+def test_what_is_carried_out() -> None:
+    options = {"deterministic": "ON", "mode": 0, "conv_fprop_algo": "gemm", "gpu_config": {"conv_fprop_algo": "fft"}}
+    assert msctx.explain(options, device="cuda").carried_out == ("deterministic",)
+
+
+def test_what_a_higher_level_displaces_is_told() -> None:
+    """Levels are laid into one layer: what loses its place there to another option must not vanish."""
+    low = make_layer({"enable_graph_kernel": True, "precision_mode": "force_fp16"}, "file")
+    high = make_layer({"graph_kernel_flags": "--opt_level=1", "precision_mode_v2": "fp16"}, "command line")
+    found = plan.make(Settings([low.under(high, lower=True)]), Facts())
+    lost = {r.spelling: r for r in found.rows if r.winner}
+    assert {name: r.winner for name, r in lost.items()} == {
+        "enable_graph_kernel": "graph_kernel_flags.opt_level",
+        "precision_mode": "precision_mode_v2",
+    }
+    assert all(r.shadowed and r not in found.failing and r.origin == "file" for r in lost.values())
 
 
 def test_a_row_in_words() -> None:

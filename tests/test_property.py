@@ -602,6 +602,7 @@ def test_a_dictionary_is_taken_whole_or_not_at_all(exact_state: State, options: 
 
 
 @settings(max_examples=200, **common)
+@example(first={"function": None, "self": 1}, second={"args": 1, "kwargs": 1, "options": 1, "preset": None})
 @given(first=dictionaries, second=dictionaries)
 def test_set_context_takes_a_dictionary_whole_or_not_at_all(
     exact_state: State, first: dict[str, Any], second: dict[str, Any]

@@ -27,8 +27,8 @@ OPTIONS = (
             },
             aliases={"precomp_gemm": "implicit_precomp_gemm"},
         ),
-        help="The algorithm of the forward convolution. A shape that the named one cannot take goes the way that fallback says; "
-        "ctx.choices() tells what ran.",
+        help="The algorithm of the forward convolution. A shape that the named one cannot take goes torch's own way, and that is "
+        "told.",
         default="normal",
         devices=("cpu", "cuda"),
         groups=("gpu_config", "cpu_config"),

@@ -8,9 +8,11 @@ type can offer the nearest allowed value.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Annotated, Any
+from os import PathLike, fspath
+from typing import Annotated, Any, SupportsIndex
 
 
 class YamlWord(str):
@@ -36,6 +38,11 @@ class BadValue(ValueError):
     def __init__(self, text: str, *, allowed: str = "", suggestion: Any = "") -> None:
         super().__init__(text)
         self.text, self.allowed, self.suggestion = text, allowed, suggestion
+
+
+def plain(value: str) -> str:
+    """A text without what a subclass (an enumeration, numpy's) makes of it when it is printed."""
+    return str.__str__(value)
 
 
 def show(value: Any) -> str:
@@ -87,7 +94,7 @@ class BoolKind(Kind):
             return value
         if isinstance(value, YamlWord):
             return value.truth
-        hint = "quotes make it text: write it without" if str(value).lower() in ("true", "false") else ""
+        hint = "quotes make it text: write it without" if isinstance(value, str) and value.lower() in ("true", "false") else ""
         raise BadValue(f"{show(value)} is not a boolean", allowed=self.allowed, suggestion=hint)
 
     def schema(self) -> dict[str, Any]:
@@ -106,7 +113,7 @@ class OnOffKind(Kind):
         if isinstance(value, bool) or (type(value) is int and value in (0, 1)):
             return "ON" if value else "OFF"
         if isinstance(value, str) and value in ("ON", "OFF"):
-            return str(value)
+            return plain(value)
         near = value.upper() if isinstance(value, str) and value.upper() in ("ON", "OFF") else ""
         raise BadValue(f"{show(value)} is neither ON nor OFF", allowed=self.allowed, suggestion=near)
 
@@ -178,6 +185,9 @@ class IntKind(Kind):
                 hint = f"write it without quotes: {int(value)}"
             elif isinstance(value, float) and value.is_integer():
                 hint = int(value)
+            elif isinstance(value, SupportsIndex) and not isinstance(value, bool):  # numpy's; an array of one, too
+                with suppress(Exception):
+                    hint = value.__index__()
             raise BadValue(f"{show(value)} is not a whole number", allowed=self.allowed, suggestion=hint)
         low, high = self._limits
         if not low <= value <= high or (value == 0 and not self.zero):
@@ -211,6 +221,8 @@ class ChoiceKind(Kind):
         return ", ".join(f"{c} (also {', '.join(other[c])})" if c in other else str(c) for c in self.choices)
 
     def parse(self, value: Any) -> Any:
+        if isinstance(value, str) and type(value) not in (str, YamlWord):
+            value = plain(value)
         for choice in self.choices:  # by type too: 1 == True, and neither is the other here
             if type(choice) is type(value) and choice == value:
                 return choice
@@ -305,15 +317,17 @@ class TextKind(Kind):
     def parse(self, value: Any) -> str:
         if self.comma_list and isinstance(value, list | tuple) and all(type(v) in (str, int) for v in value):
             value = self.separator.join(str(v) for v in value)
+        if isinstance(value, PathLike):
+            value = fspath(value)
         if not isinstance(value, str):
             hint = str(value) if isinstance(value, int | float) and len(show(value)) < 40 else ""
             raise BadValue(f"{show(value)} is not text", allowed=self.allowed, suggestion=hint)
         if not value.strip() and not self.empty:
             raise BadValue("the text is blank" if value else "the text is empty", allowed=self.allowed)
-        return str(value)
+        return plain(value)
 
     def schema(self) -> dict[str, Any]:
-        text: dict[str, Any] = {"type": "string"} if self.empty else {"type": "string", "minLength": 1}
+        text: dict[str, Any] = {"type": "string"} if self.empty else {"type": "string", "pattern": r"\S"}
         if not self.comma_list:
             return text
         listed: dict[str, Any] = {"type": "array", "items": {"type": ["string", "integer"]}}

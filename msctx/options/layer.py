@@ -38,6 +38,8 @@ class Layer:
     """What was set in one place: a file, the environment, the command line, ``set_context`` or one with-block."""
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    lost: tuple[tuple[Setting, Setting], ...] = ()
+    """Settings of layers below that were merged into this one, each with the other option that took its place."""
 
     def under(self, newer: Layer, *, lower: bool = False) -> Layer:
         """This layer with *newer* laid over it: a later spelling of an option replaces an earlier one.
@@ -46,13 +48,20 @@ class Layer:
             lower: this is a layer below the newer one, not an earlier part of the same: then the newer one also wins over
                 spellings that would win inside one layer, and over options that its own override or exclude.
         """
-        kept = {k: s for k, s in self.settings.items() if not any(_replaces(n, s, lower) for n in newer.settings.values())}
-        return Layer({**kept, **newer.settings})
+        kept, lost = {}, [*self.lost, *newer.lost]
+        for key, setting in self.settings.items():
+            by = next((n for n in newer.settings.values() if _replaces(n, setting, lower)), None)
+            if by is None:
+                kept[key] = setting
+            elif not _is_part(setting, by) and by.option is not setting.option:
+                lost.append((setting, by))
+        return Layer({**kept, **newer.settings}, tuple(lost))
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for layers that mean the same and came from the same places."""
-        return tuple((s.spelling, repr(s.value), s.origin, repr(s.content)) for s in self.settings.values())
+        found = (*self.settings.values(), *(setting for pair in self.lost for setting in pair))
+        return tuple((s.spelling, repr(s.value), s.origin, repr(s.content)) for s in found)
 
 
 def _replaces(newer: Setting, older: Setting, lower: bool) -> bool:
@@ -108,6 +117,10 @@ class Settings:
         """The settings that yield on one device: to another spelling in the same layer, or to another option."""
         return self._at(device).overridden
 
+    def speaks(self, name: str) -> bool:
+        """Whether a setting of an option has a say at all: the key of a file that was named anew has none."""
+        return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
+
     def _at(self, device: str) -> _OnDevice:
         if device not in self._on:
             self._on[device] = _OnDevice(self.layers, device)
@@ -119,7 +132,8 @@ class Settings:
 
     def __iter__(self) -> Iterator[str]:
         """The names of the options that somebody set."""
-        return iter(dict.fromkeys(s.option.name for layer in self.layers for s in layer.settings.values()))
+        found = [s for layer in self.layers for s in (*(lost for lost, _ in layer.lost), *layer.settings.values())]
+        return iter(dict.fromkeys(s.option.name for s in found))
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -146,6 +160,7 @@ class _OnDevice:
         depth: dict[str, int] = {}  # name → the layer of the setting in force, from the innermost
         for i, layer in enumerate(reversed(layers)):
             mine = sorted((s for s in layer.settings.values() if s.device in (None, device)), key=lambda s: -s.rank)
+            self.overridden += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
             taken = self._take([s for s in mine if not any(_is_part(s, whole) for whole in higher)], higher)
             higher += taken
             for setting in taken:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import OptionError, Problem, nearest
+from msctx.options.kinds import BoolKind
 from msctx.options.layer import Layer, Setting
-from msctx.options.registry import OPTIONS, Marks, contradictions, find, make_layer
+from msctx.options.registry import OPTIONS, Marks, contradictions, find, ge_key, is_dictionary, make_layer
 
 LEVELS = ("preset", "yaml", "environment", "command line", "set_context")
 """The layers below all with-blocks, low to high."""
@@ -66,7 +67,7 @@ def from_text(spelling: str, text: str) -> Any:
     from msctx.options.yamlfile import scalar
 
     option = find(spelling)
-    return text if option is not None and option.is_text else scalar(text)
+    return text if ge_key(spelling)[1] or (option is not None and option.is_text) else scalar(text)
 
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
@@ -105,12 +106,15 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
         try:
             if spelling == "preset":
                 preset = preset_layer(environment[name], name)
+            elif is_dictionary(spelling) and find(spelling) is None:
+                problems.append(Problem(name, "needs a key", "environment", suggestion=f"write {name}__KEY=VALUE"))
             elif find(spelling) is None:
                 near = nearest(spelling, _environment_names())
                 hint = PREFIX + near.upper().replace(".", "__") if near else ""
                 problems.append(Problem(name, "no such option", "environment", suggestion=hint))
             else:
-                settings.update(make_layer({spelling: from_text(spelling, environment[name])}, f"environment {name}").settings)
+                value = _flag(spelling, environment[name])
+                settings.update(make_layer({spelling: value}, f"environment {name}").settings)
         except AmbiguousNumber as error:
             problems.append(Problem(name, str(error), "environment"))
         except OptionError as error:
@@ -120,6 +124,13 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
         raise OptionError(problems)
     levels = {"preset": preset, "environment": Layer(settings)}
     return {level: layer for level, layer in levels.items() if layer.settings}
+
+
+def _flag(spelling: str, text: str) -> Any:
+    """A variable's value; there 1 and 0 are how everybody writes true and false."""
+    option = find(spelling)
+    is_flag = option is not None and isinstance(option.kind, BoolKind) and text in ("0", "1")
+    return text == "1" if is_flag else from_text(spelling, text)
 
 
 def _environment_names() -> list[str]:

@@ -23,6 +23,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType({o.name: o for family in FAMILI
 _SPELLINGS: dict[str, Option] = {spelling: o for o in OPTIONS.values() for spelling in o.spellings}
 _DICTIONARIES = {".".join(parts[:i]) for parts in (s.split(".") for s in _SPELLINGS) for i in range(1, len(parts))}
 """Keys that hold a dictionary of options: gpu_config, session, device_context.gpu …"""
+_NAMES = [*_SPELLINGS, *_DICTIONARIES, "preset"]
 _GE = {option.ge: option for option in OPTIONS.values() if option.ge}
 
 Marks = Callable[[tuple[str, ...]], Mark | None]
@@ -46,6 +47,12 @@ def option_of(spelling: str) -> Option:
     return option
 
 
+def named(name: str) -> Option:
+    """:func:`option_of` for any name a person may come with: CANN's key and the environment's spelling, too."""
+    spelling = name.removeprefix("MSCTX_").lower().replace("__", ".") if name.startswith("MSCTX_") else name
+    return _GE.get(name) or option_of(spelling)
+
+
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Problem:
     parts = spelling.split(".")
     if later := next((LATER[part] for part in parts if part in LATER), ""):
@@ -56,8 +63,9 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Proble
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
         allowed = ", ".join(keys) if len(keys) < 20 else ""
         return Problem(spelling, f"{group} has no such key", where, allowed, _elsewhere(key) or nearest(key, keys), mark)
-    hint = nearest(spelling, [*_SPELLINGS, *_DICTIONARIES, "preset"])
-    return Problem(spelling, "unknown option", where, suggestion=hint, mark=mark)
+    rest = spelling.removeprefix("context.")
+    hint = rest if rest != spelling and rest in _SPELLINGS else nearest(spelling.lower(), _NAMES)
+    return Problem(spelling, "unknown option", where, suggestion=hint or "`msctx options` lists them all", mark=mark)
 
 
 def _elsewhere(key: str) -> str:
@@ -80,9 +88,17 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
         OptionError: with every problem found; nothing was changed.
     """
     reading = _Reading(origin, marks)
+    ge: dict[tuple[str, ...], dict[str, Any]] = {}
     for path, value in _flatten(values, ()):
-        if value is not INVALID:
+        if value is INVALID:
+            continue
+        level, key = ge_key(dotted(path))
+        if key:
+            ge.setdefault(tuple(level.split(".")), {})[key] = value
+        else:
             reading.add(path, value)
+    for path, keys in ge.items():
+        reading.add(path, keys)
     reading.combine()
     if reading.problems:
         raise OptionError(reading.problems)
@@ -142,6 +158,9 @@ class _Reading:
         assert form is not None
         text, file = value, f"{setting.origin}: {spelling}"
         if form.is_file:
+            if mark is not None and (beside := Path(mark.file).parent / value).exists():  # as the entry of an experiment
+                value = str(beside)
+                setting = self.settings[spelling] = replace(setting, value=value)
             try:
                 text, file = Path(value).expanduser().read_text(encoding="utf-8-sig"), value
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~nobody
@@ -203,6 +222,12 @@ def _from_ge(option: Option, text: str) -> Any:
         return {"1": True, "0": False, "true": True, "false": False}.get(text.lower(), text)
     is_number = isinstance(option.kind, IntKind) or any(isinstance(choice, int) for choice in option.choices)
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
+
+
+def ge_key(spelling: str) -> tuple[str, str]:
+    """A key of CANN's own that is written out (``ge_options.session.ge.x``) as the dictionary it stands in, and its name there."""
+    level, found, key = spelling.partition(".ge.") if "ge_options." in spelling else ("", "", "")
+    return (level, f"ge.{key}") if found and level in _SPELLINGS else ("", "")
 
 
 def dotted(path: tuple[Any, ...]) -> str:

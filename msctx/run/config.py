@@ -221,7 +221,9 @@ def _overrides(words: Sequence[str], problems: list[Problem]) -> dict[str, dict[
 
 def _value(key: str, text: str) -> Any:
     """A value of the command line: a YAML scalar, or a YAML list, dictionary or quoted text."""
-    if text[:1] in "[{\"'" and text:
+    option = find(key)
+    is_text = option is not None and option.is_text and text[:1] == "{"  # a text that is JSON itself
+    if text[:1] in "[{\"'" and text and not is_text:
         return parse(text, "command line").data
     return from_text(key, text)
 

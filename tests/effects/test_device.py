@@ -148,7 +148,7 @@ def test_off_line(device: str, value: bool, status: str) -> None:
 
 def test_off_line_wins_over_the_target() -> None:
     plan = msctx.explain({"device_target": "GPU", "use_off_line": False}, device="cuda")
-    assert (plan.target, plan.main_device, plan.missing) == ("CPU", "cpu", True)
+    assert (plan.target, plan.main_device, plan.missing) == ("CPU", "cpu", False)
     (lost,) = [r for r in plan.rows if r.option == "device_target" and r.device == "cuda"]
     assert lost.reason.startswith("overridden by use_off_line=False")
     with msctx.context(device_target="GPU", use_off_line=False) as ctx:

@@ -1,10 +1,12 @@
 """All options: each declaration is sound, every problem is reported at once, with the nearest name, and nothing is let slip."""
 
 import ast
+import enum
 import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,8 @@ from samples import example
 
 from msctx.errors import OptionError, Problem
 from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, Option, find, make_layer, option_of
-from msctx.options.registry import FAMILIES
+from msctx.options.registry import FAMILIES, named
+from msctx.options.yamlfile import load
 
 NAMES = sorted(OPTIONS)
 SPELLINGS = [spelling for option in OPTIONS.values() for spelling in option.spellings]
@@ -228,16 +231,115 @@ def test_the_text_of_an_error() -> None:
         ("determinstic", "deterministic"),
         ("gpu_cofnig", "gpu_config"),
         ("conv_fprop_alg", "conv_fprop_algo"),
-        ("DETERMINISTIC_", ""),
-        ("xyzzy", ""),
+        ("DETERMINISTIC_", "deterministic"),
+        ("context.deterministic", "deterministic"),
     ],
 )
 def test_the_nearest_option_is_named(wrong: str, right: str) -> None:
     (problem,) = problems_of(**{wrong: 1})
     assert problem.text == "unknown option"
     assert problem.suggestion == right
-    with pytest.raises(OptionError, match=f"did you mean {right}" if right else "unknown option"):
+    with pytest.raises(OptionError, match=f"did you mean {right}"):
         option_of(wrong)
+
+
+def test_a_name_like_none_leads_to_the_list() -> None:
+    (problem,) = problems_of(xyzzy=1)
+    assert str(problem) == "test  xyzzy: unknown option; `msctx options` lists them all"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "hint"),
+    [
+        (
+            "gpu_config.precision_mode",
+            "gpu_config has no such key",
+            "precision_mode stands outside it, or in ascend_config, or in session",
+        ),
+        (
+            "ascend_config.precision_mode_v2",
+            "ascend_config has no such key",
+            "precision_mode_v2 stands outside it, or in session",
+        ),
+        ("jit_config.jit_level", "MindSpore 2.3.1 has it, and msctx has no such option; leave it out", ""),
+        ("session.oo_level", "the code of CANN's TensorFlow adapter has it, and msctx has no such option; leave it out", ""),
+    ],
+)
+def test_a_key_that_stands_elsewhere_or_nowhere(path: str, text: str, hint: str) -> None:
+    (problem,) = problems_of(**{path: 1})
+    assert (problem.text, problem.suggestion) == (text, hint)
+
+
+class OnOff(str, enum.Enum):
+    ON = "ON"
+    CPU = "CPU"
+
+    def __str__(self) -> str:
+        return "not this"
+
+
+def test_enumerations_of_texts_are_their_texts() -> None:
+    given = {"deterministic": OnOff.ON, "device_target": OnOff.CPU, "dump_layer": OnOff.ON}
+    found = {k: s.value for k, s in make_layer(given, "test").settings.items()}
+    assert found == {"deterministic": "ON", "device_target": "CPU", "dump_layer": "ON"}
+    assert all(type(value) is str for value in found.values())
+
+
+def test_paths_may_be_path_objects() -> None:
+    assert value_of("save_graphs_path", Path("graphs") / "x") == str(Path("graphs") / "x")
+
+
+@pytest.mark.parametrize("text", [" ", "\t", ""])
+def test_a_blank_path_is_none(text: str) -> None:
+    (problem,) = problems_of(save_graphs_path=text)
+    assert problem.text in ("the text is blank", "the text is empty")
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_what_cannot_be_printed_is_told_all_the_same() -> None:
+    deep: Any = 0
+    for _ in range(3000):
+        deep = [deep]
+    for value in (deep, Unprintable(), {"x": Unprintable()}, {Unprintable(): 1}, [Unprintable()]):
+        for name in (
+            "deterministic",
+            "gpu_config",
+            "ge_options.global",
+            "max_device_memory",
+            "input_shape",
+            "graph_kernel_flags",
+        ):
+            assert isinstance(attempt({name: value}), OptionError)
+
+
+def test_ge_keys_may_be_written_out() -> None:
+    layer = make_layer({"ge_options.session.ge.deterministic": "1", "ge_options.session.ge.x": "2"}, "test")
+    assert layer.settings["ge_options.session"].value == {"ge.deterministic": "1", "ge.x": "2"}
+    assert layer.settings["ge_options.session.ge.deterministic"].value == "ON"
+
+
+def test_a_relative_path_in_a_file_is_looked_for_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "env.json").write_text('{"rdr": {"enable": true}}')
+    (tmp_path / "x.yaml").write_text("context:\n  env_config_path: env.json\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    document = load("../x.yaml")
+    layer = make_layer(document.data["context"], "../x.yaml", document.under("context"))
+    assert layer.settings["env_config_path"].value == str(Path("..") / "env.json")
+    assert layer.settings["env_config_path.rdr.enable"].value is True
+
+
+def test_any_name_of_an_option_finds_it() -> None:
+    for name in ("deterministic", "session.deterministic", "ge.deterministic", "MSCTX_DETERMINISTIC", "set_deterministic"):
+        assert named(name) is OPTIONS["deterministic"]
+    assert named("MSCTX_GPU_CONFIG__CONV_FPROP_ALGO") is OPTIONS["conv_fprop_algo"]
 
 
 def test_the_nearest_key_of_a_group_is_named() -> None:

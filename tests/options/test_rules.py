@@ -1,9 +1,12 @@
 """How options act on each other, one by one: who wins, who excludes whom, who needs whom."""
 
+from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import example
 
 import msctx
 from msctx.errors import OptionError
@@ -235,6 +238,75 @@ def test_a_forbidden_pair_is_an_error(one: dict[str, Any], other: dict[str, Any]
         with pytest.raises(OptionError, match="1 problem"):
             msctx.set_context(**values)
     assert msctx.get_context() == before
+
+
+def sample(when: rules.When, oom: str) -> Any:
+    """A value with which a condition holds."""
+    option = OPTIONS[when.name]
+    candidates = [*when.values, oom if when.name == "op_debug_config" else example(option), 2, 5, 600, 1000]
+    for value in candidates:
+        with suppress(OptionError):
+            if when.holds(make_layer({when.name: value}, "test").settings[when.name]):
+                return value
+    raise AssertionError(f"no value for {when}")
+
+
+@pytest.mark.parametrize("rule", rules.EXCLUDES, ids=[" ".join(names_of(rule)) for rule in rules.EXCLUDES])
+def test_a_forbidden_pair_is_an_error_in_two_calls_too(rule: rules.Excludes, oom: str) -> None:
+    one, other = {rule.first.name: sample(rule.first, oom)}, {rule.second.name: sample(rule.second, oom)}
+    if rule.test is not None and not rule.test(*one.values(), *other.values()):
+        one, other = {"hccl_timeout": 600}, {"stream_sync_timeout": 1000}
+    for first, second in ((one, other), (other, one)):
+        try:
+            msctx.set_context(**first)
+            before = msctx.get_context()
+            with pytest.raises(OptionError, match=r"cannot be set together with .* from set_context at test_rules\.py"):
+                msctx.set_context(**second)
+            assert msctx.get_context() == before
+        finally:
+            msctx.reset_context()
+
+
+@pytest.mark.parametrize("rule", rules.NEEDS, ids=[" ".join(names_of(rule)) for rule in rules.NEEDS])
+def test_every_need_is_checked(rule: rules.Needs, oom: str) -> None:
+    name = rule.option.name
+    device = OPTIONS[name].devices[0]
+    alone = {name: sample(rule.option, oom)}
+    assert row(alone, name, device).status == rule.status
+    get = {s.option.name: s for s in make_layer(alone, "test").settings.values()}
+    for need in rules.NEEDS:
+        if need.option.name == name:  # the first need is told; each on its own must be seen
+            assert rules.obstacle(get[name], lambda n, met=rule: get.get(n)) is not None
+    met = {w.name: sample(w, oom) for w in rule.others[:1]}
+    both = {s.option.name: s for s in make_layer({**alone, **met}, "test").settings.values()}
+    told = rules.obstacle(both[name], both.get)
+    assert told is None or rule.others_text not in told[1]
+    without = rules.obstacle(get[name], lambda n: None if n in met else both.get(n))
+    assert without is not None
+
+
+@pytest.mark.parametrize("rule", rules.FORBIDS, ids=[" ".join(names_of(rule)) for rule in rules.FORBIDS])
+def test_everything_forbidden_is_told(rule: rules.Forbids, oom: str) -> None:
+    for value in rule.other.values:
+        given = {rule.other.name: value, rule.option.name: sample(rule.option, oom)}
+        found = row(given, rule.option.name, OPTIONS[rule.option.name].devices[0])
+        assert (found.status, found.reason) == (rule.status, rule.why)
+
+
+def test_the_order_in_which_options_are_set_does_not_matter() -> None:
+    options = {"memory_optimize_level": "O1", "memory_offload": "ON", "mempool_block_size": "2GB"}
+    for order in permutations(options.items()):
+        settings = stacked(dict(order))
+        assert set(in_force(settings, "cuda")) == {"memory_optimize_level", "mempool_block_size"}
+        (lost,) = settings.overridden("cuda")
+        assert (lost.setting.option.name, lost.winner.option.name) == ("memory_offload", "memory_optimize_level")
+
+
+def test_as_many_sizes_as_dimensions_that_are_open() -> None:
+    for shape, gears in (("data:1,-1", "1,2;3,4"), ("data:1,2", "1;2"), ("data:-1;label:-1", "1;2")):
+        with pytest.raises(OptionError, match="a gear of dynamic_dims has one size for each -1"):
+            make_layer({"input_shape": shape, "dynamic_dims": gears}, "test")
+    assert make_layer({"input_shape": "data:-1,3;label:-1", "dynamic_dims": "1,2;3,4"}, "test").settings
 
 
 @pytest.mark.parametrize(
