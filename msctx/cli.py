@@ -32,10 +32,19 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print data for programs.")]
 
 
+def _print(text: str) -> None:
+    """Print data; that nobody reads it to the end (``| head``) is no failure."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        raise typer.Exit from None
+
+
 def _print_json(data: Any) -> None:
     from msctx.run.record import plain
 
-    print(json.dumps(plain(data), indent=2))
+    _print(json.dumps(plain(data), indent=2))
 
 
 def _version(wanted: bool) -> None:
@@ -168,7 +177,7 @@ def schema(json_: Json = False) -> None:
     """The JSON Schema of experiment files, for editors: completion, hover texts and checks. It is JSON in any case."""
     from msctx.schema import dump
 
-    print(dump(), end="")
+    _print(dump().rstrip("\n"))
 
 
 @app.command(epilog="Example: msctx init mine.yaml && msctx explain mine.yaml")
@@ -219,9 +228,9 @@ def migrate(
     if json_:
         _print_json(migrating.as_dict(found, plan))
     elif as_ is not None:
-        print(forms[as_](found), end="")
+        _print(forms[as_](found).rstrip("\n"))
     else:
-        print(f"{migrating.as_yaml(found)}\n{migrating.as_with_block(found)}")
+        _print(f"{migrating.as_yaml(found)}\n{migrating.as_with_block(found)}")
         _show_plan(plan, False)
     notes = [((c.line, c.column), f"{file}:{c.line}:{c.column}  {note}") for c in found.calls for note in c.notes]
     notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
@@ -322,7 +331,10 @@ def main(argv: list[str] | None = None) -> None:
         if (show := getattr(error, "show", None)) is None:  # not one of click's own: a bug of ours, shown whole
             raise
         show()
-        sys.exit(getattr(error, "exit_code", 2))
+        code = getattr(error, "exit_code", 2)
+        if "--json" in argv:
+            _report_json(type(error).__name__, getattr(error, "message", str(error)), [], code)
+        sys.exit(code)
     finally:
         warnings.formatwarning = plain_format
 
@@ -336,8 +348,8 @@ def _report(error: MsctxError, as_json: bool) -> None:
         {"path": p.path, "where": str(p.mark or p.where), "problem": p.text, "allowed": p.allowed, "hint": p.suggestion}
         for p in problems
     ]
-    print(
-        json.dumps(
-            {"error": type(error).__name__, "message": str(error), "problems": listed, "exit_code": error.exit_code}, indent=2
-        )
-    )
+    _report_json(type(error).__name__, str(error), listed, error.exit_code)
+
+
+def _report_json(kind: str, message: str, problems: list[dict[str, str]], code: int) -> None:
+    print(json.dumps({"error": kind, "message": message, "problems": problems, "exit_code": code}, indent=2))

@@ -403,7 +403,7 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
 def _look_up(name: str, settings: Settings, main: str) -> Origin:
     """What holds on the device that the name means, else on the main one, else wherever it was set."""
     option, device = find(name), device_of(name)
-    if option is not None:
+    if option is not None and settings.speaks(option.name):
         found = settings.get(option.name, device or main) or (None if device else settings.get(option.name))
         if found is not None:
             return Origin(found.value, found.origin)

@@ -393,3 +393,68 @@ def test_migrate_of_a_script_that_sets_nothing(msctx, tmp_path):
     assert code == 1
     assert "no call that sets MindSpore's context was found" in err
     assert msctx("migrate", str(tmp_path / "none.py"))[0] == 3
+
+
+def test_a_wrong_use_is_told_to_programs_too(msctx):
+    code, out, err = msctx("explain", "--bogus", "--json")
+    assert code == 2
+    assert "No such option" in err
+    assert json.loads(out)["exit_code"] == 2
+    _, out, _ = msctx("explain", "determinstic=ON", "--json")
+    assert json.loads(out)["problems"][0]["hint"] == "deterministic"
+
+
+@pytest.mark.parametrize("command", ["options --json", "explain --all --device cpu --json", "schema"])
+def test_nobody_need_read_to_the_end(command):
+    code = f"{sys.executable} -m msctx {command} | head -1; exit ${{PIPESTATUS[0]}}"
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_options_of_an_option_that_holds_others_is_its_page(msctx):
+    code, out, _ = msctx("options", "graph_kernel_flags")
+    assert code == 0
+    assert "graph_kernel_flags.opt_level, graph_kernel_flags.dump_as_text" in out
+    assert "default" in out
+
+
+def test_options_by_canns_key(msctx):
+    _, out, _ = msctx("options", "ge.exec.precision_mode", "--json")
+    assert json.loads(out)["name"] == "precision_mode"
+
+
+def test_an_example_can_be_typed_as_it_stands(msctx):
+    _, out, _ = msctx("options", "--json")
+    for option in json.loads(out):
+        text = option["example"]
+        if option["file"] or isinstance(text, dict):
+            continue
+        word = f"{option['name']}={json.dumps(text) if isinstance(text, bool) else text}"
+        code, _, err = msctx("explain", word, "--device", "cpu")
+        assert code == 0, (word, err)
+
+
+def test_explain_all_shows_what_was_set_though_it_is_overridden(msctx):
+    _, out, _ = msctx(
+        "explain", "--all", "--device", "cpu", "--json", "enable_graph_kernel=true", "graph_kernel_flags.opt_level=1"
+    )
+    row = next(r for r in json.loads(out) if r["path"] == "enable_graph_kernel")
+    assert (row["value"], row["status"]) == (True, "inert")
+    assert row["reason"].startswith("overridden by graph_kernel_flags.opt_level=1")
+
+
+def test_explain_says_that_strict_would_refuse(msctx):
+    _, out, _ = msctx("explain", "strict=true", "mode=0")
+    assert "strict=True: entering this would be refused" in out
+    assert "1 of 2 options carried out; not: mode" in out
+
+
+def test_a_terminal_of_few_letters(tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-m", "msctx", "migrate", str(SCRIPT)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert found.returncode == 0
+    assert b"\\u2026" in found.stdout

@@ -389,13 +389,17 @@ class _Flags:
         return Parsed(_readable(data), mark, source.problems)
 
     def _flags(self, source: Source) -> Iterator[_Flag]:
+        before = ""
         for token in re.finditer(r"\S+", source.text):
             start, end = token.span()
             name, _, value = token[0].removeprefix("--").partition("=")
+            bare, before = before, token[0] if "=" not in token[0] else ""
             if not token[0].startswith("--") or not name:
-                hint = f"--{token[0].lstrip('-')}" if name.strip("-") else ""
-                text = f"{show(token[0])} is not a flag"
-                source.report((), (start, end), text, allowed="--name or --name=value", suggestion=hint)
+                meant = f"{bare}=" if bare.startswith("--") and token[0].isalnum() else "--"  # a value, or a flag
+                hint = meant + token[0].lstrip("-") if name.strip("-") else ""
+                source.report(
+                    (), (start, end), f"{show(token[0])} is not a flag", allowed="--name or --name=value", suggestion=hint
+                )
                 continue
             has_value = "=" in token[0]
             place = source.place(end - len(value) if has_value else start, end)

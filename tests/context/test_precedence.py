@@ -156,3 +156,29 @@ def test_writing_the_default_is_a_setting(exact_state: State) -> None:
     with msctx.context(max_call_depth=1000):
         assert msctx.get_context("max_call_depth", origin=True).origin.startswith("with-block")
         assert exact_state() != before
+
+
+@quiet
+def test_the_value_in_force_on_the_main_device_is_read() -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    with msctx.context(
+        runtime_num_threads=threads + 1, device_context={"cpu": {"op_tuning": {"threads_num": threads + 2}}}
+    ) as ctx:
+        assert torch.get_num_threads() == threads + 2
+        assert msctx.get_context("runtime_num_threads") == ctx.get("runtime_num_threads") == threads + 2
+        assert msctx.get_context() == {"runtime_num_threads": threads + 2}
+    with msctx.context(cpu_config={"matmul_allow_tf32": True}, matmul_allow_tf32=False):
+        assert msctx.get_context("matmul_allow_tf32") is True
+        assert msctx.get_context("gpu_config.matmul_allow_tf32") is False
+
+
+@quiet
+def test_the_keys_of_a_file_that_was_named_anew_are_gone() -> None:
+    with (
+        msctx.context(graph_kernel_flags="--opt_level=3 --dump_as_text"),
+        msctx.context(graph_kernel_flags="--opt_level=1"),
+    ):
+        assert msctx.get_context() == {"graph_kernel_flags": "--opt_level=1", "graph_kernel_flags.opt_level": 1}
+        assert msctx.get_context("graph_kernel_flags.dump_as_text") is False
