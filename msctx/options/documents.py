@@ -11,8 +11,10 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from json.decoder import scanstring
+from pathlib import Path as File
 from typing import Any, Protocol
 
 from msctx.errors import Mark, Problem
@@ -37,6 +39,26 @@ class Parsed:
     data: Any
     mark: Callable[[Path], Mark | None]
     problems: list[Problem]
+
+
+def read_file(path: str) -> tuple[str, str]:
+    """The text of a file, or why it cannot be read and where a relative path was looked for."""
+    if not path:
+        return "", "no file is named"
+    try:
+        found = File(path).expanduser()
+        if found.exists() and not (found.is_file() or found.is_dir()):
+            return "", "it is a device or a pipe, which may never end"
+        return found.read_text(encoding="utf-8-sig"), ""
+    except UnicodeDecodeError as error:
+        return "", f"it is not UTF-8 text (byte {error.start})"
+    except OSError as error:
+        where = ""
+        with suppress(OSError):  # the current directory may be gone
+            where = f" ({File.cwd() / path})" if not File(path).is_absolute() else ""
+        return "", f"{error.strerror}{where}"
+    except (ValueError, RuntimeError) as error:  # a path that no system takes; ~ of nobody
+        return "", str(error)
 
 
 class Format(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -161,10 +160,11 @@ class _Reading:
             if mark is not None and (beside := Path(mark.file).parent / value).exists():  # as the entry of an experiment
                 value = str(beside)
                 setting = self.settings[spelling] = replace(setting, value=value)
-            try:
-                text, file = Path(value).expanduser().read_text(encoding="utf-8-sig"), value
-            except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~nobody
-                text = f"{value!r} cannot be read: {_unreadable(value, error)}"
+            from msctx.options.documents import read_file
+
+            (text, why_not), file = read_file(value), value
+            if why_not:
+                text = f"{value!r} cannot be read: {why_not}"
                 self.problems.append(Problem(spelling, text, self.origin, mark=mark))
                 return
         parsed = form.parse(text, file)
@@ -198,17 +198,6 @@ class _Reading:
         """What single values do not show: two spellings of one option, and pairs that exclude each other."""
         for problem in contradictions(self.settings, self.origin):
             self.problems.append(replace(problem, mark=self.places.get(problem.path)))
-
-
-def _unreadable(path: str, error: Exception) -> str:
-    """Why a file cannot be read, and where a relative path was looked for."""
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
-    if not isinstance(error, OSError):
-        return str(error)
-    with suppress(OSError):  # the current directory may be gone
-        return f"{error.strerror} ({Path.cwd() / path})" if not Path(path).is_absolute() else str(error.strerror)
-    return str(error.strerror)
 
 
 _GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}

@@ -170,10 +170,10 @@ BAD = [
     ),
     (
         *("GRAPH_KERNEL_FLAGS", "--path=/nowhere.json", "1:8", "path"),
-        *("'/nowhere.json' cannot be read: there is no such file", "", ""),
+        *("'/nowhere.json' cannot be read: No such file or directory", "", ""),
     ),
-    ("GRAPH_KERNEL_FLAGS", "--path=/dev/zero", "1:8", "path", "'/dev/zero' cannot be read: there is no such file", "", ""),
-    ("GRAPH_KERNEL_FLAGS", "--path", "1:1", "path", "'' cannot be read: there is no such file", "", ""),
+    ("GRAPH_KERNEL_FLAGS", "--path=/dev/zero", "1:8", "path", "'/dev/zero' cannot be read: it is a device or a pipe, which may never end", "", ""),
+    ("GRAPH_KERNEL_FLAGS", "--path", "1:1", "path", "'' cannot be read: no file is named", "", ""),
     # modes of single operators
     (
         *("OP_PRECISION_MODE", "[ByOpType]\nExp = high_precison", "2:7", "ByOpType.Exp"),
@@ -430,10 +430,10 @@ def test_what_is_wrong_in_a_file_of_flags(tmp_path: Path, content: str, place: s
 def test_files_of_flags_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe{")
     for path, words in {
-        str(tmp_path): "there is no such file",
-        f"{tmp_path}/bytes": "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        str(tmp_path): "Is a directory",
+        f"{tmp_path}/bytes": "it is not UTF-8 text (byte 0)",
         "~nobody-of-that-name/x": "Could not determine home directory.",
-        "a\0b": "there is no such file",
+        "a\0b": "embedded null byte",
     }.items():
         (problem,) = read("GRAPH_KERNEL_FLAGS", f"--path={path}").problems
         assert problem.text == f"{path!r} cannot be read: {words}"

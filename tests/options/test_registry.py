@@ -3,6 +3,7 @@
 import ast
 import enum
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -507,7 +508,8 @@ def test_other_files_are_kept_as_content(tmp_path: Path) -> None:
     [
         (lambda p: None, "No such file or directory"),
         (lambda p: p.mkdir(), "Is a directory"),
-        (lambda p: p.write_bytes(b"\xff\xfe\x00"), "it is not UTF-8 text"),
+        (lambda p: p.write_bytes(b"\xff\xfe\x00"), "it is not UTF-8 text (byte 0)"),
+        (os.mkfifo, "it is a device or a pipe, which may never end"),
     ],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
