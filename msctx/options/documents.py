@@ -57,7 +57,9 @@ def read_file(path: str) -> tuple[str, str]:
         with suppress(OSError):  # the current directory may be gone
             where = f" ({File.cwd() / path})" if not File(path).is_absolute() else ""
         return "", f"{error.strerror}{where}"
-    except (ValueError, RuntimeError) as error:  # a path that no system takes; ~ of nobody
+    except ValueError:
+        return "", "no system takes such a path"
+    except RuntimeError as error:  # ~ of nobody
         return "", str(error)
 
 
