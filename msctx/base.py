@@ -114,6 +114,14 @@ class Base:
             spellings = {spelling for layer in levels.values() for spelling in layer.settings}
             return self._become(new, spellings, absent=absent)
 
+    def take_back(self, level: str, spellings: Collection[str]) -> None:
+        """Take settings of one level back, and what the files hold that they name."""
+        with self.lock:
+            old = self.levels.get(level, Layer())
+            kept = {k: s for k, s in old.settings.items() if k not in spellings and s.via not in spellings}
+            if len(kept) < len(old.settings):
+                self._become({**self.levels, level: Layer(kept, old.lost)}, absent=self.plan.missing)
+
     def reset(self) -> None:
         """Put back what was found before the first value was set."""
         with self.lock:

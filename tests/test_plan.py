@@ -116,6 +116,12 @@ def test_what_is_carried_out() -> None:
     assert msctx.explain(options, device="cuda").carried_out == ("deterministic",)
 
 
+def test_spellings_that_agree_are_no_fault() -> None:
+    found = make({"deterministic": "ON", "session": {"deterministic": 1}})
+    assert found.failing == ()
+    assert found.carried_out == ("deterministic",)
+
+
 def test_what_a_higher_level_displaces_is_told() -> None:
     """Levels are laid into one layer: what loses its place there to another option must not vanish."""
     low = make_layer({"enable_graph_kernel": True, "precision_mode": "force_fp16"}, "file")

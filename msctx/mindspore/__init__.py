@@ -5,6 +5,19 @@ MindSpore's names, values and exceptions; what is set here is msctx's, and shows
 """
 
 from msctx.mindspore import context, device_context, runtime
+from msctx.mindspore.absent import (
+    JitConfig,
+    ParallelMode,
+    get_auto_parallel_context,
+    get_offload_context,
+    get_ps_context,
+    jit,
+    reset_auto_parallel_context,
+    reset_ps_context,
+    set_auto_parallel_context,
+    set_offload_context,
+    set_ps_context,
+)
 from msctx.mindspore.absent import names as _names
 from msctx.mindspore.context import COMPATIBLE, GRAPH_MODE, LAX, PYNATIVE_MODE, STRICT, get_context, set_context
 from msctx.mindspore.device import (
@@ -22,15 +35,26 @@ __all__ = [
     "LAX",
     "PYNATIVE_MODE",
     "STRICT",
+    "JitConfig",
+    "ParallelMode",
     "context",
     "device_context",
+    "get_auto_parallel_context",
     "get_context",
     "get_current_device",
+    "get_offload_context",
+    "get_ps_context",
     "get_seed",
+    "jit",
+    "reset_auto_parallel_context",
+    "reset_ps_context",
     "runtime",
+    "set_auto_parallel_context",
     "set_context",
     "set_deterministic",
     "set_device",
+    "set_offload_context",
+    "set_ps_context",
     "set_recursion_limit",
     "set_seed",
 ]

@@ -9,26 +9,16 @@ from msctx.errors import did_you_mean
 from msctx.mindspore.errors import NotCarriedOut
 
 ELSEWHERE = {
-    **dict.fromkeys(
-        (
-            "set_auto_parallel_context",
-            "get_auto_parallel_context",
-            "reset_auto_parallel_context",
-            "ParallelMode",
-        ),
-        "torch.distributed has its own ways to run in parallel, and no context for them",
-    ),
-    **dict.fromkeys(("set_ps_context", "get_ps_context", "reset_ps_context"), "PyTorch has no such parameter servers"),
-    **dict.fromkeys(("set_offload_context", "get_offload_context"), "set_context(memory_offload='ON') is what there is"),
     "reset_context": "MindSpore has none either; msctx.reset_context() takes everything back",
-    "jit": "torch.compile is PyTorch's way",
-    "JitConfig": "torch.compile is PyTorch's way",
     "get_jit_config": "msctx has no option jit_config",
     "Tensor": "this is MindSpore's context alone, not its tensors: use torch.Tensor",
-    "nn": "this is MindSpore's context alone, not its networks: use torch.nn",
+    "nn": "this is MindSpore's context alone, not its networks: models stay in torch, use torch.nn",
     "ops": "this is MindSpore's context alone, not its operators: use torch",
+    "hal": "its newer names are here: runtime has streams, events and memory, device_context has the devices",
+    "communication": "this is MindSpore's context alone: use torch.distributed, whose init_process_group() is init()",
+    "__version__": "this is no release of MindSpore; msctx.__version__ is msctx's own",
 }
-"""Names of MindSpore that scripts may reach for → what to say."""
+"""Names of MindSpore that are not here, which scripts may reach for → what to say."""
 
 
 def names(module: str, there: Mapping[str, Any]) -> Callable[[str], Any]:
@@ -42,13 +32,43 @@ def names(module: str, there: Mapping[str, Any]) -> Callable[[str], Any]:
     return missing
 
 
-def not_carried_out(name: str, why: str) -> Callable[..., Any]:
-    """A function of MindSpore for which msctx has nothing: calling it says so."""
+class Absent:
+    """A name of MindSpore for which msctx has nothing. It can be imported; to call it or to read an attribute of it is an error."""
 
-    def function(*args: Any, **kwargs: Any) -> Any:
-        raise NotCarriedOut(f"{name}() is not carried out by msctx: {why}. Nothing was changed.")
+    def __init__(self, name: str, why: str) -> None:
+        self.__module__, _, self.__name__ = name.rpartition(".")
+        self.__qualname__ = self.__name__
+        self.__doc__ = f"Not carried out by msctx: {why}."
+        self._full_name, self._why = name, why
 
-    function.__module__, _, function.__name__ = name.rpartition(".")
-    function.__qualname__ = function.__name__
-    function.__doc__ = f"Not carried out by msctx: {why}."
-    return function
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._error("()")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what Python and its tools ask of any object
+            raise AttributeError(name)
+        raise self._error(f".{name}")
+
+    def __repr__(self) -> str:
+        return f"<{self._full_name}, not carried out by msctx>"
+
+    def _error(self, what: str) -> NotCarriedOut:
+        return NotCarriedOut(f"{self._full_name}{what} is not carried out by msctx: {self._why}. Nothing was changed.")
+
+
+PARALLEL = "torch.distributed with DistributedDataParallel or FSDP is PyTorch's way to run in parallel, and needs no context"
+SERVERS = "PyTorch has no such parameter servers; torch.distributed with DistributedDataParallel or FSDP is its way"
+OFFLOAD = "set_context(memory_offload='ON') is what there is, and FSDP's CPUOffloadPolicy for models in parallel"
+COMPILE = "torch.compile is PyTorch's way"
+
+ParallelMode = Absent("ms.ParallelMode", PARALLEL)
+set_auto_parallel_context = Absent("ms.set_auto_parallel_context", PARALLEL)
+get_auto_parallel_context = Absent("ms.get_auto_parallel_context", PARALLEL)
+reset_auto_parallel_context = Absent("ms.reset_auto_parallel_context", PARALLEL)
+set_ps_context = Absent("ms.set_ps_context", SERVERS)
+get_ps_context = Absent("ms.get_ps_context", SERVERS)
+reset_ps_context = Absent("ms.reset_ps_context", SERVERS)
+set_offload_context = Absent("ms.set_offload_context", OFFLOAD)
+get_offload_context = Absent("ms.get_offload_context", OFFLOAD)
+jit = Absent("ms.jit", COMPILE)
+JitConfig = Absent("ms.JitConfig", f"{COMPILE}, and takes its options itself")

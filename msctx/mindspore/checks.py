@@ -6,9 +6,7 @@ Python's check may still be refused by the C++ side, with a RuntimeError. A chec
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -57,14 +55,26 @@ class Look:
         """The check of MindSpore's decorators: None is not looked at, and a bool is an int."""
         if value is None or not types or isinstance(value, types):
             return True
-        self.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", " or ".join(t.__name__ for t in types))
+        self.wrong(TypeError, is_a(value), " or ".join(t.__name__ for t in types))
         return False
+
+
+class Parts(dict[str, Any]):
+    """What a check returns for several options at once: their values by msctx's spellings; ``UNSET`` takes one back."""
 
 
 class Check(Protocol):
     """A check of one value."""
 
     def __call__(self, value: Any, look: Look) -> Any: ...
+
+
+def is_a(value: Any) -> str:
+    """Says of which type a value is."""
+    if value is None:
+        return "None is not a value"
+    name = type(value).__name__
+    return f"{show(value)} is {'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
 def _word(value: Any) -> str:
@@ -103,7 +113,7 @@ class OneOf:
         for known in self.values:
             if _equal(known, value):
                 if self.binding is not None and not isinstance(value, self.binding):
-                    text = f"{show(value)} is a {type(value).__name__}, which MindSpore's C++ side does not take"
+                    text = f"{is_a(value)}, which MindSpore's C++ side does not take"
                     return look.wrong(RuntimeError, text, self.allowed)
                 return self.values[known] if isinstance(self.values, Mapping) else known
         text = f"{show(value)} is not one of the values"
@@ -123,7 +133,7 @@ class Bound:
     def __call__(self, value: Any, look: Look) -> Any:
         if isinstance(value, self.binding):
             return value
-        return look.wrong(RuntimeError, f"{show(value)} is a {type(value).__name__}", self.binding.__name__)
+        return look.wrong(RuntimeError, is_a(value), self.binding.__name__)
 
 
 @dataclass(frozen=True)
@@ -136,7 +146,7 @@ class Is:
     def __call__(self, value: Any, look: Look) -> Any:
         if isinstance(value, self.type):
             return value
-        return look.wrong(self.kind, f"{show(value)} is a {type(value).__name__}", self.type.__name__)
+        return look.wrong(self.kind, is_a(value), self.type.__name__)
 
 
 @dataclass(frozen=True)
@@ -155,26 +165,32 @@ class Number:
 
     Attributes:
         plain: a bool is none.
+        most: the most that msctx takes; what is more is taken for it, and told.
     """
 
     minimum: int
     maximum: int | None = None
     top: int = 2**32 - 1
     plain: bool = False
+    most: int | None = None
 
     @property
     def allowed(self) -> str:
-        return f"int, {self.minimum} or more" if self.maximum is None else f"int from {self.minimum} to {self.maximum}"
+        more = "" if self.most is None else f"; what is more than {self.most} is taken for {self.most}"
+        return f"int from {self.minimum} to {self.top if self.maximum is None else self.maximum}{more}"
 
     def __call__(self, value: Any, look: Look) -> Any:
         if not isinstance(value, int if self.plain else int | float) or (self.plain and isinstance(value, bool)):
-            return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", self.allowed)
+            return look.wrong(TypeError, is_a(value), self.allowed)
         if value < self.minimum or (self.maximum is not None and value > self.maximum):
             return look.wrong(ValueError, f"{show(value)} is out of range", self.allowed)
         if not isinstance(value, int):
-            return look.wrong(RuntimeError, f"{show(value)} is a {type(value).__name__}", self.allowed)
+            return look.wrong(RuntimeError, is_a(value), self.allowed)
         if value > self.top:
             return look.wrong(RuntimeError, f"{show(value)} does not fit in {self.top.bit_length()} bits", self.allowed)
+        if self.most is not None and value > self.most:
+            look.note(f"{value} is more than msctx takes: {self.most} is taken")
+            return self.most
         return int(value)
 
 
@@ -182,10 +198,20 @@ def save_graphs(value: Any, look: Look) -> Any:
     """0 to 3, True for 2; negative numbers pass, and mean none."""
     allowed = "0 to 3, False (0), True (2)"
     if not isinstance(value, bool | int):
-        return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", allowed)
+        return look.wrong(TypeError, is_a(value), allowed)
     if value > 3:
         return look.wrong(ValueError, f"{show(value)} is out of range", allowed)
     return 2 * value if isinstance(value, bool) else max(int(value), 0)
+
+
+def threshold(value: Any, look: Look) -> Any:
+    """Any whole number; MindSpore checks the type alone, and a bool is an int."""
+    if Is(int)(value, look) is DROP:
+        return DROP
+    taken = min(max(int(value), 0), 2**63 - 1)
+    if isinstance(value, bool) or taken != value:
+        look.note(f"{show(value)} is taken for {taken}")
+    return taken
 
 
 def compile_cache(value: Any, look: Look) -> Any:
@@ -226,20 +252,29 @@ class Size:
 
     def __call__(self, value: Any, look: Look) -> Any:
         if not isinstance(value, str):
-            return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", self.allowed)
-        number = _number(value[:-2], whole=self.most is not None) if re.match(self.pattern, value, re.ASCII) else None
+            return look.wrong(TypeError, is_a(value), self.allowed)
+        if text := self._wrong(value):
+            meant = _size_meant(value)
+            return look.wrong(ValueError, text, self.allowed, f'"{meant}"' if meant and not self._wrong(meant) else "")
+        return int(float(value[:-2]) * GB)
+
+    def _wrong(self, value: str) -> str:
+        """What is wrong with a text, or nothing."""
+        number = _number(value) if re.match(self.pattern, value, re.ASCII) else None
         if number is None:
-            return look.wrong(ValueError, f"{show(value)} is not a size in MindSpore's form", self.allowed, _size_meant(value))
+            return f"{show(value)} is not a size in MindSpore's form"
+        if self.most is not None and "." in value:
+            return f"{show(value)} is not a whole number of GB: decimals are not taken"
         if number < self.least or (self.most is not None and number > self.most) or number * GB >= 2**63:
-            return look.wrong(ValueError, f"{show(value)} is out of range", self.allowed)
-        if (number == 0) if self.zero is None else value in self.zero:
-            return look.wrong(ValueError, f"{show(value)} is not more than zero", self.allowed)
-        return int(number * GB)
+            return f"{show(value)} is out of range"
+        if number * GB < 1 if self.zero is None else value in self.zero:
+            return f"{show(value)} is not more than zero"
+        return ""
 
 
-def _number(text: str, *, whole: bool) -> float | None:
+def _number(size: str) -> float | None:
     try:
-        return int(text) if whole else float(text)
+        return float(size[:-2])
     except ValueError:
         return None
 
@@ -247,7 +282,7 @@ def _number(text: str, *, whole: bool) -> float | None:
 def _size_meant(value: str) -> str:
     """The same size in MindSpore's form, where msctx understands it."""
     try:
-        return f'"{gigabytes(MemoryKind().parse(value)):g}GB"'
+        return f"{gigabytes(MemoryKind().parse(value)):g}GB"
     except BadValue:
         return ""
 
@@ -257,66 +292,7 @@ def gigabytes(size: int) -> float:
     return float(f"{size / GB:.7g}")
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def _real(value: Any, look: Look) -> Any:
-    """The real path of a text."""
-    if not isinstance(value, str):
-        return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", "a path")
-    try:
-        return os.path.realpath(value)
-    except (OSError, ValueError) as error:
-        return look.wrong(ValueError, f"{show(value)} is no path: {error}")
-
-
-def directory(value: Any, look: Look) -> Any:
-    """A directory that is there, or is made when the value is set."""
-    if not isinstance(value, str) or not value.strip():
-        return look.wrong(ValueError, f"{show(value)} is not a path", "a directory")
-    return _real(value, look)
-
-
-def print_file(value: Any, look: Look) -> Any:
-    """A file; one that exists gets a new name with the time in it."""
-    path = _real(value, look)
-    if path is DROP:
-        return DROP
-    if os.path.isdir(path):
-        return look.wrong(OSError, f"{show(value)} is a directory", "the path of a file")
-    if not os.path.exists(path):
-        return path
-    later = f"{path}.{int(time.time())}"
-    if os.path.exists(later):
-        return look.wrong(ValueError, f"{show(value)} is there already, and so is {os.path.basename(later)}")
-    return later
-
-
-def json_file(value: Any, look: Look) -> Any:
-    """A file that exists; what it holds is read when it is set."""
-    path = _real(value, look)
-    if path is not DROP and not os.path.isfile(path):
-        return look.wrong(ValueError, f"there is no file {show(value)} ({path})")
-    return path
-
-
-def ini_file(value: Any, look: Look) -> Any:
-    """A path that exists. MindSpore takes a directory too, in which there is nothing to read."""
-    path = _real(value, look)
-    if path is DROP:
-        return DROP
-    if not os.path.exists(path):
-        return look.wrong(ValueError, f"there is no file {show(value)} ({path})")
-    if os.path.isdir(path):
-        return look.drop(f"{show(value)} is a directory, in which there is nothing to read: it is dropped")
-    return value
-
-
-def speed_up_file(value: Any, look: Look) -> Any:
-    """A JSON file, or empty text for none. MindSpore's documentation allows None, its code does not."""
-    if not isinstance(value, str):
-        return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", 'a path, or "" for none')
-    return value if not value or json_file(value, look) is not DROP else DROP
+# --- flags ------------------------------------------------------------------------------------------------------------
 
 
 def graph_kernel_flags(value: Any, look: Look) -> Any:
@@ -359,8 +335,8 @@ class Group:
 
     def __call__(self, value: Any, look: Look) -> Any:
         if not isinstance(value, dict):
-            return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", "dict")
-        options = {}
+            return look.wrong(TypeError, is_a(value), "dict")
+        options = Parts()
         for key, part in value.items():
             inner = look.inside(key)
             if key not in self.keys:
@@ -374,18 +350,18 @@ class Group:
 def ge_options(value: Any, look: Look) -> Any:
     """CANN's own options: two dictionaries of text."""
     if not isinstance(value, dict):
-        return look.wrong(TypeError, f"{show(value)} is a {type(value).__name__}", "dict")
+        return look.wrong(TypeError, is_a(value), "dict")
     for level, options in value.items():
         inner = look.inside(level)
         if level not in ("global", "session"):
             inner.wrong(ValueError, "ge_options has no such key", "global, session")
         elif not isinstance(options, dict):
-            inner.wrong(TypeError, f"{show(options)} is a {type(options).__name__}", "dict")
+            inner.wrong(TypeError, is_a(options), "dict")
         else:
             for key, text in options.items():
                 for part in (key, text):
                     if not isinstance(part, str):
-                        inner.inside(key).wrong(TypeError, f"{show(part)} is a {type(part).__name__}", "str")
+                        inner.inside(key).wrong(TypeError, is_a(part), "str")
     return value
 
 

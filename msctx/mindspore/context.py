@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 from msctx.dynamo import call_outside, untraced
 from msctx.errors import OptionError, Problem, nearest
 from msctx.mindspore import absent, state
-from msctx.mindspore.checks import DROP, Look, Note
+from msctx.mindspore.absent import (
+    ParallelMode,
+    get_auto_parallel_context,
+    get_offload_context,
+    get_ps_context,
+    reset_auto_parallel_context,
+    reset_ps_context,
+    set_auto_parallel_context,
+    set_offload_context,
+    set_ps_context,
+)
+from msctx.mindspore.checks import DROP, Look, Note, Parts
 from msctx.mindspore.errors import Found, OptionTypeError, raise_first
 from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, NEVER_SET, SPEED_UP, Inner, Key
 from msctx.notices import tell
-from msctx.options import find
+from msctx.options import find, is_dictionary
 from msctx.options.later import LATER
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
@@ -38,7 +48,6 @@ def _unchecked(**kwargs: Any) -> None:
 
 
 @untraced
-@wraps(_unchecked)
 def set_context(**kwargs: Any) -> None:
     """Set options for the process, with MindSpore's names, values, exceptions and rules of which device has which option.
 
@@ -54,7 +63,7 @@ def set_context(**kwargs: Any) -> None:
     call_outside(_set, kwargs, True)
 
 
-set_context.__name__ = set_context.__qualname__ = "set_context"
+set_context.__wrapped__ = _unchecked  # type: ignore[attr-defined]
 
 
 def _set(kwargs: dict[str, Any], typed: bool) -> None:
@@ -96,7 +105,7 @@ class _Call:
             if key.kept_once_read and f"read {name}" in state.MARKS and converted != _value(name):
                 shown = _shown(name, key)
                 look.wrong(TypeError, f"it cannot be changed any more: get_context has read it, as {shown!r}")
-            elif name in GROUPS:
+            elif isinstance(converted, Parts):
                 self.options.update(converted)
             else:
                 self.options[name] = converted
@@ -119,7 +128,7 @@ def _unknown(name: str, where: str) -> Problem:
         return Problem(name, f"MindSpore takes it in {group} alone: {group}={{{key!r}: …}}", where)
     if name in LATER:
         return Problem(name, f"{LATER[name]} has it, and msctx has no such option", where)
-    if find(name) is not None:
+    if find(name) is not None or is_dictionary(name) or name == "preset":
         return Problem(name, "MindSpore has no such key; msctx.set_context takes it", where)
     return Problem(name, "there is no such key", where, suggestion=nearest(name, KEYS))
 
@@ -284,6 +293,23 @@ def _context() -> _Context:
     return K_CONTEXT
 
 
-__all__ = ["COMPATIBLE", "GRAPH_MODE", "LAX", "PYNATIVE_MODE", "STRICT", "get_context", "set_context"]
+__all__ = [
+    "COMPATIBLE",
+    "GRAPH_MODE",
+    "LAX",
+    "PYNATIVE_MODE",
+    "STRICT",
+    "ParallelMode",
+    "get_auto_parallel_context",
+    "get_context",
+    "get_offload_context",
+    "get_ps_context",
+    "reset_auto_parallel_context",
+    "reset_ps_context",
+    "set_auto_parallel_context",
+    "set_context",
+    "set_offload_context",
+    "set_ps_context",
+]
 
 __getattr__ = absent.names("mindspore.context", dict.fromkeys((*__all__, "DEBUG", "RELEASE", "K_CONTEXT")))

@@ -10,10 +10,11 @@ from msctx.mindspore import state
 from msctx.mindspore.checks import DROP, Look, Note, Number, OneOf
 from msctx.mindspore.errors import Found, OptionRuntimeError, raise_first
 from msctx.mindspore.functions import named, setter
+from msctx.options.kinds import show
 from msctx.vocabulary import describe
 
 TARGETS = OneOf(("CPU", "GPU", "Ascend"))
-DEVICE_ID = Number(0)
+DEVICE_ID = Number(0, 4095)
 
 
 class DeviceInfo(NamedTuple):
@@ -47,7 +48,7 @@ def set_device(device_target: str, device_id: int | None = None) -> None:
     if not found:
         TARGETS(device_target, target)
         if device_id is not None:
-            DEVICE_ID(device_id, number)
+            _check_id(device_id, number)
     raise_first(found)
     given = DeviceInfo(device_target, int(device_id or 0))
     if (before := _device_set()) is not None:
@@ -59,6 +60,14 @@ def set_device(device_target: str, device_id: int | None = None) -> None:
     if device_id is not None:
         options["set_device.device_id"] = given.device_id
     state.store(options, what)
+
+
+def _check_id(value: int, look: Look) -> None:
+    """MindSpore checks the sign alone in Python, and its C++ side takes 32 bits."""
+    if value >= 2**32:
+        look.wrong(RuntimeError, f"{show(value)} does not fit in 32 bits", DEVICE_ID.allowed)
+    else:
+        DEVICE_ID(value, look)
 
 
 def _device_set() -> DeviceInfo | None:

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from msctx.mindspore import state
-from msctx.mindspore.absent import names, not_carried_out
+from msctx.mindspore.absent import Absent, names
 from msctx.mindspore.functions import setter
 from msctx.vocabulary import build
 
@@ -57,7 +57,7 @@ def _fill(root: ModuleType) -> None:
     build(root, "device_context", setter)
     for name, why in NOT_CARRIED_OUT.items():
         between, _, last = name.rpartition(".")
-        setattr(sys.modules[f"{root.__name__}.{between}"], last, not_carried_out(f"ms.device_context.{name}", why))
+        setattr(sys.modules[f"{root.__name__}.{between}"], last, Absent(f"ms.device_context.{name}", why))
     for kind, word in (("cpu", "CPU"), ("gpu", "GPU"), ("ascend", "Ascend")):
         for make in (_device_count, _is_available):
             _add(sys.modules[f"{root.__name__}.{kind}"], make(word))

@@ -10,8 +10,9 @@ from typing import Any
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Problem, StrictError
 from msctx.mindspore import keys, state
-from msctx.mindspore.checks import DROP, Check, Look, Note, Number, OneOf, ini_file
+from msctx.mindspore.checks import DROP, Check, Look, Note, Number, OneOf
 from msctx.mindspore.errors import Found, OptionRuntimeError, raise_first
+from msctx.mindspore.files import ini_file
 from msctx.options import UNSET, Option, device_of, find
 
 
@@ -49,14 +50,14 @@ def _bool(value: Any, look: Look) -> Any:
     return value if isinstance(value, bool) else look.wrong(TypeError, f"{value!r} is not a bool", "True, False")
 
 
-POSITIVE = Number(1, plain=True)
+THREADS = Number(1, plain=True, most=keys.THREADS)
 ASCEND: dict[str, Any] = {"target": "Ascend", "once": True, "equal": True}
 
 FUNCTIONS: Mapping[str, Function] = {
-    "runtime.dispatch_threads_num": Function(argument="threads_num", check=POSITIVE, types=(int,), once=True, late=True),
-    "set_recursion_limit": Function(argument="recursion_limit", check=POSITIVE),
+    "runtime.dispatch_threads_num": Function(argument="threads_num", check=THREADS, types=(int,), once=True, late=True),
+    "set_recursion_limit": Function(argument="recursion_limit", check=Number(1, plain=True, most=keys.DEPTH)),
     "set_deterministic": Function(argument="deterministic", check=_bool, types=(bool,), once=True, late=True),
-    "device_context.cpu.op_tuning.threads_num": Function(argument="num", check=POSITIVE, types=(int,), once=True, late=True),
+    "device_context.cpu.op_tuning.threads_num": Function(argument="num", check=THREADS, types=(int,), once=True, late=True),
     **{
         f"device_context.gpu.op_precision.{name}": Function(argument="value", check=_bool, types=(bool,), target="GPU")
         for name in ("matmul_allow_tf32", "conv_allow_tf32")
@@ -97,7 +98,10 @@ def setter(name: str, option: Option) -> Callable[..., None]:
     signature = inspect.Signature([parameter])
 
     def function(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            raise TypeError(f"ms.{name}() takes one argument, {row.argument}") from None
         bound.apply_defaults()
         _call(name, option, row, bound.arguments[row.argument])
 
@@ -123,7 +127,7 @@ def _call(name: str, option: Option, row: Function, value: Any) -> None:
     raise_first(found)
     if again:
         refuse_again(what)
-    state.tell_all(notes)
+    state.tell_all([note._replace(name=f"{name}({note.name})") for note in notes])
     if converted is not DROP:
         state.store({name: converted}, what)
 

@@ -22,17 +22,14 @@ from msctx.mindspore.checks import (
     Text,
     Unheld,
     compile_cache,
-    directory,
     ge_options,
     gigabytes,
     graph_kernel_flags,
-    ini_file,
-    json_file,
-    print_file,
     save_graphs,
-    speed_up_file,
+    threshold,
     topo_order,
 )
+from msctx.mindspore.files import cache_directory, directory, env_config, ini_file, print_file, speed_up_file
 
 DEVICE = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """device_target → msctx's name of the device."""
@@ -95,7 +92,11 @@ class Inner:
 BOOL = Bound(bool)
 TRUTH = OneOf((True, False))
 UNHELD = "MindSpore {} has it, and msctx has no such option: it is dropped"
-GONE = "MindSpore drops it, and so does msctx; {} is used instead"
+GONE = "MindSpore drops it, and so does msctx; {} does that now"
+DUMP = GONE.format("msctx.set_context(session={'enable_dump': True, 'dump_path': DIR})")
+
+THREADS, DEPTH = 1024, 2**31 - 1
+"""The most that msctx takes where MindSpore takes any number of 32 bits."""
 
 
 def _flag(value: Any) -> str:
@@ -133,7 +134,7 @@ ASCEND_CONFIG: Mapping[str, Inner] = {
     "op_precision_mode": Inner(check=ini_file),
     "ge_options": Inner(check=ge_options, levels=("global", "session"), flat=json.dumps),
     "parallel_speed_up_json_path": Inner(check=speed_up_file, hidden=True),
-    "host_scheduling_max_threshold": Inner(check=Is(int), flat=str),
+    "host_scheduling_max_threshold": Inner(check=threshold, flat=str),
     "op_debug_option": Inner(check=Unheld(Text(OneOf(("oom",))), UNHELD.format("2.3.1")), hidden=True),
     "hccl_watchdog": Inner(check=Unheld(Is(bool), UNHELD.format("2.4")), hidden=True),
     "topo_order": Inner(check=Unheld(topo_order, UNHELD.format("2.3")), hidden=True),
@@ -239,10 +240,10 @@ KEYS: Mapping[str, Key] = {
     "save_graphs": Key(check=save_graphs, types=(bool, int), default=0),
     "save_graphs_path": Key(check=directory, types=(str,), default=".", made=True),
     "deterministic": Key(check=OneOf(("ON", "OFF")), types=(str,), default="OFF"),
-    "enable_dump": Key(check=Unheld(None, GONE.format("session={'enable_dump': …}")), types=(bool,), hidden=True),
-    "save_dump_path": Key(check=Unheld(None, GONE.format("dump_path")), types=(str,), hidden=True),
+    "enable_dump": Key(check=Unheld(None, DUMP), types=(bool,), hidden=True),
+    "save_dump_path": Key(check=Unheld(None, DUMP), types=(str,), hidden=True),
     "print_file_path": Key(check=print_file, types=(str,), default="", targets=("Ascend",)),
-    "env_config_path": Key(check=json_file, types=(str,), default=""),
+    "env_config_path": Key(check=env_config, types=(str,), default=""),
     "precompile_only": _switch(False),
     "reserve_class_name_in_scope": Key(check=Is(bool, ValueError), types=(bool,), default=True),
     "pynative_synchronize": _switch(False),
@@ -255,12 +256,14 @@ KEYS: Mapping[str, Key] = {
     "aoe_tune_mode": Key(check=OneOf(("online", "offline")), types=(str,), default=""),
     "aoe_config": _group("aoe_config"),
     "check_bprop": _switch(False),
-    "max_call_depth": Key(check=Number(1), types=(int,), default=1000),
+    "max_call_depth": Key(check=Number(1, most=DEPTH), types=(int,), default=1000),
     "grad_for_scalar": _switch(False),
     "enable_compile_cache": Key(check=compile_cache, types=(bool,)),
-    "compile_cache_path": Key(check=Bound(str), default=""),
-    "inter_op_parallel_num": Key(check=Number(0), types=(int,), default=0),
-    "runtime_num_threads": Key(check=Number(0), types=(int,), default=lambda target: min(os.cpu_count() or 1, 30)),
+    "compile_cache_path": Key(check=cache_directory, default=""),
+    "inter_op_parallel_num": Key(check=Number(0, most=THREADS), types=(int,), default=0),
+    "runtime_num_threads": Key(
+        check=Number(0, most=THREADS), types=(int,), default=lambda target: min(os.cpu_count() or 1, 30)
+    ),
     "disable_format_transform": _switch(False, ("GPU",)),
     "support_binary": Key(check=Is(bool), default=False),
     "memory_optimize_level": Key(
@@ -272,7 +275,7 @@ KEYS: Mapping[str, Key] = {
     "gpu_config": _group("gpu_config", ("GPU",)),
     # what MindSpore takes and drops, and what came later
     "enable_sparse": Key(check=Unheld(None, "MindSpore drops it, and so does msctx"), hidden=True),
-    "auto_tune_mode": Key(check=Unheld(None, GONE.format("aoe_tune_mode")), hidden=True),
+    "auto_tune_mode": Key(check=Unheld(None, GONE.format("set_context(aoe_tune_mode='online')")), hidden=True),
     "enable_auto_mixed_precision": Key(check=Unheld(None, "MindSpore drops it, and so does msctx"), types=(bool,), hidden=True),
     "jit_config": Key(check=Unheld(Group(JIT_CONFIG, "{}"), UNHELD.format("2.3.1")), types=(dict,), hidden=True),
     "exec_order": Key(check=Unheld(OneOf(("bfs", "dfs")), UNHELD.format("2.4")), hidden=True),

@@ -6,7 +6,7 @@ from typing import Any
 
 from msctx.dynamo import outside_dynamo
 from msctx.mindspore import state
-from msctx.mindspore.absent import names, not_carried_out
+from msctx.mindspore.absent import Absent, names
 from msctx.mindspore.checks import DROP, RESERVE, Look, Note, OneOf, Size
 from msctx.mindspore.errors import Found, raise_first
 from msctx.mindspore.functions import named, refuse_again, setter
@@ -44,11 +44,10 @@ class _Default(str):
     __slots__ = ()
 
 
-SIZE = Size(zero=("0GB", "0.0GB"))
 MEMORY = {
-    "init_size": SIZE,
-    "increase_size": SIZE,
-    "max_size": SIZE,
+    "init_size": Size(zero=("0GB", "0.0GB")),
+    "increase_size": Size(least=1.0),
+    "max_size": Size(),
     "optimize_level": OneOf(("O0", "O1")),
     "huge_page_reserve_size": Size(zero=(), pattern=RESERVE),
 }
@@ -97,9 +96,10 @@ def set_memory(
         refuse_again(what)
     options = {}
     for name, value in given.items():
-        if MEMORY[name](value, looks[name]) is not DROP and not isinstance(value, _Default):
+        converted = MEMORY[name](value, looks[name])
+        if converted is not DROP and not isinstance(value, _Default):
             if name not in DEFAULTS:
-                options[f"runtime.set_memory.{name}"] = value
+                options[f"runtime.set_memory.{name}"] = converted
             elif value != DEFAULTS[name]:
                 looks[name].drop("torch's allocators have nothing like it: it is dropped")
     raise_first(found)
@@ -205,14 +205,41 @@ def empty_cache() -> None:
 
 # --- what is not carried out ------------------------------------------------------------------------------------------
 
-set_cpu_affinity = not_carried_out(
-    "ms.runtime.set_cpu_affinity", "os.sched_setaffinity and OMP_PLACES say on which cores threads run"
-)
-set_kernel_launch_group = not_carried_out("ms.runtime.set_kernel_launch_group", "PyTorch launches kernels from one thread")
-set_kernel_launch_capture = not_carried_out(
+_affinity = Absent("ms.runtime.set_cpu_affinity", "os.sched_setaffinity and OMP_PLACES say on which cores threads run")
+
+
+@outside_dynamo
+def set_cpu_affinity(
+    enable_affinity: bool,
+    affinity_cpu_list: list[str] | None = None,
+    module_to_cpu_dict: dict[str, list[int]] | None = None,
+) -> None:
+    """Bind threads to cores: msctx has nothing for it. False is taken, and changes nothing. It can be called once.
+
+    Raises:
+        TypeError: wrong types.
+        RuntimeError: the second call.
+        NotCarriedOut: True.
+    """
+    what = "ms.runtime.set_cpu_affinity"
+    found: list[Found] = []
+    where = state.origin(what)
+    Look("enable_affinity", where, found, []).type(enable_affinity, (bool,))
+    Look("affinity_cpu_list", where, found, []).type(affinity_cpu_list, (list,))
+    Look("module_to_cpu_dict", where, found, []).type(module_to_cpu_dict, (dict,))
+    raise_first(found)
+    if what in state.MARKS:
+        refuse_again(what)
+    if enable_affinity:
+        _affinity()
+    state.MARKS.add(what)
+
+
+set_kernel_launch_group = Absent("ms.runtime.set_kernel_launch_group", "PyTorch launches kernels from one thread")
+set_kernel_launch_capture = Absent(
     "ms.runtime.set_kernel_launch_capture", "torch.cuda.graph and torch.compile(mode='reduce-overhead') capture graphs"
 )
-memory_replay = not_carried_out("ms.runtime.memory_replay", "torch.cuda.memory records and shows what was allocated")
+memory_replay = Absent("ms.runtime.memory_replay", "torch.cuda.memory records and shows what was allocated")
 
 __all__ = [
     "Event",

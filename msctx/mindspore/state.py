@@ -13,7 +13,7 @@ from msctx.errors import DeviceError, MsctxWarning, StrictError
 from msctx.mindspore.checks import Note
 from msctx.mindspore.keys import DEVICE
 from msctx.notices import tell, user_frame
-from msctx.options import Setting
+from msctx.options import UNSET, Setting
 
 
 def start() -> None:
@@ -69,10 +69,17 @@ def set_by(spelling: str) -> Setting | None:
 
 
 def store(options: Mapping[str, Any], what: str) -> None:
-    """Set options for the process, all at once; a target that is not on this machine is planned only."""
+    """Set options for the process, all at once, and take back those that are ``UNSET``.
+
+    A target that is not on this machine is planned only.
+    """
     start()
-    if not options:
-        return
+    if given := {name: value for name, value in options.items() if value is not UNSET}:
+        _set(given, what)
+    BASE.take_back("set_context", {*options} - {*given})
+
+
+def _set(options: Mapping[str, Any], what: str) -> None:
     word = next((options[name] for name in ("set_device.device_target", "device_target") if name in options), None) or target()
     if not is_here(word):
         text = (

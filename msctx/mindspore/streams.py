@@ -6,9 +6,9 @@ from typing import Any
 
 from msctx.errors import MsctxError, Problem
 from msctx.mindspore import state
-from msctx.mindspore.absent import not_carried_out
+from msctx.mindspore.absent import Absent
+from msctx.mindspore.checks import is_a
 from msctx.mindspore.errors import OptionTypeError
-from msctx.options.kinds import show
 
 
 class NoStreams(MsctxError, RuntimeError):
@@ -27,8 +27,7 @@ def _device(what: str) -> Any:
 
 def _need(what: str, name: str, value: Any, kind: Any, allowed: str) -> None:
     if not isinstance(value, kind):
-        text = f"{show(value)} is a {type(value).__name__}"
-        raise OptionTypeError([Problem(name, text, state.origin(f"ms.runtime.{what}"), allowed)])
+        raise OptionTypeError([Problem(name, is_a(value), state.origin(f"ms.runtime.{what}"), allowed)])
 
 
 class _Torch(type):
@@ -79,9 +78,10 @@ def default_stream() -> Any:
 
 def set_cur_stream(stream: Any) -> None:
     """Give operators to another stream from now on; None changes nothing."""
-    device = _device("set_cur_stream")
     if stream is not None:
         _need("set_cur_stream", "stream", stream, Stream, "Stream, None")
+    device = _device("set_cur_stream")
+    if stream is not None:
         device.set_stream(stream)
 
 
@@ -89,9 +89,9 @@ class StreamCtx:
     """A with-block in which operators are given to another stream; None changes nothing."""
 
     def __init__(self, ctx_stream: Any) -> None:
-        _device("StreamCtx")
         if ctx_stream is not None:
             _need("StreamCtx", "ctx_stream", ctx_stream, Stream, "Stream, None")
+        _device("StreamCtx")
         self.stream = ctx_stream
         self.before: Any = None
 
@@ -105,4 +105,4 @@ class StreamCtx:
             set_cur_stream(self.before)
 
 
-communication_stream = not_carried_out("ms.runtime.communication_stream", "torch.distributed keeps its streams to itself")
+communication_stream = Absent("ms.runtime.communication_stream", "torch.distributed keeps its streams to itself")

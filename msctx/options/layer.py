@@ -142,7 +142,8 @@ class Settings:
 class Overridden(NamedTuple):
     """A setting that yields, and the one that it yields to.
 
-    It is *expected* where that one was set further in, or is a device's own group beside the spelling for every device.
+    It is *expected* where that one was set further in, has the same value, or is a device's own group beside the spelling for
+    every device.
     """
 
     setting: Setting
@@ -174,7 +175,8 @@ class _OnDevice:
         here: dict[str, Setting] = {}
         for setting in mine:
             if (winner := here.setdefault(setting.option.name, setting)) is not setting:
-                self.overridden.append(Overridden(setting, winner, (winner.rank, setting.rank) == (1, 0)))
+                agrees = winner.value == setting.value
+                self.overridden.append(Overridden(setting, winner, agrees or (winner.rank, setting.rank) == (1, 0)))
         taken: list[Setting] = []
         for setting in here.values():
             if (lost := _yields(setting, here.values(), higher)) is not None:

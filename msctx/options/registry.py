@@ -176,7 +176,7 @@ class _Reading:
             return
         for keys, found in _flatten(parsed.data, (spelling,)):
             inner, inside = dotted(keys), parsed.mark(keys[1:])
-            option = _SPELLINGS.get(inner)
+            option = None if any("." in str(key) for key in keys[1:]) else _SPELLINGS.get(inner)
             if option is None:
                 self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
             elif inner not in self.settings or self.settings[inner].via:  # what stands beside the file wins

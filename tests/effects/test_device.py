@@ -146,6 +146,7 @@ def test_off_line(device: str, value: bool, status: str) -> None:
         assert row.reason
 
 
+@pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
 def test_off_line_wins_over_the_target() -> None:
     plan = msctx.explain({"device_target": "GPU", "use_off_line": False}, device="cuda")
     assert (plan.target, plan.main_device, plan.missing) == ("CPU", "cpu", False)

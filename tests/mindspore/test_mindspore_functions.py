@@ -12,7 +12,7 @@ import torch
 import msctx
 import msctx.mindspore as ms
 from msctx import devices
-from msctx.errors import MsctxError, MsctxWarning, StrictError
+from msctx.errors import MsctxError, MsctxWarning, OptionError, StrictError
 from msctx.mindspore.errors import NotCarriedOut
 from msctx.mindspore.functions import FUNCTIONS
 
@@ -138,7 +138,7 @@ def test_the_argument_has_mindspores_name(name: str) -> None:
     (argument,) = inspect.signature(function(name)).parameters
     function(name)(**{argument: case.good[0][0]})
     for args, kwargs in (((1, 2), {}), ((), {"nonsense": 1})):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=rf"ms\.{name}\(\) takes one argument, {argument}$"):
             function(name)(*args, **kwargs)
 
 
@@ -223,6 +223,24 @@ def test_op_precision_mode(tmp_path: Path) -> None:
         name(str(other))
 
 
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("runtime.dispatch_threads_num", 1024),
+        ("device_context.cpu.op_tuning.threads_num", 1024),
+        ("set_recursion_limit", 2**31 - 1),
+    ],
+)
+def test_what_is_more_than_msctx_takes_is_told(name: str, most: int) -> None:
+    with pytest.raises(RuntimeError, match=f"32 bits\n.*to 4294967295; what is more than {most} is taken for {most}"):
+        function(name)(2**32)
+    with pytest.warns(MsctxWarning, match=rf"{name}\(\w+\): {most + 1} is more than msctx takes: {most} is taken"):
+        function(name)(most + 1)
+    assert msctx.get_context(name) == most
+    with pytest.raises(OptionError):
+        msctx.set_context(**{name: most + 1})
+
+
 # --- the device -------------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +275,7 @@ def test_set_device_takes_a_target_that_is_not_here(absent: str) -> None:
         (("cpu",), ValueError),
         (("Davinci",), ValueError),
         (("CPU", -1), ValueError),
-        (("CPU", 5000), ValueError),
+        (("CPU", 4096), ValueError),
         (("CPU", 2**40), RuntimeError),
     ],
 )

@@ -1,6 +1,9 @@
 """All the ways in which MindSpore's names are imported; what is missing says so; what loading costs."""
 
+import copy
 import inspect
+import pydoc
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 
 import msctx.mindspore as ms
+from msctx.mindspore.errors import NotCarriedOut
 
 MODULES = [
     "context",
@@ -50,7 +54,43 @@ def test_constants() -> None:
 
 def test_the_decorator_can_be_passed_by() -> None:
     assert callable(ms.set_context.__wrapped__)
-    assert ms.set_context.__name__ == "set_context"
+    assert ms.set_context.__name__ == ms.set_context.__qualname__ == "set_context"
+
+
+def test_set_context_shows_its_own_docstring() -> None:
+    assert ms.set_context.__doc__.startswith("Set options for the process, with MindSpore's names")
+    assert ms.set_context.__doc__ in inspect.getsource(sys.modules["msctx.mindspore.context"])
+    assert inspect.getdoc(ms.set_context) in pydoc.plaintext.document(ms.set_context).replace("\n    ", "\n")
+
+
+ABSENT = [
+    "ParallelMode",
+    *(f"{verb}_{what}_context" for verb in ("set", "get", "reset") for what in ("auto_parallel", "ps")),
+    "set_offload_context",
+    "get_offload_context",
+]
+
+
+def test_absent_names_can_be_imported() -> None:
+    from msctx.mindspore import JitConfig, ParallelMode, jit  # noqa: F401
+    from msctx.mindspore.context import get_auto_parallel_context, set_ps_context  # noqa: F401
+
+    for name in ABSENT:
+        assert getattr(ms, name) is getattr(ms.context, name)
+        assert {name} <= {*ms.__all__} & {*ms.context.__all__}
+
+
+@pytest.mark.parametrize("name", [*ABSENT, "jit", "JitConfig"])
+def test_absent_names_say_so_when_they_are_used(name: str) -> None:
+    found = getattr(ms, name)
+    why = r"torch\.compile" if "jit" in name.lower() else "memory_offload" if "offload" in name else r"torch\.distributed with"
+    for use, what in ((lambda: found(parallel_mode="x"), r"\(\)"), (lambda: found.DATA_PARALLEL, r"\.DATA_PARALLEL")):
+        with pytest.raises(NotCarriedOut, match=f"ms.{name}{what} is not carried out by msctx: .*{why}"):
+            use()
+    assert repr(found) == f"<ms.{name}, not carried out by msctx>"
+    assert not hasattr(found, "__wrapped__")
+    assert found.__doc__ in pydoc.plaintext.document(found)
+    assert repr(copy.copy(found)) == repr(found)
 
 
 @pytest.mark.parametrize("module", [ms, *(import_module(f"msctx.mindspore.{name}") for name in MODULES)])
@@ -63,11 +103,14 @@ def test_public_names_are_there_and_documented(module: Any) -> None:
 @pytest.mark.parametrize(
     ("look_up", "text"),
     [
-        (lambda: ms.set_auto_parallel_context, "torch.distributed"),
-        (lambda: ms.context.ParallelMode, "torch.distributed"),
         (lambda: ms.reset_context, r"msctx\.reset_context\(\)"),
         (lambda: ms.set_contxt, "did you mean set_context"),
         (lambda: ms.Tensor, r"torch\.Tensor"),
+        (lambda: ms.nn, r"MindSpore's context alone.*torch\.nn"),
+        (lambda: ms.ops, "MindSpore's context alone"),
+        (lambda: ms.communication, r"torch\.distributed"),
+        (lambda: ms.hal, "runtime has streams"),
+        (lambda: ms.__version__, r"msctx\.__version__"),
         (lambda: ms.context.get_contex, "did you mean get_context"),
         (lambda: ms.runtime.set_memry, "did you mean set_memory"),
         (lambda: ms.device_context.gpu.op_tuning.conv_fprop, "did you mean conv_fprop_algo"),

@@ -8,6 +8,7 @@ import torch
 import msctx
 import msctx.mindspore as ms
 from msctx.errors import DeviceError, MsctxWarning, StrictError
+from msctx.mindspore.errors import NotCarriedOut
 
 GB = 2**30
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -65,6 +66,35 @@ def test_set_memory_refuses(name: str, value: str) -> None:
         ms.runtime.set_memory(**{name: value})
     assert not msctx.get_context()
     ms.runtime.set_memory()  # the call that failed does not count
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_size", "0.00GB"), ("increase_size", "0.00GB"), ("max_size", "0.00000000001GB"), ("increase_size", "0.5GB")],
+)
+def test_set_memory_is_stricter_than_mindspore_here(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match='allowed: a size in GB such as "4GB"') as caught:
+        ms.runtime.set_memory(**{name: value})
+    assert "MB" not in str(caught.value).replace(value, "")
+    assert "GiB" not in str(caught.value)
+
+
+def test_set_memory_takes_all_of_mindspores_forms() -> None:
+    ms.runtime.set_memory(max_size="3.GB", init_size="0.00GB", huge_page_reserve_size="0GB")
+    assert ms.get_context("max_device_memory") == 3.0
+
+
+def test_set_cpu_affinity() -> None:
+    for wrong in ((1,), ("on",), (False, "0-3"), (True, None, ["main"])):
+        with pytest.raises(TypeError):
+            ms.runtime.set_cpu_affinity(*wrong)
+    with pytest.raises(NotCarriedOut):
+        ms.runtime.set_cpu_affinity(True, ["0-3"])
+    ms.runtime.set_cpu_affinity(False)
+    for again in (False, True):
+        with pytest.raises(RuntimeError, match="only once"):
+            ms.runtime.set_cpu_affinity(again)
+    assert not msctx.get_context()
 
 
 def test_set_memory_wins_over_set_context() -> None:
@@ -178,6 +208,8 @@ def test_the_cpu_has_no_current_stream_to_set() -> None:
     for function in (ms.runtime.set_cur_stream, ms.runtime.StreamCtx):
         with pytest.raises(RuntimeError, match="no streams"):
             function(None)
+        with pytest.raises(TypeError, match="1 is an int"):  # types come first
+            function(1)
 
 
 def test_wrong_types_of_streams_and_events(recorder: Recorder) -> None:

@@ -1,7 +1,9 @@
 """ms.set_context and ms.get_context: values, exceptions, forms and rules, drawn from a table that is MindSpore's."""
 
 import os
+import re
 import stat
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -415,6 +417,12 @@ def test_unknown_keys_are_value_errors(name: str) -> None:
         ms.set_context(**{name: 1})
 
 
+@pytest.mark.parametrize("name", ["cpu_config", "session", "atc", "preset", "seed", "strict", "device_context"])
+def test_keys_of_msctx_are_told_from_unknown_ones(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: MindSpore has no such key; msctx.set_context takes it"):
+        ms.set_context(**{name: {}})
+
+
 @pytest.mark.parametrize("name", ["modex", "seed", "enable_dump", "save_dump_path", "parallel_speed_up_json_path", "_x"])
 def test_unknown_names_of_get_context_are_value_errors(name: str) -> None:
     with pytest.raises(ValueError, match=name):
@@ -439,12 +447,149 @@ def test_names_that_only_get_context_has(name: str, value: Any) -> None:
     assert ms.get_context(name) == value
 
 
+# --- where msctx takes less than MindSpore -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "taken"),
+    [
+        ("runtime_num_threads", 1025, 1024),
+        ("runtime_num_threads", 2**32 - 1, 1024),
+        ("inter_op_parallel_num", 1025, 1024),
+        ("max_call_depth", 2**31, 2**31 - 1),
+        ("max_call_depth", 2**32 - 1, 2**31 - 1),
+        ("host_scheduling_max_threshold", True, 1),
+        ("host_scheduling_max_threshold", False, 0),
+        ("host_scheduling_max_threshold", -5, 0),
+        ("host_scheduling_max_threshold", 2**70, 2**63 - 1),
+    ],
+)
+def test_what_msctx_makes_of_a_value_is_told_once(key: str, given: Any, taken: int) -> None:
+    is_inner = key == "host_scheduling_max_threshold"
+    options: dict[str, Any] = {"ascend_config": {key: given}} if is_inner else {key: given}
+    ms.set_context(device_target="Ascend")
+    with pytest.warns(MsctxWarning, match=f"{key}: {given} is .*{taken}"):
+        ms.set_context(**options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MsctxWarning)
+        ms.set_context(**options)
+    assert msctx.get_context(key) == taken
+    assert ms.get_context(key) == (str(taken) if is_inner else taken)
+
+
+@pytest.mark.parametrize("key", ["runtime_num_threads", "inter_op_parallel_num", "max_call_depth"])
+def test_what_is_allowed_is_what_is_taken(key: str) -> None:
+    for wrong, kind in ((2**32, RuntimeError), (-1, ValueError)):
+        with pytest.raises(kind, match=r"to 4294967295; what is more than \d+ is taken for"):
+            ms.set_context(**{key: wrong})
+
+
+def test_an_empty_compile_cache_path_takes_back_what_was_set() -> None:
+    with pytest.warns(MsctxWarning, match="compile_cache_path: empty text takes back"):
+        ms.set_context(compile_cache_path="")
+    assert not msctx.current().settings
+    ms.set_context(compile_cache_path="cache", check_bprop=True)
+    ms.set_context(compile_cache_path="", grad_for_scalar=True)
+    assert ms.get_context("compile_cache_path") == ""
+    assert msctx.get_context() == {"check_bprop": True, "grad_for_scalar": True}
+    with msctx.context(compile_cache_path="other"):
+        assert ms.get_context("compile_cache_path") == "other"
+
+
+STRICTER = [
+    # (key of ascend_config, value or what the file holds, what the message says); MindSpore leaves these to CANN
+    ("op_precision_mode", "garbage", "garbage"),
+    ("op_precision_mode", "[ByOpType]\nMatMul=medium\n", "medium"),
+    ("op_precision_mode", "[ByColour]\nMatMul=high_precision\n", "ByColour"),
+    ("parallel_speed_up_json_path", '{"compute_communicate_fusion_level": 4}', "4 is "),
+    ("parallel_speed_up_json_path", '{"compute_communicate_fusion_level": -1}', "-1 is "),
+    ("ge_options", {"session": {"ge.exec.precision_mode": "fp8"}}, "fp8"),
+    ("ge_options", {"session": {"ge.exec.hostSchedulingMaxThreshold": "-1"}}, "-1 is out of range"),
+    ("ge_options", {"global": {"ge.exec.hostSchedulingMaxThreshold": "many"}}, "many"),
+]
+
+
+@pytest.mark.parametrize(("key", "given", "text"), STRICTER)
+def test_contents_that_mindspore_does_not_look_at_are_value_errors(key: str, given: Any, text: str, tmp_path: Path) -> None:
+    """Decided so: what msctx cannot read it cannot carry out, and a script should hear of it where it says it."""
+    ms.set_context(device_target="Ascend")
+    if isinstance(given, str):
+        path = tmp_path / "content"
+        path.write_text(given)
+        given = str(path)
+    with pytest.raises(ValueError, match=text):
+        ms.set_context(ascend_config={key: given})
+    assert not ms.get_context("ascend_config")
+
+
+# --- what messages say ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("variable_memory_max_size", "3.5GB", "decimals are not taken"),
+        ("variable_memory_max_size", "3.GB", "decimals are not taken"),
+        ("variable_memory_max_size", "3584MB", "not a size"),
+        ("max_device_memory", "0.00GB", "not more than zero"),
+        ("mempool_block_size", "512MB", "not a size"),
+    ],
+)
+def test_a_hint_never_repeats_what_is_refused(key: str, value: str, text: str) -> None:
+    ms.set_context(device_target="Ascend")
+    with pytest.raises(ValueError, match=text) as caught:
+        ms.set_context(**{key: value})
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("max_device_memory", "512MB", "0.5GB"),
+        ("mempool_block_size", "2 gib", "2GB"),
+        ("variable_memory_max_size", "3G", "3GB"),
+    ],
+)
+def test_a_size_in_another_form_gets_mindspores(key: str, value: str, hint: str) -> None:
+    ms.set_context(device_target="Ascend")
+    with pytest.raises(ValueError, match=f'did you mean "{hint}"'):
+        ms.set_context(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mode": "x"}, "'x' is a str\n"),
+        ({"check_bprop": 1}, "1 is an int\n"),
+        ({"gpu_config": 1.5}, "1.5 is a float\n"),
+        ({"check_bprop": None}, "None is not a value\n"),
+        ({"device_id": None}, "None is not a value\n"),
+    ],
+)
+def test_articles(options: dict[str, Any], text: str) -> None:
+    ms.set_context(device_target="GPU")
+    with pytest.raises((TypeError, RuntimeError), match=text):
+        ms.set_context(**options)
+
+
+@pytest.mark.parametrize("options", [{"enable_dump": True}, {"save_dump_path": "dumps"}])
+def test_what_does_that_now_can_be_written_so(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.warns(MsctxWarning) as told:
+        ms.set_context(**options)
+    assert not msctx.get_context()
+    (text,) = (str(w.message) for w in told)
+    call = "msctx.set_context(session={'enable_dump': True, 'dump_path': DIR})"
+    assert text == f"{next(iter(options))}: MindSpore drops it, and so does msctx; {call} does that now"
+    eval(call, {"msctx": msctx, "DIR": str(tmp_path)})
+    assert msctx.get_context("session.enable_dump") is True
+
+
 # --- all or nothing ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"mode": "x"}, {"mode": 2}, {"op_timeout": 2**32}, {"print_file_path": "/"}, {"foo": 1}, {"max_call_depth": 2**31}],
+    [{"mode": "x"}, {"mode": 2}, {"op_timeout": 2**32}, {"print_file_path": "/"}, {"foo": 1}, {"max_call_depth": 2**32}],
 )
 def test_an_error_changes_nothing(wrong: dict[str, Any], tmp_path: Path) -> None:
     ms.set_context(device_target="Ascend", check_bprop=True)
@@ -672,6 +817,64 @@ def test_env_config_path(tmp_path: Path) -> None:
     for wrong in (1, None):
         with pytest.raises(TypeError):
             ms.set_context(env_config_path=wrong)
+
+
+RIGHT = {"env_config_path.rdr.mode": 2}
+ENV_CONFIG = [
+    # what the file holds, what is set of it, what is told of each part
+    ('{"foo": 1, "rdr": {"mode": 2}}', RIGHT, ["env_config_path.foo: env_config_path has no such key"]),
+    ('{"rdr": {"mode": 2, "enable": 1, "x": 0}}', RIGHT, ["rdr.enable: 1 is not a boolean", "rdr.x: .* has no such key"]),
+    ('{"rdr": {"mode": 2}, "sys": 5}', RIGHT, ["env_config_path.sys: 5 is not a dictionary"]),
+    ('{"rdr": {"mode": 2, "path": ""}}', RIGHT, ["env_config_path.rdr.path: the text is empty"]),
+    ('{"rdr": {"mode": 3}}', {}, ["env_config_path.rdr.mode: 3 is not one of the values"]),
+    ('{"rdr": {"mode": 1, "mode": 2}}', RIGHT, ["stands twice"]),
+    ('{"rdr": {"mode": 2, "path": NaN}}', RIGHT, ["env_config_path.rdr.path: nan is not text"]),
+    (
+        '{"sys": {"mem_Reuse": true, "mem_reuse": false}}',
+        {"env_config_path.sys.mem_reuse": False},
+        ["sys.mem_Reuse: mem_reuse stands beside it"],
+    ),
+    ("[1]", {}, [r"env_config_path: \[1\] is not a dictionary"]),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "told"), ENV_CONFIG)
+def test_what_is_wrong_in_env_config_is_told_and_dropped(
+    text: str, options: dict[str, Any], told: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "env.json"
+    path.write_text(text)
+    with pytest.warns(MsctxWarning) as warned:
+        ms.set_context(env_config_path=str(path))
+    for part in told:
+        assert len([w for w in warned if re.search(part, str(w.message))]) == 1
+    assert msctx.get_context() == options
+    assert ms.get_context("env_config_path") == ""
+    if "twice" in told[0]:  # nothing is dropped there
+        return
+    msctx.reset_context()
+    msctx.set_context(strict=True)
+    with pytest.raises(StrictError, match=told[0]):
+        ms.set_context(env_config_path=str(path))
+
+
+def test_an_env_config_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    one.write_text('{"rdr": {"enable": true, "mode": 1}}')
+    other.write_text('{"rdr": {"mode": 2}, "foo": 1}')
+    ms.set_context(env_config_path=str(one))
+    assert msctx.get_context("env_config_path.rdr.enable") is True
+    ms.set_context(env_config_path=str(other))
+    assert msctx.get_context() == RIGHT
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"{'rdr': 1}", b"\xff\xfe", b"[" * 100_000])
+def test_an_env_config_that_is_no_json_is_a_value_error(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "env.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="env_config_path"):
+        ms.set_context(env_config_path=str(path))
+    assert not msctx.get_context()
 
 
 def test_op_precision_mode(tmp_path: Path) -> None:

@@ -484,6 +484,14 @@ def test_the_content_of_a_file_may_stand_in_its_place() -> None:
     }
 
 
+def test_a_dotted_key_is_no_key_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "env.json"
+    path.write_text('{"rdr.enable": true}')
+    (problem,) = problems_of(env_config_path=str(path))
+    assert problem.path == "env_config_path.rdr.enable"
+    assert problem.mark is not None
+
+
 def test_a_text_of_flags_is_read_and_its_origin_is_where_it_was_set() -> None:
     layer = make_layer({"graph_kernel_flags": ["--opt_level=1", "--dump_as_text"]}, "mine")
     assert {k: (s.value, s.origin) for k, s in layer.settings.items()} == {

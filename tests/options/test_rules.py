@@ -14,6 +14,9 @@ from msctx.options import OPTIONS, Settings, make_layer, rules
 from msctx.plan import Row
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
+
+
 def row(values: dict[str, Any], name: str, device: str = "cpu") -> Row:
     """The row of the spelling *name* in the plan of *values*."""
     found = [r for r in msctx.explain(values, device=device).rows if r.spelling == name]
