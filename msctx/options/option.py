@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from msctx.options.kinds import ChoiceKind, Kind, TextKind
@@ -26,6 +26,7 @@ _NEWER = ("device_context", "runtime", "set_device", "set_deterministic", "set_r
 """MindSpore's newer vocabulary; in one layer it wins over set_context's."""
 
 
+@lru_cache(4096)
 def device_of(spelling: str) -> str | None:
     """The one device that a spelling means, or ``None`` for every device that has the option."""
     first, _, rest = spelling.partition(".")
@@ -34,6 +35,7 @@ def device_of(spelling: str) -> str | None:
     return GROUPS.get(first) or _DEVICE_NAMES.get(f"{first}.{rest.partition('.')[0]}")
 
 
+@lru_cache(4096)
 def rank_of(spelling: str) -> int:
     """Which of two spellings of one option in one layer wins: the higher one.
 

@@ -86,18 +86,20 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
     Raises:
         OptionError: with every problem found; nothing was changed.
     """
+    if not values:
+        return Layer()
     reading = _Reading(origin, marks)
-    ge: dict[tuple[str, ...], dict[str, Any]] = {}
-    for path, value in _flatten(values, ()):
+    ge: dict[str, dict[str, Any]] = {}
+    for path, spelling, value in _flatten(values, ()):
         if value is INVALID:
             continue
-        level, key = ge_key(dotted(path))
+        level, key = ge_key(spelling)
         if key:
-            ge.setdefault(tuple(level.split(".")), {})[key] = value
+            ge.setdefault(level, {})[key] = value
         else:
-            reading.add(path, value)
-    for path, keys in ge.items():
-        reading.add(path, keys)
+            reading.add(path, spelling, value)
+    for level, keys in ge.items():
+        reading.add(tuple(level.split(".")), level, keys)
     reading.combine()
     if reading.problems:
         raise OptionError(reading.problems)
@@ -113,9 +115,8 @@ class _Reading:
         self.settings: dict[str, Setting] = {}
         self.places: dict[str, Mark | None] = {}
 
-    def add(self, path: tuple[str, ...], value: Any) -> None:
-        """One value under a path of keys as the user wrote it."""
-        spelling = dotted(path)
+    def add(self, path: tuple[str, ...], spelling: str, value: Any) -> None:
+        """One value under a path of keys as the user wrote it, and as one dotted name."""
         mark = self.marks(path) if self.marks else None
         option = _SPELLINGS.get(spelling)
         if option is None:
@@ -174,8 +175,8 @@ class _Reading:
         if spelling not in _DICTIONARIES:
             self.settings[spelling] = replace(setting, content=parsed.data)
             return
-        for keys, found in _flatten(parsed.data, (spelling,)):
-            inner, inside = dotted(keys), parsed.mark(keys[1:])
+        for keys, inner, found in _flatten(parsed.data, (spelling,)):
+            inside = parsed.mark(keys[1:])
             option = None if any("." in str(key) for key in keys[1:]) else _SPELLINGS.get(inner)
             if option is None:
                 self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
@@ -224,13 +225,15 @@ def dotted(path: tuple[Any, ...]) -> str:
     return ".".join(key if isinstance(key, str) else show(key) for key in path)
 
 
-def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """What dictionaries within dictionaries set: path of keys, the same as one dotted name, value."""
     for key, value in values.items():
         path = (*prefix, key)
-        if isinstance(value, Mapping) and dotted(path) in _DICTIONARIES:
+        spelling = dotted(path)
+        if isinstance(value, Mapping) and spelling in _DICTIONARIES:
             yield from _flatten(value, path)
         else:
-            yield path, value
+            yield path, spelling, value
 
 
 def _check(option: Option, value: Any) -> tuple[Any, list[tuple[tuple[str, ...], BadValue]]]:
@@ -260,6 +263,8 @@ def shown(bad: BadValue) -> str:
 
 def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Problem]:
     """What must not stand at one place (the same device, the same layer): two values for one option, excluded pairs."""
+    if len(settings) < 2:
+        return
     seen: dict[tuple[str, str | None, int], Setting] = {}
     for setting in settings.values():
         first = seen.setdefault((setting.option.name, setting.device, setting.rank), setting)
