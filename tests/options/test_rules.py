@@ -13,7 +13,6 @@ from msctx.errors import OptionError
 from msctx.options import OPTIONS, Settings, make_layer, rules
 from msctx.plan import Row
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
 
 
