@@ -40,7 +40,8 @@ def plan_table(plan: Plan) -> Group:
     """Each option with its value and where that came from; below it, per device, its status and the switches or the reason."""
     blocks: dict[tuple[str, str, str], Table] = {}
     for row in plan.rows:
-        key = (row.spelling, str(row.value), row.origin)
+        text = str(row.value)
+        key = (row.spelling, text if text.isprintable() else repr(text), row.origin)
         if key not in blocks:
             blocks[key] = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
             blocks[key].add_column(width=8, justify="right")  # device

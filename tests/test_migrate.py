@@ -647,3 +647,32 @@ def test_any_text_is_read_or_refused_with_a_message(tmp_path, source):
         assert "train.py" in problem_of(str(script))
     else:
         check_outputs(migrate.read(str(script)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('getattr(ms, "set_context")(mode=0)', "is looked up by its name"),
+        ("functools.partial(ms.set_context, mode=0)()", "is not called here but handed on"),
+        ("[ms.set_context][0](mode=1)", "is not called here but handed on"),
+        ("ms.set_context.__wrapped__(mode=0)", "is not called here but handed on"),
+        ("apply(ms.set_device)", "is not called here but handed on"),
+    ],
+)
+def test_what_is_called_in_a_roundabout_way_is_told(tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(f"import functools\nimport mindspore as ms\n\n{line}\n")
+    found = migrate.read(str(file))
+    assert found.options == {}
+    (problem,) = [p for p in found.problems if p.mark]
+    assert said in problem.text
+    assert problem.mark is not None
+    assert problem.mark.line == 4
+
+
+def test_an_alias_is_followed_and_not_told(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("import mindspore as ms\n\nput = ms.set_context\nput(mode=0)\n")
+    found = migrate.read(str(file))
+    assert found.problems == ()
+    assert found.options == {"mode": 0}

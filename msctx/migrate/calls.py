@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from msctx.errors import Mark, Problem
@@ -95,13 +96,36 @@ class Reader:
 
     def calls(self) -> Iterator[Found]:
         """Every call that sets something, in the order in which the script has them."""
-        nodes = [node for node in self.script.parents if isinstance(node, ast.Call)]
+        nodes = [node for node in self.script.parents if isinstance(node, ast.Call | ast.Attribute | ast.Name)]
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
-            function = self.names.mindspore(node.func)
-            for home in HOMES:
-                function = function.removeprefix(home)
-            if found := self._call(node, function):
+            found = self._call(node, self._function(node.func)) if isinstance(node, ast.Call) else self._mention(node)
+            if found:
                 yield found
+
+    def _function(self, node: ast.expr) -> str:
+        """The function of MindSpore that an expression stands for, without the module it is at home in."""
+        function = self.names.mindspore(node)
+        for home in HOMES:
+            function = function.removeprefix(home)
+        return function
+
+    def _mention(self, node: ast.Attribute | ast.Name) -> Found | None:
+        """A function that sets something, and is handed on instead of being called: what it will set cannot be read."""
+        parent, field = self.script.parents[node]
+        followed = field == "func" or isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+        if followed or not isinstance(node.ctx, ast.Load):
+            return None
+        function = self._function(node)
+        if function != "set_context" and function not in functions():
+            return None
+        return self._unread(node, "is not called here but handed on: take what it sets over by hand")
+
+    def _unread(self, node: ast.expr, why: str) -> Found:
+        written = one_line(self.script.written(node), 60)
+        found = Found(written, self.script.mark(node, len(written)), self.script.inside(node))
+        found.left_out = why
+        found.problems.append(Problem(written, why, mark=found.mark))
+        return found
 
     def _call(self, call: ast.Call, function: str) -> Found | None:
         written = self.script.written(call.func)
@@ -111,12 +135,19 @@ class Reader:
             self._keywords(call, found)
         elif function in PARAMETERS or (find(function) and function.startswith(("runtime.", "device_context."))):
             self._parameters(call, function, found)
+        elif self._is_getattr(call):
+            return self._unread(call, "is looked up by its name: take what it sets over by hand")
         elif why := self._why_not(call, function):
             found.left_out = why
             found.problems.append(Problem(written, why, mark=mark))
         else:
             return None
         return found
+
+    def _is_getattr(self, call: ast.Call) -> bool:
+        names = [a.value for a in call.args if isinstance(a, ast.Constant)]
+        by_name = isinstance(call.func, ast.Name) and call.func.id == "getattr" and "set_context" in names
+        return by_name and self.has_mindspore
 
     def _why_not(self, call: ast.Call, function: str) -> str:
         """Why a call that sets something cannot be taken over; ``""`` for one that does not."""
@@ -257,6 +288,7 @@ def _as_written(spelling: str, value: Any) -> Any:
     return value.word if knows else int(value)
 
 
+@cache
 def functions() -> list[str]:
     """The functions of MindSpore's newer vocabulary that can be taken over."""
     dotted = {name for option in OPTIONS.values() for name in option.also if name.startswith(("runtime.", "device_context."))}

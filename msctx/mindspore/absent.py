@@ -11,9 +11,6 @@ from msctx.mindspore.errors import NotCarriedOut
 ELSEWHERE = {
     "reset_context": "MindSpore has none either; msctx.reset_context() takes everything back",
     "get_jit_config": "msctx has no option jit_config",
-    "Tensor": "this is MindSpore's context alone, not its tensors: use torch.Tensor",
-    "nn": "this is MindSpore's context alone, not its networks: models stay in torch, use torch.nn",
-    "ops": "this is MindSpore's context alone, not its operators: use torch",
     "hal": "its newer names are here: runtime has streams, events and memory, device_context has the devices",
     "communication": "this is MindSpore's context alone: use torch.distributed, whose init_process_group() is init()",
     "__version__": "this is no release of MindSpore; msctx.__version__ is msctx's own",
@@ -60,6 +57,7 @@ PARALLEL = "torch.distributed with DistributedDataParallel or FSDP is PyTorch's 
 SERVERS = "PyTorch has no such parameter servers; torch.distributed with DistributedDataParallel or FSDP is its way"
 OFFLOAD = "set_context(memory_offload='ON') is what there is, and FSDP's CPUOffloadPolicy for models in parallel"
 COMPILE = "torch.compile is PyTorch's way"
+CONTEXT = "this is MindSpore's context alone, while models stay in torch: use"
 
 ParallelMode = Absent("ms.ParallelMode", PARALLEL)
 set_auto_parallel_context = Absent("ms.set_auto_parallel_context", PARALLEL)
@@ -72,3 +70,6 @@ set_offload_context = Absent("ms.set_offload_context", OFFLOAD)
 get_offload_context = Absent("ms.get_offload_context", OFFLOAD)
 jit = Absent("ms.jit", COMPILE)
 JitConfig = Absent("ms.JitConfig", f"{COMPILE}, and takes its options itself")
+nn = Absent("ms.nn", f"{CONTEXT} torch.nn")
+ops = Absent("ms.ops", f"{CONTEXT} torch")
+Tensor = Absent("ms.Tensor", f"{CONTEXT} torch.Tensor")
