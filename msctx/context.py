@@ -410,12 +410,11 @@ def _look_up(name: str, settings: Settings, main: str) -> Origin:
     keys = [k for layer in settings.layers for k, s in layer.settings.items() if k.startswith(f"{name}.") and not s.via]
     if keys:
         group: dict[str, Any] = {}
-        for key in keys:
-            inner = group
-            *above, last = key[len(name) + 1 :].split(".")
-            for part in above:
-                inner = inner.setdefault(part, {})
-            inner[last] = _look_up(key, settings, main).value
+        for key in sorted(keys, key=len):  # a file before the keys in it
+            inner, parts = group, key[len(name) + 1 :].split(".")
+            while len(parts) > 1 and isinstance(inner.get(parts[0], {}), dict):
+                inner = inner.setdefault(parts.pop(0), {})
+            inner[".".join(parts)] = _look_up(key, settings, main).value
         return Origin(group, "; ".join(dict.fromkeys(_look_up(key, settings, main).origin for key in keys)))
     if option is None and is_dictionary(name):
         return Origin({}, "default")

@@ -48,7 +48,7 @@ def catalogue(device: str, settings: Settings | None = None) -> list[dict[str, A
 
 
 def _row(option: Option, path: str, device: str, plan: Plan) -> dict[str, Any]:
-    rows = sorted((r for r in plan.rows if r.option == option.name), key=lambda r: (r.spelling != path, bool(r.winner)))
+    rows = sorted((r for r in plan.rows if r.option == option.name), key=lambda r: (bool(r.winner), r.spelling != path))
     found = rows[0] if rows else None
     known = on_device(option, device)
     default = option.default_at(path)
@@ -73,7 +73,11 @@ def _group(group: str, members: list[dict[str, Any]]) -> dict[str, Any]:
         "path": group,
         "option": group,
         "aliases": [],
-        "value": {m["path"][len(group) + 1 :]: m["value"] for m in members if m["origin"] != "default"},
+        "value": {
+            m["path"][len(group) + 1 :]: m["value"]
+            for m in members
+            if m["origin"] != "default" and m["path"] not in DICTIONARIES
+        },
         "origin": "; ".join(origins) or "default",
         "status": status,
         "switches": sorted({switch for m in members for switch in m["switches"]}),

@@ -32,7 +32,9 @@ class _Console(Console):
 def console(stream: Any = None) -> Console:
     """A console for *stream* (stdout); where that is no terminal, lines are as long as they need to be."""
     stream = stream or sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (a process may have no output at all)
-    width = None if stream.isatty() or "COLUMNS" in os.environ else 160
+    columns = os.environ.get("COLUMNS", "")
+    said = columns.isdecimal() and int(columns) > 0
+    width = None if said or (stream.isatty() and not columns) else 160
     return _Console(file=stream, width=width, soft_wrap=False, highlight=False)
 
 

@@ -458,3 +458,18 @@ def test_a_terminal_of_few_letters(tmp_path):
     )
     assert found.returncode == 0
     assert b"\\u2026" in found.stdout
+
+
+def test_explain_all_shows_what_is_in_force(msctx):
+    words = ("runtime_num_threads=1", "device_context.cpu.op_tuning.threads_num=2", "use_off_line=false", "device_target=CPU")
+    _, out, _ = msctx("explain", "--all", "--device", "cpu", "--json", *words)
+    rows = {r["path"]: r for r in json.loads(out)}
+    assert (rows["runtime_num_threads"]["value"], rows["runtime_num_threads"]["status"]) == (2, "honoured")
+    assert rows["device_target"]["status"] == "honoured", "both mean the CPU"
+
+
+@pytest.mark.parametrize("columns", ["0", "x", "-3", ""])
+def test_a_width_that_is_none(columns):
+    command = [sys.executable, "-m", "msctx", "options", "deterministic"]
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": columns}, check=False)
+    assert "session.deterministic" in found.stdout

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import OptionError, Problem, nearest
+from msctx.errors import FileError, OptionError, Problem, nearest
 from msctx.options.kinds import BoolKind
 from msctx.options.layer import Layer, Setting
-from msctx.options.registry import OPTIONS, Marks, contradictions, find, ge_key, is_dictionary, make_layer
+from msctx.options.registry import OPTIONS, Marks, contradictions, find, ge_key, ge_name, is_dictionary, make_layer
 
 LEVELS = ("preset", "yaml", "environment", "command line", "set_context")
 """The layers below all with-blocks, low to high."""
@@ -108,6 +108,9 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
                 preset = preset_layer(environment[name], name)
             elif is_dictionary(spelling) and find(spelling) is None:
                 problems.append(Problem(name, "needs a key", "environment", suggestion=f"write {name}__KEY=VALUE"))
+            elif ge_key(spelling)[1]:
+                level, key = ge_key(spelling)
+                settings.update(make_layer({f"{level}.{ge_name(key)}": environment[name]}, f"environment {name}").settings)
             elif find(spelling) is None:
                 near = nearest(spelling, _environment_names())
                 hint = PREFIX + near.upper().replace(".", "__") if near else ""
@@ -117,7 +120,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
                 settings.update(make_layer({spelling: value}, f"environment {name}").settings)
         except AmbiguousNumber as error:
             problems.append(Problem(name, str(error), "environment"))
-        except OptionError as error:
+        except (OptionError, FileError) as error:
             problems.extend(error.problems)
     problems.extend(contradictions(settings, "environment"))
     if problems:
@@ -128,7 +131,11 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
 
 def _flag(spelling: str, text: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
+    from msctx.options.yamlfile import parse
+
     option = find(spelling)
+    if option is not None and option.kind is None and text[:1] == "{":
+        return parse(text, "environment").data
     is_flag = option is not None and isinstance(option.kind, BoolKind) and text in ("0", "1")
     return text == "1" if is_flag else from_text(spelling, text)
 

@@ -49,7 +49,13 @@ def option_of(spelling: str) -> Option:
 def named(name: str) -> Option:
     """:func:`option_of` for any name a person may come with: CANN's key and the environment's spelling, too."""
     spelling = name.removeprefix("MSCTX_").lower().replace("__", ".") if name.startswith("MSCTX_") else name
-    return _GE.get(name) or option_of(spelling)
+    level, key = ge_key(spelling)
+    return _GE.get(key or name) or option_of(level or spelling)
+
+
+def ge_name(key: str) -> str:
+    """A key of CANN's in its own spelling, where a variable of the environment had to write it in one case."""
+    return next((known for known in _GE if known.lower() == key.lower()), key)
 
 
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Problem:
@@ -96,10 +102,11 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
         level, key = ge_key(spelling)
         if key:
             ge.setdefault(level, {})[key] = value
+            reading.written_out[level, key] = path
         else:
             reading.add(path, spelling, value)
     for level, keys in ge.items():
-        reading.add(tuple(level.split(".")), level, keys)
+        reading.add(reading.written_out[level, next(iter(keys))], level, keys)
     reading.combine()
     if reading.problems:
         raise OptionError(reading.problems)
@@ -114,6 +121,8 @@ class _Reading:
         self.problems: list[Problem] = []
         self.settings: dict[str, Setting] = {}
         self.places: dict[str, Mark | None] = {}
+        self.written_out: dict[tuple[str, str], tuple[str, ...]] = {}
+        """(level, key) of ge_options that stands there as one dotted name → its path."""
 
     def add(self, path: tuple[str, ...], spelling: str, value: Any) -> None:
         """One value under a path of keys as the user wrote it, and as one dotted name."""
@@ -189,7 +198,8 @@ class _Reading:
         """CANN's own keys that are options here: ``ge_options`` wins over them."""
         for key, text in setting.value.items():
             if (option := _GE.get(key)) is not None:
-                mark = self.marks((*path, key)) if self.marks else None
+                place = self.written_out.get((setting.spelling, key), (*path, key))
+                mark = self.marks(place) if self.marks else None
                 spelling = f"{setting.spelling}.{key}"
                 found = self._set(option, spelling, _from_ge(option, text), mark, lambda at, m=mark: m, via=setting.spelling)
                 if found is not None and option.content:

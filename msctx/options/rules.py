@@ -118,7 +118,7 @@ OVERRIDES = (
     Overrides(When("op_precision_mode"), When("op_select_implmode")),
     Overrides(When("op_precision_mode"), When("optypelist_for_implmode")),
     Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
-    Overrides(When("use_off_line", (False,)), When("device_target"), always=True),
+    Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),
     Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
     Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),

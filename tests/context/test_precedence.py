@@ -182,3 +182,16 @@ def test_the_keys_of_a_file_that_was_named_anew_are_gone() -> None:
     ):
         assert msctx.get_context() == {"graph_kernel_flags": "--opt_level=1", "graph_kernel_flags.opt_level": 1}
         assert msctx.get_context("graph_kernel_flags.dump_as_text") is False
+
+
+@quiet
+def test_a_group_that_holds_a_file_and_one_of_its_keys(tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    path.write_text('{"enable_task_opt": true}')
+    outer = msctx.context(ascend_config={"parallel_speed_up_json_path": str(path)})
+    inner = msctx.context(**{"ascend_config.parallel_speed_up_json_path.enable_task_opt": False})
+    with outer, inner:
+        assert msctx.get_context("ascend_config") == {
+            "parallel_speed_up_json_path": str(path),
+            "parallel_speed_up_json_path.enable_task_opt": False,
+        }

@@ -271,3 +271,24 @@ def test_two_variables_that_contradict_each_other() -> None:
         environment_layers({"MSCTX_DETERMINISTIC": "ON", "MSCTX_SESSION__DETERMINISTIC": "0"})
     layers = environment_layers({"MSCTX_DETERMINISTIC": "ON", "MSCTX_SESSION__DETERMINISTIC": "1"})
     assert set(values(layers["environment"]).values()) == {"ON"}
+
+
+def test_canns_keys_in_the_environment() -> None:
+    found = environment_layers({"MSCTX_GE_OPTIONS__SESSION__GE__EXEC__STATICMEMORYPOLICY": "2"})["environment"]
+    assert found.settings["ge_options.session.ge.exec.staticMemoryPolicy"].value == 2
+    found = environment_layers({"MSCTX_GE_OPTIONS__SESSION": '{ge.deterministic: "1"}'})["environment"]
+    assert found.settings["ge_options.session.ge.deterministic"].value == "ON"
+    with pytest.raises(OptionError):
+        environment_layers({"MSCTX_GE_OPTIONS__SESSION": "{ge.deterministic"})
+
+
+def test_flags_in_the_environment_may_be_numbers() -> None:
+    assert values(environment_layers({"MSCTX_STRICT": "1", "MSCTX_CHECK_BPROP": "0"})["environment"]) == {
+        "strict": True,
+        "check_bprop": False,
+    }
+
+
+def test_a_group_in_the_environment_needs_a_key() -> None:
+    with pytest.raises(OptionError, match="write MSCTX_GPU_CONFIG__KEY=VALUE"):
+        environment_layers({"MSCTX_GPU_CONFIG": "{conv_allow_tf32: false}"})

@@ -17,7 +17,7 @@ from samples import example
 from msctx.errors import OptionError, Problem
 from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, Option, find, make_layer, option_of
 from msctx.options.registry import FAMILIES, named
-from msctx.options.yamlfile import load
+from msctx.options.yamlfile import load, parse
 
 NAMES = sorted(OPTIONS)
 SPELLINGS = [spelling for option in OPTIONS.values() for spelling in option.spellings]
@@ -326,6 +326,14 @@ def test_ge_keys_may_be_written_out() -> None:
     assert layer.settings["ge_options.session.ge.deterministic"].value == "ON"
 
 
+def test_a_ge_key_that_is_written_out_has_its_own_place() -> None:
+    text = "context:\n  max_call_depth: 1000\n\n  ge_options.session.ge.exec.precision_mode: bad\n"
+    document = parse(text, "x.yaml")
+    with pytest.raises(OptionError) as error:
+        make_layer(document.data["context"], "x.yaml", document.under("context"))
+    assert str(error.value.problems[0].mark) == "x.yaml:4:46"
+
+
 def test_a_relative_path_in_a_file_is_looked_for_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "env.json").write_text('{"rdr": {"enable": true}}')
     (tmp_path / "x.yaml").write_text("context:\n  env_config_path: env.json\n")
@@ -338,7 +346,8 @@ def test_a_relative_path_in_a_file_is_looked_for_beside_it(tmp_path: Path, monke
 
 
 def test_any_name_of_an_option_finds_it() -> None:
-    for name in ("deterministic", "session.deterministic", "ge.deterministic", "MSCTX_DETERMINISTIC", "set_deterministic"):
+    names = ["deterministic", "session.deterministic", "ge.deterministic", "MSCTX_DETERMINISTIC", "set_deterministic"]
+    for name in [*names, "ge_options.session.ge.deterministic"]:
         assert named(name) is OPTIONS["deterministic"]
     assert named("MSCTX_GPU_CONFIG__CONV_FPROP_ALGO") is OPTIONS["conv_fprop_algo"]
 
