@@ -84,15 +84,18 @@ class PartsKind(TextKind):
         return {"anyOf": [*forms, {"type": "integer", **number}] if self.NUMBERS else forms}
 
 
-@dataclass(frozen=True)
 class DumpStepKind(PartsKind):
     """Steps and ranges of steps: ``0|3-5|10``."""
 
-    allowed: str = "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10"
-    separator: str = "|"
     PART = rf"{_NUMBER}({_}-{_}{_NUMBER})?"
     MOST = 100
     NUMBERS = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            allowed="at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10",
+            separator="|",
+        )
 
     def part(self, text: str) -> str:
         match = re.fullmatch(rf"({_NUMBER})(?:{_}-{_}({_NUMBER}))?", text)
@@ -105,15 +108,16 @@ class DumpStepKind(PartsKind):
         return str(first) if last is None else f"{first}-{last}"
 
 
-@dataclass(frozen=True)
 class InputShapeKind(PartsKind):
     """The shape of each input: ``data:1,-1;mask:0``; -1 is a size that dynamic_dims lists, 0 alone a scalar."""
 
-    allowed: str = (
-        "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, 0 alone for a scalar"
-    )
-    separator: str = ";"
     PART = rf"[^;\s][^;]*:{_}(0{{1,18}}|(-1|{_SIZE})({_},{_}(-1|{_SIZE}))*)"
+
+    def __init__(self) -> None:
+        super().__init__(
+            allowed="name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, 0 alone for a scalar",
+            separator=";",
+        )
 
     def part(self, text: str) -> str:
         name, sign, listed = (p.strip() for p in text.rpartition(":"))
@@ -131,15 +135,18 @@ class InputShapeKind(PartsKind):
         self.once([part.rpartition(":")[0] for part in parts])
 
 
-@dataclass(frozen=True)
 class DynamicDimsKind(PartsKind):
     """Gears, in each one size per -1 of input_shape: ``20,20;40,40``."""
 
-    allowed: str = "2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40"
-    separator: str = ";"
     PART = rf"{_SIZE}({_},{_}{_SIZE})*"
     MOST = 100
     NUMBERS = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            allowed="2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40",
+            separator=";",
+        )
 
     def part(self, text: str) -> str:
         sizes = [size.strip() for size in text.split(",")]
@@ -161,13 +168,14 @@ class DynamicDimsKind(PartsKind):
         return {"anyOf": [text, {**listed, "items": {**listed["items"], "minimum": 1}}]}
 
 
-@dataclass(frozen=True)
 class StreamParallelKind(PartsKind):
     """How many operators each engine may run at a time: ``DNN_VM_AICPU:2,AIcoreEngine:4``."""
 
-    allowed: str = "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on"
     ENGINES = ("DNN_VM_AICPU", "AIcoreEngine")
     PART = rf"({'|'.join(ENGINES)}){_}:{_}{_SIZE}"
+
+    def __init__(self) -> None:
+        super().__init__(allowed="DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on")
 
     def part(self, text: str) -> str:
         engine, sign, number = (p.strip() for p in text.partition(":"))
@@ -184,13 +192,14 @@ class StreamParallelKind(PartsKind):
         self.once([part.partition(":")[0] for part in parts])
 
 
-@dataclass(frozen=True)
 class DeviceListKind(PartsKind):
     """Numbers of devices: ``0,1``."""
 
-    allowed: str = "numbers of devices from 0 on, separated by commas, none twice"
     PART = _NUMBER
     NUMBERS = True
+
+    def __init__(self) -> None:
+        super().__init__(allowed="numbers of devices from 0 on, separated by commas, none twice")
 
     def part(self, text: str) -> str:
         if not re.fullmatch(_NUMBER, text):
@@ -201,17 +210,18 @@ class DeviceListKind(PartsKind):
         self.once(parts)
 
 
-@dataclass(frozen=True)
 class AccelerateTrainModeKind(TextKind):
     """How training in low precision begins and when it ends: ``fast|step|0.9``."""
 
-    allowed: str = (
-        "fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)"
-    )
-    separator: str = "|"
     SPEEDS = ("fast", "fast1")
     RATIOS = {"step": (0.2, 0.9, 0.9), "loss": (1.01, 1.5, 1.05)}
     """What ends the phase → lowest, highest and default ratio."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            allowed="fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)",
+            separator="|",
+        )
 
     def parse(self, value: Any) -> str:
         if not isinstance(value, str):
@@ -242,14 +252,17 @@ _DIM = rf"(-1|{_NUMBER}({_}~{_}{_NUMBER})?)"
 _SHAPE = rf"\[{_}({_DIM}({_},{_}{_DIM})*)?{_}\]"
 
 
-@dataclass(frozen=True)
 class ShapeRangeKind(PartsKind):
     """The shapes that inputs may take: ``getnext:[128,3~5,-1],[64];data:[]``."""
 
-    allowed: str = "getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar"
-    separator: str = ";"
     GROUPS = ("getnext", "data")
     PART = rf"({'|'.join(GROUPS)}){_}:{_}{_SHAPE}({_},{_}{_SHAPE})*"
+
+    def __init__(self) -> None:
+        super().__init__(
+            allowed="getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar",
+            separator=";",
+        )
 
     def part(self, text: str) -> str:
         group, sign, listed = (p.strip() for p in text.partition(":"))
@@ -280,14 +293,14 @@ class ShapeRangeKind(PartsKind):
         self.once([part.partition(":")[0] for part in parts])
 
 
-@dataclass(frozen=True)
 class InOutPairKind(TextKind):
     """One region of a model, by the names of its first and its last operators: ``[['conv1'], ['relu3']]``.
 
     CANN's own samples write a list of such pairs, of which there may be but one; that is taken too.
     """
 
-    allowed: str = "one pair of lists with names of operators: [['first', …], ['last', …]]"
+    def __init__(self) -> None:
+        super().__init__(allowed="one pair of lists with names of operators: [['first', …], ['last', …]]")
 
     def parse(self, value: Any) -> str:
         pair = self._read(value) if isinstance(value, str) else value
