@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -31,6 +32,11 @@ class Setting:
     @property
     def rank(self) -> int:
         return rank_of(self.spelling)
+
+    @property
+    def place(self) -> str:
+        """The file or the call that set it: its origin without line and column, and without the name of a variable."""
+        return "environment" if self.origin.startswith("environment ") else re.sub(r":\d+:\d+$", "", self.origin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +149,7 @@ class Overridden(NamedTuple):
     """A setting that yields, and the one that it yields to.
 
     It is *expected* where that one was set further in, has the same value, or is a device's own group beside the spelling for
-    every device.
+    every device: in the same place, or after it.
     """
 
     setting: Setting
@@ -162,7 +168,8 @@ class _OnDevice:
         for i, layer in enumerate(reversed(layers)):
             mine = sorted((s for s in layer.settings.values() if s.device in (None, device)), key=lambda s: -s.rank)
             self.overridden += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
-            taken = self._take([s for s in mine if not any(_is_part(s, whole) for whole in higher)], higher)
+            order = {spelling: n for n, spelling in enumerate(layer.settings)}
+            taken = self._take([s for s in mine if not any(_is_part(s, whole) for whole in higher)], higher, order)
             higher += taken
             for setting in taken:
                 depth.setdefault(setting.option.name, i)
@@ -170,13 +177,14 @@ class _OnDevice:
             del self.found[setting.option.name]
             self.overridden.append(Overridden(setting, winner, depth[winner.option.name] < depth[setting.option.name]))
 
-    def _take(self, mine: Sequence[Setting], higher: Sequence[Setting]) -> list[Setting]:
-        """Lay one layer under those taken already; returns what is in force of it."""
+    def _take(self, mine: Sequence[Setting], higher: Sequence[Setting], order: Mapping[str, int]) -> list[Setting]:
+        """Lay one layer, set in an *order*, under those taken already; returns what is in force of it."""
         here: dict[str, Setting] = {}
         for setting in mine:
             if (winner := here.setdefault(setting.option.name, setting)) is not setting:
-                agrees = winner.value == setting.value
-                self.overridden.append(Overridden(setting, winner, agrees or (winner.rank, setting.rank) == (1, 0)))
+                meant = winner.place == setting.place or order[winner.spelling] > order[setting.spelling]
+                grouped = (winner.rank, setting.rank) == (1, 0) and meant
+                self.overridden.append(Overridden(setting, winner, winner.value == setting.value or grouped))
         taken: list[Setting] = []
         for setting in here.values():
             if (lost := _yields(setting, here.values(), higher)) is not None:

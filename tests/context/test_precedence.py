@@ -1,5 +1,6 @@
 """Which layer, preset, group or spelling wins, and what get_context says of its value and origin."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,20 @@ def test_a_group_that_holds_a_file_and_one_of_its_keys(tmp_path: Path) -> None:
             "parallel_speed_up_json_path": str(path),
             "parallel_speed_up_json_path.enable_task_opt": False,
         }
+
+
+@pytest.mark.parametrize("group_first", [True, False])
+def test_a_later_call_that_a_group_overrides_is_told(group_first: bool) -> None:
+    first, second = {"cpu_config": {"conv_allow_tf32": False}}, {"conv_allow_tf32": True}
+    if not group_first:
+        first, second = second, first
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            msctx.set_context(**first)
+            msctx.set_context(**second)
+        assert msctx.get_context("conv_allow_tf32") is False
+        overridden = [w for w in told if "overridden by cpu_config.conv_allow_tf32" in str(w.message)]
+        assert bool(overridden) is group_first, "a group set after the flat spelling is what it is for"
+    finally:
+        msctx.reset_context()
