@@ -1,7 +1,9 @@
 """One context for how PyTorch executes: MindSpore's context options, carried out in PyTorch, scoped and restored exactly."""
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msctx._version import __version__
 from msctx.context import context, current, explain, get_context, reset_context, set_context
@@ -9,6 +11,7 @@ from msctx.errors import (
     DeviceError,
     MsctxError,
     MsctxWarning,
+    NativeError,
     OptionError,
     RestoreError,
     ScopeError,
@@ -17,16 +20,21 @@ from msctx.errors import (
 )
 from msctx.inspection import diff, state
 
+if TYPE_CHECKING:
+    from msctx.native.choices import Choices
+
 __all__ = [
     "DeviceError",
     "MsctxError",
     "MsctxWarning",
+    "NativeError",
     "OptionError",
     "RestoreError",
     "ScopeError",
     "StrictError",
     "SwitchError",
     "__version__",
+    "choices",
     "context",
     "current",
     "diff",
@@ -36,6 +44,13 @@ __all__ = [
     "set_context",
     "state",
 ]
+
+
+def choices() -> Choices:
+    """Which algorithm each convolution of this process ran, under any context or setting that asked for one, and why."""
+    from msctx.native import choices
+
+    return choices.rows()
 
 
 _MODULES = ("device_context", "mindspore", "run", "runtime")

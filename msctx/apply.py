@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
+from msctx.errors import MsctxError, MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.notices import user_frame
 from msctx.switches import SWITCHES, Switch
 
@@ -102,6 +102,14 @@ def uninterrupted() -> Iterator[Callable[[], None]]:
     finally:
         signal.signal(signal.SIGINT, handler)
         deliver()
+
+
+def prepare(assignments: Mapping[str, Any]) -> None:
+    """Bring what writing *assignments* needs and may take long; may be interrupted. What fails, later plans tell."""
+    for name, value in assignments.items():
+        if value and (bring := SWITCHES[name].prepare):
+            with suppress(MsctxError):
+                bring()
 
 
 def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold:

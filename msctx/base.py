@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msctx import plan as planning
-from msctx.effects import Facts
+from msctx.effects import NATIVE, Facts
 from msctx.errors import DeviceError, OptionError, Problem, StrictError
 from msctx.notices import tell
 from msctx.options import DEVICES, Layer, Settings
@@ -36,6 +36,21 @@ def plan_of(settings: Settings, facts: Facts) -> Plan:
     return plan
 
 
+def plan_here(settings: Settings) -> Plan:
+    """What options come to on this machine."""
+    from msctx import devices
+
+    return plan_of(settings, devices.facts(settings))
+
+
+def make_ready(settings: Settings) -> None:
+    """Bring what the switches of a plan need: the native core may be built, which takes its time. What fails, plans tell."""
+    from msctx import apply
+
+    if any(name in NATIVE for name in settings):
+        apply.prepare(plan_here(settings).written)
+
+
 def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -> Plan:
     """What options would come to, without entering anything.
 
@@ -46,9 +61,7 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
     if not isinstance(settings, Settings):
         settings = Settings([layer_of(settings, "explain")])
     if device is None:
-        from msctx import devices
-
-        return plan_of(settings, devices.facts())
+        return plan_here(settings)
     if device not in DEVICES:
         raise OptionError([Problem("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))
@@ -149,11 +162,12 @@ class Base:
                 self.resets += 1
 
     def _become(self, levels: dict[str, Layer], just_set: Collection[str] = (), *, absent: bool = False) -> list[str]:
-        from msctx import apply, devices
+        from msctx import apply
 
         merged = flatten(levels)
         settings = Settings([merged])
-        plan = plan_of(settings, devices.facts()) if settings else NOTHING
+        make_ready(settings)
+        plan = plan_here(settings) if settings else NOTHING
         if self.hold is None:
             self.hold = apply.Hold("set_context", base=True)
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):

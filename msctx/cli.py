@@ -1,7 +1,8 @@
 """The command line: thin, each command a few lines that call the rest.
 
 Data goes to stdout, messages to stderr. Exit codes: 0 done; 1 a check failed or two states differ; 2 wrong options or usage;
-3 a file; 4 the entry cannot be imported; 5 the entry raised; 6 a device is not here; 7 strict; 130 Ctrl-C.
+3 a file; 4 the entry cannot be imported; 5 the entry raised; 6 a device is not here; 7 strict; 8 the native core
+cannot be built; 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from msctx.base import BASE, explain, plan_of, refuse, tell_failing
+from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing
 from msctx.dynamo import call_outside, outside_dynamo, untraced
-from msctx.errors import OptionError, Problem, ScopeError
+from msctx.effects import NATIVE
+from msctx.errors import ScopeError
+from msctx.lookup import Origin, look_up
 from msctx.notices import tell, user_frame
-from msctx.options import UNSET, Layer, Settings, device_of, find, is_dictionary, option_of
-from msctx.options.layers import layer_of
+from msctx.options import Layer, Settings
+from msctx.options.layers import layer_of, with_preset
 from msctx.plan import Plan
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from msctx.apply import Hold
+    from msctx.native.choices import Choices
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +36,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Scope:
     """One entry of one context by one thread."""
 
-    __slots__ = ("_plan", "_settings", "_version", "context", "hold", "layers", "leaving", "open", "thread", "visitors")
+    __slots__ = (
+        "_plan",
+        "_settings",
+        "_version",
+        "calls",
+        "context",
+        "hold",
+        "layers",
+        "leaving",
+        "open",
+        "thread",
+        "visitors",
+    )
 
     def __init__(self, context: Context, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
         self.context, self.layers, self.hold = context, layers, hold
@@ -39,6 +56,7 @@ class _Scope:
         self.thread = threading.get_ident()
         self.open = True
         self.leaving = False  # __exit__ came while an inner scope was open; it closes with that one
+        self.calls = _calls_until_now()
         self.visitors = 0  # bound functions that run in other threads under this scope
 
     @property
@@ -52,6 +70,13 @@ class _Scope:
     @property
     def plan(self) -> Plan:
         return self._plan if self.settings else BASE.plan
+
+
+def _calls_until_now() -> tuple[int, ...]:
+    """How often the native core has made each of its choices."""
+    from msctx.native import choices
+
+    return choices.counts()
 
 
 class _Stack(threading.local):
@@ -71,7 +96,7 @@ def _in_force() -> tuple[tuple[Layer, ...], Plan]:
 
 
 def _open(context: Context) -> _Scope:
-    from msctx import apply, devices
+    from msctx import apply
 
     BASE.start()
     above, outer = _in_force()
@@ -79,9 +104,9 @@ def _open(context: Context) -> _Scope:
     settings = Settings(BASE.layers + layers)
     if not context.layers:  # nothing of its own: nothing to write
         return _Scope(context, layers, settings, outer, None)
-    plan = plan_of(settings, devices.facts())
+    plan = plan_here(settings)
     refuse(plan)
-    hold = apply.apply(_difference(plan, outer, context.layers), context.origin, strict=plan.strict)
+    hold = apply.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
         tell_failing(plan, context.layers, hold)
     except BaseException:  # warnings turned into errors
@@ -99,17 +124,6 @@ def _uninterrupted(context: Context) -> AbstractContextManager[Callable[[], None
     return apply.uninterrupted()
 
 
-def _difference(plan: Plan, outer: Plan, own: Sequence[Layer]) -> dict[str, Any]:
-    """What a scope writes: what its own options set, and what else its plan has otherwise than the plan around it."""
-    mine = {spelling for layer in own for spelling in layer.settings}
-    missing = object()
-    return {
-        switch: value
-        for switch, value in plan.assignments.items()
-        if plan.sources[switch] & mine or outer.written.get(switch, missing) != value
-    }
-
-
 def _close(scope: _Scope) -> None:
     scope.open = False
     if scope.visitors:
@@ -118,17 +132,11 @@ def _close(scope: _Scope) -> None:
             scope.context.origin,
             f"{scope.context.origin} was left while {scope.visitors} function(s) bound to it still run in other threads",
         )
+    scope.context._remember(scope)
     if scope.hold is not None:
         from msctx import apply
 
         apply.undo(scope.hold, strict=scope.plan.strict)
-
-
-class Origin(NamedTuple):
-    """A value and where it came from (``"default"``: nobody set it)."""
-
-    value: Any
-    origin: str
 
 
 class Context:
@@ -140,6 +148,7 @@ class Context:
     def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block") -> None:
         self.layers = layers
         self.origin = origin
+        self._calls: Counter[int] = Counter()  # of each choice of the native core, in the scopes that have closed
 
     @untraced
     def __enter__(self) -> Context:
@@ -236,7 +245,31 @@ class Context:
 
     def get(self, name: str) -> Any:
         """The value of an option in force inside this context; see :func:`get_context`."""
-        return _look_up(name, self.settings, self.plan.main_device).value
+        return look_up(name, self.settings, self.plan.main_device).value
+
+    def choices(self) -> Choices:
+        """Which algorithm each convolution ran while this context was open, and why: a row for each distinct problem."""
+        from msctx.native import choices
+
+        scope = self._scope
+        return choices.rows(dict(self._calls + Counter(choices.between(scope.calls) if scope else {})))
+
+    def _remember(self, scope: _Scope) -> None:
+        from msctx.native import choices
+
+        made = choices.between(scope.calls)
+        self._calls.update(made)
+        for layer in self.layers:
+            if (setting := layer.settings.get("conv_algo_rules")) is not None and made:
+                for rule in choices.unmatched(setting.value, choices.rows(made)):
+                    tell("conv_algo_rules", rule, f"conv_algo_rules: no convolution matched {rule}")
+
+    def watch(self, model: nn.Module) -> Context:
+        """Tell the modules of *model* by their paths in :meth:`choices` and in ``conv_algo_rules``, as long as it lives."""
+        from msctx.native import watching
+
+        watching.watch(model)
+        return self
 
     def bind(self, function: Callable[..., Any]) -> Bound:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
@@ -248,6 +281,9 @@ class Context:
 
 
 def _enter(context: Context, entered: list[_Scope]) -> None:
+    if any(name in NATIVE for layer in context.layers for name in layer.settings):
+        BASE.start()
+        make_ready(Settings(BASE.layers + _in_force()[0] + context.layers))
     with _uninterrupted(context):
         entered.append(_open(context))
         _stack.scopes.append(entered[0])
@@ -323,18 +359,6 @@ def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[
 # --- the public functions ---------------------------------------------------------------------------------------------
 
 
-def _with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    if preset is None:
-        return options
-    if callable(preset):
-        raise TypeError("write @msctx.context(...), with parentheses and options")
-    if isinstance(preset, Mapping):
-        raise OptionError([Problem("preset", "options are keyword arguments: write context(**options)")])
-    if "preset" in options:
-        raise OptionError([Problem("preset", f"{options['preset']!r} contradicts {preset!r}; there can be one")])
-    return {"preset": preset, **options}
-
-
 @outside_dynamo
 def context(preset: str | None = None, /, **options: Any) -> Context:
     """Options that hold inside a with-block, or during each call of a decorated function.
@@ -354,7 +378,7 @@ def context(preset: str | None = None, /, **options: Any) -> Context:
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    options = _with_preset(preset, options)
+    options = with_preset(preset, options)
     layer = layer_of(options, origin)
     return Context((layer,) if layer.settings else (), origin)
 
@@ -362,7 +386,7 @@ def context(preset: str | None = None, /, **options: Any) -> Context:
 @outside_dynamo
 def set_context(preset: str | None = None, /, **options: Any) -> None:
     """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them."""
-    set_options(_with_preset(preset, options), "set_context")
+    set_options(with_preset(preset, options), "set_context")
 
 
 def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) -> None:
@@ -394,32 +418,10 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
     BASE.start()
     settings, main = current().settings, _in_force()[1].main_device
     if name is None:
-        found = {n: _look_up(n, settings, main) for n in settings if settings.speaks(n)}
+        found = {n: look_up(n, settings, main) for n in settings if settings.speaks(n)}
         return {n: value if origin else value.value for n, value in found.items()}
-    value = _look_up(name, settings, main)
+    value = look_up(name, settings, main)
     return value if origin else value.value
-
-
-def _look_up(name: str, settings: Settings, main: str) -> Origin:
-    """What holds on the device that the name means, else on the main one, else wherever it was set."""
-    option, device = find(name), device_of(name)
-    if option is not None and settings.speaks(option.name):
-        found = settings.get(option.name, device or main) or (None if device else settings.get(option.name))
-        if found is not None:
-            return Origin(found.value, found.origin)
-    keys = [k for layer in settings.layers for k, s in layer.settings.items() if k.startswith(f"{name}.") and not s.via]
-    if keys:
-        group: dict[str, Any] = {}
-        for key in sorted(keys, key=len):  # a file before the keys in it
-            inner, parts = group, key[len(name) + 1 :].split(".")
-            while len(parts) > 1 and isinstance(inner.get(parts[0], {}), dict):
-                inner = inner.setdefault(parts.pop(0), {})
-            inner[".".join(parts)] = _look_up(key, settings, main).value
-        return Origin(group, "; ".join(dict.fromkeys(_look_up(key, settings, main).origin for key in keys)))
-    if option is None and is_dictionary(name):
-        return Origin({}, "default")
-    default = option_of(name).default_at(name)
-    return Origin(None if default is UNSET else default, "default")
 
 
 def current() -> Context:

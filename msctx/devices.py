@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from glob import glob
 
-from msctx.effects import Facts
+from msctx.effects import NATIVE, Facts
 
 
 @cache
@@ -34,5 +35,11 @@ def _cann() -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def facts() -> Facts:
-    return Facts(devices=here(), cann=_cann())
+def facts(settings: Iterable[str] = ()) -> Facts:
+    """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
+    native = ""
+    if any(name in NATIVE for name in settings):
+        from msctx.native import core
+
+        native = core.obstacle()
+    return Facts(devices=here(), cann=_cann(), native=native)

@@ -138,5 +138,11 @@ class RestoreError(MsctxError, RuntimeError):
     """At exit something could not be put back, or had been changed by somebody else (under ``strict=True``)."""
 
 
+class NativeError(MsctxError, RuntimeError):
+    """The native core cannot be built or loaded, or what is cached must not be loaded. torch's own ways still work."""
+
+    exit_code = 8
+
+
 class MsctxWarning(UserWarning):
     """An option that is not carried out, told once per option and reason."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from msctx.effects import Facts, Outcome, Want, translate
-from msctx.options import DEVICES, Setting, Settings, rules
+from msctx.options import DEVICES, Layer, Setting, Settings, rules
 
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """MindSpore's names of devices → ours."""
@@ -86,6 +86,16 @@ class Plan:
             for switch in row.assignments:
                 found.setdefault(switch, set()).add(row.spelling)
         return {switch: frozenset(names) for switch, names in found.items()}
+
+    def beyond(self, outer: Plan, own: Iterable[Layer]) -> dict[str, Any]:
+        """What a scope writes: what its *own* layers set, and what else its plan has otherwise than the plan around it."""
+        mine = {spelling for layer in own for spelling in layer.settings}
+        missing = object()
+        return {
+            switch: value
+            for switch, value in self.assignments.items()
+            if self.sources[switch] & mine or outer.written.get(switch, missing) != value
+        }
 
     @cached_property
     def carried_out(self) -> tuple[str, ...]:

@@ -26,8 +26,8 @@ NAMES = sorted(OPTIONS)
 
 DEVICE_FAMILY = {"device_target", "device_id", "default_device"}
 """The options that may have nothing to say about a device: they speak of the target alone."""
-DETAILS = {"deterministic_warn_only", "fill_uninitialized_memory"}
-"""Options that mean nothing without deterministic=ON."""
+DETAILS = {"deterministic_warn_only", "fill_uninitialized_memory", "fallback", "conv_workspace_limit"}
+"""Options that mean nothing without deterministic=ON, or without an algorithm that is asked for."""
 
 
 def dotted(path: Path) -> str:
@@ -126,7 +126,7 @@ def test_switches_are_declared_soundly() -> None:
     assert {name: count for name, count in declared.items() if count != 1} == {}, "names are unique"
     assert set(declared) == set(SWITCHES), "every file is listed"
     for name, switch in SWITCHES.items():
-        assert name.partition(".")[0] in ("torch", "env", "python", "rng")
+        assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native")
         assert switch.scope in ("process", "thread", "inherited")
         assert switch.restore in ("exact", "never", "kept")
         assert (switch.restore == "never") is bool(switch.only_before), name
@@ -140,35 +140,37 @@ RANKS = {
     "_version": 0,
     "dynamo": 0,
     "errors": 0,
-    "options": 1,
     "notices": 1,
+    "options": 1,
     "effects": 2,
-    "switches": 2,
-    "apply": 3,
-    "devices": 3,
-    "plan": 3,
-    "base": 4,
-    "reference": 4,
-    "context": 5,
-    "inspection": 6,
-    "render": 6,
-    "vocabulary": 6,
-    "compare": 7,
-    "device_context": 7,
-    "doctor": 7,
-    "mindspore": 7,
-    "run": 7,
-    "runtime": 7,
-    "migrate": 8,
-    "schema": 8,
-    "starter": 9,
-    "cli": 10,
-    "__main__": 11,
+    "native": 2,
+    "switches": 3,
+    "apply": 4,
+    "devices": 4,
+    "lookup": 4,
+    "plan": 4,
+    "base": 5,
+    "reference": 5,
+    "context": 6,
+    "inspection": 7,
+    "render": 7,
+    "vocabulary": 7,
+    "compare": 8,
+    "device_context": 8,
+    "doctor": 8,
+    "mindspore": 8,
+    "run": 8,
+    "runtime": 8,
+    "migrate": 9,
+    "schema": 9,
+    "starter": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 """A module imports only lower ranks and its own package. A new module needs its place here."""
-ROOT_RANK = 6
+ROOT_RANK = 7
 """msctx itself, which imports the context and the inspection."""
-ONLY = {"switches": {"errors"}}
+ONLY = {"switches": {"errors", "native"}}
 WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "render", "schema", "starter")
 """What runs before torch is imported, or without it."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from msctx.effects.unbuilt import UNBUILT
 from msctx.options import DEVICES, Option, Settings
 
-THEMES = ("determinism", "device", "memory", "precision", "seed", "threads", "tracing")
+THEMES = ("algorithms", "determinism", "device", "memory", "precision", "seed", "threads", "tracing")
 """The modules of this package that hold translations."""
 
 
@@ -23,6 +23,8 @@ class Facts:
     """The devices that are here."""
     cann: tuple[int, int] | None = None
     """The version of CANN's runtime, where it is known."""
+    native: str = ""
+    """Why there can be no native core; ``""``: it is there, or can be built."""
 
     @classmethod
     def only(cls, device: str) -> Facts:

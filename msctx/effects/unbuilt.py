@@ -76,11 +76,8 @@ UNBUILT: dict[str, tuple[str, ...]] = {
         "optypelist_for_implmode",
         "atc.builtin_impl_mode_ini",
     ),
-    "the native core (convolution and matmul)": (
+    "the fast convolutions (memory formats, few channels)": (
         "disable_format_transform",
-        "conv_fprop_algo",
-        "conv_dgrad_algo",
-        "conv_wgrad_algo",
         "enable_small_channel",
     ),
     "the memory pool": (

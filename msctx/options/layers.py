@@ -16,7 +16,7 @@ LEVELS = ("preset", "yaml", "environment", "command line", "set_context")
 """The layers below all with-blocks, low to high."""
 
 PREFIX = "MSCTX_"
-RESERVED = {"MSCTX_CACHE", "MSCTX_ISA", "MSCTX_JIT"}
+RESERVED = {"MSCTX_CACHE_DIR", "MSCTX_ISA"}
 """Variables that steer msctx itself and are no options."""
 
 
@@ -31,6 +31,19 @@ def shipped(folder: str) -> Path:
     package = Path(__file__).resolve().parents[1]
     inside = package / "_configs"
     return (inside if inside.is_dir() else package.parent / "configs") / folder
+
+
+def with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Options with the preset that was given beside them."""
+    if preset is None:
+        return options
+    if callable(preset):
+        raise TypeError("write @msctx.context(...), with parentheses and options")
+    if isinstance(preset, Mapping):
+        raise OptionError([Problem("preset", "options are keyword arguments: write context(**options)")])
+    if "preset" in options:
+        raise OptionError([Problem("preset", f"{options['preset']!r} contradicts {preset!r}; there can be one")])
+    return {"preset": preset, **options}
 
 
 def flatten(levels: Mapping[str, Layer]) -> Layer:

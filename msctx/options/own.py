@@ -1,6 +1,9 @@
 """Options of our own: what people need around MindSpore's options, and MindSpore has no word for."""
 
-from msctx.options.kinds import Bool, Int
+from typing import Annotated
+
+from msctx.options.conv_rules import RulesKind
+from msctx.options.kinds import Bool, Choice, Int, MemoryBetween
 from msctx.options.option import Option
 
 OPTIONS = (
@@ -43,6 +46,52 @@ OPTIONS = (
         "read them.",
         source="msctx",
         example=False,
+    ),
+    Option(
+        name="thread_invariant",
+        type=Bool,
+        help="Sends every convolution that msctx's own kernels can take to one of them whose bits do not depend on the number of "
+        "threads, where no other algorithm is asked for. Nothing is promised for torch's own operators (matrix products, the "
+        "weight gradients of Linear and LayerNorm, sums).",
+        devices=("cpu",),
+        source="msctx",
+        example=True,
+    ),
+    Option(
+        name="fallback",
+        type=Choice(
+            {
+                "warn": "torch's own path runs, with one warning for each problem",
+                "error": "the call raises, with every candidate and all of its reasons",
+                "silent": "torch's own path runs; choices() alone tells it",
+            }
+        ),
+        help="What happens when a convolution cannot run the algorithm that was named for it. Unset it is warn, and error under "
+        "strict. strict speaks of options, this of single calls.",
+        devices=("cpu", "cuda"),
+        source="msctx",
+        example="error",
+    ),
+    Option(
+        name="conv_workspace_limit",
+        type=MemoryBetween(
+            'a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0
+        ),
+        help="The most memory that an algorithm may take for one convolution beside its tensors. One that needs more does not run: "
+        "choices() says what it would have needed.",
+        devices=("cpu", "cuda"),
+        source="msctx",
+        example="256MB",
+    ),
+    Option(
+        name="conv_algo_rules",
+        type=Annotated[str, RulesKind()],
+        help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and its like. The "
+        "first rule that matches decides. Module paths are known for models given to ctx.watch(model); the fields of a problem are "
+        "those that choices() shows.",
+        devices=("cpu", "cuda"),
+        source="msctx",
+        example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}},
     ),
     Option(
         name="strict",

@@ -31,6 +31,8 @@ class Switch:
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
         available: whether the global exists in this process.
+        prepare: brings what a write needs and may take long (the native core is built); what fails is told by ``devices.facts()``
+            from then on.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Switch:
     satisfied: Callable[[Any], bool] | None = None
     blocked: Callable[[Any], str] = _never_blocked
     available: Callable[[], bool] = _always
+    prepare: Callable[[], object] | None = None
 
     def is_satisfied(self, value: Any) -> bool:
         return self.satisfied(value) if self.satisfied else self.read() == value

@@ -28,64 +28,6 @@ def _write_warn_only(on: bool) -> None:
     _C._set_deterministic_algorithms(_C._get_deterministic_algorithms(), warn_only=on)
 
 
-class _InductorDeterministic:
-    """``torch._inductor.config.deterministic`` in every thread.
-
-    An assignment to the config module holds for the calling thread alone (trap 7), so the default, which all other threads
-    read, is written too. While inductor is not loaded, which takes a second, the environment variable that it reads when it
-    loads stands for it; loading inside the scope is allowed for.
-    """
-
-    VARIABLE = "TORCHINDUCTOR_DETERMINISTIC"
-    MODULE = "torch._inductor.config"
-
-    @classmethod
-    def entry(cls) -> Any:
-        config = sys.modules.get(cls.MODULE)
-        return config._config["deterministic"] if config is not None and hasattr(config, "_config") else None
-
-    @classmethod
-    def read(cls) -> bool:
-        if cls.entry() is None:
-            return os.environ.get(cls.VARIABLE) == "1"
-        return bool(sys.modules[cls.MODULE].deterministic)
-
-    @classmethod
-    def save(cls) -> tuple[str | None, bool | None, Any]:
-        entry, variable = cls.entry(), os.environ.get(cls.VARIABLE)
-        return (variable, None, None) if entry is None else (variable, entry.default, entry.user_override.get())
-
-    @classmethod
-    def write(cls, on: bool) -> None:
-        cls._set_variable("1" if on else "0")
-        if (entry := cls.entry()) is not None:
-            entry.default = on
-            sys.modules[cls.MODULE].deterministic = on
-
-    @classmethod
-    def load(cls, state: tuple[str | None, bool | None, Any]) -> None:
-        variable, default, override = state
-        cls._set_variable(variable)
-        entry = cls.entry()
-        if entry is None:
-            return
-        config = sys.modules[cls.MODULE]
-        if default is None:  # it was loaded inside the scope: as if it had been loaded before
-            from torch.utils._config_module import _UNSET_SENTINEL
-
-            default, override = variable == "1", _UNSET_SENTINEL
-        entry.default = default
-        config.deterministic = default  # marks the thread's caches of the configuration as stale
-        entry.user_override.set(override)
-
-    @classmethod
-    def _set_variable(cls, value: str | None) -> None:
-        if value is None:
-            os.environ.pop(cls.VARIABLE, None)
-        else:
-            os.environ[cls.VARIABLE] = value
-
-
 # --- default device ---------------------------------------------------------------------------------------------------
 
 
@@ -223,13 +165,6 @@ SWITCHES = (
         name="torch.deterministic.fill_uninitialized_memory",
         read=_C._get_deterministic_fill_uninitialized_memory,
         write=_C._set_deterministic_fill_uninitialized_memory,
-    ),
-    Switch(
-        name="torch.inductor.deterministic",
-        read=_InductorDeterministic.read,
-        write=_InductorDeterministic.write,
-        save=_InductorDeterministic.save,
-        load=_InductorDeterministic.load,
     ),
     Switch(name="torch.mkldnn.deterministic", read=_C._get_mkldnn_deterministic, write=_C._set_mkldnn_deterministic),
     Switch(

@@ -1,0 +1,44 @@
+// A call in words: what choices() shows and what rules are matched against.
+#include "msctx/call.h"
+
+namespace msctx {
+namespace {
+
+std::string joined(const int64_t* values, int count) {
+  std::string text;
+  for (int i = 0; i < count; i++) text += (i ? "x" : "") + std::to_string(values[i]);
+  return text;
+}
+
+std::string along_axes(const int64_t values[3], int dims) {
+  const int64_t* v = values + 3 - dims;
+  for (int i = 1; i < dims; i++)
+    if (v[i] != v[0]) return joined(v, dims);
+  return std::to_string(v[0]);
+}
+
+std::string shape(int64_t a, int64_t b, const int64_t extent[3], int dims) {
+  return std::to_string(a) + "x" + std::to_string(b) + "x" + joined(extent + 3 - dims, dims);
+}
+
+}  // namespace
+
+ConvText text_of(const ConvCall& call) {
+  const ConvProblem& p = call.problem;
+  constexpr const char* dtypes[] = {"float32", "float64", "float16", "bfloat16"};
+  ConvText text;
+  text.input = call.transposed ? shape(p.n, p.k, p.out, p.dims) : shape(p.n, p.c, p.in, p.dims);
+  text.weight = shape(p.k, group_c(p), p.window, p.dims);
+  text.stride = along_axes(p.stride, p.dims);
+  text.padding = along_axes(p.pad, p.dims);
+  text.dilation = along_axes(p.dilation, p.dims);
+  text.output_padding = along_axes(call.output_padding, p.dims);
+  text.groups = std::to_string(p.groups);
+  text.transposed = call.transposed ? "true" : "false";
+  text.dtype = dtypes[int(p.dtype)];
+  text.layout = call.channels_last ? "channels_last" : "channels_first";
+  if (call.module) text.module = *call.module;
+  return text;
+}
+
+}  // namespace msctx

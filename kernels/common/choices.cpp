@@ -1,0 +1,113 @@
+// The log of choices.
+#include "msctx/choices.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+#include "msctx/api.h"
+
+namespace msctx {
+namespace {
+
+struct Log {
+  std::mutex lock;
+  std::deque<std::unique_ptr<Choice>> entries;
+  std::unordered_map<std::string, Choice*> by_text;
+};
+Log& log() {
+  static Log* all = new Log;  // never destroyed: threads may still run convolutions while the process ends
+  return *all;
+}
+
+void quote(std::string& json, const std::string& text) {
+  json += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') json += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
+      json += escaped;
+    } else {
+      json += c;
+    }
+  }
+  json += '"';
+}
+
+void member(std::string& json, const char* name, const std::string& value) {
+  json += '"';
+  json += name;
+  json += "\":";
+  quote(json, value);
+  json += ',';
+}
+
+// All that makes an entry itself, without its counts.
+std::string identity(const Choice& c) {
+  std::string json;
+  member(json, "direction", c.direction);
+  member(json, "asked", c.asked);
+  member(json, "ran", c.ran);
+  member(json, "provider", c.provider);
+  member(json, "math", c.math);
+  const ConvText& p = c.problem;
+  member(json, "input", p.input);
+  member(json, "weight", p.weight);
+  member(json, "stride", p.stride);
+  member(json, "padding", p.padding);
+  member(json, "dilation", p.dilation);
+  member(json, "output_padding", p.output_padding);
+  member(json, "groups", p.groups);
+  member(json, "transposed", p.transposed);
+  member(json, "dtype", p.dtype);
+  member(json, "layout", p.layout);
+  member(json, "module", p.module);
+  char number[40];
+  std::snprintf(number, sizeof number, "\"error\":%.6g,", c.error);
+  json += number;
+  json += "\"workspace\":" + std::to_string(c.workspace) + ",\"reasons\":[";
+  for (size_t i = 0; i < c.reasons.size(); i++) {
+    if (i) json += ',';
+    quote(json, c.reasons[i]);
+  }
+  return json + "]";
+}
+
+}  // namespace
+
+Choice* record(std::unique_ptr<Choice> choice) {
+  Log& all = log();
+  std::string key = identity(*choice);
+  const std::lock_guard<std::mutex> guard(all.lock);
+  const auto [found, added] = all.by_text.try_emplace(std::move(key), choice.get());
+  if (added) all.entries.push_back(std::move(choice));
+  return found->second;
+}
+
+std::string choices_json() {
+  Log& all = log();
+  const std::lock_guard<std::mutex> guard(all.lock);
+  std::string json = "[";
+  for (const auto& entry : all.entries) {
+    if (json.size() > 1) json += ',';
+    json += '{' + identity(*entry) + ",\"calls\":" + std::to_string(entry->calls.load(std::memory_order_relaxed)) +
+            ",\"computed_again\":" + std::to_string(entry->computed_again.load(std::memory_order_relaxed)) + '}';
+  }
+  return json + ']';
+}
+
+}  // namespace msctx
+
+MSCTX_API char* msctx_choices() { return strdup(msctx::choices_json().c_str()); }
+// The calls of each entry, in the order of msctx_choices; returns how many entries there are, of which at most `size` are written.
+MSCTX_API int msctx_counts(int64_t* calls, int size) {
+  msctx::Log& all = msctx::log();
+  const std::lock_guard<std::mutex> guard(all.lock);
+  for (int i = 0; i < size && i < int(all.entries.size()); i++) calls[i] = all.entries[i]->calls.load(std::memory_order_relaxed);
+  return int(all.entries.size());
+}
+MSCTX_API void msctx_free(char* text) { free(text); }

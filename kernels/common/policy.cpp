@@ -1,0 +1,267 @@
+// Decides, for each call, which algorithm runs: what is named, what a rule says, what the heuristic of `normal` expects.
+#include "msctx/policy.h"
+
+#include <fnmatch.h>
+
+#include <cstring>
+#include <mutex>
+
+namespace msctx {
+namespace {
+
+std::string key_of(const ConvCall& call, Direction direction) {
+  std::string key(reinterpret_cast<const char*>(&call), sizeof call);  // calls are zeroed before they are filled: padding is equal
+  return key += char(direction);
+}
+
+std::string text(const char* value) { return value ? value : ""; }
+
+std::string sentence(const std::vector<std::string>& parts) {
+  std::string joined;
+  for (const std::string& part : parts) joined += (joined.empty() ? "" : "; ") + part;
+  return joined;
+}
+
+std::string brief(const ConvText& t) {
+  std::string words = t.transposed == "true" ? "transposed convolution of " : "convolution of ";
+  words += t.input + " with " + t.weight + " (" + t.dtype + ", stride " + t.stride + ", padding " + t.padding + ", dilation " + t.dilation +
+           ", groups " + t.groups + ", " + t.layout + ")";
+  return t.module.empty() ? words : words + " of " + t.module;
+}
+
+const ConvRow* row_named(const ConvTable& table, Direction direction, const std::string& name) {
+  for (int i = 0; i < table.count; i++)
+    if (table.rows[i].direction == direction && name == table.rows[i].name) return &table.rows[i];
+  return nullptr;
+}
+
+bool is_heuristic(const std::string& name) { return name == "normal" || name == "performance"; }
+
+}  // namespace
+
+std::atomic<bool> in_force{false};
+
+namespace {
+std::mutex policy_lock;
+std::shared_ptr<Policy>& slot() {
+  static auto* current = new std::shared_ptr<Policy>;
+  return *current;
+}
+}  // namespace
+
+std::shared_ptr<Policy> policy() {
+  const std::lock_guard<std::mutex> guard(policy_lock);
+  return slot();
+}
+
+void set_policy(std::shared_ptr<Policy> wanted) {
+  const std::lock_guard<std::mutex> guard(policy_lock);
+  in_force.store(wanted != nullptr, std::memory_order_release);
+  slot().swap(wanted);
+}
+
+Policy::Policy(const PolicyText& t, const ConvTable& table, int threads)
+    : fallback(Fallback(t.fallback)),
+      thread_invariant(t.thread_invariant),
+      deterministic(t.deterministic),
+      asked_{text(t.asked[0]), text(t.asked[1]), text(t.asked[2])},
+      workspace_limit_(t.workspace_limit),
+      table_(table),
+      threads_(threads) {
+  for (int i = 0; i < t.rules; i++) {
+    Rule rule;
+    for (int j = 0; j < t.rule[i].conditions; j++)
+      rule.conditions.emplace_back(text(t.rule[i].condition[j].field), text(t.rule[i].condition[j].pattern));
+    for (int d = 0; d < 3; d++) rule.asked[d] = text(t.rule[i].asked[d]);
+    rules_.push_back(std::move(rule));
+  }
+}
+
+bool Policy::Rule::matches(const ConvText& t) const {
+  const std::pair<const char*, const std::string*> fields[] = {
+      {"module", &t.module},     {"input", &t.input},   {"weight", &t.weight},         {"stride", &t.stride}, {"padding", &t.padding},
+      {"dilation", &t.dilation}, {"groups", &t.groups}, {"transposed", &t.transposed}, {"dtype", &t.dtype},   {"layout", &t.layout},
+  };
+  for (const auto& [name, pattern] : conditions)
+    for (const auto& [field, value] : fields)
+      if (name == field && (value->empty() || fnmatch(pattern.c_str(), value->c_str(), 0) != 0)) return false;
+  return true;
+}
+
+std::string Policy::constraints() const {
+  return std::to_string(thread_invariant) + " " + std::to_string(deterministic) + " " + std::to_string(workspace_limit_);
+}
+
+// The first rule that matches and speaks of the direction, else the option.
+std::string Policy::asked_for(Direction direction, const ConvText& t) const {
+  for (const Rule& rule : rules_)
+    if (!rule.asked[int(direction)].empty() && rule.matches(t)) return rule.asked[int(direction)];
+  const std::string& asked = asked_[int(direction)];
+  return asked.empty() && thread_invariant ? "thread_invariant" : asked;
+}
+
+std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& call) const {
+  const Op op = op_of(row.direction, call.transposed);
+  const ConvAlgorithm& a = *row.algorithm;
+  Reasons found;
+  a.reasons(call.problem, op, found);
+  std::vector<std::string> why(found.text, found.text + found.count);
+  if (!why.empty()) return why;
+  if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
+  if (!a.fixed_order && deterministic) why.push_back("it adds in no fixed order, and deterministic=ON asks for the same bits");
+  const size_t bytes = a.workspace(call.problem, op, threads_);
+  if (workspace_limit_ >= 0 && bytes > size_t(workspace_limit_))
+    why.push_back(
+        "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit_));
+  return why;
+}
+
+std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction) const {
+  std::vector<const ConvRow*> found;
+  for (int i = 0; i < table_.count; i++) {
+    const ConvRow& row = table_.rows[i];
+    if (row.direction != direction || std::strcmp(row.name, "reference") == 0 || !obstacles(row, call).empty()) continue;
+    if (row.algorithm->error(call.problem, op_of(direction, call.transposed)) <= largest_error) found.push_back(&row);
+  }
+  return found;
+}
+
+const Decision* Policy::decide(const ConvCall& call, Direction direction) {
+  const std::string key = key_of(call, direction);
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second.get();
+  }
+  const ConvText problem = text_of(call);
+  auto decision = std::make_unique<Decision>();
+  auto choice = std::make_unique<Choice>();
+  choice->direction = name_of(direction);
+  choice->problem = problem;
+  choice->asked = asked_for(direction, problem);
+  if (choice->asked.empty()) return keep(key, nullptr);
+
+  const Op op = op_of(direction, call.transposed);
+  if (const ConvRow* row = row_named(table_, direction, choice->asked)) {
+    const std::vector<std::string> why = obstacles(*row, call);
+    if (why.empty()) {
+      decision->row = row;
+    } else {
+      decision->fell_back = true;
+      choice->reasons.push_back(choice->asked + ": " + sentence(why));
+    }
+  }
+  if (!decision->row) {
+    decision->to_measure = choice->asked == "performance" && !deterministic;
+    decision->row = guess(call, direction, *choice);
+  }
+  describe(*choice, decision->row, call, op);
+  if (decision->fell_back) decision->message = complaint(*choice, call, direction);
+  decision->choice = record(std::move(choice));
+  return keep(key, std::move(decision));
+}
+
+// What `normal` takes: the first row that beats torch's own path; where that is not allowed, the first good one of ours.
+const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& choice) const {
+  const Op op = op_of(direction, call.transposed);
+  const bool torch_allowed = !thread_invariant;
+  const ConvRow *best = nullptr, *resort = nullptr;
+  std::vector<std::string> passed;
+  for (int i = 0; i < table_.count && !best; i++) {
+    const ConvRow& row = table_.rows[i];
+    if (row.direction != direction || choice.asked == row.name) continue;
+    const std::vector<std::string> why = obstacles(row, call);
+    if (!why.empty()) {
+      passed.push_back(std::string(row.name) + ": " + sentence(why));
+      continue;
+    }
+    const Merit merit = row.merit(call.problem, op);
+    const bool exact = row.algorithm->error(call.problem, op) <= largest_error || call.problem.dtype == DType::f16 ||
+                       call.problem.dtype == DType::bf16;
+    if (!exact) {
+      passed.push_back(std::string(row.name) + ": its error bound is above 3e-5");
+    } else if (merit == Merit::beats_torch || (merit == Merit::fair && !torch_allowed)) {
+      best = &row;
+    } else {
+      passed.push_back(std::string(row.name) + (torch_allowed ? ": torch's own path is expected to be as fast" : ": another of ours is expected to be faster"));
+      if (!resort && row.algorithm->fixed_order) resort = &row;
+    }
+  }
+  if (!best && !torch_allowed) best = resort;
+  if (is_heuristic(choice.asked) || choice.asked == "thread_invariant") choice.reasons = std::move(passed);
+  return best;
+}
+
+void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, Op op) const {
+  if (!row) {
+    choice.ran = "torch";
+    choice.provider = "torch";
+    choice.math = "torch";
+    return;
+  }
+  choice.ran = row->name;
+  choice.provider = "msctx";
+  choice.math = row->algorithm->math;
+  choice.error = row->algorithm->error(call.problem, op);
+  choice.workspace = int64_t(row->algorithm->workspace(call.problem, op, threads_));
+}
+
+// Every row of the direction, with all of its reasons.
+std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direction direction) const {
+  const std::string option = "conv_" + choice.direction + "_algo";
+  std::string words = option + "=" + choice.asked + " cannot take the " + brief(choice.problem) + ":\n";
+  for (int i = 0; i < table_.count; i++) {
+    const ConvRow& row = table_.rows[i];
+    if (row.direction != direction) continue;
+    const std::vector<std::string> why = obstacles(row, call);
+    words += std::string("  ") + row.name + ": " + (why.empty() ? "could take it" : sentence(why)) + "\n";
+  }
+  return words;
+}
+
+const Decision* Policy::decide_measured(const ConvCall& call, Direction direction, const ConvRow* row, std::vector<std::string> reasons) {
+  auto decision = std::make_unique<Decision>();
+  auto choice = std::make_unique<Choice>();
+  choice->direction = name_of(direction);
+  choice->problem = text_of(call);
+  choice->asked = "performance";
+  choice->reasons = std::move(reasons);
+  describe(*choice, row, call, op_of(direction, call.transposed));
+  decision->row = row;
+  decision->choice = record(std::move(choice));
+  const std::lock_guard<std::mutex> guard(lock_);
+  auto& kept = decisions_[key_of(call, direction)];
+  retired_.push_back(std::move(kept));  // another thread may still read it
+  kept = std::move(decision);
+  return kept.get();
+}
+
+const Decision* Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason) {
+  auto choice = std::make_unique<Choice>();
+  choice->asked = asked_for(direction, problem);
+  if (choice->asked.empty()) return nullptr;
+  choice->direction = name_of(direction);
+  choice->problem = problem;
+  choice->ran = choice->provider = choice->math = "torch";
+  choice->reasons.push_back(reason);
+  const bool fell_back = choice->asked != "normal" && choice->asked != "performance";
+  const std::string option = choice->asked == "thread_invariant" ? choice->asked : "conv_" + choice->direction + "_algo=" + choice->asked;
+  const std::string message = option + " cannot take the " + brief(problem) + ": " + reason + "\n";
+  Choice* entry = record(std::move(choice));
+  const std::string key = "refused " + std::to_string(reinterpret_cast<uintptr_t>(entry));
+  {
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second.get();
+  }
+  auto decision = std::make_unique<Decision>();
+  decision->choice = entry;
+  decision->fell_back = fell_back;
+  decision->message = message;
+  return keep(key, std::move(decision));
+}
+
+const Decision* Policy::keep(const std::string& key, std::unique_ptr<Decision> decision) {
+  const std::lock_guard<std::mutex> guard(lock_);
+  return decisions_.try_emplace(key, std::move(decision)).first->second.get();  // the first of two threads wins
+}
+
+}  // namespace msctx

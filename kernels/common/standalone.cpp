@@ -1,0 +1,70 @@
+// Single convolutions without torch, with threads of their own: for tests and tools. With torch, the glue uses torch's threads.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "msctx/api.h"
+
+namespace msctx {
+namespace {
+
+void run_serially(void*, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
+  for (int64_t i = 0; i < tasks; i++) task(arg, i, 0);
+}
+
+void run_in_threads(void* pool, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int slot) {
+    for (int64_t i; (i = next.fetch_add(1)) < tasks;) task(arg, i, slot);
+  };
+  std::vector<std::thread> threads;
+  for (int slot = 1; slot < *static_cast<int*>(pool); slot++) threads.emplace_back(work, slot);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+void* allocate(void*, size_t bytes) {
+  void* data = std::aligned_alloc(64, align64(bytes));
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+void release(void*, void* data) { std::free(data); }
+
+const ConvAlgorithm& algorithm(const char* isa, int index) { return *table_of(isa)->rows[index].algorithm; }
+
+}  // namespace
+
+Parallel serial() { return {1, nullptr, run_serially}; }
+
+}  // namespace msctx
+
+using namespace msctx;
+
+int msctx_row(const char* isa, int index, MsctxRow* row) {
+  const ConvTable* table = table_of(isa);
+  if (table == nullptr || index < 0 || index >= table->count) return 0;
+  const ConvRow& found = table->rows[index];
+  const ConvAlgorithm& a = *found.algorithm;
+  *row = {found.name, a.name, a.math, int32_t(found.direction), a.fixed_order, a.same_on_every_isa};
+  return 1;
+}
+
+int msctx_reasons(const char* isa, int index, const ConvProblem* p, int op, const char** reasons) {
+  Reasons found;
+  algorithm(isa, index).reasons(*p, Op(op), found);
+  for (int i = 0; i < found.count; i++) reasons[i] = found.text[i];
+  return found.count;
+}
+
+int64_t msctx_workspace(const char* isa, int index, const ConvProblem* p, int op, int threads) {
+  return int64_t(algorithm(isa, index).workspace(*p, Op(op), threads));
+}
+
+double msctx_error(const char* isa, int index, const ConvProblem* p, int op) { return algorithm(isa, index).error(*p, Op(op)); }
+
+int msctx_run(const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int threads) {
+  const Parallel parallel = threads > 1 ? Parallel{threads, &threads, run_in_threads} : serial();
+  return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y}, {allocate, release, nullptr}, parallel);
+}

@@ -1,0 +1,57 @@
+// implicit_precomp_gemm: implicit_gemm that finds the elements of the input by a table of indices, computed once a call into a workspace
+// of taps x output positions.
+
+#include "msctx/index_table.h"
+#include "msctx/matrix_product.h"
+
+namespace msctx::MSCTX_ISA {
+namespace {
+
+void reasons(const ConvProblem& p, Op op, Reasons& why) {
+  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
+  why.add_if(op != Op::forward, "it computes forward products only");
+  why.add_if(!index_table_fits(p), "its indices have 32 bits, too few for such an image");
+}
+
+size_t workspace(const ConvProblem& p, Op, int) { return index_table_size(p); }
+
+double error(const ConvProblem& p, Op) { return sum_error(p.dtype, group_c(p) * volume(p.window)); }
+
+void run(const ConvProblem& p, Op, const ConvTensors& t, void* workspace, const Parallel& parallel) {
+  const auto *x = static_cast<const float*>(t.x), *w = static_cast<const float*>(t.w);
+  auto* y = static_cast<float*>(t.y);
+  auto* table = static_cast<int32_t*>(workspace);
+  const int64_t gc = group_c(p), gk = group_k(p), taps = volume(p.window), in = volume(p.in), out = volume(p.out);
+  const int64_t depth = gc * taps, each = blocks<float>(gk, out);
+  fill_index_table(p, table, parallel);
+  parallel_for(parallel, p.n * p.groups * each, [&](int64_t task, int) {
+    const int64_t n = task / each / p.groups, g = task / each % p.groups;
+    const float* image = x + (n * p.c + g * gc) * in;
+    for_block<float>(task % each, gk, out, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
+      block_product<float>(
+          rows, count, depth, Strided<float, float>{w + (g * gk + i0) * depth, depth, 1},
+          [&](int64_t k, int64_t a, int64_t b, float* to) {
+            gather(image + k / taps * in, table + k % taps * out + j0 + a, b - a, to);
+          },
+          [&](int64_t i, const float* from, int64_t n_) {
+            std::memcpy(y + (n * p.k + g * gk + i0 + i) * out + j0, from, sizeof(float) * n_);
+          });
+    });
+  });
+}
+
+}  // namespace
+
+extern const ConvAlgorithm conv_implicit_precomp_gemm;
+const ConvAlgorithm conv_implicit_precomp_gemm = {
+    .name = "implicit_precomp_gemm",
+    .math = "strict",
+    .fixed_order = true,
+    .same_on_every_isa = true,
+    .reasons = reasons,
+    .workspace = workspace,
+    .error = error,
+    .run = run,
+};
+
+}  // namespace msctx::MSCTX_ISA

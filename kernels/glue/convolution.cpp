@@ -1,0 +1,223 @@
+// The hook: what runs in place of aten::convolution and aten::convolution_backward on CPU tensors.
+#include <ATen/core/grad_mode.h>
+#include <ATen/native/ConvUtils.h>
+#include <ATen/ops/_convolution_ops.h>
+#include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/convolution_ops.h>
+
+#include "glue/hook.h"
+#include "glue/late.h"
+#include "glue/measure.h"
+#include "glue/tensors.h"
+
+namespace msctx::glue {
+
+Before before_convolution, before_traced, before_backward;
+
+namespace {
+
+// torch's own convolution calls aten::_convolution, which is hooked too, for traced code: inside the former the latter is not asked again.
+thread_local int inside_torch = 0;
+struct InsideTorch {
+  InsideTorch() { inside_torch++; }
+  ~InsideTorch() { inside_torch--; }
+};
+
+constexpr c10::DispatchKeySet torchs_own;  // no key: the kernel that all back ends share
+
+template <class Op, class... Args>
+auto pass_on(const Before& before, Args&&... args) {
+  const InsideTorch guard;
+  if (before.kernel) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    torch::jit::Stack stack;
+    (stack.emplace_back(args), ...);
+    if (before.call(op, c10::DispatchKeySet(c10::DispatchKey::CPU), &stack)) {
+      if constexpr (std::is_same_v<decltype(Op::redispatch(torchs_own, args...)), at::Tensor>)
+        return stack[0].toTensor();
+      else
+        return Three(stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor());
+    }
+  }
+  return Op::redispatch(torchs_own, std::forward<Args>(args)...);
+}
+
+at::MemoryFormat format_of(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Geometry& g) {
+  const auto sym = [](at::IntArrayRef v) { return c10::fromIntArrayRefSlow(v); };
+  const auto backend = at::native::select_conv_backend(
+      input, weight, bias, sym(g.stride), sym(g.padding), sym(g.dilation), g.transposed, sym(g.output_padding), g.groups, std::nullopt);
+  return at::native::_determine_backend_memory_format(input, weight, backend);
+}
+
+// A convolution under a policy: the geometry in plain integers, and the call, if it is one of ours.
+struct Asked {
+  std::shared_ptr<Policy> policy;
+  std::vector<int64_t> stride, padding, dilation, output_padding;
+  Geometry geometry;
+  const char* reason = "";
+  std::optional<ConvCall> call;
+
+  Asked(
+      std::shared_ptr<Policy> policy_, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
+      SymInts o, const c10::SymInt& groups)
+      : policy(std::move(policy_)),
+        stride(plain(s)),
+        padding(plain(p)),
+        dilation(plain(d)),
+        output_padding(plain(o)),
+        geometry{stride, padding, dilation, output_padding, transposed, groups.guard_int(__FILE__, __LINE__)} {
+    call = call_of(input, weight, geometry, reason);
+    if (call) call->channels_last = input.suggest_memory_format() != at::MemoryFormat::Contiguous;
+  }
+
+  static std::vector<int64_t> plain(SymInts values) {
+    std::vector<int64_t> found;
+    for (const auto& value : values) found.push_back(value.guard_int(__FILE__, __LINE__));
+    return found;
+  }
+
+  const Decision* decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
+    if (call) return policy->decide(*call, direction);
+    return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason) : nullptr;
+  }
+};
+
+void count(const Decision& decision, bool again = false) {
+  decision.choice->calls.fetch_add(1, std::memory_order_relaxed);
+  if (again) decision.choice->computed_again.fetch_add(1, std::memory_order_relaxed);
+}
+
+at::Tensor run_counted(const Asked& asked, const Decision& decision, const at::Tensor& first, const at::Tensor& second, at::MemoryFormat format) {
+  bool again = false;
+  at::Tensor result = run_row(asked.policy->table(), *decision.row, *asked.call, first, second, format, again);
+  count(decision, again);
+  return result;
+}
+
+// fprop under a policy. `torch` computes it torch's way.
+template <class Torch>
+at::Tensor forward(
+    const Asked& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch) {
+  const Decision* decision = asked.decide(Direction::fprop, input, weight);
+  if (at::GradMode::is_enabled() && asked.call) remember_forward(weight);
+  if (decision == nullptr) return torch();
+  complain(*asked.policy, *decision);
+  if (decision->to_measure)
+    decision = measured(*asked.policy, *asked.call, *decision, Direction::fprop, input, weight, [&] { torch(); });
+  const bool fits = !bias || !bias->defined() || (bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == result_shape(*asked.call, Direction::fprop)[1]);
+  if (decision->row == nullptr || !fits) {
+    count(*decision);
+    return torch();
+  }
+  at::Tensor result = run_counted(asked, *decision, input, weight, format_of(input, weight, bias, asked.geometry));
+  if (bias && bias->defined()) {
+    std::vector<int64_t> along(input.dim(), 1);
+    along[1] = -1;
+    result.add_(bias->view(along));
+  }
+  return result;
+}
+
+at::Tensor gradient_of_bias(const Asked& asked, const at::Tensor& grad_output) {
+  const at::Tensor gradient = grad_output.contiguous();
+  at::Tensor result = at::empty({gradient.size(1)}, gradient.options());
+  const int64_t positions = asked.call->transposed ? volume(asked.call->problem.in) : volume(asked.call->problem.out);
+  bias_gradient(asked.call->problem, gradient.data_ptr(), gradient.size(1), positions, result.data_ptr(), threads_of_torch());
+  return result;
+}
+
+}  // namespace
+
+bool Before::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
+  if (!kernel) return false;
+  try {
+    kernel->callBoxed(op, keys, stack);
+    return true;
+  } catch (const c10::Error& error) {
+    if (std::string_view(error.what()).find("SafeKernelFunction has been invalidated") == std::string_view::npos) throw;
+    return false;
+  }
+}
+
+at::Tensor convolution(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
+    SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups) {
+  const auto torch = [&] {
+    return pass_on<at::_ops::convolution>(
+        before_convolution, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+  };
+  if (!in_force.load(std::memory_order_relaxed)) return torch();
+  auto policy = msctx::policy();
+  if (!policy) return torch();
+  const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  return forward(asked, input, weight, bias, torch);
+}
+
+at::Tensor traced_convolution(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
+    SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups, bool benchmark, bool deterministic, bool cudnn_enabled,
+    bool allow_tf32) {
+  const auto torch = [&] {
+    return pass_on<at::_ops::_convolution>(
+        before_traced, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, benchmark, deterministic,
+        cudnn_enabled, allow_tf32);
+  };
+  if (inside_torch > 0 || !in_force.load(std::memory_order_relaxed)) return torch();
+  auto policy = msctx::policy();
+  if (!policy) return torch();
+  const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  return forward(asked, input, weight, bias, torch);
+}
+
+Three convolution_backward(
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, at::OptionalSymIntArrayRef bias_sizes,
+    SymInts stride, SymInts padding, SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups,
+    std::array<bool, 3> output_mask) {
+  const auto torch = [&](std::array<bool, 3> mask) {
+    return pass_on<at::_ops::convolution_backward>(
+        before_backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
+  };
+  if (!in_force.load(std::memory_order_relaxed)) {
+    notice_late_backward(weight);
+    return torch(output_mask);
+  }
+  auto policy = msctx::policy();
+  if (!policy) return torch(output_mask);
+  const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  forget_forward(weight);
+  if (asked.call && (grad_output.scalar_type() != input.scalar_type() || grad_output.sizes() != result_shape(*asked.call, Direction::fprop)))
+    return torch(output_mask);
+
+  std::array<bool, 3> left = output_mask;  // what torch still has to compute
+  std::array<at::Tensor, 3> found;
+  const auto one = [&](Direction direction, int index, const at::Tensor& first, const at::Tensor& second) {
+    if (!output_mask[index]) return;
+    const Decision* decision = asked.decide(direction, input, weight);
+    if (decision == nullptr) return;
+    complain(*asked.policy, *decision);
+    if (decision->to_measure) {
+      std::array<bool, 3> alone{};
+      alone[index] = true;
+      decision = measured(*asked.policy, *asked.call, *decision, direction, first, second, [&] { torch(alone); });
+    }
+    if (decision->row == nullptr) return count(*decision);
+    found[index] = run_counted(asked, *decision, first, second, format_of(input, weight, std::nullopt, asked.geometry));
+    left[index] = false;
+  };
+  one(Direction::dgrad, 0, grad_output, weight);
+  one(Direction::wgrad, 1, input, grad_output);
+  const bool ours = output_mask[1] ? !left[1] : asked.call && asked.decide(Direction::wgrad, input, weight) && asked.policy->thread_invariant;
+  if (output_mask[2] && ours) {
+    found[2] = gradient_of_bias(asked, grad_output);
+    left[2] = false;
+  }
+  if (left[0] || left[1] || left[2]) {
+    auto [a, b, c] = torch(left);
+    if (left[0]) found[0] = a;
+    if (left[1]) found[1] = b;
+    if (left[2]) found[2] = c;
+  }
+  return {found[0], found[1], found[2]};
+}
+
+}  // namespace msctx::glue

@@ -1,0 +1,45 @@
+// What the kernels of the hook share with their registration.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "msctx/policy.h"
+
+namespace msctx::glue {
+
+using SymInts = c10::SymIntArrayRef;
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+at::Tensor convolution(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
+    SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups);
+at::Tensor traced_convolution(
+    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
+    SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups, bool benchmark, bool deterministic, bool cudnn_enabled,
+    bool allow_tf32);
+Three convolution_backward(
+    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, at::OptionalSymIntArrayRef bias_sizes,
+    SymInts stride, SymInts padding, SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups,
+    std::array<bool, 3> output_mask);
+
+// The kernel of another library that was in force at a key before ours, if there was one.
+struct Before {
+  std::optional<c10::SafeKernelFunction> kernel;
+  // Calls it; false where there is none, or where it has been taken away since: then torch's own is to be called.
+  bool call(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) const;
+};
+extern Before before_convolution, before_traced, before_backward;
+
+// Warns of a fallback, or raises, as the policy says. Call it before the work, and with no lock held.
+void complain(const Policy&, const Decision&);
+// Tells Python; true: Python wants an error (warnings turned into errors).
+bool tell(const std::string& message);
+
+}  // namespace msctx::glue

@@ -1,0 +1,176 @@
+// Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
+#include <c10/util/Exception.h>
+#include <pthread.h>
+#include <torch/library.h>
+
+#include <atomic>
+
+#include "glue/hook.h"
+#include "glue/tensors.h"
+
+namespace msctx::glue {
+
+bool forked = false;
+
+namespace {
+
+constexpr const char* mark = "msctx native core";  // what the dispatcher's own tables say of our kernels
+
+// Routes that reach oneDNN or a quantised kernel without aten::convolution: counted, and refused under fallback="error".
+struct Route {
+  const char *name, *overload;
+  c10::DispatchKey key;
+};
+using enum c10::DispatchKey;
+constexpr Route routes[] = {
+    {"aten::convolution", "", MkldnnCPU},
+    {"aten::conv_tbc", "", CPU},
+    {"mkldnn::_convolution_pointwise", "", CPU},
+    {"mkldnn::_convolution_pointwise", "", MkldnnCPU},
+    {"mkldnn::_convolution_pointwise", "binary", CPU},
+    {"mkldnn::_convolution_pointwise", "binary", MkldnnCPU},
+    {"mkldnn::_convolution_pointwise_", "binary", CPU},
+    {"mkldnn::_convolution_pointwise_", "binary", MkldnnCPU},
+    {"mkldnn::_convolution_transpose_pointwise", "", CPU},
+    {"mkldnn::_convolution_transpose_pointwise", "", MkldnnCPU},
+    {"mkldnn_prepacked::conv2d_run", "", CPU},
+    {"quantized::conv1d", "", QuantizedCPU},
+    {"quantized::conv1d_relu", "", QuantizedCPU},
+    {"quantized::conv2d", "new", QuantizedCPU},
+    {"quantized::conv2d_relu", "new", QuantizedCPU},
+    {"quantized::conv3d", "new", QuantizedCPU},
+    {"quantized::conv3d_relu", "new", QuantizedCPU},
+    {"quantized::conv_transpose2d", "", QuantizedCPU},
+};
+
+struct Passed {
+  std::string name;
+  c10::DispatchKey key;
+  Before before;
+};
+std::vector<Passed>& passed() {
+  static auto* all = new std::vector<Passed>;
+  return *all;
+}
+
+int (*python)(const char*) = nullptr;
+
+// The boxed kernel of all routes at one key.
+template <c10::DispatchKey key>
+void count_and_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (in_force.load(std::memory_order_relaxed)) {
+    if (const auto policy = msctx::policy()) {
+      at::Tensor found[2];
+      int count = 0;
+      for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size()))
+        if (argument.isTensor() && count < 2) found[count++] = argument.toTensor();
+      const std::string reason = op.schema().name() + " is an operator of its own, which no algorithm of msctx replaces";
+      if (const Decision* decision = policy->refuse(Direction::fprop, text_of_tensors(found[0], found[1], "packed"), reason)) {
+        complain(*policy, *decision);
+        decision->choice->calls.fetch_add(1, std::memory_order_relaxed);
+      }
+    }
+  }
+  for (const Passed& route : passed())
+    if (route.key == key && route.name == c10::toString(op.operator_name()) && route.before.call(op, keys, stack)) return;
+  op.redispatchBoxed(c10::DispatchKeySet(), stack);
+}
+
+torch::CppFunction boxed(c10::DispatchKey key) {
+  switch (key) {
+    case MkldnnCPU: return torch::CppFunction::makeFromBoxedFunction<&count_and_pass<MkldnnCPU>>();
+    case QuantizedCPU: return torch::CppFunction::makeFromBoxedFunction<&count_and_pass<QuantizedCPU>>();
+    default: return torch::CppFunction::makeFromBoxedFunction<&count_and_pass<CPU>>();
+  }
+}
+
+Before before(const c10::OperatorHandle& op, c10::DispatchKey key) {
+  if (!op.hasKernelForDispatchKey(key)) return {};
+  return {op.getComputedKernelForDispatchKey(key)};
+}
+
+c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
+
+// One Library for each namespace and key; never destroyed: to un-register while threads run is not safe.
+torch::Library& library(const char* ns, c10::DispatchKey key) {
+  static auto* all = new std::vector<std::pair<std::pair<std::string, c10::DispatchKey>, torch::Library*>>;
+  for (auto& [id, found] : *all)
+    if (id.first == ns && id.second == key) return *found;
+  all->push_back({{ns, key}, new torch::Library(torch::Library::IMPL, ns, key, mark, 0)});
+  return *all->back().second;
+}
+
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void install() {
+  Silent silent;  // that a kernel is overridden is what is meant here
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  before_convolution = before(operator_named("aten::convolution"), CPU);
+  before_traced = before(operator_named("aten::_convolution"), CPU);
+  before_backward = before(operator_named("aten::convolution_backward"), CPU);
+  torch::Library& aten = library("aten", CPU);
+  aten.impl("convolution", convolution);
+  aten.impl("_convolution", traced_convolution);
+  aten.impl("convolution_backward", convolution_backward);
+  for (const Route& route : routes) {
+    const auto op = c10::Dispatcher::singleton().findSchema({route.name, route.overload});
+    if (!op) continue;  // this torch was built without it
+    const std::string full = c10::toString(op->operator_name());
+    const std::string ns = full.substr(0, full.find("::"));
+    passed().push_back({full, route.key, before(*op, route.key)});
+    library(ns.c_str(), route.key).impl(full.substr(ns.size() + 2).c_str(), boxed(route.key));
+  }
+  pthread_atfork(nullptr, nullptr, [] { forked = true; });
+}
+
+}  // namespace
+
+bool tell(const std::string& message) { return python != nullptr && python(message.c_str()) != 0; }
+
+void complain(const Policy& policy, const Decision& decision) {
+  if (!decision.fell_back || policy.fallback == Fallback::silent) return;
+  if (policy.fallback == Fallback::warn && !tell("fallback\n" + decision.message)) return;
+  TORCH_CHECK(false, decision.message, "fallback=", policy.fallback == Fallback::error ? "error" : "warn", ": nothing was computed.");
+}
+
+}  // namespace msctx::glue
+
+using namespace msctx;
+
+// Registers the hook; "" or what went wrong. To be called once.
+MSCTX_API const char* msctx_install(int (*tell)(const char*)) {
+  static std::string problem;
+  try {
+    glue::python = tell;
+    glue::install();
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  return problem.c_str();
+}
+
+// "" while our kernels are in force, else whose is.
+MSCTX_API const char* msctx_hook_problem() {
+  thread_local std::string problem;
+  problem.clear();
+  for (const char* name : {"aten::convolution", "aten::_convolution", "aten::convolution_backward"}) {
+    const std::string by = glue::operator_named(name).getComputedKernelForDispatchKey(c10::DispatchKey::CPU).debug();
+    if (by.find(glue::mark) == std::string::npos) problem = std::string(name) + " is served by another library's kernel (" + by + ")";
+  }
+  return problem.c_str();
+}
+
+// How many different threads take part in a loop of torch's: 1 with more than one thread set means that OpenMP was not compiled in.
+MSCTX_API int msctx_threads_seen() {
+  std::atomic<uint64_t> seen{0};
+  at::parallel_for(0, 64, 1, [&](int64_t, int64_t) { seen |= uint64_t(1) << (at::get_thread_num() & 63); });
+  return __builtin_popcountll(seen.load());
+}
+
+MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
+
+MSCTX_API void msctx_set_policy(const PolicyText* text) {
+  set_policy(text ? std::make_shared<Policy>(*text, table_in_use(), at::get_num_threads()) : nullptr);
+}

@@ -1,0 +1,167 @@
+// From torch's tensors to a ConvCall and back.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <optional>
+
+#include "msctx/api.h"
+#include "msctx/policy.h"
+#include "glue/watch.h"
+
+namespace msctx::glue {
+
+extern bool forked;  // OpenMP's threads did not come along, and waiting for them would never end
+
+inline Parallel threads_of_torch() {
+  if (forked || at::in_parallel_region()) return serial();
+  return {at::get_num_threads(), nullptr, [](void*, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
+            at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+              const int slot = at::get_thread_num();
+              for (int64_t i = begin; i < end; i++) task(arg, i, slot);
+            });
+          }};
+}
+
+// Workspace from torch's allocator, so that it counts in torch's statistics and caps. Freed with this object.
+class TorchMemory {
+ public:
+  Memory memory() { return {allocate, release, this}; }
+
+ private:
+  static void* allocate(void* self, size_t bytes) {
+    auto& held = static_cast<TorchMemory*>(self)->held_;
+    held.push_back(c10::GetAllocator(c10::kCPU)->allocate(bytes));
+    return held.back().get();
+  }
+  static void release(void* self, void*) { static_cast<TorchMemory*>(self)->held_.pop_back(); }
+  std::vector<at::DataPtr> held_;
+};
+
+inline std::optional<DType> dtype_of(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat: return DType::f32;
+    case at::kDouble: return DType::f64;
+    case at::kHalf: return DType::f16;
+    case at::kBFloat16: return DType::bf16;
+    default: return std::nullopt;
+  }
+}
+
+struct Geometry {
+  at::IntArrayRef stride, padding, dilation, output_padding;
+  bool transposed;
+  int64_t groups;
+};
+
+// The call, or nothing: what torch itself would refuse (its own error is the better one), and what has no such form, see `reason`.
+inline std::optional<ConvCall> call_of(
+    const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const char*& reason) {
+  reason = "";
+  if (input.layout() != at::kStrided || weight.layout() != at::kStrided || !input.device().is_cpu() || !weight.device().is_cpu()) {
+    reason = "msctx computes dense tensors only";
+    return std::nullopt;
+  }
+  const auto dtype = dtype_of(input);
+  if (!dtype || input.scalar_type() != weight.scalar_type()) {
+    reason = "msctx computes float32, float64, float16 and bfloat16";
+    return std::nullopt;
+  }
+  const int64_t dims = input.dim() - 2;
+  if (dims < 1 || dims > 3 || weight.dim() != input.dim() || g.groups < 1) return std::nullopt;
+  const auto along = [&](at::IntArrayRef values, int64_t axis) { return values.size() == 1 ? values[0] : values[axis]; };
+  for (const at::IntArrayRef values : {g.stride, g.padding, g.dilation, g.output_padding})
+    if (values.size() != 1 && values.size() != size_t(dims)) return std::nullopt;
+
+  ConvCall call;
+  std::memset(&call, 0, sizeof call);
+  ConvProblem& p = call.problem;
+  p.dims = int32_t(dims);
+  p.dtype = *dtype;
+  p.n = input.size(0);
+  p.k = weight.size(0);
+  p.c = weight.size(1) * g.groups;
+  p.groups = g.groups;
+  call.transposed = g.transposed;
+  if (p.c < 1 || p.k < 1 || p.k % g.groups != 0 || input.size(1) != (g.transposed ? p.k : p.c)) return std::nullopt;
+  for (int i = 0; i < 3; i++) p.in[i] = p.out[i] = p.window[i] = p.stride[i] = p.dilation[i] = 1;
+  for (int64_t axis = 0; axis < dims; axis++) {
+    const int64_t i = 3 - dims + axis, size = input.size(2 + axis);
+    p.window[i] = weight.size(2 + axis);
+    p.stride[i] = along(g.stride, axis);
+    p.pad[i] = along(g.padding, axis);
+    p.dilation[i] = along(g.dilation, axis);
+    call.output_padding[i] = g.transposed ? along(g.output_padding, axis) : 0;
+    if (p.window[i] < 1 || p.stride[i] < 1 || p.pad[i] < 0 || p.dilation[i] < 1 || size < 1) return std::nullopt;
+    const int64_t reach = p.dilation[i] * (p.window[i] - 1) + 1;
+    if (g.transposed) {
+      const int64_t extra = call.output_padding[i];
+      if (extra < 0 || (extra >= p.stride[i] && extra >= p.dilation[i])) return std::nullopt;
+      p.out[i] = size;
+      p.in[i] = (size - 1) * p.stride[i] - 2 * p.pad[i] + reach + extra;
+    } else {
+      p.in[i] = size;
+      p.out[i] = size + 2 * p.pad[i] < reach ? 0 : (size + 2 * p.pad[i] - reach) / p.stride[i] + 1;
+    }
+    if (p.in[i] < 1 || p.out[i] < 1) return std::nullopt;
+  }
+  call.module = module_of(weight);
+  return call;
+}
+
+// A call that has no ConvCall, in words.
+inline ConvText text_of_tensors(const at::Tensor& input, const at::Tensor& weight, const char* layout) {
+  const auto shape = [](const at::Tensor& t) {
+    std::string text;
+    if (t.defined())
+      for (const int64_t size : t.sizes()) text += (text.empty() ? "" : "x") + std::to_string(size);
+    return text;
+  };
+  ConvText text{shape(input), shape(weight), "", "", "", "", "", "false", "", layout, ""};
+  if (input.defined()) text.dtype = c10::toString(input.scalar_type());
+  return text;
+}
+
+inline std::vector<int64_t> shape_of(int64_t a, int64_t b, const int64_t extent[3], int dims) {
+  std::vector<int64_t> sizes{a, b};
+  sizes.insert(sizes.end(), extent + 3 - dims, extent + 3);
+  return sizes;
+}
+
+// The shape of the result in a direction.
+inline std::vector<int64_t> result_shape(const ConvCall& call, Direction direction) {
+  const ConvProblem& p = call.problem;
+  switch (op_of(direction, call.transposed)) {
+    case Op::forward: return shape_of(p.n, p.k, p.out, p.dims);
+    case Op::backward_data: return shape_of(p.n, p.c, p.in, p.dims);
+    default: return shape_of(p.k, group_c(p), p.window, p.dims);
+  }
+}
+
+// Runs a row. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
+inline at::Tensor run_row(
+    const ConvTable& table, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
+    at::MemoryFormat format, bool& again) {
+  const ConvProblem& p = call.problem;
+  const Op op = op_of(row.direction, call.transposed);
+  const at::Tensor a = first.contiguous(), b = second.contiguous();
+  const auto sizes = result_shape(call, row.direction);
+  at::Tensor result = at::empty(sizes, first.options(), format);
+  const at::Tensor plain = result.is_contiguous() ? result : at::empty(sizes, first.options());
+  ConvTensors t{};
+  void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = plain.data_ptr();
+  switch (row.direction) {
+    case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
+    case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
+    case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
+  }
+  TorchMemory workspace;
+  again = conv_run(table, *row.algorithm, p, op, t, workspace.memory(), threads_of_torch());
+  if (!plain.is_same(result)) result.copy_(plain);
+  return result;
+}
+
+}  // namespace msctx::glue

@@ -1,0 +1,45 @@
+// What the common files share, and the C functions that Python calls: tables, single convolutions, the policy, the choices.
+#pragma once
+
+#include "msctx/table.h"
+
+#define MSCTX_API extern "C" __attribute__((visibility("default")))
+
+namespace msctx {
+
+const ConvTable& table_in_use();
+const ConvTable* table_of(const char* isa);  // nullptr: not on this processor
+
+struct Memory {
+  void* (*allocate)(void* arg, size_t bytes);  // aligned to 64 bytes; may throw
+  void (*release)(void* arg, void* data);  // the one allocated last
+  void* arg;
+};
+
+// Runs one algorithm. Returns whether its result had to be computed again (see ConvAlgorithm::spreads_nonfinite).
+bool conv_run(const ConvTable&, const ConvAlgorithm&, const ConvProblem&, Op, const ConvTensors&, const Memory&, const Parallel&);
+
+// The sums of y over images and positions: the gradient of the bias, [k], in a fixed order.
+void bias_gradient(const ConvProblem&, const void* y, int64_t channels, int64_t positions, void* bias, const Parallel&);
+
+Parallel serial();
+
+}  // namespace msctx
+
+// The instruction sets of this processor, best first; nullptr after the last.
+MSCTX_API const char* msctx_isa(int index);
+MSCTX_API const char* msctx_isa_in_use();
+MSCTX_API int msctx_use_isa(const char* name);  // 0: not on this processor
+
+// One row of an instruction set's table, for tests and tools: calls without torch.
+struct MsctxRow {
+  const char *name, *algorithm, *math;
+  int32_t direction, fixed_order, same_on_every_isa;
+};
+MSCTX_API int msctx_row(const char* isa, int index, MsctxRow* row);  // 0: there are no more
+// Up to 8 reasons why the row cannot take the problem; returns how many.
+MSCTX_API int msctx_reasons(const char* isa, int index, const msctx::ConvProblem*, int op, const char** reasons);
+MSCTX_API int64_t msctx_workspace(const char* isa, int index, const msctx::ConvProblem*, int op, int threads);
+MSCTX_API double msctx_error(const char* isa, int index, const msctx::ConvProblem*, int op);
+// Runs a row with threads of its own; 1: the result had to be computed again.
+MSCTX_API int msctx_run(const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int threads);

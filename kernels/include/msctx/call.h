@@ -1,0 +1,30 @@
+// One convolution as PyTorch asks for it, and what was decided about it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "msctx/table.h"
+
+namespace msctx {
+
+// A convolution call in plain data, so that it can be a key: `problem` is the ordinary convolution behind a transposed one.
+struct ConvCall {
+  ConvProblem problem;
+  int64_t output_padding[3];
+  const std::string* module;  // its path, where a watched model has it; one string per path
+  int32_t transposed;
+  int32_t channels_last;
+};
+
+// What choices() and rules show of a call; the shapes are torch's. An extent that is the same along all axes is written once.
+struct ConvText {
+  std::string input, weight, stride, padding, dilation, output_padding, groups, transposed, dtype, layout, module;
+};
+ConvText text_of(const ConvCall&);
+
+static inline const char* name_of(Direction direction) {
+  return direction == Direction::fprop ? "fprop" : direction == Direction::dgrad ? "dgrad" : "wgrad";
+}
+
+}  // namespace msctx

@@ -1,0 +1,28 @@
+// What ran, and why: one entry for each distinct call, counted. Entries live as long as the process.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "msctx/call.h"
+
+namespace msctx {
+
+struct Choice {
+  std::string direction, asked, ran, provider, math;
+  ConvText problem;
+  double error = 0.0;      // the row's bound; 0: torch states none
+  int64_t workspace = 0;   // bytes
+  std::vector<std::string> reasons;
+  std::atomic<int64_t> calls{0}, computed_again{0};
+};
+
+// The entry that says the same, or a new one.
+Choice* record(std::unique_ptr<Choice>);
+
+// All entries as JSON, in the order in which they were first met.
+std::string choices_json();
+
+}  // namespace msctx

@@ -1,0 +1,103 @@
+// What a convolution is, and what an algorithm says of itself. Plain data, no torch: the table, the glue and the tests share it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace msctx {
+
+enum class DType : int32_t { f32, f64, f16, bf16 };
+
+// The three products of a convolution: y from x and w; the gradient of x from that of y, and w; the gradient of w from x and that of y.
+enum class Op : int32_t { forward, backward_data, backward_weight };
+
+// An ordinary convolution of x [n][c][in] with w [k][c/groups][window] to y [n][k][out], all contiguous.
+// A transposed one is the same problem with the roles of x and y exchanged (see Direction in table.h).
+// 1-D and 2-D problems have leading extents of 1, stride 1, padding 0 and dilation 1. Padding is the same on both sides;
+// rows of x that no window reaches may lie at the end. Any extent, n included, may be 0.
+struct ConvProblem {
+  int32_t dims;  // 1, 2 or 3: how many of the three extents count
+  DType dtype;
+  int64_t n, c, k, groups;
+  int64_t in[3], out[3], window[3], stride[3], pad[3], dilation[3];
+};
+
+// The result of the Op is written, the two others are read. Elements of dtype.
+struct ConvTensors {
+  void* x;
+  void* w;
+  void* y;
+};
+
+// Threads, given by the caller. `run` calls task(arg, index, slot) once for each index below `tasks`, in any order and at once;
+// slot < threads, and two calls that run at the same time have different slots.
+struct Parallel {
+  int threads;
+  void* pool;
+  void (*run)(void* pool, int64_t tasks, void (*task)(void* arg, int64_t index, int slot), void* arg);
+};
+
+// Why an algorithm cannot take a problem; empty: it can. The texts are literals, complete as "it takes no …" sentences are.
+struct Reasons {
+  int count = 0;
+  const char* text[8];
+  void add(const char* reason) {
+    if (count < 8) text[count++] = reason;
+  }
+  void add_if(bool holds, const char* reason) {
+    if (holds) add(reason);
+  }
+};
+
+struct ConvAlgorithm {
+  const char* name;  // that of its file
+  // The arithmetic of the products: "strict" (float32 FMA, or the dtype's own wider sum), "float64".
+  const char* math;
+  // The additions of each result have one order, whatever the number of threads: same bits in every run.
+  bool fixed_order;
+  // The order does not depend on the vector width either: same bits from every instruction set (a NaN's payload aside).
+  bool same_on_every_isa;
+  void (*reasons)(const ConvProblem&, Op, Reasons&);
+  // Bytes of scratch that run() needs, beside tensors; may depend on the number of threads.
+  size_t (*workspace)(const ConvProblem&, Op, int threads);
+  // Bound of |error| in units of max|result|; see kernels/README.md for the data on which it is tested.
+  double (*error)(const ConvProblem&, Op);
+  // workspace is aligned to 64 bytes and holds what workspace() said. Problems without reasons only.
+  void (*run)(const ConvProblem&, Op, const ConvTensors&, void* workspace, const Parallel&);
+  // An Inf or NaN, or an overflow inside, reaches results that do not depend on it: where a result is not finite, conv_run
+  // computes the whole problem again, by the gemm algorithm.
+  bool spreads_nonfinite = false;
+};
+
+// --- sizes of a problem -----------------------------------------------------------------------------------------------
+
+static inline int64_t volume(const int64_t extent[3]) { return extent[0] * extent[1] * extent[2]; }
+static inline int64_t group_c(const ConvProblem& p) { return p.c / p.groups; }
+static inline int64_t group_k(const ConvProblem& p) { return p.k / p.groups; }
+static inline int64_t x_size(const ConvProblem& p) { return p.n * p.c * volume(p.in); }
+static inline int64_t y_size(const ConvProblem& p) { return p.n * p.k * volume(p.out); }
+static inline int64_t w_size(const ConvProblem& p) { return p.k * group_c(p) * volume(p.window); }
+static inline bool is_2d_f32(const ConvProblem& p) { return p.dims == 2 && p.dtype == DType::f32; }
+static inline bool has_unit(const int64_t v[3]) { return v[0] == 1 && v[1] == 1 && v[2] == 1; }
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline size_t align64(size_t bytes) { return (bytes + 63) & ~size_t(63); }
+
+// --- threads ----------------------------------------------------------------------------------------------------------
+
+// body(index, slot) for each index below tasks. Split work by the problem, never by parallel.threads: the bits must not depend on it.
+template <class Body>
+static inline void parallel_for(const Parallel& parallel, int64_t tasks, const Body& body) {
+  if (tasks <= 0) return;
+  if (tasks == 1) {
+    body(int64_t(0), 0);
+    return;
+  }
+  parallel.run(
+      parallel.pool, tasks, [](void* arg, int64_t index, int slot) { (*static_cast<const Body*>(arg))(index, slot); },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+}  // namespace msctx

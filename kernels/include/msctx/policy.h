@@ -1,0 +1,94 @@
+// What is asked for, as an immutable snapshot, and what it decides for a call.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "msctx/choices.h"
+
+namespace msctx {
+
+enum class Fallback : int32_t { warn, error, silent };
+
+// From Python. A null name is one that nobody asked for.
+struct CondText {
+  const char *field, *pattern;
+};
+struct RuleText {
+  int32_t conditions;
+  const CondText* condition;
+  const char* asked[3];
+};
+struct PolicyText {
+  const char* asked[3];
+  int32_t fallback, deterministic, thread_invariant;
+  int64_t workspace_limit;  // bytes; negative: none
+  int32_t rules;
+  const RuleText* rule;
+};
+
+// `normal` and `performance` take only rows whose bound is at most this.
+constexpr double largest_error = 3e-5;
+
+struct Decision {
+  const ConvRow* row = nullptr;  // null: torch's own path
+  Choice* choice = nullptr;
+  bool fell_back = false;        // the named algorithm did not run
+  bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is what `normal` says
+  std::string message;           // for the warning or the error of a fallback
+};
+
+class Policy {
+ public:
+  Policy(const PolicyText&, const ConvTable&, int threads);
+
+  // nullptr: nothing is asked for in this direction.
+  const Decision* decide(const ConvCall&, Direction);
+  // What a measurement found: `row` (null: torch's own path), and for each of the others why it lost.
+  const Decision* decide_measured(const ConvCall&, Direction, const ConvRow* row, std::vector<std::string> reasons);
+  // A call that is not ours to compute: counted and refused. nullptr: nothing is asked for.
+  const Decision* refuse(Direction, const ConvText&, const std::string& reason);
+
+  // The rows that `performance` may take for a call.
+  std::vector<const ConvRow*> candidates(const ConvCall&, Direction) const;
+
+  const ConvTable& table() const { return table_; }
+  // All that limits the candidates, as a key.
+  std::string constraints() const;
+
+  Fallback fallback;
+  bool thread_invariant, deterministic;
+
+ private:
+  struct Rule {
+    std::vector<std::pair<std::string, std::string>> conditions;
+    std::string asked[3];
+    bool matches(const ConvText&) const;
+  };
+  std::string asked_for(Direction, const ConvText&) const;
+  std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
+  const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
+  void describe(Choice&, const ConvRow*, const ConvCall&, Op) const;
+  std::string complaint(const Choice&, const ConvCall&, Direction) const;
+  const Decision* keep(const std::string& key, std::unique_ptr<Decision>);
+
+  std::string asked_[3];
+  std::vector<Rule> rules_;
+  int64_t workspace_limit_;
+  const ConvTable& table_;
+  int threads_;
+  std::mutex lock_;
+  std::unordered_map<std::string, std::unique_ptr<Decision>> decisions_;
+  std::vector<std::unique_ptr<Decision>> retired_;
+};
+
+// The policy in force, or nullptr. `in_force` is the one load that a convolution costs when there is none.
+extern std::atomic<bool> in_force;
+std::shared_ptr<Policy> policy();
+void set_policy(std::shared_ptr<Policy>);
+
+}  // namespace msctx

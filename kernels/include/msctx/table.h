@@ -1,0 +1,40 @@
+// The table of all algorithms, as each instruction set compiles it, and the C interface of the torch-free library.
+#pragma once
+
+#include "msctx/conv.h"
+
+namespace msctx {
+
+// What the user chooses an algorithm for. For a transposed convolution fprop is backward_data of the problem, dgrad is forward.
+enum class Direction : int32_t { fprop, dgrad, wgrad };
+
+// What `normal` may expect of a row, from the problem alone: never from threads, memory or load.
+enum class Merit : int32_t {
+  last_resort,
+  fair,         // among ours, a good guess
+  beats_torch,  // measured to beat torch's own path on problems like this
+};
+
+struct ConvRow {
+  Direction direction;
+  const char* name;  // the option's value
+  const ConvAlgorithm* algorithm;
+  Merit (*merit)(const ConvProblem&, Op);
+};
+
+struct ConvTable {
+  const char* isa;
+  const ConvRow* rows;
+  int count;
+};
+
+static inline Op op_of(Direction direction, bool transposed) {
+  if (direction == Direction::wgrad) return Op::backward_weight;
+  return (direction == Direction::fprop) != transposed ? Op::forward : Op::backward_data;
+}
+
+namespace generic { const ConvTable& table(); }
+namespace avx2 { const ConvTable& table(); }
+namespace avx512 { const ConvTable& table(); }
+
+}  // namespace msctx

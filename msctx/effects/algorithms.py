@@ -1,0 +1,76 @@
+"""conv_*_algo and what goes with them: which algorithm each convolution runs, by the policy of the native core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+
+ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
+NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant")
+"""The options that ask the native core for something: only for these is it built and loaded."""
+LATER = "the convolutions of CUDA"
+
+
+def _policy(want: Want, **fields: Any) -> dict[str, Any]:
+    """The fields of the policy that an option asks for, and how it is to be carried out.
+
+    Code that inductor freezes, or compiles to C++ alone, calls oneDNN past the dispatcher: it is not made meanwhile.
+    """
+    strict = want.other("strict", False)
+    return {
+        "native.deterministic": want.other("deterministic") == "ON",
+        "native.fallback": want.other("fallback", "error" if strict else "warn"),
+        "native.conv_workspace_limit": want.other("conv_workspace_limit"),
+        "torch.inductor.freezing": False,
+        "torch.inductor.cpp_wrapper": False,
+    } | {f"native.{field}": value for field, value in fields.items()}
+
+
+@effect(*ALGORITHMS)
+def algorithm(want: Want) -> Outcome:
+    if want.device == "cuda":
+        return not_built(LATER)
+    if want.facts.native:
+        return refused(want.facts.native)
+    assignments = _policy(want, **{want.option.name: want.value})
+    if want.value != "performance":
+        return honoured(assignments)
+    if want.other("deterministic") == "ON":
+        return approximated(assignments, "nothing is measured under deterministic=ON: the choice is that of normal")
+    return honoured(assignments, "each problem is measured the first time that this process meets it")
+
+
+@effect("conv_algo_rules")
+def conv_algo_rules(want: Want) -> Outcome:
+    if want.device == "cuda":
+        return not_built(LATER)
+    if want.facts.native:
+        return refused(want.facts.native)
+    return honoured(_policy(want, conv_algo_rules=want.value))
+
+
+@effect("thread_invariant")
+def thread_invariant(want: Want) -> Outcome:
+    if not want.value:
+        return honoured(reason="nothing is asked for")
+    if want.facts.native:
+        return refused(want.facts.native)
+    differs = (
+        "holds for convolutions; for torch's own operators (matrix products, the weight gradients of Linear and LayerNorm, sums) "
+        "nothing is promised"
+    )
+    return approximated(_policy(want, thread_invariant=True), differs)
+
+
+@effect("fallback", "conv_workspace_limit")
+def detail(want: Want) -> Outcome:
+    if want.device == "cuda":
+        return not_built(LATER)
+    if not any(want.other(name) for name in NATIVE):
+        return inert(
+            "no algorithm is asked for: it goes with conv_fprop_algo and its like, conv_algo_rules and thread_invariant"
+        )
+    if want.facts.native:
+        return refused(want.facts.native)
+    return honoured(reason="part of the policy for convolutions")

@@ -1,0 +1,163 @@
+"""The cache folder: nothing is loaded from a place where anybody but the user (or root) could have put it.
+
+A library is code that runs as the user. So every folder on the way to it, each symlink, and the file itself must be owned by
+the user or root, and writable by nobody else; the rules are those of ssh's StrictModes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EDQUOT, ELOOP, ENOSPC
+from pathlib import Path
+
+from platformdirs import user_cache_dir
+
+from msctx.errors import NativeError
+
+VARIABLE = "MSCTX_CACHE_DIR"
+ELSEWHERE = f"set {VARIABLE} to a folder that you alone can write"
+
+
+def location() -> Path:
+    """Where the cache is to be; nothing is checked yet."""
+    said = os.environ.get(VARIABLE, "")
+    path = Path(os.path.expanduser(said)) if said else Path(user_cache_dir("msctx"))
+    if not path.is_absolute():
+        why = f"{VARIABLE}={said}: is not an absolute path" if said else f"{path}: there is no home folder"
+        raise NativeError(f"{why}; {ELSEWHERE}")
+    return path
+
+
+def folder(*parts: str) -> Path:
+    """The cache, or a folder in it, with all symlinks resolved, everything on the way checked, and made where it is not there.
+
+    Raises:
+        NativeError: somebody else could have written there, or it cannot be made.
+    """
+    path = location()
+    for part in ("", *parts):
+        path, _ = _walk(path / part, create=True)
+    return path
+
+
+def existing(*parts: str) -> Path | None:
+    """The same where it is there already, else ``None``; writes nothing."""
+    path, there = location(), True
+    for part in ("", *parts):
+        path, there = _walk(path / part, create=False)
+        if not there:
+            return None
+    return path
+
+
+def usable() -> None:
+    """Raise the NativeError with which a build would end because of the folder; writes nothing."""
+    place = location()
+    found, there = _walk(place, create=False)
+    with telling(place):
+        if os.statvfs(found).f_flag & os.ST_NOEXEC:
+            raise NativeError(f"{place}: nothing can be loaded from there (it is mounted noexec); {ELSEWHERE}")
+        if not os.access(found, os.W_OK | os.X_OK, effective_ids=True):
+            raise NativeError(f"{place}: cannot be {'written' if there else 'made'}; {ELSEWHERE}")
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a regular file is there; raises where somebody else could have written it."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    if stat.S_ISREG(status.st_mode):
+        _check(path, status, is_end=True)
+    return stat.S_ISREG(status.st_mode)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, for the user alone whatever the umask is."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """Say which path it was, and what to do, where the system refuses to read or write."""
+    try:
+        yield
+    except OSError as error:
+        do = "make room there, or " if error.errno in (ENOSPC, EDQUOT) else ""
+        raise NativeError(f"{error.filename or path}: {error.strerror or error}; {do}{ELSEWHERE}") from None
+
+
+def _walk(path: Path, create: bool) -> tuple[Path, bool]:
+    """Go from / to *path*, checking each folder and symlink before stepping through it; say how far that led, and if to its end."""
+    ahead, here, links = [*reversed(path.parts[1:])], Path("/"), 0
+    _check(here, os.lstat(here), is_end=not ahead)
+    while ahead:
+        part = ahead.pop()
+        if part == "..":
+            here = here.parent  # a real folder, checked on the way here
+            continue
+        step = here / part
+        with telling(step):
+            try:
+                status = os.lstat(step)
+            except FileNotFoundError:
+                if not create:
+                    return here, False
+                _make(step)
+                status = os.lstat(step)
+        if stat.S_ISDIR(status.st_mode):
+            _check(step, status, is_end=not ahead)
+            here = step
+        elif not stat.S_ISLNK(status.st_mode):
+            raise NativeError(f"{step}: is not a folder; {ELSEWHERE}")
+        elif (links := links + 1) > 40:
+            raise NativeError(f"{path}: {os.strerror(ELOOP)}; {ELSEWHERE}")
+        else:
+            if status.st_uid not in (0, os.geteuid()):
+                raise _refused(step, f"is a symlink of {_name(status.st_uid)}", ELSEWHERE)
+            target = Path(os.readlink(step))
+            ahead += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            here = Path("/") if target.is_absolute() else here
+    return here, True
+
+
+def _make(path: Path) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:  # another process was faster
+        return
+    os.chmod(path, 0o700)  # a umask can take the user's own rights away
+
+
+def _check(path: Path, status: os.stat_result, is_end: bool) -> None:
+    """Refuse what others could have written. In a sticky folder on the way (/tmp) they cannot replace what is the user's own."""
+    if status.st_uid not in (0, os.geteuid()):
+        raise _refused(path, f"belongs to {_name(status.st_uid)}", ELSEWHERE)
+    open_to = [who for bit, who in ((stat.S_IWGRP, "its group"), (stat.S_IWOTH, "everybody")) if status.st_mode & bit]
+    if open_to and (is_end or not status.st_mode & stat.S_ISVTX):
+        raise _refused(path, f"can be written by {' and '.join(open_to)}", f"run `chmod go-w {path}`, or {ELSEWHERE}")
+
+
+def _refused(path: Path, why: str, do: str) -> NativeError:
+    return NativeError(f"{path}: {why}, so a library from there might be somebody else's and is not loaded; {do}")
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

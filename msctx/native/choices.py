@@ -1,0 +1,189 @@
+"""What ran, and why: the rows of ``choices()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from msctx.native import core
+from msctx.options.conv_rules import rules_of
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One convolution, as PyTorch was asked for it. What holds along each spatial axis is a tuple of that many numbers.
+
+    ``layout`` is ``"channels_first"`` or ``"channels_last"``; for operators that no algorithm of msctx replaces, a word for the form
+    of their tensors, and what is not known of them is empty.
+    """
+
+    input: Shape
+    weight: Shape
+    stride: Shape
+    padding: Shape
+    dilation: Shape
+    output_padding: Shape
+    groups: int
+    transposed: bool
+    dtype: str
+    layout: str
+
+    def __str__(self) -> str:
+        def text(shape: Shape) -> str:
+            return "x".join(map(str, shape))
+
+        def along(values: Shape) -> str:
+            return str(values[0]) if len(set(values)) == 1 else text(values)
+
+        words = [f"{text(self.input)} * {text(self.weight)}", self.dtype]
+        words += ["transposed"] if self.transposed else []
+        words += [f"stride {along(self.stride)}"] if set(self.stride) - {1} else []
+        words += [f"padding {along(self.padding)}"] if set(self.padding) - {0} else []
+        words += [f"dilation {along(self.dilation)}"] if set(self.dilation) - {1} else []
+        words += [f"output_padding {along(self.output_padding)}"] if set(self.output_padding) - {0} else []
+        words += [f"groups {self.groups}"] if self.groups != 1 else []
+        return ", ".join([*words, self.layout])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one problem was computed.
+
+    Attributes:
+        direction: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``.
+        problem: its shapes and parameters.
+        module: the path of its module, where ``ctx.watch(model)`` knows it, else ``""``.
+        asked: the algorithm asked for, in MindSpore's words; ``"thread_invariant"`` where only that was.
+        ran: the algorithm that ran, ``"torch"`` for torch's own path.
+        provider: ``"msctx"``, ``"torch"`` or ``"cudnn"``.
+        math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"float64"``, ``"torch"``.
+        error: the documented bound of the algorithm's error, in units of the largest result; 0.0 where torch states none.
+        workspace: bytes beside the tensors.
+        calls: how often it ran.
+        reasons: why those ahead of it did not run, and what else is to be known.
+    """
+
+    direction: str
+    problem: Problem
+    module: str
+    asked: str
+    ran: str
+    provider: str
+    math: str
+    error: float
+    workspace: int
+    calls: int
+    reasons: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Choices(Sequence[Choice]):
+    """Rows of what ran, in the order in which the problems were first met. Prints as a table."""
+
+    def __init__(self, rows: Iterable[Choice] = ()) -> None:
+        self._rows = tuple(rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Choices(self._rows[index]) if isinstance(index, slice) else self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Choices) and self._rows == other._rows
+
+    def __hash__(self) -> int:
+        return hash(self._rows)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [row.as_dict() for row in self._rows]
+
+    def __str__(self) -> str:
+        from msctx.native import table
+
+        return table.plain(table.table(self)) if self._rows else "no convolution has run under a policy"
+
+    __repr__ = __str__
+
+
+def counts() -> tuple[int, ...]:
+    """How often each choice was made until now, for :func:`between`."""
+    library = core.loaded()
+    return tuple(library.counts()) if library is not None else ()
+
+
+def between(before: Sequence[int], after: Sequence[int] | None = None) -> dict[int, int]:
+    """The calls made since, or between two counts: number of the choice → calls."""
+    now = counts() if after is None else after
+    calls = {i: n - (before[i] if i < len(before) else 0) for i, n in enumerate(now)}
+    return {i: n for i, n in calls.items() if n > 0}
+
+
+def rows(calls: dict[int, int] | None = None) -> Choices:
+    """The choices of :func:`between`; without it all of the process."""
+    library = core.loaded()
+    if library is None:
+        return Choices()
+    found = library.choices()
+    wanted = {i: entry["calls"] for i, entry in enumerate(found) if entry["calls"]} if calls is None else calls
+    return Choices(_choice(found[i], n) for i, n in wanted.items())
+
+
+def unmatched(text: str, made: Choices) -> list[str]:
+    """The conditions of the rules of *text* that none of the choices fulfils."""
+    found = []
+    for rule in rules_of(text):
+        if not any(all(fnmatchcase(_field(row, field), pattern) for field, pattern in rule.conditions) for row in made):
+            found.append(str(rule).partition(": ")[0])
+    return found
+
+
+def _field(row: Choice, field: str) -> str:
+    value = row.module if field == "module" else getattr(row.problem, field)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return str(value[0]) if field not in ("input", "weight") and len(set(value)) == 1 else "x".join(map(str, value))
+    return str(value)
+
+
+def _choice(entry: dict[str, Any], calls: int) -> Choice:
+    shape = _numbers(entry["input"])
+    axes = max(0, len(shape) - 2)
+    again = entry["computed_again"]
+    note = [f"{again} of all its calls met values that are not finite, and were computed again by gemm"] if again else []
+    return Choice(
+        direction=entry["direction"],
+        problem=Problem(
+            input=shape,
+            weight=_numbers(entry["weight"]),
+            stride=_numbers(entry["stride"], axes),
+            padding=_numbers(entry["padding"], axes),
+            dilation=_numbers(entry["dilation"], axes),
+            output_padding=_numbers(entry["output_padding"], axes),
+            groups=int(entry["groups"] or 1),
+            transposed=entry["transposed"] == "true",
+            dtype=entry["dtype"].lower(),
+            layout=entry["layout"],
+        ),
+        module=entry["module"],
+        asked=entry["asked"],
+        ran=entry["ran"],
+        provider=entry["provider"],
+        math=entry["math"],
+        error=entry["error"],
+        workspace=entry["workspace"],
+        calls=calls,
+        reasons=(*entry["reasons"], *note),
+    )
+
+
+def _numbers(text: str, axes: int = 0) -> Shape:
+    found = tuple(int(number) for number in text.split("x") if number)
+    return found * axes if len(found) == 1 and axes > 1 else found

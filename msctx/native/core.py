@@ -1,0 +1,199 @@
+"""The loaded library: loading and checking it, and its C functions in Python's words."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+import warnings
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_void_p
+from typing import Any
+
+from msctx.errors import MsctxWarning, NativeError, nearest
+
+ISA_VARIABLE = "MSCTX_ISA"
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
+FALLBACKS = ("warn", "error", "silent")
+
+
+class _Condition(Structure):
+    _fields_ = [("field", c_char_p), ("pattern", c_char_p)]
+
+
+class _Rule(Structure):
+    _fields_ = [("conditions", c_int32), ("condition", POINTER(_Condition)), ("asked", c_char_p * 3)]
+
+
+class _Policy(Structure):
+    _fields_ = [
+        ("asked", c_char_p * 3),
+        ("fallback", c_int32),
+        ("deterministic", c_int32),
+        ("thread_invariant", c_int32),
+        ("workspace_limit", c_int64),
+        ("rules", c_int32),
+        ("rule", POINTER(_Rule)),
+    ]
+
+
+_TELL = ctypes.CFUNCTYPE(c_int, c_char_p)
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "msctx_isa": (c_char_p, [c_int]),
+    "msctx_isa_in_use": (c_char_p, []),
+    "msctx_use_isa": (c_int, [c_char_p]),
+    "msctx_install": (c_char_p, [_TELL]),
+    "msctx_hook_problem": (c_char_p, []),
+    "msctx_threads_seen": (c_int, []),
+    "msctx_torch_threads": (c_int, []),
+    "msctx_set_policy": (None, [POINTER(_Policy)]),
+    "msctx_choices": (c_void_p, []),
+    "msctx_free": (None, [c_void_p]),
+    "msctx_counts": (c_int, [POINTER(c_int64), c_int]),
+    "msctx_watch": (None, [c_void_p, c_char_p, c_char_p]),
+    "msctx_unwatch": (None, [c_void_p, c_char_p]),
+}
+
+
+class Core:
+    """The library in this process. Its functions release the GIL."""
+
+    def __init__(self, path: str) -> None:
+        import torch
+
+        torch.ops.load_library(path)
+        self._c = ctypes.CDLL(path)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._c, name)
+            function.restype, function.argtypes = result, arguments
+        self._choose_isa()
+        self._tell = _TELL(_told)  # kept: the library calls it as long as the process lives
+        if problem := self._c.msctx_install(self._tell).decode():
+            raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
+        if self._c.msctx_torch_threads() > 1 and self._c.msctx_threads_seen() < 2:
+            raise NativeError("the native core runs on one thread only: it was not built for the OpenMP that torch uses")
+
+    def _choose_isa(self) -> None:
+        wanted = os.environ.get(ISA_VARIABLE)
+        if wanted and not self._c.msctx_use_isa(wanted.encode()):
+            near = nearest(wanted, self.isas())
+            hint = f"; did you mean {near}?" if near else ""
+            raise NativeError(f"{ISA_VARIABLE}={wanted!r}: this processor has {', '.join(self.isas())}{hint}")
+
+    def isas(self) -> list[str]:
+        """The instruction sets of this processor that the kernels are built for, best first."""
+        found: list[str] = []
+        while (name := self._c.msctx_isa(len(found))) is not None:
+            found.append(name.decode())
+        return found
+
+    def isa(self) -> str:
+        return str(self._c.msctx_isa_in_use().decode())
+
+    def hook_problem(self) -> str:
+        """``""`` while PyTorch's dispatcher calls our kernels, else whose it calls."""
+        return str(self._c.msctx_hook_problem().decode())
+
+    def set_policy(
+        self, asked: dict[str, str | None], rules: tuple[Any, ...], limit: int | None, fallback: str, **flags: bool
+    ) -> None:
+        rule_array = (_Rule * max(1, len(rules)))()
+        for slot, rule in zip(rule_array, rules, strict=False):
+            conditions = [_Condition(field.encode(), pattern.encode()) for field, pattern in rule.conditions]
+            slot.conditions, slot.condition = len(conditions), (_Condition * len(conditions))(*conditions)
+            slot.asked = _names(dict(rule.asked))
+        policy = _Policy(
+            asked=_names(asked),
+            fallback=FALLBACKS.index(fallback),
+            workspace_limit=-1 if limit is None else limit,
+            rules=len(rules),
+            rule=rule_array,
+            **flags,
+        )
+        self._c.msctx_set_policy(ctypes.byref(policy))
+
+    def clear_policy(self) -> None:
+        self._c.msctx_set_policy(None)
+
+    def counts(self) -> list[int]:
+        """How often each entry of :meth:`choices` was called until now."""
+        size = 256
+        while True:
+            found = (c_int64 * size)()
+            if (count := self._c.msctx_counts(found, size)) <= size:
+                return found[:count]
+            size = 2 * count
+
+    def choices(self) -> list[dict[str, Any]]:
+        text = self._c.msctx_choices()
+        try:
+            return list(json.loads(ctypes.string_at(text)))
+        finally:
+            self._c.msctx_free(text)
+
+    def watch(self, storage: int, shape: str, path: str) -> None:
+        self._c.msctx_watch(storage, shape.encode(), path.encode())
+
+    def unwatch(self, storage: int, shape: str) -> None:
+        self._c.msctx_unwatch(storage, shape.encode())
+
+
+def _names(asked: dict[str, str | None]) -> Any:
+    return (c_char_p * 3)(*((name.encode() if (name := asked.get(d)) else None) for d in DIRECTIONS))
+
+
+def _told(message: bytes) -> int:
+    """Called by the library in the thread of the convolution; 1: raise there."""
+    from msctx import notices
+
+    kind, _, text = message.decode(errors="replace").partition("\n")
+    try:
+        notices.tell(kind, text, text.rstrip())
+    except MsctxWarning:  # warnings turned into errors
+        return 1
+    except Exception as error:  # nothing may leave a callback: another filter's error
+        warnings.warn(f"{text} ({error})", RuntimeWarning, stacklevel=2)
+    return 0
+
+
+_lock = threading.Lock()
+_core: Core | None = None
+_failed = ""
+
+
+def loaded() -> Core | None:
+    """The library, if this process has loaded it."""
+    return _core
+
+
+def load() -> Core:
+    """The library; built, loaded and checked the first time.
+
+    Raises:
+        NativeError: it cannot be had; the same reason is given again without another try.
+    """
+    global _core, _failed
+    with _lock:
+        if _core is None:
+            if _failed:
+                raise NativeError(_failed)
+            from msctx.native import build
+
+            try:
+                _core = Core(str(build.library()))
+            except (NativeError, OSError, AttributeError) as error:
+                _failed = str(error)
+                raise NativeError(_failed) from error
+    return _core
+
+
+def obstacle() -> str:
+    """Why the native core cannot serve now, or ``""``; cheap."""
+    if _core is not None:
+        problem = _core.hook_problem()
+        return f"{problem}, registered after msctx's; enter the context before that library is loaded" if problem else ""
+    if _failed:
+        return _failed
+    from msctx.native import build
+
+    return build.obstacle()

@@ -1,0 +1,57 @@
+"""What the native core is asked to do: a few fields, each behind a switch; any of them sends the whole to the library."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from msctx.native import core, watching
+from msctx.options.conv_rules import rules_of
+
+NOTHING: dict[str, Any] = {
+    "conv_fprop_algo": None,
+    "conv_dgrad_algo": None,
+    "conv_wgrad_algo": None,
+    "conv_algo_rules": None,
+    "conv_workspace_limit": None,
+    "fallback": "warn",
+    "deterministic": False,
+    "thread_invariant": False,
+}
+ASKING = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "conv_algo_rules", "thread_invariant")
+"""The fields that ask for something; the others only say how."""
+
+_lock = threading.Lock()
+_fields = dict(NOTHING)
+
+
+def read(field: str) -> Any:
+    return _fields[field]
+
+
+def write(field: str, value: Any) -> None:
+    with _lock:
+        before = _fields[field]
+        _fields[field] = value
+        try:
+            _send()
+        except BaseException:
+            _fields[field] = before
+            raise
+
+
+def _send() -> None:
+    if not any(_fields[field] for field in ASKING):
+        if (library := core.loaded()) is not None:
+            library.clear_policy()
+        return
+    library = core.load()
+    watching.refresh(library)
+    library.set_policy(
+        {direction: _fields[f"conv_{direction}_algo"] for direction in core.DIRECTIONS},
+        rules_of(_fields["conv_algo_rules"]) if _fields["conv_algo_rules"] else (),
+        _fields["conv_workspace_limit"],
+        _fields["fallback"],
+        deterministic=_fields["deterministic"],
+        thread_invariant=_fields["thread_invariant"],
+    )

@@ -1,0 +1,157 @@
+"""What the library is made of: which sources, compiled how and linked in which order, and the key that names the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msctx.errors import NativeError
+from msctx.native.compiler import Compiler
+
+FORMAT = 1
+"""Part of every key: to be raised when what a build means changes."""
+
+ISAS = {
+    "generic": (),
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mfma"),
+}
+FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
+SUFFIXES = (".cpp", ".h", ".hpp", ".inc")
+TORCH = "<torch>"
+"""Stands for torch's folder: the same torch in another environment is the same key."""
+
+
+def isas() -> tuple[str, ...]:
+    """The instruction sets that kernels are compiled for on this kind of machine; which one runs is decided when they run."""
+    return tuple(ISAS) if platform.machine().lower() in ("x86_64", "amd64") else ("generic",)
+
+
+def source_folder() -> Path:
+    """The sources that travel with msctx: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "_kernels"
+    return inside if inside.is_dir() else package.parent / "kernels"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One source compiled in one way; *flags* are relative to the sources."""
+
+    source: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that decides what the library is, but for the compiler. *units* are in the order in which they are linked."""
+
+    product: str
+    root: Path
+    files: dict[str, bytes]
+    units: tuple[Unit, ...]
+    link: tuple[str, ...]
+    torch: dict[str, str]
+
+    @property
+    def file(self) -> str:
+        return "libmsctx.so" if self.product == "library" else "libmsctx_kernels.so"
+
+    @property
+    def inputs(self) -> str:
+        files = {name: sha256(data) for name, data in self.files.items()}
+        units = [[unit.source, *unit.flags] for unit in self.units]
+        return digest(FORMAT, self.product, machine(), files, units, self.link, identity(self.torch))
+
+    def key(self, tool: Compiler) -> str:
+        return digest(self.inputs, tool.command, tool.version)[:16]
+
+    def object_key(self, unit: Unit, tool: Compiler) -> str:
+        """Any source may include any header, but those of the glue and torch's: these are for the glue alone."""
+        is_glue = unit.source.startswith("glue/")
+        names = [
+            n for n in self.files if n == unit.source or (not n.endswith(".cpp") and (is_glue or not n.startswith("glue/")))
+        ]
+        used = {name: sha256(self.files[name]) for name in names}
+        torch = identity(self.torch) if is_glue else {}
+        return digest(FORMAT, machine(), used, unit.source, unit.flags, torch, tool.command, tool.version)[:32]
+
+    def command(self, unit: Unit, tool: Compiler, result: Path) -> tuple[str, ...]:
+        flags = (flag.replace(TORCH, self.torch.get("folder", "")) for flag in unit.flags)
+        clang = tool.is_clang  # its OpenMP needs a runtime of its own, beside which torch's would run once more
+        return (*tool.command, *(f for f in flags if not (clang and f == "-fopenmp")), "-c", unit.source, "-o", str(result))
+
+    def link_command(self, objects: list[Path], tool: Compiler, result: Path) -> tuple[str, ...]:
+        last = (flag.replace(TORCH, self.torch.get("folder", "")) for flag in self.link)
+        return (*tool.command, "-shared", *(path.name for path in objects), *last, "-o", str(result))
+
+
+def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
+    check_platform()
+    if not re.fullmatch(r"[a-z,-]*", sanitize):
+        raise NativeError(
+            f"sanitize={sanitize!r}: give names of sanitizers with commas between them, such as address,undefined"
+        )
+    import torch
+
+    root = (sources or source_folder()).resolve()
+    checks = (f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g", "-O1") if sanitize else ()
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    flags = (*FLAGS, *(checks or ("-O3",)), abi, "-Iinclude")
+    facts: dict[str, str] = {}
+    link = ("-pthread", *checks)
+    if product == "library":
+        facts = {"version": torch.__version__, "git": torch.version.git_version, "folder": str(Path(torch.__file__).parent)}
+        # libgomp is not named: OpenMP must be the copy that torch has loaded, which libtorch_cpu leads to
+        link += (f"-L{TORCH}/lib", "-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
+    files = _read(root, with_glue=product == "library")
+    sets = isas()
+
+    def units(folder: str, *more: str) -> list[Unit]:
+        return [Unit(n, (*flags, *more)) for n in files if re.fullmatch(rf"{folder}/[^/]+\.cpp", n)]
+
+    by_isa = [units("cpu", *ISAS[isa], f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa}") for isa in sets]
+    once = units("common", *(("-DMSCTX_WITH_X86",) if "avx2" in sets else ()))
+    include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")
+    glue = units("glue", "-I.", "-fopenmp", *include)
+    # The linker keeps the first copy of an inline function: one for every processor must come before those for newer ones
+    linked = (*by_isa[0], *once, *glue, *(unit for rest in by_isa[1:] for unit in rest))
+    if not linked:
+        raise NativeError(f"{root}: no kernels are there; msctx is not installed completely, install it again")
+    return Recipe(product, root, files, linked, link, facts)
+
+
+def _read(root: Path, with_glue: bool) -> dict[str, bytes]:
+    try:
+        paths = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+        files = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+    except OSError as error:
+        raise NativeError(f"{error.filename or root}: cannot be read: {error.strerror}; install msctx again") from None
+    return {name: data for name, data in files.items() if with_glue or not name.startswith("glue/")}
+
+
+def check_platform() -> None:
+    if sys.platform != "linux":
+        raise NativeError("the native core is built on Linux alone")
+
+
+def machine() -> str:
+    return " ".join([platform.machine(), *platform.libc_ver()]).strip()
+
+
+def identity(torch: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in torch.items() if name != "folder"}
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest(*parts: Any) -> str:
+    return sha256(json.dumps(parts, sort_keys=True).encode())

@@ -1,0 +1,118 @@
+"""conv_algo_rules: which convolutions, by module or by problem, run which algorithm; its one canonical text, and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msctx.errors import nearest
+from msctx.options import gpu
+from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
+
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
+FIELDS = ("module", "input", "weight", "stride", "padding", "dilation", "groups", "transposed", "dtype", "layout")
+"""What of a problem a condition can speak of; each is compared with the text that choices() shows."""
+_ALGORITHMS: dict[str, ChoiceKind] = {
+    direction: next(o for o in gpu.OPTIONS if o.name == f"conv_{direction}_algo").kind  # type: ignore[misc]
+    for direction in DIRECTIONS
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Every one of *conditions* (field, pattern with * and ?) must hold; *asked* has an algorithm for some directions."""
+
+    conditions: tuple[tuple[str, str], ...]
+    asked: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        """The rule in its canonical text; a single module pattern stands without ``module=``."""
+        where = " ".join(f"{field}={pattern}" for field, pattern in self.conditions)
+        if len(self.conditions) == 1 and self.conditions[0][0] == "module":
+            where = self.conditions[0][1]
+        return f"{where}: " + ", ".join(f"{direction}={name}" for direction, name in self.asked)
+
+
+def rules_of(text: str) -> tuple[Rule, ...]:
+    """The rules that a canonical text holds, first to last: the first that matches decides."""
+    return tuple(_rule(*part.split(": ", 1)) for part in text.split("; "))
+
+
+class RulesKind(TextKind):
+    """``layer1.*: winograd; weight=64x3x7x7 stride=2: fprop=gemm, wgrad=algo_1``, or the same as a mapping."""
+
+    ALLOWED = (
+        "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
+        "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'"
+    )
+
+    def __init__(self) -> None:
+        super().__init__(allowed=self.ALLOWED)
+
+    def parse(self, value: Any) -> str:
+        if isinstance(value, Mapping):
+            pairs = list(value.items())
+        else:
+            text = super().parse(value)
+            pairs = [_halves(part) for part in text.split(";") if part.strip()]
+        if not pairs:
+            raise BadValue("there are no rules in it", allowed=self.allowed)
+        return "; ".join(str(_rule(where, algorithms)) for where, algorithms in pairs)
+
+    def schema(self) -> dict[str, Any]:
+        each = {d: {"enum": [*kind.choices, *kind.aliases]} for d, kind in _ALGORITHMS.items()}
+        names = sorted({name for kind in each.values() for name in kind["enum"]})
+        algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
+        mapping = {"type": "object", "additionalProperties": {"anyOf": [{"enum": names}, algorithms]}, "minProperties": 1}
+        return {"anyOf": [{"type": "string", "pattern": r"\S\s*:\s*\S"}, mapping]}
+
+
+def _halves(part: str) -> tuple[str, str]:
+    where, sign, algorithms = part.partition(":")
+    if not sign or not where.strip() or not algorithms.strip():
+        raise BadValue(f"{show(part.strip())} is not 'condition: algorithm'", allowed=RulesKind.ALLOWED)
+    return where, algorithms
+
+
+def _rule(where: Any, algorithms: Any) -> Rule:
+    if not isinstance(where, str) or not where.strip() or any(sign in where for sign in ":;"):
+        raise BadValue(f"{show(where)} is not a condition", allowed=RulesKind.ALLOWED)
+    return Rule(tuple(_condition(word) for word in where.split()), tuple(_asked(algorithms)))
+
+
+def _condition(word: str) -> tuple[str, str]:
+    field, sign, pattern = word.partition("=")
+    if not sign:
+        return "module", word
+    if field not in FIELDS:
+        raise BadValue(f"{show(field)} is no field of a problem", allowed=", ".join(FIELDS), suggestion=nearest(field, FIELDS))
+    if not pattern:
+        raise BadValue(f"{show(word)} has no pattern", allowed=RulesKind.ALLOWED)
+    return field, pattern
+
+
+def _asked(algorithms: Any) -> list[tuple[str, str]]:
+    """An algorithm for each direction that is spoken of; a name alone is meant for each direction that has it."""
+    if isinstance(algorithms, str):
+        words = [word.strip() for word in algorithms.split(",")]
+        if len(words) == 1 and "=" not in words[0]:
+            found = [(d, kind.parse(words[0])) for d, kind in _ALGORITHMS.items() if words[0] in (*kind.choices, *kind.aliases)]
+            if not found:
+                names = list(dict.fromkeys(name for kind in _ALGORITHMS.values() for name in kind.choices))
+                raise BadValue(
+                    f"{show(words[0])} is not an algorithm", allowed=", ".join(names), suggestion=nearest(words[0], names)
+                )
+            return found
+        algorithms = dict(word.split("=", 1) if "=" in word else (word, "") for word in words)
+    if not isinstance(algorithms, Mapping) or not algorithms:
+        raise BadValue(f"{show(algorithms)} names no algorithms", allowed=RulesKind.ALLOWED)
+    for direction, name in algorithms.items():
+        if direction not in DIRECTIONS:
+            hint = nearest(str(direction), DIRECTIONS)
+            raise BadValue(f"{show(direction)} is not a direction", allowed=", ".join(DIRECTIONS), suggestion=hint)
+        try:
+            _ALGORITHMS[direction].parse(name)
+        except BadValue as error:
+            raise BadValue(f"{direction}: {error.text}", allowed=error.allowed, suggestion=error.suggestion) from None
+    return [(d, _ALGORITHMS[d].parse(algorithms[d])) for d in DIRECTIONS if d in algorithms]

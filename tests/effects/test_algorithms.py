@@ -1,0 +1,96 @@
+"""conv_*_algo and what goes with them become fields of the native core's policy."""
+
+import pytest
+
+import msctx
+from msctx import plan
+from msctx.effects import Facts
+from msctx.options import Settings, make_layer
+
+HOW = {
+    "native.deterministic": False,
+    "native.fallback": "warn",
+    "native.conv_workspace_limit": None,
+    "torch.inductor.freezing": False,
+    "torch.inductor.cpp_wrapper": False,
+}
+
+
+def rows(device: str = "cpu", native: str = "", **options: object) -> dict[str, plan.Row]:
+    made = plan.make(
+        Settings([make_layer(options, "test")]), Facts(devices=("cpu",) if device == "cpu" else ("cpu", device), native=native)
+    )
+    return {row.option: row for row in made.rows if row.device == device and not row.winner}
+
+
+def test_an_algorithm_is_a_field_of_the_policy() -> None:
+    row = rows(conv_fprop_algo="winograd")["conv_fprop_algo"]
+    assert (row.status, row.reason) == ("honoured", "")
+    assert row.assignments == {**HOW, "native.conv_fprop_algo": "winograd"}
+
+
+def test_the_group_of_the_cpu_wins_over_the_flat_spelling() -> None:
+    row = rows(conv_fprop_algo="winograd", cpu_config={"conv_fprop_algo": "gemm"})["conv_fprop_algo"]
+    assert row.assignments["native.conv_fprop_algo"] == "gemm"
+
+
+def test_on_cuda_it_comes_later_and_on_ascend_it_means_nothing() -> None:
+    assert rows("cuda", conv_fprop_algo="winograd")["conv_fprop_algo"].status == "not_built"
+    assert rows("ascend", conv_fprop_algo="winograd")["conv_fprop_algo"].status == "inert"
+    assert rows("cuda", conv_algo_rules="a: gemm")["conv_algo_rules"].status == "not_built"
+
+
+def test_without_a_native_core_it_is_refused_with_the_reason() -> None:
+    options = {"conv_wgrad_algo": "algo_1", "conv_algo_rules": "a: gemm", "thread_invariant": True, "fallback": "error"}
+    found = rows(native="no C++ compiler", **options)
+    assert {(name, row.status, row.reason) for name, row in found.items()} == {
+        (n, "refused", "no C++ compiler") for n in options
+    }
+    assert all(not row.assignments for row in found.values())
+
+
+def test_details_are_part_of_the_policy_of_the_algorithms() -> None:
+    found = rows(conv_dgrad_algo="algo_1", fallback="silent", conv_workspace_limit="1MB", deterministic="ON")
+    wanted = {"native.fallback": "silent", "native.conv_workspace_limit": 2**20, "native.deterministic": True}
+    assert found["conv_dgrad_algo"].assignments == {**HOW, **wanted, "native.conv_dgrad_algo": "algo_1"}
+    assert {found[name].status for name in ("fallback", "conv_workspace_limit")} == {"honoured"}
+
+
+@pytest.mark.parametrize("options", [{"fallback": "error"}, {"conv_workspace_limit": 0}])
+def test_a_detail_without_an_algorithm_is_inert(options: dict[str, object]) -> None:
+    (row,) = rows(**options).values()
+    assert row.status == "inert"
+    assert "no algorithm is asked for" in row.reason
+
+
+def test_strict_implies_that_a_fallback_is_an_error_unless_it_is_said_otherwise() -> None:
+    assert rows(conv_fprop_algo="fft", strict=True)["conv_fprop_algo"].assignments["native.fallback"] == "error"
+    said = rows(conv_fprop_algo="fft", strict=True, fallback="silent")["conv_fprop_algo"]
+    assert said.assignments["native.fallback"] == "silent"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("conv_dgrad_algo", "algo_0"), ("conv_wgrad_algo", "algo_0"), ("conv_wgrad_algo", "algo_3")]
+)
+def test_what_keeps_no_bits_is_refused_under_determinism(name: str, value: str) -> None:
+    assert rows(**{name: value})[name].status == "honoured"
+    row = rows(**{name: value}, deterministic="ON")[name]
+    assert (row.status, row.assignments) == ("refused", {})
+    assert "no fixed order" in row.reason
+
+
+def test_performance_measures_nothing_under_determinism() -> None:
+    row = rows(conv_fprop_algo="performance", deterministic="ON")["conv_fprop_algo"]
+    assert row.status == "approximated"
+    assert "nothing is measured" in row.reason
+
+
+def test_thread_invariant_says_for_what_nothing_is_promised() -> None:
+    row = rows(thread_invariant=True)["thread_invariant"]
+    assert (row.status, row.assignments["native.thread_invariant"]) == ("approximated", True)
+    assert "matrix products" in row.reason
+    assert rows(thread_invariant=False)["thread_invariant"].assignments == {}
+
+
+def test_determinism_alone_asks_nothing_of_the_native_core() -> None:
+    assert not any(switch.startswith("native.") for switch in msctx.explain({"deterministic": "ON"}).assignments)

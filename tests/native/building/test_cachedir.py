@@ -1,0 +1,228 @@
+"""The cache folder: made for the user alone, and refused where anybody else could have written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from msctx.errors import NativeError
+from msctx.native import cachedir
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away, or become somebody else")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def refuses(*words):
+    """Every way in refuses, with a message that says which path, why and what to do."""
+    texts = set()
+    for enter in (cachedir.folder, cachedir.existing, cachedir.usable):
+        with pytest.raises(NativeError) as caught:
+            enter()
+        texts.add(str(caught.value))
+    assert len(texts) == 1
+    text = texts.pop()
+    assert "MSCTX_CACHE_DIR" in text
+    assert [word for word in words if str(word) not in text] == []
+
+
+def test_it_is_where_caches_of_users_are(monkeypatch, tmp_path):
+    monkeypatch.delenv("MSCTX_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cachedir.location() == tmp_path / "msctx"
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MSCTX_CACHE_DIR", "~/mine")
+    assert cachedir.location() == tmp_path / "mine"
+
+
+def test_a_relative_path(monkeypatch):
+    monkeypatch.setenv("MSCTX_CACHE_DIR", "cache")
+    with pytest.raises(NativeError, match="MSCTX_CACHE_DIR=cache: is not an absolute path"):
+        cachedir.folder()
+
+
+def test_no_home_folder(monkeypatch):
+    monkeypatch.delenv("MSCTX_CACHE_DIR")
+    monkeypatch.setattr(cachedir, "user_cache_dir", lambda name: f"~/.cache/{name}")
+    with pytest.raises(NativeError, match="no home folder; set MSCTX_CACHE_DIR"):
+        cachedir.folder()
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o777])
+def test_it_is_made_for_the_user_alone(cache, umask, mask):
+    umask(mask)
+    made = cachedir.folder("native", "key")
+    assert made == cache / "native" / "key"
+    assert [mode(path) for path in (cache, cache / "native", made)] == [0o700] * 3
+    cachedir.write(made / "file", b"x")
+    assert mode(made / "file") == 0o600
+    assert cachedir.is_own_file(made / "file")
+
+
+def test_looking_makes_nothing(cache):
+    assert cachedir.existing() is None
+    assert cachedir.existing("native") is None
+    cachedir.usable()
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(("bits", "who"), [(0o777, "its group and everybody"), (0o770, "its group"), (0o702, "everybody")])
+def test_a_folder_that_others_can_write(cache, bits, who):
+    cache.mkdir()
+    cache.chmod(bits)
+    refuses(f"{cache}: can be written by {who},", f"chmod go-w {cache}")
+
+
+def test_a_folder_that_others_can_read_is_used(cache):
+    cache.mkdir()
+    cache.chmod(0o755)
+    assert cachedir.folder() == cache
+
+
+def test_a_folder_inside_that_others_can_write(cache):
+    cachedir.folder("native").chmod(0o777)
+    with pytest.raises(NativeError, match="native: can be written by"):
+        cachedir.existing("native")
+    with pytest.raises(NativeError, match="native: can be written by"):
+        cachedir.folder("native", "key")
+
+
+def test_a_folder_on_the_way_that_others_can_write(cache, monkeypatch):
+    cache.mkdir()
+    cache.chmod(0o777)
+    monkeypatch.setenv("MSCTX_CACHE_DIR", str(cache / "deep" / "deeper"))
+    refuses(f"{cache}: can be written by")
+    assert [*cache.iterdir()] == []
+
+
+def test_a_sticky_folder_is_good_enough_on_the_way_but_not_at_the_end(cache, monkeypatch):
+    cache.mkdir()
+    cache.chmod(0o1777)
+    refuses(f"{cache}: can be written by")
+    monkeypatch.setenv("MSCTX_CACHE_DIR", str(cache / "mine"))
+    assert cachedir.folder() == cache / "mine"
+
+
+def test_a_symlink_is_followed_and_what_it_leads_to_is_checked(cache, tmp_path):
+    target = tmp_path / "other" / "place"
+    target.mkdir(parents=True)
+    cache.symlink_to("other/../other/place")
+    assert cachedir.folder() == target
+    target.parent.chmod(0o777)
+    refuses(f"{target.parent}: can be written by")
+
+
+def test_a_symlink_to_what_is_not_there_yet(cache, tmp_path):
+    cache.symlink_to(tmp_path / "later")
+    assert cachedir.existing() is None
+    assert cachedir.folder() == tmp_path / "later"
+
+
+def test_symlinks_in_a_circle(cache):
+    cache.symlink_to(cache)
+    refuses(f"{cache}: Too many levels of symbolic links")
+
+
+def test_a_file_in_the_way(cache, monkeypatch):
+    cache.write_text("")
+    refuses(f"{cache}: is not a folder")
+    monkeypatch.setenv("MSCTX_CACHE_DIR", str(cache / "deep"))
+    refuses(f"{cache}: is not a folder")
+
+
+@as_root
+def test_a_folder_of_somebody_else(cache):
+    cache.mkdir()
+    os.chown(cache, NOBODY, NOBODY)
+    refuses(f"{cache}: belongs to nobody")
+    os.chown(cache, 54321, 54321)
+    refuses(f"{cache}: belongs to user 54321")
+
+
+@as_root
+def test_a_symlink_of_somebody_else(cache, tmp_path):
+    cache.symlink_to(tmp_path)
+    os.lchown(cache, NOBODY, NOBODY)
+    refuses(f"{cache}: is a symlink of nobody")
+
+
+def test_files(cache, tmp_path):
+    file = cachedir.folder() / "file"
+    assert not cachedir.is_own_file(file)
+    file.symlink_to(__file__)
+    assert not cachedir.is_own_file(file)
+    file.unlink()
+    file.write_text("")
+    file.chmod(0o666)
+    with pytest.raises(NativeError, match="file: can be written by its group and everybody"):
+        cachedir.is_own_file(file)
+
+
+def becoming(user, function):
+    def run():
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        return function()
+
+    return run
+
+
+@as_root
+def test_a_home_that_cannot_be_written(forked, monkeypatch):
+    """Roots of file systems belong to root: here for a user to whom no folder belongs."""
+    monkeypatch.setenv("MSCTX_CACHE_DIR", "/msctx-cannot-be-made/cache")
+    made = forked(becoming(54321, cachedir.folder)).ended()
+    assert made["raised"] == "NativeError"
+    assert "/msctx-cannot-be-made: Permission denied; set MSCTX_CACHE_DIR" in made["text"]
+    asked = forked(becoming(54321, cachedir.usable)).ended()
+    assert "cannot be made; set MSCTX_CACHE_DIR" in asked["text"]
+    assert not Path("/msctx-cannot-be-made").exists()
+
+
+@as_root
+def test_what_root_has_put_there_is_used_by_everybody(forked, monkeypatch):
+    monkeypatch.setenv("MSCTX_CACHE_DIR", "/usr")
+    assert forked(becoming(54321, cachedir.existing)).ended() == {"returned": "/usr"}
+    assert "cannot be written" in forked(becoming(54321, cachedir.usable)).ended()["text"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder(cache):
+    cache.mkdir(mode=0o500)
+    with pytest.raises(NativeError, match="cannot be written; set MSCTX_CACHE_DIR"):
+        cachedir.usable()
+    with pytest.raises(NativeError, match="Permission denied; set MSCTX_CACHE_DIR"):
+        cachedir.folder("native")
+
+
+def test_a_folder_that_nothing_can_be_loaded_from(monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(NativeError, match="mounted noexec"):
+        cachedir.usable()
+
+
+def test_a_file_is_written_whole_or_not_at_all(cache, monkeypatch):
+    file = cachedir.folder() / "file"
+    cachedir.write(file, b"first")
+
+    def full(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with (
+        pytest.raises(NativeError, match="No space left on device; make room there, or set MSCTX_CACHE_DIR"),
+        cachedir.telling(file),
+    ):
+        cachedir.write(file, b"second")
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == {"file": b"first"}
