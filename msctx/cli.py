@@ -284,6 +284,37 @@ def diff(
     raise typer.Exit(1 if found else 0)
 
 
+@app.command(epilog="Example, in a container's recipe: msctx build")
+def build(
+    clean: Annotated[bool, typer.Option("--clean", help="First remove everything that was built before.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each command of the compiler.")] = False,
+    json_: Json = False,
+) -> None:
+    """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""
+    from msctx.native import build as building
+    from msctx.native import core
+
+    removed = building.remove() if clean else 0
+    made = building.build(verbose)
+    library = core.load()
+    found = {
+        "library": str(made.path),
+        "seconds": round(made.seconds, 1),
+        "cached": made.cached,
+        "compiler": made.compiler,
+        "built_for": list(made.isas),
+        "processor_has": library.isas(),
+        "in_use": library.isa(),
+        "bytes_removed": removed,
+    }
+    if json_:
+        _print_json(found)
+    else:
+        from msctx import render
+
+        render.console().print(render.pairs_table(found, ("native core", "")))
+
+
 @app.command()
 def doctor(json_: Json = False) -> None:
     """What this machine can do: torch, devices, compilers, libraries; one line to fix each thing missing."""

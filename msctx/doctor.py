@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -98,8 +97,14 @@ def _ascend() -> Iterator[Check]:
 
 
 def _compilers() -> Iterator[Check]:
+    from msctx.errors import NativeError
+    from msctx.native import compiler
+
+    try:
+        yield Check("C++ compiler", "ok", str(compiler.find()))
+    except NativeError as error:
+        yield Check("C++ compiler", "missing", str(error), "apt install g++ (for the native core alone)")
     for name, command, fix in (
-        ("C++ compiler", os.environ.get("CXX") or "g++", "apt install g++ (needed later, for the native core alone)"),
         ("CUDA compiler", "nvcc", "optional: the CUDA toolkit (needed later, for CUDA kernels of our own alone)"),
     ):
         path = shutil.which(command)
@@ -107,8 +112,7 @@ def _compilers() -> Iterator[Check]:
             yield Check(name, "missing", f"{command} not found", fix)
         else:
             lines = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20).stdout.splitlines()
-            line = lines[-1] if name.startswith("CUDA") and lines else lines[0] if lines else path
-            yield Check(name, "ok", line)
+            yield Check(name, "ok", lines[-1] if lines else path)
 
 
 def _libraries() -> Iterator[Check]:
@@ -118,6 +122,8 @@ def _libraries() -> Iterator[Check]:
         ("pydantic", True, "pip install 'pydantic>=2.7'"),
         ("rich", True, "pip install rich"),
         ("typer", True, "pip install typer"),
+        ("filelock", True, "pip install filelock"),
+        ("platformdirs", True, "pip install platformdirs"),
         ("scikit-learn", False, "pip install 'msctx[experiments]' (the digits experiment)"),
         ("pytest", False, "pip install 'msctx[test]' (the test suite)"),
     ):
@@ -126,12 +132,15 @@ def _libraries() -> Iterator[Check]:
 
 
 def _native() -> Iterator[Check]:
-    yield Check(
-        "native core",
-        "missing",
-        "this version carries out options through torch's own switches",
-        "nothing to do: a later one brings it",
-    )
+    from msctx.native import build, core
+
+    if reason := build.obstacle():
+        yield Check("native core", "missing", reason, "conv_fprop_algo and its like need it; everything else works without")
+    elif (made := build.cached()) is None:
+        yield Check("native core", "ok", "not built yet: the first option that needs it builds it", "msctx build")
+    else:
+        library = core.load()
+        yield Check("native core", "ok", f"{library.isa()} of {', '.join(library.isas())}, {made.path}")
 
 
 def _switches() -> Iterator[Check]:

@@ -31,7 +31,7 @@ def msctx(capsys, monkeypatch):
 
 
 def test_explain_as_a_table(msctx):
-    code, out, _ = msctx("explain", "deterministic=ON", "conv_fprop_algo=winograd", "gpu_config.conv_allow_tf32=false")
+    code, out, _ = msctx("explain", "deterministic=ON", "mode=0", "gpu_config.conv_allow_tf32=false")
     assert code == 0
     for expected in (
         "deterministic = ON",
@@ -42,7 +42,7 @@ def test_explain_as_a_table(msctx):
         "no CUDA device",
     ):
         assert expected in out
-    assert "1 of 3 options carried out; not: conv_fprop_algo, gpu_config.conv_allow_tf32" in out
+    assert "1 of 3 options carried out; not: mode, gpu_config.conv_allow_tf32" in out
 
 
 def test_explain_for_a_device_that_is_absent(msctx):
@@ -253,11 +253,9 @@ def test_output_that_cannot_be_written():
 
 
 def test_warnings_are_one_line_and_name_no_line_of_ours():
-    command = [sys.executable, "-m", "msctx", "state", "conv_fprop_algo=fft"]
+    command = [sys.executable, "-m", "msctx", "state", "mode=0"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr == (
-        "warning: conv_fprop_algo='fft' on cpu: not_built: it comes with the native core (convolution and matmul)\n"
-    )
+    assert done.stderr == ("warning: mode=0 on cpu: not_built: it comes with graph mode\n")
     done = subprocess.run([sys.executable, "-W", "error", *command[1:]], capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (7, False)
 

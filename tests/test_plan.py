@@ -237,8 +237,9 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
         ({"mode": 0}, DEVICES, ["ascend"]),
         # what the device that counts has no use for, another one carries out
         ({"conv_allow_tf32": True}, DEVICES, []),
+        ({"conv_fprop_algo": "winograd"}, DEVICES, []),
         # ... or nobody does
-        ({"conv_fprop_algo": "winograd"}, DEVICES, ["ascend"]),
+        ({"disable_format_transform": True}, DEVICES, ["ascend"]),
         ({"variable_placement": "Host"}, ("cpu",), ["cpu"]),
         # the target counts, whatever else is here
         ({"conv_allow_tf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),

@@ -274,6 +274,13 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "torch.nn.max_call_depth": st.sampled_from([None, 1, 80, 2000]),
     "python.recursion_limit": st.integers(2000, 20000),
     "rng.saved": st.just(True),
+    **{
+        f"native.conv_{direction}_algo": st.sampled_from([None, "normal", "fft", "reference"])
+        for direction in ("fprop", "dgrad", "wgrad")
+    },
+    "native.conv_algo_rules": st.sampled_from([None, "layer.*: fprop=gemm", "weight=3x*: dgrad=algo_1, wgrad=fft"]),
+    "native.conv_workspace_limit": st.sampled_from([None, 0, 2**20]),
+    "native.fallback": st.sampled_from(["warn", "error", "silent"]),
 }
 PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]
 RESTORABLE = [

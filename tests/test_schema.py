@@ -17,6 +17,7 @@ from samples import example as example_of
 from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, is_dictionary, make_layer
+from msctx.options.conv_rules import RulesKind
 from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BoolKind, ChoiceKind, FlagKind, MemoryKind, OnOffKind, TextKind, YamlWord
 from msctx.options.layers import presets
@@ -287,6 +288,8 @@ def beyond_a_schema(option: Option, value: Any) -> str | None:
         return "quoted, it is text; without quotes it is not, and an editor reads both alike"
     if isinstance(kind, MemoryKind) and isinstance(value, str):
         return "a pattern knows no limits"
+    if isinstance(kind, RulesKind):
+        return "a pattern knows no grammar" if isinstance(value, str) else None
     if isinstance(kind, PartsKind):
         return "parts are compared with each other, and lists of parts are counted" if isinstance(value, str | list) else None
     if isinstance(kind, TextKind) and isinstance(value, list) and not "".join(map(str, value)).strip():

@@ -67,6 +67,15 @@ def build(verbose: bool = False, *, sources: Path | None = None) -> Build:
     return _make(recipe_of("library", "", sources), verbose)
 
 
+def cached() -> Build | None:
+    """The library for torch, if it need not be built."""
+    recipe = recipe_of("library", "", None)
+    try:
+        return _cached(recipe.key(compiler.find()), recipe)
+    except NativeError:
+        return _prebuilt(recipe)
+
+
 def obstacle(sources: Path | None = None) -> str:
     """Why there can be no native core here, in a sentence, or ``""``: it is cached, or there is what it takes to build it."""
     try:

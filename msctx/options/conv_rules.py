@@ -61,7 +61,10 @@ class RulesKind(TextKind):
         return "; ".join(str(_rule(where, algorithms)) for where, algorithms in pairs)
 
     def schema(self) -> dict[str, Any]:
-        each = {d: {"enum": [*kind.choices, *kind.aliases]} for d, kind in _ALGORITHMS.items()}
+        each = {
+            d: {"description": f"The algorithm of {d} there.", "enum": [*kind.choices, *kind.aliases]}
+            for d, kind in _ALGORITHMS.items()
+        }
         names = sorted({name for kind in each.values() for name in kind["enum"]})
         algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
         mapping = {"type": "object", "additionalProperties": {"anyOf": [{"enum": names}, algorithms]}, "minProperties": 1}

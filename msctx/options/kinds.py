@@ -293,7 +293,8 @@ class MemoryKind(Kind):
     def schema(self) -> dict[str, Any]:
         number = {"type": "integer", "minimum": self.minimum, "maximum": self.maximum or 2**63 - 1}
         size = r"([0-9]{1,19}(\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|[0-9]{1,19}\s*[Bb]?)"
-        return {"anyOf": [number, {"type": "string", "pattern": rf"^\s*(?=[0-9.]*[1-9]){size}\s*$"}]}  # 0GB is none
+        some = "" if self.minimum == 0 else "(?=[0-9.]*[1-9])"  # 0GB is none
+        return {"anyOf": [number, {"type": "string", "pattern": rf"^\s*{some}{size}\s*$"}]}
 
 
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|([0-9]{1,19})\s*B?", re.IGNORECASE)
