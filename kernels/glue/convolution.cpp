@@ -98,14 +98,17 @@ at::Tensor run_counted(const Asked& asked, const Decision& decision, const at::T
 template <class Torch>
 at::Tensor forward(
     const Asked& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch) {
+  if (asked.call && bias && bias->defined()) {
+    const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == result_shape(*asked.call, Direction::fprop)[1];
+    if (!fits) return torch();  // its own error
+  }
   const Decision* decision = asked.decide(Direction::fprop, input, weight);
   if (at::GradMode::is_enabled() && asked.call) remember_forward(weight);
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);
   if (decision->to_measure)
     decision = measured(*asked.policy, *asked.call, *decision, Direction::fprop, input, weight, [&] { torch(); });
-  const bool fits = !bias || !bias->defined() || (bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == result_shape(*asked.call, Direction::fprop)[1]);
-  if (decision->row == nullptr || !fits) {
+  if (decision->row == nullptr) {
     count(*decision);
     return torch();
   }

@@ -66,7 +66,8 @@ inline std::optional<ConvCall> call_of(
     return std::nullopt;
   }
   const auto dtype = dtype_of(input);
-  if (!dtype || input.scalar_type() != weight.scalar_type()) {
+  if (input.scalar_type() != weight.scalar_type()) return std::nullopt;
+  if (!dtype) {
     reason = "msctx computes float32, float64, float16 and bfloat16";
     return std::nullopt;
   }
@@ -149,7 +150,8 @@ inline at::Tensor run_row(
   const Op op = op_of(row.direction, call.transposed);
   const at::Tensor a = first.contiguous(), b = second.contiguous();
   const auto sizes = result_shape(call, row.direction);
-  at::Tensor result = at::empty(sizes, first.options(), format);
+  const bool late = row.direction == Direction::wgrad;  // torch brings this gradient into its format afterwards: other strides along extents of 1
+  at::Tensor result = late ? at::empty(sizes, first.options()) : at::empty(sizes, first.options(), format);
   const at::Tensor plain = result.is_contiguous() ? result : at::empty(sizes, first.options());
   ConvTensors t{};
   void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = plain.data_ptr();
@@ -161,7 +163,7 @@ inline at::Tensor run_row(
   TorchMemory workspace;
   again = conv_run(table, *row.algorithm, p, op, t, workspace.memory(), threads_of_torch());
   if (!plain.is_same(result)) result.copy_(plain);
-  return result;
+  return late ? result.contiguous(format) : result;
 }
 
 }  // namespace msctx::glue

@@ -18,6 +18,7 @@ from msctx.context import current
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
+from msctx.native import choices
 from msctx.plan import Plan, make
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
@@ -106,7 +107,10 @@ def run_experiment(
             run = Run(record, plan, progress)
             if announce is not None:
                 announce(run)
+            before = choices.counts()
             result, error = _call(entry, run)
+            if made := choices.rows(choices.between(before)):
+                record.json("choices.json", made.as_dicts())
         left = _left_changed(found)
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:

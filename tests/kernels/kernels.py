@@ -10,8 +10,19 @@ from typing import Any
 import numpy as np
 from cases import Case
 
-FORWARD, BACKWARD_DATA, BACKWARD_WEIGHT = 0, 1, 2
+FORWARD, BACKWARD_DATA, BACKWARD_WEIGHT = OPS = 0, 1, 2
+TARGETS = (2, 0, 1)
+"""Which of x, w and y an operation writes."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
+ROWS = (
+    *("fprop-winograd", "fprop-winograd_nonfused", "fprop-implicit_precomp_gemm", "fprop-implicit_gemm", "fprop-direct"),
+    *("fprop-gemm", "fprop-fft_tiling", "fprop-fft", "fprop-reference"),
+    *("dgrad-winograd", "dgrad-winograd_nonfused", "dgrad-algo_1", "dgrad-algo_0", "dgrad-fft_tiling", "dgrad-fft"),
+    *("dgrad-reference", "wgrad-winograd_nonfused", "wgrad-algo_1", "wgrad-algo_3", "wgrad-algo_0", "wgrad-fft_tiling"),
+    *("wgrad-fft", "wgrad-reference"),
+)
+"""What the table has to hold; a constant, since a test's parameters are wanted before there is a library."""
 _STORED = (np.float32, np.float64, np.float16, np.uint16)
 
 
@@ -38,12 +49,13 @@ class Row:
     index: int
     name: str
     algorithm: str
+    math: str
     direction: int
     fixed_order: bool
     same_on_every_isa: bool
 
     def __str__(self) -> str:
-        return f"{('fprop', 'dgrad', 'wgrad')[self.direction]}-{self.name}"
+        return f"{DIRECTIONS[self.direction]}-{self.name}"
 
 
 def to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -66,55 +78,89 @@ def widen(stored: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 class Kernels:
+    """The library at *path*. ``op`` is the row's own unless it is given: a transposed convolution exchanges the first two."""
+
     def __init__(self, path: str) -> None:
         self._c = ctypes.CDLL(path)
-        self._c.msctx_isa.restype = c_char_p
-        self._c.msctx_error.restype = c_double
-        self._c.msctx_workspace.restype = c_int64
-        self._c.msctx_run.argtypes = [c_char_p, c_int, POINTER(_Problem), c_int, c_void_p, c_void_p, c_void_p, c_int]
+        problem = [c_char_p, c_int, POINTER(_Problem), c_int]
+        for name, result, arguments in (
+            ("isa", c_char_p, [c_int]),
+            ("isa_in_use", c_char_p, []),
+            ("use_isa", c_int, [c_char_p]),
+            ("row", c_int, [c_char_p, c_int, POINTER(_Row)]),
+            ("reasons", c_int, [*problem, POINTER(c_char_p)]),
+            ("workspace", c_int64, [*problem, c_int]),
+            ("error", c_double, problem),
+            ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int]),
+        ):
+            function = getattr(self._c, f"msctx_{name}")
+            function.restype, function.argtypes = result, arguments
         self.isas: list[str] = []
         while (name := self._c.msctx_isa(len(self.isas))) is not None:
             self.isas.append(name.decode())
-        self.rows: list[Row] = []
+        self.rows = self.table(self.isas[0])
+
+    @property
+    def isa_in_use(self) -> str:
+        return str(self._c.msctx_isa_in_use().decode())
+
+    def use_isa(self, name: str) -> bool:
+        return bool(self._c.msctx_use_isa(name.encode()))
+
+    def table(self, isa: str) -> list[Row]:
+        rows: list[Row] = []
         found = _Row()
-        while self._c.msctx_row(self.isas[0].encode(), len(self.rows), byref(found)):
-            self.rows.append(
-                Row(
-                    len(self.rows),
-                    found.name.decode(),
-                    found.algorithm.decode(),
-                    found.direction,
-                    bool(found.fixed_order),
-                    bool(found.same_on_every_isa),
-                )
-            )
+        while self._c.msctx_row(isa.encode(), len(rows), byref(found)):
+            texts = found.name.decode(), found.algorithm.decode(), found.math.decode()
+            rows.append(Row(len(rows), *texts, found.direction, bool(found.fixed_order), bool(found.same_on_every_isa)))
+        return rows
 
     def row(self, direction: int, name: str) -> Row:
         return next(row for row in self.rows if (row.direction, row.name) == (direction, name))
 
-    def reasons(self, row: Row, case: Case) -> list[str]:
+    def named(self, text: str) -> Row:
+        return next(row for row in self.rows if str(row) == text)
+
+    def reasons(self, row: Row, case: Case, op: int | None = None) -> list[str]:
         texts = (c_char_p * 8)()
-        count = self._c.msctx_reasons(self.isas[0].encode(), row.index, byref(_problem(case)), row.direction, texts)
+        count = self._c.msctx_reasons(*self._question(row, case, op), texts)
         return [texts[i].decode() for i in range(count)]
 
-    def error(self, row: Row, case: Case) -> float:
-        return float(self._c.msctx_error(self.isas[0].encode(), row.index, byref(_problem(case)), row.direction))
+    def error(self, row: Row, case: Case, op: int | None = None) -> float:
+        return float(self._c.msctx_error(*self._question(row, case, op)))
 
     def workspace(self, row: Row, case: Case, threads: int = 1) -> int:
-        return int(self._c.msctx_workspace(self.isas[0].encode(), row.index, byref(_problem(case)), row.direction, threads))
+        return int(self._c.msctx_workspace(*self._question(row, case, None), threads))
 
-    def run(self, row: Row, case: Case, tensors: tuple[Any, Any, Any], isa: str = "", threads: int = 1) -> np.ndarray[Any, Any]:
+    def run(
+        self,
+        row: Row,
+        case: Case,
+        tensors: tuple[Any, Any, Any],
+        isa: str = "",
+        threads: int = 1,
+        op: int | None = None,
+    ) -> np.ndarray[Any, Any]:
         """The result of a row for *tensors* (x, w, y) as they are stored; that of the result is not read."""
-        target = {FORWARD: 2, BACKWARD_DATA: 0, BACKWARD_WEIGHT: 1}[row.direction]
+        target = TARGETS[row.direction if op is None else op]
         given = [np.ascontiguousarray(t) for t in tensors]
-        given[target] = np.full(given[target].shape, _garbage(given[target].dtype))
-        pointers = [c_void_p(t.ctypes.data) for t in given]
-        isa_name = (isa or self.isas[0]).encode()
-        self._c.msctx_run(isa_name, row.index, byref(_problem(case)), row.direction, *pointers, threads)
+        given[target] = np.full_like(given[target], garbage(given[target].dtype))
+        self.run_in_place(row, case, given, isa, threads, op)
         return given[target]
 
+    def run_in_place(
+        self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, op: int | None = None
+    ) -> bool:
+        """Whether the result, which replaces one of *tensors*, had to be computed again."""
+        assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
+        pointers = [c_void_p(t.ctypes.data) for t in tensors]
+        return bool(self._c.msctx_run(*self._question(row, case, op, isa), *pointers, threads))
 
-def _garbage(dtype: np.dtype[Any]) -> Any:
+    def _question(self, row: Row, case: Case, op: int | None, isa: str = "") -> tuple[Any, ...]:
+        return (isa or self.isas[0]).encode(), row.index, byref(_problem(case)), row.direction if op is None else op
+
+
+def garbage(dtype: np.dtype[Any]) -> Any:
     return 0x7FC0 if dtype == np.uint16 else np.nan
 
 

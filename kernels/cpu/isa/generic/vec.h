@@ -26,6 +26,13 @@ static inline float fma(float a, float b, float c) {
 #endif
 static inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
+// Under a sanitizer every inlined copy is instrumented by itself, and compiling would take many minutes.
+#ifdef __SANITIZE_ADDRESS__
+#define MSCTX_INLINE __attribute__((noinline)) static
+#else
+#define MSCTX_INLINE static inline
+#endif
+
 struct Vec {
   static constexpr int width = 4;
   float v[width];
@@ -52,12 +59,13 @@ struct Vec {
   Vec r;                                              \
   for (int i = 0; i < Vec::width; i++) r.v[i] = expression; \
   return r
-static inline Vec operator+(Vec a, Vec b) { MSCTX_LANES(a.v[i] + b.v[i]); }
-static inline Vec operator-(Vec a, Vec b) { MSCTX_LANES(a.v[i] - b.v[i]); }
-static inline Vec operator*(Vec a, Vec b) { MSCTX_LANES(a.v[i] * b.v[i]); }
-static inline Vec fma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(a.v[i], b.v[i], c.v[i])); }    // a * b + c
-static inline Vec fnma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(-a.v[i], b.v[i], c.v[i])); }  // c - a * b
+MSCTX_INLINE Vec operator+(Vec a, Vec b) { MSCTX_LANES(a.v[i] + b.v[i]); }
+MSCTX_INLINE Vec operator-(Vec a, Vec b) { MSCTX_LANES(a.v[i] - b.v[i]); }
+MSCTX_INLINE Vec operator*(Vec a, Vec b) { MSCTX_LANES(a.v[i] * b.v[i]); }
+MSCTX_INLINE Vec fma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(a.v[i], b.v[i], c.v[i])); }    // a * b + c
+MSCTX_INLINE Vec fnma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(-a.v[i], b.v[i], c.v[i])); }  // c - a * b
 #undef MSCTX_LANES
+#undef MSCTX_INLINE
 
 // The block of a matrix product that stays in registers: rows x (vectors * Vec::width).
 constexpr int tile_rows = 4, tile_vectors = 2;

@@ -1,0 +1,19 @@
+"""The kernels without torch, built once for all tests."""
+
+import pytest
+from kernels import Kernels, Row
+
+from msctx.native import build
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Kernels:
+    if why := build.obstacle():
+        pytest.skip(why)
+    return Kernels(str(build.kernels_library()))
+
+
+@pytest.fixture
+def row(request: pytest.FixtureRequest, kernels: Kernels) -> Row:
+    """The row that the test is parametrized with: one of ``kernels.ROWS``."""
+    return kernels.named(request.param)

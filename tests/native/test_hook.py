@@ -1,0 +1,250 @@
+"""Every row of the table runs through torch: values, strides and gradients of each kind of convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from convs import (
+    EVERYTHING,
+    GEMM,
+    PLANE,
+    PROBLEMS,
+    REFERENCE,
+    UNIT,
+    Conv,
+    asking,
+    assert_near,
+    bits,
+    conv,
+    each_problem,
+    each_row,
+    in_float64,
+    largest,
+    row_of,
+)
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+import msctx
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@each_row
+def test_each_algorithm_that_can_be_named_is_a_row_that_runs(direction: str, name: str) -> None:
+    tensors = PLANE.tensors()
+    with asking(direction, name, fallback="error") as ctx:
+        PLANE.compute(tensors)
+    (row,) = ctx.choices()
+    assert (row.direction, row.asked, row.ran, row.provider, row.calls) == (direction, name, name, "msctx", 1)
+    assert 0 < row.error <= 3e-5
+    assert row.math == ("float64" if name == "reference" else "strict")
+
+
+@each_problem
+@each_row
+def test_values_and_strides(direction: str, name: str, problem: Conv) -> None:
+    tensors = problem.tensors()
+    right, own = in_float64(problem, tensors), problem.compute(tensors)
+    with asking(direction, name, fallback="silent") as ctx:
+        got = problem.compute(tensors)
+    row = row_of(ctx.choices(), direction)
+    assert row.ran == (name if not row.reasons else "torch")
+    assert row.ran == name or name not in EVERYTHING
+    for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
+        if exact is not None:
+            assert_near(ours, exact, row.error if kind == direction and row.error else 2e-5, kind)
+            assert (ours.stride(), ours.dtype) == (torchs.stride(), torchs.dtype), kind
+
+
+def sliced(t: Tensor) -> Tensor:
+    """The same values, every second element of a larger tensor."""
+    wide = t.new_zeros(*t.shape[:-1], 2 * t.shape[-1])
+    wide[..., ::2] = t
+    return wide[..., ::2]
+
+
+def swapped(t: Tensor) -> Tensor:
+    """The same values, the last two axes the other way round in memory."""
+    return t.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def last(t: Tensor) -> Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return t.contiguous(memory_format=formats[t.dim()])
+
+
+LAYOUTS: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
+    "channels-last": lambda t: [last(t[0]), *t[1:]],
+    "all-channels-last": lambda t: [last(t[0]), last(t[1]), *t[2:-1], last(t[-1])],
+    "weight-channels-last": lambda t: [t[0], last(t[1]), *t[2:]],
+    "gradient-channels-last": lambda t: [*t[:-1], last(t[-1])],
+    "sliced": lambda t: [sliced(t[0]), sliced(t[1]), *t[2:-1], sliced(t[-1])],
+    "swapped": lambda t: [swapped(t[0]), swapped(t[1]), *t[2:-1], swapped(t[-1])],
+    "expanded-gradient": lambda t: [*t[:-1], t[-1].flatten()[:1].view([1] * t[-1].dim()).expand(t[-1].shape)],
+    "offset": lambda t: [torch.cat([t[0].flatten()[:1], t[0].flatten()])[1:].view(t[0].shape), *t[1:]],
+}
+WITH_LAYOUTS = [
+    p for p in PROBLEMS if p.name in ("plane", "groups", "one-channel", "pointwise", "3d", "transposed", "transposed-3d")
+] + [conv("one-row", (2, 4, 1, 6), (5, 4, 1, 3), True), conv("one-by-one", (2, 1, 5, 5), (4, 1, 1, 1))]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("problem", WITH_LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "options", [GEMM, REFERENCE, {**GEMM, "conv_fprop_algo": "winograd", "conv_dgrad_algo": "fft"}], ids=str
+)
+def test_layouts(problem: Conv, layout: str, options: dict[str, str]) -> None:
+    tensors = LAYOUTS[layout](problem.tensors())
+    right, own = in_float64(problem, tensors), problem.compute(tensors)
+    with msctx.context(**options, fallback="silent"):
+        got = problem.compute(tensors)
+    for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
+        if exact is not None:
+            assert_near(ours, exact, 2e-5, kind)
+            assert ours.stride() == torchs.stride(), kind
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [GEMM, REFERENCE], ids=["gemm", "reference"])
+@each_problem
+def test_other_dtypes(problem: Conv, options: dict[str, str], dtype: torch.dtype) -> None:
+    tensors = problem.tensors(dtype)
+    right, own = in_float64(problem, tensors), problem.compute(tensors)
+    with msctx.context(**options, fallback="error") as ctx:
+        got = problem.compute(tensors)
+    for row in ctx.choices():
+        assert (row.ran, row.problem.dtype) == (row.asked, str(dtype).removeprefix("torch."))
+        assert row.error >= UNIT[dtype]
+    for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
+        if exact is not None:
+            assert_near(ours, exact, 1e-14 if dtype == torch.float64 else UNIT[dtype], kind)
+            assert ours.stride() == torchs.stride(), kind
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool], ids=str)
+def test_what_torch_computes_in_other_dtypes_stays_torchs(dtype: torch.dtype) -> None:
+    x, w = torch.ones(1, 2, 5, 5).to(dtype), torch.ones(3, 2, 3, 3).to(dtype)
+
+    def outcome() -> object:
+        try:
+            return fn.conv2d(x, w).tolist()
+        except RuntimeError as error:
+            return str(error)
+
+    own = outcome()
+    with msctx.context(conv_fprop_algo="gemm", fallback="silent"):
+        assert outcome() == own
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+MODULES = {
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, padding=1), (2, 4, 12)),
+    "Conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=1, bias=False), (2, 4, 9, 8)),
+    "Conv3d": (lambda: nn.Conv3d(2, 4, 3, stride=2), (1, 2, 7, 7, 7)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 6, 3), (2, 4, 12)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 5, 5)),
+    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (1, 2, 4, 4, 4)),
+    "circular": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (2, 3, 6, 6)),
+    "same": (lambda: nn.Conv2d(3, 4, 4, padding="same"), (2, 3, 6, 6)),
+    "lazy": (lambda: nn.LazyConv2d(4, 3), (2, 3, 6, 6)),
+    "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), (2, 3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules(kind: str) -> None:
+    make, shape = MODULES[kind]
+    torch.manual_seed(0)
+    module, x = make(), torch.randn(shape, requires_grad=True)
+    module(x).square().sum().backward()
+    own = [x.grad, *(p.grad for p in module.parameters())]
+    x.grad = None
+    module.zero_grad()
+    with msctx.context(**GEMM, fallback="error") as ctx:
+        y = module(x)
+        y.square().sum().backward()
+    assert {(row.direction, row.provider) for row in ctx.choices()} == {(d, "msctx") for d in ("fprop", "dgrad", "wgrad")}
+    for ours, torchs in zip([x.grad, *(p.grad for p in module.parameters())], own, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
+
+
+# --- which gradients are computed ------------------------------------------------------------------------------------
+
+
+MASKS = [(x, w, b) for x in (True, False) for w in (True, False) for b in (True, False) if x or w or b]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("options", [GEMM, {"conv_fprop_algo": "gemm"}, {"conv_wgrad_algo": "fft"}], ids=str)
+def test_only_the_gradients_that_are_needed(mask: tuple[bool, ...], options: dict[str, str]) -> None:
+    tensors = PLANE.tensors()
+    right = in_float64(PLANE, tensors)
+    *leaves, gradient = tensors
+    for leaf, needed in zip(leaves, mask, strict=True):
+        leaf.requires_grad_(needed)
+    with msctx.context(**options, fallback="error") as ctx:
+        fn.conv2d(*leaves, padding=1).backward(gradient)
+    asked = {"fprop", *(d for d, needed in zip(("dgrad", "wgrad"), mask, strict=False) if needed)}
+    assert {row.direction for row in ctx.choices()} == {d for d in asked if f"conv_{d}_algo" in options}
+    for leaf, needed, exact in zip(leaves, mask, right[1:], strict=True):
+        assert (leaf.grad is not None) == needed
+        if needed:
+            assert_near(leaf.grad, exact, 2e-5)
+
+
+def test_the_backward_operator_itself_leaves_out_what_is_masked() -> None:
+    x, w, _, g = PLANE.tensors()
+    with msctx.context(**GEMM) as ctx:
+        found = torch.ops.aten.convolution_backward(
+            g, x, w, [6], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False]
+        )
+    assert [t is None for t in found] == [True, False, True]
+    assert [row.direction for row in ctx.choices()] == ["wgrad"]
+
+
+def test_a_bias_gradient_is_within_its_bound_where_positions_are_many() -> None:
+    """One sum over all positions: a chain of float32 additions would be off by far more."""
+    tensors = conv("many", (2, 1, 200, 200), (3, 1, 1, 1), True).tensors()
+    problem = conv("many", (2, 1, 200, 200), (3, 1, 1, 1), True)
+    tensors[-1] = tensors[-1].abs() + 1
+    right = in_float64(problem, tensors)
+    with msctx.context(**GEMM):
+        got = problem.compute(tensors)
+    assert got.bias is not None
+    assert largest(got.bias.double() - right.bias) <= UNIT[torch.float32] * largest(right.bias)
+
+
+# --- values that are not finite --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@each_row
+def test_what_is_not_finite_appears_where_float64_says(direction: str, name: str, value: float) -> None:
+    problem = conv("nonfinite", (2, 3, 12, 11), (4, 3, 3, 3), padding=1)
+    tensors = problem.tensors()
+    for t in (tensors[0], tensors[-1]):
+        t[0, 1, 2, 3] = value
+    right = in_float64(problem, tensors)
+    with asking(direction, name, fallback="error"):
+        got = problem.compute(tensors)
+    exact, ours = right._asdict()[direction], got._asdict()[direction].double()
+    assert torch.equal(ours.isnan(), exact.isnan())
+    assert torch.equal(ours.isinf() * ours.sign().nan_to_num(), exact.isinf() * exact.sign().nan_to_num())
+    fine = exact.isfinite()
+    assert largest(ours[fine] - exact[fine]) <= 2e-5 * largest(exact[fine])
+
+
+@each_row
+def test_the_same_call_gives_the_same_bits_and_changes_nothing_of_its_operands(direction: str, name: str) -> None:
+    tensors = PLANE.tensors()
+    before = bits(tensors)
+    with asking(direction, name, fallback="error"):
+        first, second = PLANE.compute(tensors), PLANE.compute(tensors)
+    assert bits(tensors) == before
+    if name not in ("algo_0", "algo_3"):
+        assert bits(first) == bits(second)
