@@ -61,12 +61,12 @@ def test_levels_are_kept_apart(write):
     experiment = read(write("context: {preset: reproducible, seed: 5}\n"), ["runtime_num_threads=2"])
     assert list(experiment.levels) == ["yaml", "command line", "preset"]
     assert len(experiment.settings.layers) == 1
-    assert values(experiment) == {"deterministic": "ON", "seed": 5, "runtime_num_threads": 2}
+    assert values(experiment) == {"deterministic": "ON", "seed": 5, "thread_invariant": True, "runtime_num_threads": 2}
 
 
 def test_a_preset_of_the_command_line_stays_below_the_file(write):
     experiment = read(write("context: {deterministic: OFF}\n"), ["preset=reproducible"])
-    assert values(experiment) == {"deterministic": "OFF", "seed": 0}
+    assert values(experiment) == {"deterministic": "OFF", "seed": 0, "thread_invariant": True}
 
 
 def test_every_problem_at_once_with_its_place(write):
