@@ -23,7 +23,7 @@ def stored(case: Case, kind: str = "normal", seed: int = 0) -> Tensors:
 
 
 def truth_of(kernels: Kernels, op: int, case: Case, given: Tensors) -> Array:
-    """By the slow row in float64, which test_slow_rows.py compares with torch."""
+    """By the slow row in float64, which test_reference_row.py compares with torch."""
     x, w, y = (widen(t) for t in given)
     return kernels.run(kernels.row(op, "reference"), replace(case, dtype="float64"), (x, w, y))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,9 @@ TARGETS = (2, 0, 1)
 """Which of x, w and y an operation writes."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
-ROWS = (
-    *("fprop-winograd", "fprop-winograd_nonfused", "fprop-implicit_precomp_gemm", "fprop-implicit_gemm", "fprop-direct"),
-    *("fprop-gemm", "fprop-fft_tiling", "fprop-fft", "fprop-reference"),
-    *("dgrad-winograd", "dgrad-winograd_nonfused", "dgrad-algo_1", "dgrad-algo_0", "dgrad-fft_tiling", "dgrad-fft"),
-    *("dgrad-reference", "wgrad-winograd_nonfused", "wgrad-algo_1", "wgrad-algo_3", "wgrad-algo_0", "wgrad-fft_tiling"),
-    *("wgrad-fft", "wgrad-reference"),
-)
-"""What the table has to hold; a constant, since a test's parameters are wanted before there is a library."""
+_TABLE = Path(__file__).resolve().parents[2] / "kernels" / "cpu" / "table.cpp"
+ROWS = tuple("-".join(found) for found in re.findall(r'{(fprop|dgrad|wgrad), "(\w+)", &conv_', _TABLE.read_text("utf-8")))
+"""From the source, since a test's parameters are wanted before there is a library; test_dispatch.py compares it with that."""
 _STORED = (np.float32, np.float64, np.float16, np.uint16)
 
 

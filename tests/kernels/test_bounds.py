@@ -1,0 +1,77 @@
+"""The error that each row promises, over all kinds of data; what is smaller than the smallest normal number is not lost."""
+
+import numpy as np
+import pytest
+from cases import CASES, DATA, Case, case, data, tensors
+from checks import Tensors, distance, largest, stored, takes, terms, truth, truth_of
+from kernels import BACKWARD_WEIGHT, ROWS, TARGETS, Kernels, Row
+
+BOUND_CASES = (
+    *(CASES[i] for i in (0, 2, 3, 5, 6, 10)),
+    case(1, 200, 24, 10, 3, padding=1),
+    case(2, 300, 40, 6, 1),
+    case(1, 8, 300, 9, 5, padding=2),
+    case(1, 64, 64, (19, 21), 3, 2, 1),
+    case(2, 512, 8, 6, 3, padding=1),
+    case(1, 4, 4, (60, 64), 3, padding=1),
+)
+DENORMAL = 2.0**-149
+AMPLIFIED = 4
+"""How often a Winograd transform back multiplies what its products have lost below the smallest normal number."""
+
+pytestmark = pytest.mark.parametrize("row", ROWS, indirect=True)
+
+
+def underflow(row: Row, each: Case) -> float:
+    """What rounding may cost where numbers cannot be relatively exact: about half the smallest one for each product."""
+    return terms(row.direction, each) * DENORMAL * (AMPLIFIED if row.algorithm.startswith("winograd") else 1)
+
+
+def excess(kernels: Kernels, row: Row, each: Case, given: Tensors, right: np.ndarray) -> float:
+    """The largest error in units of the one allowed."""
+    allowed = kernels.error(row, each) * largest(right) + underflow(row, each)
+    return max(distance(kernels.run(row, each, given, isa), right) / allowed for isa in kernels.isas)
+
+
+def one_outlier(row: Row, each: Case) -> Tensors:
+    """One in one factor, the other as usual: two that never meet are what a transform's bound does not speak of."""
+    x, w, y = (t.astype(np.float32) for t in tensors(each))
+    factor = y if TARGETS[row.direction] != 2 else x
+    factor.flat[np.random.default_rng(5).integers(factor.size)] = 1e4
+    return x, w, y
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_error_is_what_the_row_says(kernels: Kernels, row: Row, kind: str) -> None:
+    wrong = []
+    for each in (c for c in BOUND_CASES if takes(row, c)):
+        if kind == "outlier":
+            given = one_outlier(row, each)
+            found = excess(kernels, row, each, given, truth_of(kernels, row.direction, each, given))
+        else:
+            found = excess(kernels, row, each, stored(each, kind), truth(kernels, row.direction, each, kind))
+        wrong += [f"{each}: {found:.3g} times what is allowed"] if not found <= 1 else []
+    assert not wrong
+
+
+def test_bound_says_something(kernels: Kernels, row: Row) -> None:
+    assert all(2.0**-25 < kernels.error(row, c) < 1e-3 for c in BOUND_CASES if takes(row, c))
+
+
+@pytest.mark.parametrize("factor", ["x", "w", "y"])
+def test_denormal_inputs_are_not_flushed(kernels: Kernels, row: Row, factor: str) -> None:
+    """One factor is denormal throughout, the other of size one: a row that takes it for zero has zeros for its result."""
+    index = "xwy".index(factor)
+    if index == TARGETS[row.direction]:
+        pytest.skip("that is the result")
+    for each in (c for c in (CASES[0], CASES[3], CASES[2]) if takes(row, c)):
+        given = list(stored(each))
+        generator = np.random.default_rng(3)
+        given[index] = (data(given[index].shape, "uniform", generator) * 1e-39).astype(np.float32)
+        assert 0 < given[index].max() < 2.0**-126
+        right = truth_of(kernels, row.direction, each, tuple(given))
+        lost = 2 * terms(row.direction, each) * 2.0**-149 * (200 if row.algorithm.startswith(("winograd", "fft")) else 1)
+        assert lost < largest(right) / (2 if row.direction == BACKWARD_WEIGHT else 10)
+        for isa in kernels.isas:
+            result = kernels.run(row, each, tuple(given), isa)
+            assert distance(result, right) <= kernels.error(row, each) * largest(right) + lost

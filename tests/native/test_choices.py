@@ -1,0 +1,300 @@
+"""choices(): which calls it holds, what each column says, and how it prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+
+import pytest
+import torch
+from convs import GEMM, PLANE, asking, conv, quiet, row_of
+from torch import nn
+from torch.nn import functional as fn
+
+import msctx
+from msctx.native.choices import Choice, Choices
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+X, W = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+
+
+def calls(made: Choices) -> dict[tuple[str, str], int]:
+    return {(row.asked, row.ran): row.calls for row in made}
+
+
+def test_the_columns_of_a_row() -> None:
+    x, w = X.contiguous(memory_format=torch.channels_last), torch.randn(6, 1, 3, 3, requires_grad=True)
+    with msctx.context(**GEMM) as ctx:
+        fn.conv2d(x, w, stride=(2, 1), padding=(1, 0), dilation=1, groups=3).sum().backward()
+    forward, backward = ctx.choices()
+    assert (forward.direction, backward.direction) == ("fprop", "wgrad")
+    problem = forward.problem
+    assert (problem.input, problem.weight) == ((2, 3, 8, 8), (6, 1, 3, 3))
+    assert (problem.stride, problem.padding, problem.dilation, problem.output_padding) == ((2, 1), (1, 0), (1, 1), (0, 0))
+    assert (problem.groups, problem.transposed, problem.dtype, problem.layout) == (3, False, "float32", "channels_last")
+    assert (forward.module, forward.asked, forward.ran, forward.provider, forward.math) == (
+        "",
+        "gemm",
+        "gemm",
+        "msctx",
+        "strict",
+    )
+    assert (backward.asked, backward.ran, backward.problem) == ("algo_1", "algo_1", problem)
+    assert forward.workspace > 0
+    assert 0 < forward.error < 1e-5
+    assert (forward.calls, forward.reasons) == (1, ())
+    names = [field.name for field in dataclasses.fields(Choice)]
+    assert [*forward.as_dict()] == names
+    assert {"direction", "problem", "module", "asked", "ran", "provider", "math", "error", "workspace", "calls", "reasons"} == {
+        *names
+    }
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        (PLANE, "2x4x9x8 * 6x4x3x3, float32, padding 1, channels_first"),
+        (conv("1d", (2, 3, 9), (4, 3, 3), stride=2), "2x3x9 * 4x3x3, float32, stride 2, channels_first"),
+        (
+            conv("t", (1, 2, 4, 4), (2, 3, 2, 2), stride=(2, 1), output_padding=(1, 0), dilation=2, transposed=True),
+            "1x2x4x4 * 2x3x2x2, float32, transposed, stride 2x1, dilation 2, output_padding 1x0, channels_first",
+        ),
+        (conv("3d", (2, 4, 5, 6, 7), (6, 2, 1, 2, 3), groups=2), "2x4x5x6x7 * 6x2x1x2x3, float32, groups 2, channels_first"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_problem_in_words(problem: object, text: str) -> None:
+    with asking("fprop", "gemm") as ctx:
+        problem.run(*problem.tensors()[:2], **problem.options)  # type: ignore[attr-defined]
+    (row,) = ctx.choices()
+    assert str(row.problem) == text
+
+
+def test_rows_are_frozen_and_compare() -> None:
+    with asking("fprop", "gemm") as ctx:
+        fn.conv2d(X, W)
+        (row,) = ctx.choices()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            row.calls = 3  # type: ignore[misc]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            row.problem.groups = 3  # type: ignore[misc]
+        assert {row} == {*ctx.choices()}
+        assert ctx.choices() == ctx.choices()
+        assert len({ctx.choices(), ctx.choices()}) == 1
+        before = ctx.choices()
+        fn.conv2d(X, W)
+        assert [r.calls for r in before] == [1], "what was read does not change"
+        assert ctx.choices() != before
+    assert isinstance(ctx.choices()[:1], Choices)
+
+
+def test_every_call_is_counted_once() -> None:
+    x = X.clone().requires_grad_()
+    with msctx.context(**GEMM) as ctx:
+        for _ in range(5):
+            y = fn.conv2d(x, W)
+        for _ in range(3):
+            y.sum().backward(retain_graph=True)
+        assert [(r.direction, r.calls) for r in ctx.choices()] == [("fprop", 5), ("dgrad", 3)]
+    assert [(r.direction, r.calls) for r in ctx.choices()] == [("fprop", 5), ("dgrad", 3)]
+
+
+def test_calls_of_many_threads_are_all_counted() -> None:
+    with asking("fprop", "gemm") as ctx:
+        threads = [threading.Thread(target=lambda: [fn.conv2d(X, W) for _ in range(200)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [r.calls for r in ctx.choices()] == [800]
+
+
+def test_only_calls_made_while_it_is_open() -> None:
+    fn.conv2d(X, W)
+    with asking("fprop", "gemm") as first:
+        fn.conv2d(X, W)
+    fn.conv2d(X, W)
+    with asking("fprop", "gemm") as second:
+        fn.conv2d(X, W)
+        fn.conv2d(X, W)
+    fn.conv2d(X, W)
+    assert [r.calls for r in first.choices()] == [1]
+    assert [r.calls for r in second.choices()] == [2]
+    third = asking("fprop", "gemm")
+    assert not third.choices(), "never entered"
+
+
+def test_without_an_algorithm_there_are_no_rows() -> None:
+    with msctx.context(deterministic="ON") as ctx:
+        fn.conv2d(X, W)
+    assert not ctx.choices()
+    assert str(ctx.choices()) == "no convolution has run under a policy"
+
+
+def test_nested_scopes() -> None:
+    """An outer context holds what ran while it was open, whichever policy was in force then."""
+    with asking("fprop", "gemm") as outer:
+        fn.conv2d(X, W)
+        with asking("fprop", "direct") as inner:
+            fn.conv2d(X, W)
+            with msctx.context(conv_dgrad_algo="algo_1") as innermost:
+                fn.conv2d(X, W)
+        fn.conv2d(X, W)
+    assert calls(innermost.choices()) == {("direct", "direct"): 1}
+    assert calls(inner.choices()) == {("direct", "direct"): 2}
+    assert calls(outer.choices()) == {("gemm", "gemm"): 2, ("direct", "direct"): 2}
+
+
+def test_a_context_that_is_entered_again_adds_up() -> None:
+    ctx = asking("fprop", "gemm")
+    for count in (1, 2, 3):
+        with ctx:
+            fn.conv2d(X, W)
+            assert [r.calls for r in ctx.choices()] == [count]
+        fn.conv2d(X, W)
+    assert [r.calls for r in ctx.choices()] == [3]
+
+    @ctx
+    def decorated() -> None:
+        fn.conv2d(X, W)
+
+    decorated()
+    assert [r.calls for r in ctx.choices()] == [4]
+
+
+def test_a_context_that_is_entered_inside_itself_counts_each_call_once() -> None:
+    ctx = asking("fprop", "gemm")
+    with ctx:
+        fn.conv2d(X, W)
+        with ctx:
+            fn.conv2d(X, W)
+            fn.conv2d(X, W)
+        assert [r.calls for r in ctx.choices()] == [3]
+    assert [r.calls for r in ctx.choices()] == [3]
+
+
+def test_the_context_of_a_block_that_raised_still_tells() -> None:
+    with pytest.raises(ZeroDivisionError), asking("fprop", "gemm") as ctx:
+        fn.conv2d(X, W)
+        1 / 0  # noqa: B018
+    assert [r.calls for r in ctx.choices()] == [1]
+
+
+def test_those_of_the_process() -> None:
+    x = torch.randn(1, 3, 13, 17)
+
+    def mine() -> int:
+        return sum(row.calls for row in msctx.choices() if row.problem.input == (1, 3, 13, 17))
+
+    before = mine()
+    with asking("fprop", "gemm"):
+        fn.conv2d(x, W)
+        assert mine() == before + 1
+    with asking("fprop", "direct"):
+        fn.conv2d(x, W)
+    fn.conv2d(x, W)
+    assert mine() == before + 2
+
+
+def test_the_order_is_that_in_which_problems_were_met() -> None:
+    with asking("fprop", "gemm") as ctx:
+        for size in (31, 29, 30):
+            fn.conv2d(torch.randn(1, 3, size, 5), W)
+        fn.conv2d(torch.randn(1, 3, 29, 5), W)
+    assert [(r.problem.input[2], r.calls) for r in ctx.choices()] == [(31, 1), (29, 2), (30, 1)]
+
+
+def test_it_prints_as_a_table() -> None:
+    with asking("fprop", "winograd", fallback="silent") as ctx:
+        fn.conv2d(X, W)
+        fn.conv2d(X, W, stride=2)
+    text = str(ctx.choices())
+    assert text == repr(ctx.choices())
+    header, _, first, second, reason = text.splitlines()
+    assert header.split() == ["direction", "problem", "asked", "ran", "by", "math", "error", "workspace", "calls"]
+    assert "2x3x8x8 * 4x3x3x3, float32, channels_first" in first
+    assert first.split()[-7:-3] == ["winograd", "winograd", "msctx", "strict"] or " msctx " in first
+    assert " torch " in second
+    assert reason.strip() == "winograd: its stride is 1"
+
+
+@pytest.mark.parametrize(
+    ("given", "spelled"), [("precomp_gemm", "implicit_precomp_gemm"), ("implicit_precomp_gemm", "implicit_precomp_gemm")]
+)
+def test_names_are_spelled_as_mindspore_does(given: str, spelled: str) -> None:
+    with asking("fprop", given) as ctx:
+        fn.conv2d(X, W)
+    assert calls(ctx.choices()) == {(spelled, spelled): 1}
+    with msctx.context(conv_algo_rules={"weight=4x3x3x3": given}) as ctx:
+        fn.conv2d(X, W)
+    assert calls(ctx.choices()) == {(spelled, spelled): 1}
+
+
+def test_workspace_and_error_are_those_of_the_row() -> None:
+    with asking("fprop", "implicit_gemm") as ctx:
+        fn.conv2d(X, W)
+    assert ctx.choices()[0].workspace < 64 * 1024
+    with asking("fprop", "reference") as ctx:
+        fn.conv2d(X, W)
+    (row,) = ctx.choices()
+    assert (row.workspace, row.math) == (0, "float64")
+    with asking("fprop", "winograd", fallback="silent") as ctx:
+        fn.conv2d(X, W, stride=2)
+    (row,) = ctx.choices()
+    assert (row.ran, row.provider, row.math, row.error, row.workspace) == ("torch", "torch", "torch", 0.0, 0)
+
+
+def test_normal_tells_why_each_row_ahead_did_not_run() -> None:
+    with asking("fprop", "normal") as ctx:
+        fn.conv2d(X, W, stride=2)
+    (row,) = ctx.choices()
+    assert row.asked == "normal"
+    if row.ran == "torch":
+        told = {reason.partition(":")[0] for reason in row.reasons}
+        assert {"winograd", "winograd_nonfused", "implicit_gemm", "direct", "gemm", "fft", "fft_tiling"} <= told
+    assert any("its stride is 1" in reason for reason in row.reasons if reason.startswith("winograd"))
+
+
+def test_what_was_computed_again_is_told() -> None:
+    x = torch.randn(1, 3, 9, 7)
+    x[0, 0, 4, 4] = float("inf")
+    with asking("fprop", "fft") as ctx:
+        fn.conv2d(x, W)
+    (row,) = ctx.choices()
+    assert any("not finite" in reason and "gemm" in reason for reason in row.reasons)
+
+
+@quiet
+def test_a_double_backward_is_made_of_convolutions_that_count() -> None:
+    x, w = X.double().requires_grad_(), W.double().requires_grad_()
+    with msctx.context(**GEMM) as ctx:
+        (first,) = torch.autograd.grad(fn.conv2d(x, w).square().sum(), x, create_graph=True)
+        before = sum(r.calls for r in ctx.choices())
+        first.square().sum().backward()
+        assert sum(r.calls for r in ctx.choices()) > before
+    assert all(r.provider == "msctx" for r in ctx.choices())
+
+
+def test_without_grad_there_is_one_row_and_modules_without_watch_have_no_path() -> None:
+    with torch.no_grad(), msctx.context(**GEMM) as ctx:
+        nn.Conv2d(3, 4, 3)(X)
+    assert (row_of(ctx.choices(), "fprop").module, len(ctx.choices())) == ("", 1)
+
+
+def test_reading_a_small_context_does_not_take_longer_in_an_old_process() -> None:
+    """What other contexts met before must not be read to tell what this one did."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        for _ in range(20):
+            assert len(ctx.choices()) == 1
+        return time.perf_counter() - start
+
+    with asking("fprop", "gemm") as ctx:
+        fn.conv2d(X, W)
+    before = min(seconds() for _ in range(3))
+    with asking("fprop", "reference"):
+        for width in range(5, 505):
+            fn.conv2d(torch.ones(1, 1, 3, width), torch.ones(1, 1, 3, 3))
+    assert min(seconds() for _ in range(3)) < 5 * before + 0.02

@@ -1,0 +1,203 @@
+"""fallback: what a call does whose named algorithm cannot take it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from convs import DIRECTIONS, GEMM, PLANE, REFERENCE, asking, bits, conv
+from torch.nn import functional as fn
+
+import msctx
+from msctx.errors import MsctxWarning, StrictError
+from msctx.options import OPTIONS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+STRIDED = conv("strided", (2, 3, 9, 9), (4, 3, 3, 3), True, stride=2)
+X, W = STRIDED.tensors()[:2]
+
+
+def told(found: pytest.WarningsRecorder) -> list[str]:
+    return [str(w.message) for w in found if issubclass(w.category, MsctxWarning)]
+
+
+def test_warn_tells_each_problem_once(recwarn: pytest.WarningsRecorder) -> None:
+    with asking("fprop", "winograd") as ctx:
+        for _ in range(3):
+            fn.conv2d(X, W, stride=2)
+        fn.conv2d(X, W, dilation=2)
+        fn.conv2d(X, W)
+    first, second = told(recwarn)
+    assert "conv_fprop_algo=winograd cannot take" in first
+    assert "2x3x9x9 with 4x3x3x3" in first
+    assert "stride 2" in first
+    assert "its stride is 1" in first
+    assert "its dilation is 1" in second
+    assert [row.ran for row in ctx.choices()] == ["torch", "torch", "winograd"]
+    assert [row.calls for row in ctx.choices()] == [3, 1, 1]
+
+
+def test_the_warning_points_at_the_users_line(recwarn: pytest.WarningsRecorder) -> None:
+    with asking("fprop", "winograd"):
+        fn.conv2d(X, W, stride=2)
+    (found,) = [w for w in recwarn if issubclass(w.category, MsctxWarning)]
+    assert found.filename == __file__
+
+
+def test_what_falls_back_is_torchs_own_path_bit_for_bit() -> None:
+    tensors = STRIDED.tensors()
+    own = STRIDED.compute(tensors)
+    options = {"conv_fprop_algo": "winograd", "conv_dgrad_algo": "winograd", "conv_wgrad_algo": "winograd_nonfused"}
+    with msctx.context(**options, fallback="silent"):
+        assert bits(STRIDED.compute(tensors)) == bits(own)
+
+
+def test_silent_is_told_by_choices_alone(recwarn: pytest.WarningsRecorder) -> None:
+    with asking("fprop", "winograd", fallback="silent") as ctx:
+        fn.conv2d(X, W, stride=2)
+    assert not told(recwarn)
+    (row,) = ctx.choices()
+    assert (row.asked, row.ran, row.provider) == ("winograd", "torch", "torch")
+    assert row.reasons == ("winograd: its stride is 1",)
+
+
+@pytest.mark.parametrize("more", [{"fallback": "error"}, {"strict": True}], ids=["error", "strict"])
+def test_an_error_lists_every_candidate_with_all_of_its_reasons(more: dict[str, object]) -> None:
+    x, w = torch.randn(1, 2, 9, 9), torch.randn(3, 2, 2, 3)
+    with asking("fprop", "winograd", **more) as ctx, pytest.raises(RuntimeError) as raised:
+        fn.conv2d(x, w, stride=2, dilation=2)
+    text = str(raised.value)
+    lines = {line.split(":")[0].strip(): line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("  ")}
+    assert {*lines} == {*OPTIONS["conv_fprop_algo"].choices} - {"normal", "performance"}
+    for reason in ("its window is 3x3 or 5x5", "its stride is 1", "its dilation is 1"):
+        assert reason in lines["winograd"]
+    assert lines["gemm"] == lines["reference"] == "could take it"
+    assert "nothing was computed" in text
+    assert not ctx.choices(), "a call that raised did not run"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_an_error_in_each_direction(direction: str) -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    with asking(direction, "winograd_nonfused", fallback="error") as ctx:
+        with pytest.raises(RuntimeError, match=f"conv_{direction}_algo=winograd_nonfused cannot take"):
+            fn.conv2d(x, w, stride=2).sum().backward()
+        assert (x.grad, w.grad) == (None, None)
+        fn.conv2d(x, w).sum().backward()
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("winograd_nonfused", 1)]
+    assert x.grad is not None
+
+
+def test_after_an_error_everything_is_fine() -> None:
+    own = fn.conv2d(X, W, stride=2)
+    with asking("fprop", "winograd", fallback="error") as ctx:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="its stride is 1"):
+                fn.conv2d(X, W, stride=2)
+        fn.conv2d(X, W)
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("winograd", 1)]
+    assert torch.equal(fn.conv2d(X, W, stride=2), own)
+
+
+def test_an_error_leaves_the_scope_as_any_other() -> None:
+    before = msctx.state()
+    with pytest.raises(RuntimeError, match="cannot take"), asking("fprop", "fft", fallback="error"):
+        fn.conv1d(X[0], W[:, :, 0])
+    assert msctx.state() == before
+
+
+def test_strict_implies_error_unless_fallback_is_said() -> None:
+    with asking("fprop", "winograd", strict=True), pytest.raises(RuntimeError, match="fallback=error"):
+        fn.conv2d(X, W, stride=2)
+    with asking("fprop", "winograd", strict=True, fallback="silent") as ctx:
+        fn.conv2d(X, W, stride=2)
+    assert [row.ran for row in ctx.choices()] == ["torch"]
+
+
+def test_warnings_turned_into_errors_raise_at_the_call() -> None:
+    with warnings.catch_warnings(), asking("fprop", "winograd") as ctx:
+        warnings.simplefilter("error", MsctxWarning)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="its stride is 1"):
+                fn.conv2d(X, W, stride=2)
+        fn.conv2d(X, W)
+    assert [row.ran for row in ctx.choices()] == ["winograd"]
+
+
+def test_the_innermost_fallback_holds() -> None:
+    with asking("fprop", "winograd", fallback="error"):
+        with msctx.context(fallback="silent"):
+            fn.conv2d(X, W, stride=2)
+        with pytest.raises(RuntimeError, match="cannot take"):
+            fn.conv2d(X, W, stride=2)
+
+
+@pytest.mark.parametrize("options", [GEMM, REFERENCE], ids=["gemm", "reference"])
+def test_what_takes_everything_never_falls_back(options: dict[str, str], recwarn: pytest.WarningsRecorder) -> None:
+    with msctx.context(**options, fallback="error"):
+        PLANE.compute(PLANE.tensors())
+        STRIDED.compute(STRIDED.tensors(torch.float64))
+    assert not told(recwarn)
+
+
+@pytest.mark.parametrize("name", ["normal", "performance"])
+def test_the_heuristics_take_torchs_path_without_an_error(name: str) -> None:
+    x, w = X.half(), W.half()
+    with msctx.context(**{f"conv_{d}_algo": name for d in DIRECTIONS}, fallback="error"):
+        fn.conv2d(x, w, stride=2)
+        fn.conv2d(X, W)
+
+
+def test_an_algorithm_of_no_fixed_order_by_rule_is_refused_at_the_call_under_determinism() -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    rules = {"weight=4x3x3x3": {"dgrad": "algo_0", "wgrad": "algo_3"}}
+    with msctx.context(conv_algo_rules=rules, deterministic="ON", fallback="silent") as ctx:
+        fn.conv2d(x, w).sum().backward()
+    assert [(row.asked, row.ran) for row in ctx.choices()] == [("algo_0", "torch"), ("algo_3", "torch")]
+    for row in ctx.choices():
+        assert "no fixed order" in row.reasons[0]
+        assert "deterministic=ON" in row.reasons[0]
+    with msctx.context(conv_algo_rules=rules, deterministic="ON", strict=True):
+        y = fn.conv2d(x, w)
+        with pytest.raises(RuntimeError, match=r"algo_0: it adds in no fixed order, and deterministic=ON"):
+            y.sum().backward()
+
+
+def test_an_algorithm_of_no_fixed_order_that_is_named_is_refused_at_entry() -> None:
+    with pytest.raises(StrictError, match="no fixed order"), asking("dgrad", "algo_0", deterministic="ON", strict=True):
+        pass
+
+
+# --- conv_workspace_limit --------------------------------------------------------------------------------------------
+
+
+def test_a_workspace_limit_is_kept(recwarn: pytest.WarningsRecorder) -> None:
+    with asking("fprop", "gemm") as ctx:
+        fn.conv2d(X, W)
+    needs = ctx.choices()[0].workspace
+    with asking("fprop", "gemm", conv_workspace_limit=needs, fallback="error") as ctx:
+        fn.conv2d(X, W)
+    assert [row.ran for row in ctx.choices()] == ["gemm"]
+    with asking("fprop", "gemm", conv_workspace_limit=needs - 1) as ctx:
+        fn.conv2d(X, W)
+    (row,) = ctx.choices()
+    assert row.ran == "torch"
+    assert row.reasons == (f"gemm: its workspace of {needs} bytes is above conv_workspace_limit={needs - 1}",)
+    assert len(told(recwarn)) == 1
+
+
+@pytest.mark.parametrize("limit", ["256MB", "1KB", 0, 1000, "1GB"])
+def test_limits_in_words(limit: object) -> None:
+    with asking("fprop", "gemm", conv_workspace_limit=limit, fallback="silent") as ctx:
+        fn.conv2d(X, W)
+    assert [row.ran for row in ctx.choices()] == ["gemm" if limit in ("256MB", "1GB") else "torch"]
+
+
+@pytest.mark.parametrize("name", ["normal", "performance"])
+def test_the_heuristics_keep_the_limit(name: str) -> None:
+    with asking("fprop", name, conv_workspace_limit=0) as ctx:
+        fn.conv2d(X, W)
+        fn.conv2d(X, W)
+    for row in ctx.choices():
+        assert row.workspace == 0

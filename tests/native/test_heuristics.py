@@ -1,0 +1,112 @@
+"""normal, performance and thread_invariant: what chooses by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from convs import DIRECTIONS, PLANE, REFERENCE, Conv, asking, bits, conv
+from torch.nn import functional as fn
+
+import msctx
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PERFORMANCE = {f"conv_{d}_algo": "performance" for d in DIRECTIONS}
+
+
+def ran(ctx: msctx.Context) -> list[tuple[str, str]]:
+    return [(row.direction, row.ran) for row in ctx.choices()]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [PLANE, conv("1d", (1, 3, 9), (2, 3, 3)), conv("t", (1, 2, 5, 5), (2, 3, 3, 3), transposed=True)],
+    ids=str,
+)
+def test_normal_is_the_same_each_time_and_right(problem: Conv) -> None:
+    tensors = problem.tensors()
+    found = []
+    for count in (1, 2):
+        with msctx.context(**{f"conv_{d}_algo": "normal" for d in DIRECTIONS}, runtime_num_threads=count) as ctx:
+            problem.compute(tensors)
+        found.append(ran(ctx))
+        assert {row.asked for row in ctx.choices()} == {"normal"}
+    assert found[0] == found[1]
+
+
+def test_unset_is_torchs_own_path_and_never_normal() -> None:
+    x, w = torch.randn(1, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+    with asking("fprop", "gemm") as ctx:
+        fn.conv2d(x, w).sum().backward()
+    assert ran(ctx) == [("fprop", "gemm")]
+
+
+def test_performance_measures_a_problem_once_and_keeps_its_choice() -> None:
+    problem = conv("measured", (1, 5, 11, 13), (3, 5, 3, 3), True)
+    tensors = problem.tensors()
+    with msctx.context(**PERFORMANCE) as first:
+        one = problem.compute(tensors)
+        two = problem.compute(tensors)
+    assert bits(one) == bits(two)
+    assert [row.calls for row in first.choices()] == [2, 2, 2]
+    assert {row.asked for row in first.choices()} == {"performance"}
+    for row in first.choices():
+        assert row.reasons
+        assert all("measured at" in reason for reason in row.reasons)
+        assert not any(reason.startswith("reference") for reason in row.reasons)
+    with msctx.context(**PERFORMANCE) as second:
+        three = problem.compute(tensors)
+    assert [(r.ran, r.reasons) for r in second.choices()] == [(r.ran, r.reasons) for r in first.choices()]
+    assert bits(three) == bits(one)
+
+
+def test_performance_measures_nothing_under_determinism() -> None:
+    problem = conv("unmeasured", (1, 5, 12, 13), (3, 5, 3, 3))
+    with msctx.context(**PERFORMANCE, deterministic="ON") as ctx:
+        problem.compute(problem.tensors())
+    with msctx.context(**{f"conv_{d}_algo": "normal" for d in DIRECTIONS}) as normal:
+        problem.compute(problem.tensors())
+    assert ran(ctx) == ran(normal)
+    assert not any("measured" in reason for row in ctx.choices() for reason in row.reasons)
+
+
+@pytest.mark.parametrize("name", ["normal", "performance"])
+def test_they_take_no_row_whose_bound_is_too_large(name: str) -> None:
+    for size in (8, 9):
+        problem = conv("bound", (1, 16, size, size), (16, 16, 5, 5), padding=2)
+        with msctx.context(**{f"conv_{d}_algo": name for d in DIRECTIONS}) as ctx:
+            problem.compute(problem.tensors())
+        for row in ctx.choices():
+            assert row.error <= 3e-5
+
+
+def test_thread_invariant_takes_every_convolution_that_names_nothing() -> None:
+    problems = [PLANE, conv("1d", (1, 3, 9), (2, 3, 3), True), conv("3d", (1, 2, 4, 4, 4), (2, 2, 3, 3, 3))]
+    with msctx.context(thread_invariant=True) as ctx:
+        for problem in problems:
+            problem.compute(problem.tensors())
+    assert len(ctx.choices()) == 9
+    for row in ctx.choices():
+        assert (row.asked, row.provider) == ("thread_invariant", "msctx")
+        assert row.ran not in ("algo_0", "algo_3", "torch")
+        assert row.reasons or row.ran == "winograd"
+
+
+def test_a_named_algorithm_beats_thread_invariant_where_it_keeps_its_bits() -> None:
+    with msctx.context(thread_invariant=True, **REFERENCE) as ctx:
+        PLANE.compute(PLANE.tensors())
+    assert {row.ran for row in ctx.choices()} == {"reference"}
+    with msctx.context(thread_invariant=True, conv_dgrad_algo="algo_0", fallback="silent") as ctx:
+        PLANE.compute(PLANE.tensors())
+    (row,) = [row for row in ctx.choices() if row.direction == "dgrad"]
+    assert row.asked == "algo_0"
+    assert row.provider == "msctx", "torch's own path promises nothing"
+    assert row.ran != "algo_0"
+    assert any("thread_invariant" in reason for reason in row.reasons)
+
+
+def test_performance_under_thread_invariant_never_takes_torchs_path() -> None:
+    problem = conv("invariant", (1, 4, 10, 11), (6, 4, 3, 3), True)
+    with msctx.context(**PERFORMANCE, thread_invariant=True) as ctx:
+        problem.compute(problem.tensors())
+    assert {row.provider for row in ctx.choices()} == {"msctx"}
+    assert not {row.ran for row in ctx.choices()} & {"algo_0", "algo_3"}

@@ -1,0 +1,171 @@
+"""PyTorch's own samples of every convolution operator, under every algorithm; and its own errors for bad geometry."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from convs import DIRECTIONS, EVERYTHING, GEMM, ROWS, UNIT, asking, largest
+from torch import Tensor
+from torch.nn import functional as fn
+
+import msctx
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:Using padding='same'")]
+OPERATORS = [f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)]
+
+
+@cache
+def opinfo(operator: str) -> Any:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    (found,) = [op for op in op_db if op.name == f"nn.functional.{operator}"]
+    return found
+
+
+def outcome(operator: str, tensors: list[Tensor], positional: list[Any], named: dict[str, Any]) -> list[Tensor]:
+    """The result, and the gradients of each tensor for a gradient of ones and twos."""
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    y = getattr(fn, operator)(*leaves, *positional, **named)
+    gradient = (torch.arange(y.numel(), dtype=torch.float64).reshape(y.shape) % 2 + 1).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, leaves, gradient)]
+
+
+@cache
+def samples(operator: str, dtype: torch.dtype) -> list[tuple[Any, list[Tensor], list[Tensor]]]:
+    """Each sample, what it is in float64, and the same of absolute values: the sums of all products' sizes."""
+    found = []
+    for sample in opinfo(operator).sample_inputs("cpu", dtype, requires_grad=False):
+        values = [sample.input, *sample.args]
+        named = dict(sample.kwargs)
+        if isinstance(named.get("bias"), Tensor):
+            values.append(named.pop("bias"))
+        tensors = [v for v in values if isinstance(v, Tensor)]
+        rest = [v for v in values if not isinstance(v, Tensor)]
+        call = (operator, rest, named)
+        right = outcome(operator, [t.double() for t in tensors], rest, named)
+        sizes = outcome(operator, [t.double().abs() for t in tensors], rest, named)
+        found.append(((call, tensors), right, sizes))
+    return found
+
+
+def assert_right(operator: str, dtype: torch.dtype, options: dict[str, str], error: float) -> dict[str, set[str]]:
+    """Every sample under the options; returns what ran, by direction."""
+    ran: dict[str, set[str]] = {direction: set() for direction in DIRECTIONS}
+    for ((_, rest, named), tensors), right, sizes in samples(operator, dtype):
+        with msctx.context(**options, fallback="silent") as ctx:
+            got = outcome(operator, tensors, rest, named)
+        for ours, exact, size in zip(got, right, sizes, strict=True):
+            assert ours.shape == exact.shape
+            assert largest(ours.double() - exact) <= error * largest(size), (operator, [t.shape for t in tensors], rest, named)
+        for row in ctx.choices():
+            ran[row.direction].add(row.ran)
+    return ran
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(("direction", "name"), ROWS, ids=[f"{d}-{n}" for d, n in ROWS])
+def test_samples(operator: str, direction: str, name: str) -> None:
+    ran = assert_right(operator, torch.float32, {f"conv_{direction}_algo": name}, 3e-5)
+    if name in EVERYTHING:
+        assert ran[direction] == {name}
+    elif operator == "conv2d" and "winograd" not in name:
+        assert name in ran[direction]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("forward", "backward"), [("gemm", "algo_1"), ("reference", "reference")])
+def test_samples_in_other_dtypes(operator: str, dtype: torch.dtype, forward: str, backward: str) -> None:
+    options = {"conv_fprop_algo": forward, "conv_dgrad_algo": backward, "conv_wgrad_algo": backward}
+    ran = assert_right(operator, dtype, options, 1e-13 if dtype == torch.float64 else 4 * UNIT[dtype])
+    assert ran == {"fprop": {forward}, "dgrad": {backward}, "wgrad": {backward}}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_heuristics_are_right_too(operator: str) -> None:
+    for name in ("normal", "performance"):
+        assert_right(operator, torch.float32, {f"conv_{d}_algo": name for d in DIRECTIONS}, 3e-5)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def failure(function: Any, *args: Any, **kwargs: Any) -> tuple[type[BaseException], str]:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 (whatever torch raises is compared)
+        function(*args, **kwargs)
+    return raised.type, str(raised.value)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_pytorchs_error_inputs_give_pytorchs_own_errors(operator: str) -> None:
+    count = 0
+    for bad in opinfo(operator).error_inputs("cpu"):
+        sample, function = bad.sample_input, getattr(fn, operator)
+        own = failure(function, sample.input, *sample.args, **sample.kwargs)
+        with msctx.context(**GEMM, fallback="error") as ctx:
+            assert failure(function, sample.input, *sample.args, **sample.kwargs) == own
+        assert not ctx.choices()
+        count += 1
+    assert count or "1d" not in operator
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+BAD: dict[str, tuple[str, list[Tensor], dict[str, Any]]] = {
+    "channels": ("conv2d", [zeros(1, 3, 8, 8), zeros(4, 2, 3, 3)], {}),
+    "window-too-large": ("conv2d", [zeros(1, 2, 4, 4), zeros(4, 2, 5, 5)], {}),
+    "reach-too-large": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)], {"dilation": 3}),
+    "no-window": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 0, 3)], {}),
+    "stride-0": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)], {"stride": 0}),
+    "stride-negative": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)], {"stride": -1}),
+    "padding-negative": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)], {"padding": -1}),
+    "dilation-0": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)], {"dilation": 0}),
+    "groups-0": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)], {"groups": 0}),
+    "groups-negative": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)], {"groups": -1}),
+    "groups-uneven": ("conv2d", [zeros(1, 6, 6, 6), zeros(4, 2, 3, 3)], {"groups": 3}),
+    "bias-size": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3), zeros(3)], {}),
+    "bias-shape": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3), zeros(4, 1)], {}),
+    "bias-dtype": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3), zeros(4, dtype=torch.float64)], {}),
+    "weight-dtype": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3, dtype=torch.float64)], {}),
+    "weight-dims": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3)], {}),
+    "strides-too-many": ("conv2d", [zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)], {"stride": (1, 1, 1)}),
+    "image-without-pixels": ("conv2d", [zeros(1, 2, 0, 6), zeros(4, 2, 3, 3)], {}),
+    "transposed-channels": ("conv_transpose2d", [zeros(1, 3, 8, 8), zeros(2, 4, 3, 3)], {}),
+    "output-padding": ("conv_transpose2d", [zeros(1, 2, 8, 8), zeros(2, 4, 3, 3)], {"output_padding": 1}),
+    "transposed-nothing-left": ("conv_transpose2d", [zeros(1, 2, 1, 1), zeros(2, 4, 2, 2)], {"padding": 3}),
+    "1d": ("conv1d", [zeros(1, 2, 3), zeros(4, 2, 5)], {}),
+    "3d": ("conv3d", [zeros(1, 2, 3, 3, 3), zeros(4, 2, 5, 3, 3)], {}),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("name", ["gemm", "winograd", "fft", "reference", "normal"])
+def test_bad_geometry_gives_pytorchs_own_error(case: str, name: str) -> None:
+    operator, tensors, options = BAD[case]
+    own = failure(getattr(fn, operator), *tensors, **options)
+    with msctx.context(conv_fprop_algo=name, fallback="error") as ctx:
+        assert failure(getattr(fn, operator), *tensors, **options) == own
+    assert not ctx.choices(), "nothing ran"
+
+
+def test_what_the_backward_operator_refuses_it_refuses_inside_too() -> None:
+    x, w = zeros(1, 2, 6, 6), zeros(4, 2, 3, 3)
+    geometry: list[Any] = [[4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True]]
+    backward = torch.ops.aten.convolution_backward
+    for gradient in (zeros(1, 4, 5, 4), zeros(1, 3, 4, 4), zeros(1, 4, 4, 4, dtype=torch.float64), zeros(4, 4, 4)):
+        own = failure(backward, gradient, x, w, *geometry)
+        with msctx.context(**GEMM, fallback="error"):
+            assert failure(backward, gradient, x, w, *geometry) == own
+
+
+def test_after_an_error_the_next_call_is_fine() -> None:
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(4, 2, 3, 3)
+    with asking("fprop", "gemm") as ctx:
+        failure(fn.conv2d, x, w[:, :1])
+        assert torch.allclose(fn.conv2d(x, w), fn.conv2d(x.double(), w.double()).float(), atol=1e-5)
+    assert [row.calls for row in ctx.choices()] == [1, 1]
