@@ -57,6 +57,10 @@ class _Scope:
         self.open = True
         self.leaving = False  # __exit__ came while an inner scope was open; it closes with that one
         self.calls = _calls_until_now()
+        with _counting:
+            if not context._entered:
+                context._since = self.calls
+            context._entered += 1
         self.visitors = 0  # bound functions that run in other threads under this scope
 
     @property
@@ -148,7 +152,9 @@ class Context:
     def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block") -> None:
         self.layers = layers
         self.origin = origin
-        self._calls: Counter[int] = Counter()  # of each choice of the native core, in the scopes that have closed
+        self._calls: Counter[int] = Counter()  # of each choice of the native core, until the last of its scopes closed
+        self._entered = 0  # scopes that are open, of all threads: a call inside several of them is counted once
+        self._since: tuple[int, ...] = ()  # the counts when the first of them was opened
 
     @untraced
     def __enter__(self) -> Context:
@@ -251,14 +257,18 @@ class Context:
         """Which algorithm each convolution ran while this context was open, and why: a row for each distinct problem."""
         from msctx.native import choices
 
-        scope = self._scope
-        return choices.rows(dict(self._calls + Counter(choices.between(scope.calls) if scope else {})))
+        with _counting:
+            made = self._calls + Counter(choices.between(self._since) if self._entered else {})
+        return choices.rows(dict(made))
 
     def _remember(self, scope: _Scope) -> None:
         from msctx.native import choices
 
         made = choices.between(scope.calls)
-        self._calls.update(made)
+        with _counting:
+            self._entered -= 1
+            if not self._entered:
+                self._calls.update(choices.between(self._since))
         for layer in self.layers:
             if (setting := layer.settings.get("conv_algo_rules")) is not None and made:
                 for rule in choices.unmatched(setting.value, choices.rows(made)):

@@ -88,22 +88,25 @@ Choice* record(std::unique_ptr<Choice> choice) {
   return found->second;
 }
 
-std::string choices_json() {
+std::string choices_json(const int32_t* wanted, int count) {
   Log& all = log();
   const std::lock_guard<std::mutex> guard(all.lock);
   std::string json = "[";
-  for (const auto& entry : all.entries) {
+  for (int i = 0; i < count; i++) {
+    if (wanted[i] < 0 || size_t(wanted[i]) >= all.entries.size()) continue;
+    const Choice& entry = *all.entries[size_t(wanted[i])];
     if (json.size() > 1) json += ',';
-    json += '{' + identity(*entry) + ",\"calls\":" + std::to_string(entry->calls.load(std::memory_order_relaxed)) +
-            ",\"computed_again\":" + std::to_string(entry->computed_again.load(std::memory_order_relaxed)) + '}';
+    json += '{' + identity(entry) + ",\"calls\":" + std::to_string(entry.calls.load(std::memory_order_relaxed)) +
+            ",\"computed_again\":" + std::to_string(entry.computed_again.load(std::memory_order_relaxed)) + '}';
   }
   return json + ']';
 }
 
 }  // namespace msctx
 
-MSCTX_API char* msctx_choices() { return strdup(msctx::choices_json().c_str()); }
-// The calls of each entry, in the order of msctx_choices; returns how many entries there are, of which at most `size` are written.
+// The entries of these numbers; to be freed.
+MSCTX_API char* msctx_choices(const int32_t* wanted, int count) { return strdup(msctx::choices_json(wanted, count).c_str()); }
+// The calls of each entry, in the order in which they were first met: their numbers; returns how many entries there are, of which at most `size` are written.
 MSCTX_API int msctx_counts(int64_t* calls, int size) {
   msctx::Log& all = msctx::log();
   const std::lock_guard<std::mutex> guard(all.lock);

@@ -100,6 +100,13 @@ std::string Policy::asked_for(Direction direction, const ConvText& t) const {
   return asked.empty() && thread_invariant ? "thread_invariant" : asked;
 }
 
+bool Policy::asks(Direction direction) const {
+  if (thread_invariant || !asked_[int(direction)].empty()) return true;
+  for (const Rule& rule : rules_)
+    if (!rule.asked[int(direction)].empty()) return true;
+  return false;
+}
+
 std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& call) const {
   const Op op = op_of(row.direction, call.transposed);
   const ConvAlgorithm& a = *row.algorithm;
@@ -109,11 +116,15 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   if (!why.empty()) return why;
   if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
   if (!a.fixed_order && deterministic) why.push_back("it adds in no fixed order, and deterministic=ON asks for the same bits");
-  const size_t bytes = a.workspace(call.problem, op, threads_);
+  const size_t bytes = a.workspace(call.problem, op, thread_invariant ? 1 : threads_);  // else the threads would choose the row
   if (workspace_limit_ >= 0 && bytes > size_t(workspace_limit_))
     why.push_back(
         "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit_));
   return why;
+}
+
+int Policy::threads_for(const ConvAlgorithm& a, const ConvProblem& p, Op op, int threads) const {
+  return workspace_limit_ >= 0 && a.workspace(p, op, threads) > size_t(workspace_limit_) ? 1 : threads;
 }
 
 std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction) const {
@@ -202,7 +213,8 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
   choice.provider = "msctx";
   choice.math = row->algorithm->math;
   choice.error = row->algorithm->error(call.problem, op);
-  choice.workspace = int64_t(row->algorithm->workspace(call.problem, op, threads_));
+  const int threads = threads_for(*row->algorithm, call.problem, op, threads_);
+  choice.workspace = int64_t(row->algorithm->workspace(call.problem, op, threads));
 }
 
 // Every row of the direction, with all of its reasons.

@@ -104,7 +104,7 @@ void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, void* workspac
   Sum* columns = static_cast<Sum*>(workspace);
   Sum* rest = reinterpret_cast<Sum*>(static_cast<char*>(workspace) + columns_size<T>(p));
   const Gemm<T> gemm{p, parallel, static_cast<T*>(t.x), static_cast<T*>(t.w), static_cast<T*>(t.y), columns, rest};
-  if (op == Op::backward_weight) std::memset(rest, 0, sizeof(Sum) * w_size(p));
+  if (op == Op::backward_weight && w_size(p) > 0) std::memset(rest, 0, sizeof(Sum) * w_size(p));
   for (int64_t n = 0; n < p.n; n++)
     for (int64_t g = 0; g < p.groups; g++) switch (op) {
         case Op::forward: gemm.forward(n, g); break;

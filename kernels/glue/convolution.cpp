@@ -89,7 +89,7 @@ void count(const Decision& decision, bool again = false) {
 
 at::Tensor run_counted(const Asked& asked, const Decision& decision, const at::Tensor& first, const at::Tensor& second, at::MemoryFormat format) {
   bool again = false;
-  at::Tensor result = run_row(asked.policy->table(), *decision.row, *asked.call, first, second, format, again);
+  at::Tensor result = run_row(*asked.policy, *decision.row, *asked.call, first, second, format, again);
   count(decision, again);
   return result;
 }
@@ -103,7 +103,8 @@ at::Tensor forward(
     if (!fits) return torch();  // its own error
   }
   const Decision* decision = asked.decide(Direction::fprop, input, weight);
-  if (at::GradMode::is_enabled() && asked.call) remember_forward(weight);
+  if (at::GradMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
+    remember_forward(weight);
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);
   if (decision->to_measure)
@@ -149,7 +150,10 @@ at::Tensor convolution(
     return pass_on<at::_ops::convolution>(
         before_convolution, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
   };
-  if (!in_force.load(std::memory_order_relaxed)) return torch();
+  if (!in_force.load(std::memory_order_relaxed)) {
+    forget_forward(weight);  // its next backward pass may belong to this one
+    return torch();
+  }
   auto policy = msctx::policy();
   if (!policy) return torch();
   const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);

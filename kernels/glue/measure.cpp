@@ -48,7 +48,7 @@ Result measure(
   for (const ConvRow* row : policy.candidates(call, direction))
     contenders.push_back({row, [&, row] {
                             bool again = false;
-                            run_row(policy.table(), *row, call, first, second, at::MemoryFormat::Contiguous, again);
+                            run_row(policy, *row, call, first, second, at::MemoryFormat::Contiguous, again);
                           }, 0.0});
   double best = 1e30;
   for (Contender& c : contenders) {

@@ -144,7 +144,7 @@ inline std::vector<int64_t> result_shape(const ConvCall& call, Direction directi
 
 // Runs a row. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
-    const ConvTable& table, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
+    const Policy& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
     at::MemoryFormat format, bool& again) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
@@ -161,7 +161,9 @@ inline at::Tensor run_row(
     case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
   }
   TorchMemory workspace;
-  again = conv_run(table, *row.algorithm, p, op, t, workspace.memory(), threads_of_torch());
+  const Parallel all = threads_of_torch();
+  const Parallel some = policy.threads_for(*row.algorithm, p, op, all.threads) == all.threads ? all : serial();
+  again = conv_run(policy.table(), *row.algorithm, p, op, t, workspace.memory(), some);
   if (!plain.is_same(result)) result.copy_(plain);
   return late ? result.contiguous(format) : result;
 }

@@ -130,9 +130,9 @@ def rows(calls: dict[int, int] | None = None) -> Choices:
     library = core.loaded()
     if library is None:
         return Choices()
-    found = library.choices()
-    wanted = {i: entry["calls"] for i, entry in enumerate(found) if entry["calls"]} if calls is None else calls
-    return Choices(_choice(found[i], n) for i, n in wanted.items())
+    wanted = sorted((between(()) if calls is None else calls).items())
+    found = library.choices([i for i, _ in wanted])
+    return Choices(_choice(entry, n) for entry, (_, n) in zip(found, wanted, strict=True))
 
 
 def unmatched(text: str, made: Choices) -> list[str]:

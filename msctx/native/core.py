@@ -47,7 +47,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_threads_seen": (c_int, []),
     "msctx_torch_threads": (c_int, []),
     "msctx_set_policy": (None, [POINTER(_Policy)]),
-    "msctx_choices": (c_void_p, []),
+    "msctx_choices": (c_void_p, [POINTER(c_int32), c_int]),
     "msctx_free": (None, [c_void_p]),
     "msctx_counts": (c_int, [POINTER(c_int64), c_int]),
     "msctx_watch": (None, [c_void_p, c_char_p, c_char_p]),
@@ -116,7 +116,7 @@ class Core:
         self._c.msctx_set_policy(None)
 
     def counts(self) -> list[int]:
-        """How often each entry of :meth:`choices` was called until now."""
+        """How often each choice was made until now, in the order in which they were first met."""
         size = 256
         while True:
             found = (c_int64 * size)()
@@ -124,8 +124,9 @@ class Core:
                 return found[:count]
             size = 2 * count
 
-    def choices(self) -> list[dict[str, Any]]:
-        text = self._c.msctx_choices()
+    def choices(self, numbers: list[int]) -> list[dict[str, Any]]:
+        """What the entries of :meth:`counts` at these places say."""
+        text = self._c.msctx_choices((c_int32 * len(numbers))(*numbers), len(numbers))
         try:
             return list(json.loads(ctypes.string_at(text)))
         finally:

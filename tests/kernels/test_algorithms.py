@@ -92,13 +92,3 @@ def test_touches_nothing_but_its_result(kernels: Kernels, row: Row) -> None:
         assert not within(kernels, row, each, inside[target])
         inside[target][...] = garbage(given[target].dtype)
         assert [t.tobytes() for t in whole] == [t.tobytes() for t in before], (each, isa)
-
-
-def test_repeated(kernels: Kernels, row: Row) -> None:
-    """Again and again with more threads than processors: threads that add to the same sums must not lose anything."""
-    for each in (SHARED, case(24, 1, 1, (9, 8), 3, padding=1), case(1, 2, 2, (64, 70), 3, padding=1)):
-        results = [kernels.run(row, each, stored(each), threads=16) for _ in range(3 if row.fixed_order else 40)]
-        wrong = [text for r in results if (text := within(kernels, row, each, r))]
-        assert not wrong
-        if row.fixed_order:
-            assert len({r.tobytes() for r in results}) == 1

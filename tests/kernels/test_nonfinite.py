@@ -1,19 +1,22 @@
 """NaN, Inf and what overflows: where torch's float64 convolution has them, rounded to float32, and nowhere else."""
 
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import pytest
 from by_torch import by_torch
 from cases import Case, case, tensors
 from checks import Array, Tensors, takes
-from kernels import FORWARD, ROWS, Kernels, Row
+from kernels import BACKWARD_DATA, BACKWARD_WEIGHT, FORWARD, ROWS, TARGETS, Kernels, Row
 
 NONFINITE = (
     case(2, 5, 6, (14, 15), 3, padding=1),
     case(2, 4, 3, (12, 11), 3),
     case(1, 3, 4, (16, 13), 5, padding=2),
-    case(1, 6, 4, (9, 8), 3, padding=(4, 5)),
+    case(1, 6, 4, (9, 8), 3, padding=(4, 5)),  # some windows hold nothing but padding
+    case(1, 2, 3, (1, 7), 3, padding=1),  # some taps meet nothing but padding
     case(2, 4, 6, (13, 12), 3, 2, 1, groups=2),
     case(1, 4, 4, (15, 16), 3, 1, 2, 2),
     case(1, 3, 4, (10, 12), 1),
@@ -23,118 +26,110 @@ NONFINITE = (
 INF, NAN = np.inf, np.nan
 LARGE = 3e38
 """Twice that is more than float32 can hold."""
+FACTORS = {FORWARD: (0, 1), BACKWARD_DATA: (2, 1), BACKWARD_WEIGHT: (0, 2)}
+"""What an operation reads, of x, w and y."""
 
-pytestmark = pytest.mark.parametrize("row", ROWS, indirect=True)
+CHANGES: dict[str, Callable[[Array, Array, int], object]] = {}
+"""What is done to the two factors of an operation; the number is the case's."""
 
 
-def wrong(kernels: Kernels, row: Row, each: Case, given: Tensors) -> list[str]:
-    """What differs from torch; finite results may have the row's error."""
+def change(function: Callable[[Array, Array, int], object]) -> Callable[[Array, Array, int], object]:
+    CHANGES[function.__name__] = function
+    return function
+
+
+for _value, _place, _which in product((INF, -INF, NAN), ("first", "middle", "last"), (0, 1)):
+
+    def _one(a: Array, b: Array, _: int, value: float = _value, place: str = _place, which: int = _which) -> None:
+        factor = (a, b)[which]
+        factor.flat[{"first": 0, "middle": factor.size // 2, "last": factor.size - 1}[place]] = value
+
+    CHANGES[f"{_value} {_place} of factor {_which}"] = _one
+
+
+@change
+def several_that_meet(a: Array, b: Array, _: int) -> None:
+    """Inf less Inf is NaN, and a NaN beside an Inf stays one."""
+    for factor, values in ((a, (INF, -INF, NAN)), (b, (INF, 1.0, -INF))):
+        factor.flat[factor.size // 3 : factor.size // 3 + 3] = values[: min(3, factor.size - factor.size // 3)]
+
+
+@change
+def zero_times_inf(a: Array, b: Array, _: int) -> None:
+    a.flat[::3], b.flat[::2] = 0.0, 0.0
+    a.flat[1], b.flat[b.size - 1] = INF, -INF
+
+
+@change
+def overflows_on_the_way(a: Array, b: Array, number: int) -> None:
+    """All results are finite, what a transform adds up before it has them is not."""
+    generator = np.random.default_rng(number)
+    a[...] = generator.choice([-1e38, 1e38], a.shape)
+    b[...] = generator.choice([-1e-7, 1e-7], b.shape)
+
+
+@change
+def two_are_too_much(a: Array, b: Array, number: int) -> None:
+    """One of the large ones alone can be held, two that meet cannot: Inf exactly there."""
+    a[...], b[...] = 0.0, 1.0
+    a.flat[:: max(7, a.size // 9)] = LARGE
+    a.flat[1] = LARGE
+    a *= -1.0 if number % 2 else 1.0
+
+
+@lru_cache(maxsize=None)
+def problem(name: str, op: int, number: int) -> tuple[Tensors, Array]:
+    """x, w and y, and the result rounded to float32."""
+    x, w, y = (t.astype(np.float32) for t in tensors(NONFINITE[number]))
+    a, b = ((x, w, y)[i] for i in FACTORS[op])
+    CHANGES[name](a, b, number)
     with np.errstate(over="ignore"):
-        right: Array = by_torch(row.direction, each, given).astype(np.float32).astype(np.float64)
+        return (x, w, y), by_torch(op, NONFINITE[number], (x, w, y)).astype(np.float32)
+
+
+def wrong(kernels: Kernels, row: Row, each: Case, given: Tensors, right: Array) -> list[str]:
+    """What differs; finite results may have the row's error."""
     finite = np.isfinite(right)
     bound = kernels.error(row, each) * float(np.abs(right[finite]).max(initial=0.0))
     found = []
     for isa in kernels.isas:
-        result = kernels.run(row, each, given, isa, threads=2).astype(np.float64)
+        result = kernels.run(row, each, given, isa, threads=2)
         for name, which in (("NaN", np.isnan), ("Inf", np.isposinf), ("-Inf", np.isneginf)):
             if (count := int((which(result) != which(right)).sum())) > 0:
                 found.append(f"{each} {isa}: {count} of {right.size} are {name} in one only")
         both = finite & np.isfinite(result)
-        if not np.abs(result - right)[both].max(initial=0.0) <= bound:
+        if not np.abs(result[both].astype(np.float64) - right[both]).max(initial=0.0) <= bound:
             found.append(f"{each} {isa}: the finite ones are wrong")
     return found
 
 
-def given(each: Case) -> list[Array]:
-    return [t.astype(np.float32) for t in tensors(each)]
-
-
-def every(kernels: Kernels, row: Row, change: Callable[[list[Array]], None]) -> list[str]:
+@pytest.mark.parametrize("row", ROWS, indirect=True)
+@pytest.mark.parametrize("name", ["first", "middle", "last", "meet", "zero_times", "on_the_way", "too_much"])
+def test_where_torch_has_them(kernels: Kernels, row: Row, name: str) -> None:
     found: list[str] = []
-    for each in (c for c in NONFINITE if takes(row, c)):
-        values = given(each)
-        change(values)
-        found += wrong(kernels, row, each, (values[0], values[1], values[2]))
-    return found
-
-
-@pytest.mark.parametrize("value", [INF, -INF, NAN], ids=str)
-@pytest.mark.parametrize("factor", ["x", "w", "y"])
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_one_of_them(kernels: Kernels, row: Row, factor: str, value: float, place: str) -> None:
-    """In a corner, where only few results meet it, or in the middle. In padding there are zeros: times Inf that is NaN."""
-
-    def change(values: list[Array]) -> None:
-        tensor = values["xwy".index(factor)]
-        tensor.flat[{"first": 0, "middle": tensor.size // 2, "last": tensor.size - 1}[place]] = value
-
-    assert not every(kernels, row, change)
-
-
-def test_several_that_meet(kernels: Kernels, row: Row) -> None:
-    """Inf less Inf is NaN, and a NaN beside an Inf stays one."""
-
-    def change(values: list[Array]) -> None:
-        for tensor, found in zip(values, ((INF, -INF), (INF, 1.0), (NAN, INF)), strict=True):
-            tensor.flat[tensor.size // 3], tensor.flat[tensor.size // 3 + 1] = found
-
-    assert not every(kernels, row, change)
-
-
-def test_zero_times_inf(kernels: Kernels, row: Row) -> None:
-    def change(values: list[Array]) -> None:
-        values[0].flat[::3], values[1].flat[::2], values[2].flat[::3] = 0.0, 0.0, 0.0
-        for tensor in values[::2]:
-            tensor.flat[1] = INF
-
-    assert not every(kernels, row, change)
-
-
-def test_transforms_that_overflow(kernels: Kernels, row: Row) -> None:
-    """All results are finite, what a transform adds up on the way to them is not."""
-
-    def change(values: list[Array]) -> None:
-        for i, tensor in enumerate(values):
-            signs = np.random.default_rng(i).choice([-1.0, 1.0], tensor.shape)
-            tensor[...] = signs * (1e-7 if i == 1 else 1e38)
-        values[2 if row.direction == FORWARD else 0][...] *= 1.0 if row.direction != 2 else 1e-45
-
-    found: list[str] = []
-    for each in (c for c in NONFINITE if takes(row, c)):
-        values = given(each)
-        change(values)
-        if row.direction == 2:
-            values[0][...] = np.sign(values[0]) * 2.0**-100
-        right = by_torch(row.direction, each, (values[0], values[1], values[2]))
-        assert np.abs(right).max() < 3e38
-        found += wrong(kernels, row, each, (values[0], values[1], values[2]))
+    for number, each in enumerate(NONFINITE):
+        for which in (w for w in CHANGES if name in w and takes(row, each)):
+            found += [f"{which}: {text}" for text in wrong(kernels, row, each, *problem(which, row.direction, number))]
     assert not found
 
 
-def test_sums_that_overflow(kernels: Kernels, row: Row) -> None:
-    """One of the large ones alone can be held, two that meet cannot: Inf exactly there."""
-    large = 0 if row.direction != 1 else 2
-    found: list[str] = []
-    for each in (c for c in NONFINITE if takes(row, c)):
-        values = given(each)
-        other = 1 if row.direction != 2 else 2
-        values[other][...] = 1.0
-        tensor = values[large]
-        tensor[...] = 0.0
-        tensor.flat[:: max(7, tensor.size // 9)] = LARGE
-        tensor.flat[1] = LARGE
-        values[large][...] *= -1.0 if each.c % 2 else 1.0
-        right = by_torch(row.direction, each, (values[0], values[1], values[2]))
-        assert each.window == (1, 1) or np.abs(right).max() > 4e38
-        found += wrong(kernels, row, each, (values[0], values[1], values[2]))
-    assert not found
+@pytest.mark.parametrize("op", FACTORS)
+def test_the_data_are_what_they_are_for(op: int) -> None:
+    """torch has all of them somewhere, and finite results beside them."""
+    rights = {name: [problem(name, op, number)[1] for number in range(len(NONFINITE))] for name in CHANGES}
+    assert all(np.isfinite(right).all() and np.abs(right).max() > 1e30 for right in rights["overflows_on_the_way"])
+    for which in (np.isposinf, np.isneginf, np.isfinite):
+        assert any(which(right).any() for right in rights["two_are_too_much"])
+    assert all(any(np.isnan(right).any() for right in rights[name]) for name in rights if name.startswith(("nan", "several", "zero")))
+    assert all(not np.isfinite(right).all() for name in rights if name.startswith("nan middle") for right in rights[name][:3])
 
 
+@pytest.mark.parametrize("row", ROWS, indirect=True)
 def test_computed_again_only_where_it_must_be(kernels: Kernels, row: Row) -> None:
     """Finite results are not; those of a row that spreads an Inf over a tile are."""
     each = NONFINITE[0]
-    values = given(each)
+    values = [t.astype(np.float32) for t in tensors(each)]
     assert not kernels.run_in_place(row, each, [t.copy() for t in values])
-    values[1 if row.direction != 2 else 2].flat[0] = INF
-    again = kernels.run_in_place(row, each, values)
-    assert again == row.algorithm.startswith(("winograd", "fft"))
+    values[FACTORS[row.direction][1]].flat[0] = INF
+    values[TARGETS[row.direction]][...] = 0.0
+    assert kernels.run_in_place(row, each, values) == row.algorithm.startswith(("winograd", "fft"))

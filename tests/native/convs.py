@@ -33,7 +33,6 @@ UNIT = {torch.float32: 2**-24, torch.float64: 2**-53, torch.float16: 2**-11, tor
 
 quiet = pytest.mark.filterwarnings("ignore::msctx.errors.MsctxWarning")
 each_row = pytest.mark.parametrize(("direction", "name"), ROWS, ids=[f"{d}-{n}" for d, n in ROWS])
-each_fixed_row = pytest.mark.parametrize(("direction", "name"), FIXED, ids=[f"{d}-{n}" for d, n in FIXED])
 
 
 def asking(direction: str, name: str, **more: Any) -> msctx.Context:

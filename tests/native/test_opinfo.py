@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
+import unittest
 from functools import cache
 from typing import Any
 
@@ -17,8 +21,17 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 OPERATORS = [f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)]
 
 
+def _allow_missing_expecttest() -> None:
+    """torch's testing modules import it for other things than the samples."""
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+        stub = types.ModuleType("expecttest")
+        stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules["expecttest"] = stub
+
+
 @cache
 def opinfo(operator: str) -> Any:
+    _allow_missing_expecttest()
     from torch.testing._internal.common_methods_invocations import op_db
 
     (found,) = [op for op in op_db if op.name == f"nn.functional.{operator}"]
@@ -99,7 +112,7 @@ def failure(function: Any, *args: Any, **kwargs: Any) -> tuple[type[BaseExceptio
     return raised.type, str(raised.value)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", OPERATORS[:3])  # the transposed ones have no samples of errors
 def test_pytorchs_error_inputs_give_pytorchs_own_errors(operator: str) -> None:
     count = 0
     for bad in opinfo(operator).error_inputs("cpu"):
@@ -109,7 +122,7 @@ def test_pytorchs_error_inputs_give_pytorchs_own_errors(operator: str) -> None:
             assert failure(function, sample.input, *sample.args, **sample.kwargs) == own
         assert not ctx.choices()
         count += 1
-    assert count or "1d" not in operator
+    assert count > 3
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

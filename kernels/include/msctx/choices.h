@@ -22,7 +22,7 @@ struct Choice {
 // The entry that says the same, or a new one.
 Choice* record(std::unique_ptr<Choice>);
 
-// All entries as JSON, in the order in which they were first met.
-std::string choices_json();
+// Entries as JSON, by their numbers: the order in which they were first met.
+std::string choices_json(const int32_t* wanted, int count);
 
 }  // namespace msctx

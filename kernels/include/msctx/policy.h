@@ -53,10 +53,15 @@ class Policy {
   // A call that is not ours to compute: counted and refused. nullptr: nothing is asked for.
   const Decision* refuse(Direction, const ConvText&, const std::string& reason);
 
+  // Whether an algorithm is asked for in this direction, for some call at least.
+  bool asks(Direction) const;
+
   // The rows that `performance` may take for a call.
   std::vector<const ConvRow*> candidates(const ConvCall&, Direction) const;
 
   const ConvTable& table() const { return table_; }
+  // On how many of these threads to run an algorithm: one, where its workspace for all would be above the limit.
+  int threads_for(const ConvAlgorithm&, const ConvProblem&, Op, int threads) const;
   // All that limits the candidates, as a key.
   std::string constraints() const;
 

@@ -1,0 +1,56 @@
+"""Runs every row of the library that is named on the command line on small problems: for test_sanitized.py, under sanitizers."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from cases import CASES, OTHER_CASES, case
+from checks import distance, largest, stored, takes, truth
+from kernels import OPS, TARGETS, Kernels
+
+SMALL = (
+    *(CASES[i] for i in (3, 4, 5, 6, 7, 11, 12, 13, 15)),
+    *OTHER_CASES[-6:],
+    case(1, 3, 9, (7, 6), 3, padding=1),
+    case(2, 5, 3, (6, 9), 5, padding=(1, 2)),
+    case(1, 2, 3, (1, 4), 3, padding=1),
+    case(1, 20, 18, (6, 5), 3, padding=1),
+    case(1, 3, 2, (9, 17), (4, 3), (3, 2), (2, 0), (1, 3)),
+    case(1, 3, 4, 5, 3, 2, 1, dtype="float16"),
+    case(2, 0, 4, 6, 3, padding=1),
+    case(2, 4, 0, 6, 3, padding=1),
+    case(2, 3, 4, (2, 5), 3),
+)
+
+
+def main(path: str) -> None:
+    kernels = Kernels(path)
+    count = 0
+    for each in SMALL:
+        for row in kernels.rows:
+            for op in {row.direction} | (set() if row.direction == 2 else {1 - row.direction}):
+                if kernels.reasons(row, each, op):
+                    assert not (takes(row, each) and op == row.direction), (row, each)
+                    continue
+                right = truth(kernels, op, each)
+                for isa in kernels.isas:
+                    for threads in (1, 3):
+                        result = kernels.run(row, each, stored(each), isa, threads, op)
+                        assert distance(result, right) <= kernels.error(row, each, op) * largest(right), (row, each, isa)
+                        count += 1
+    for op in OPS:  # what is not finite, and is computed again
+        x, w, y = (t.copy() for t in stored(SMALL[0]))
+        for tensor in (x, w, y):
+            tensor.flat[0] = np.inf
+        for row in kernels.rows:
+            if row.direction == op and takes(row, SMALL[0]):
+                result = kernels.run(row, SMALL[0], (x, w, y), threads=3)
+                assert not np.isfinite(result).all(), row
+                assert result.shape == SMALL[0].shapes[TARGETS[op]]
+                count += 1
+    print(f"{count} convolutions")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

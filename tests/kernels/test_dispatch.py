@@ -1,0 +1,105 @@
+"""The table and the instruction sets: what there is, which is best, what is refused."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from cases import CASES, case
+from kernels import DIRECTIONS, ROWS, Kernels
+
+from msctx.native.recipe import ISAS, isas
+
+BEST_FIRST = ("avx512", "avx2", "generic")
+
+
+def test_table_is_that_of_the_source(kernels: Kernels) -> None:
+    assert tuple(map(str, kernels.rows)) == ROWS
+    assert len(set(ROWS)) == len(ROWS) >= 23
+
+
+@pytest.mark.parametrize("direction", range(3), ids=DIRECTIONS)
+def test_what_every_direction_has(kernels: Kernels, direction: int) -> None:
+    names = {row.name for row in kernels.rows if row.direction == direction}
+    assert {"reference", "fft", "fft_tiling", "gemm" if direction == 0 else "algo_1"} <= names
+
+
+def test_same_table_on_every_isa(kernels: Kernels) -> None:
+    for isa in kernels.isas:
+        assert kernels.table(isa) == kernels.rows, isa
+
+
+def test_only_sums_by_atomic_additions_have_no_order(kernels: Kernels) -> None:
+    assert {row.algorithm for row in kernels.rows if not row.fixed_order} == {"algo_0", "algo_3"}
+    assert all(row.fixed_order or not row.same_on_every_isa for row in kernels.rows)
+    assert {row.algorithm for row in kernels.rows if not row.same_on_every_isa} == {"algo_0", "algo_3"}
+    assert {row.math for row in kernels.rows if row.algorithm != "reference"} == {"strict"}
+    assert kernels.row(0, "reference").math == "float64"
+
+
+def test_there_are_no_more_rows(kernels: Kernels) -> None:
+    assert not kernels.table("sse9")
+
+
+def test_isas_best_first(kernels: Kernels) -> None:
+    assert kernels.isas == [isa for isa in BEST_FIRST if isa in kernels.isas]
+    assert kernels.isas[-1] == "generic"
+    assert set(kernels.isas) <= set(isas()) <= set(ISAS) == set(BEST_FIRST)
+
+
+def test_isas_are_those_that_linux_sees(kernels: Kernels) -> None:
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    if not flags or "avx2" not in isas():
+        pytest.skip("not an x86 processor")
+    assert ("avx2" in kernels.isas) == ({"avx2", "fma"} <= flags)
+    wide = {f"avx512{part}" for part in ("f", "bw", "dq", "vl", "cd")}
+    assert ("avx512" in kernels.isas) == ({"avx2", "fma"} | wide <= flags)
+
+
+def test_best_one_is_used_until_another_is_chosen(kernels: Kernels) -> None:
+    best = kernels.isas[0]
+    assert kernels.isa_in_use == best
+    try:
+        for isa in kernels.isas:
+            assert kernels.use_isa(isa)
+            assert kernels.isa_in_use == isa
+            for unknown in ("", "sse9", "AVX2", isa + " ", isa[:-1]):
+                assert not kernels.use_isa(unknown), unknown
+                assert kernels.isa_in_use == isa
+    finally:
+        assert kernels.use_isa(best)
+
+
+def test_all_reasons_are_told(kernels: Kernels) -> None:
+    """Not the first alone: whoever reads them wants to mend all at once."""
+    bad = case(1, 4, 4, (9, 9), 2, 2, 1, 3, dtype="float64")
+    for row in kernels.rows:
+        found = [len(kernels.reasons(row, c)) for c in (bad, replace(bad, dtype="float32"), CASES[0])]
+        assert found == {"gemm": [0, 0, 0], "reference": [0, 0, 0]}.get(
+            row.algorithm, [4, 3, 0] if row.algorithm.startswith("winograd") else [1, 0, 0]
+        ), row
+
+
+def test_indices_of_32_bits(kernels: Kernels) -> None:
+    """An image whose planes have more elements is refused by what keeps indices, without its being touched."""
+    fits, large = (case(1, 1, 1, (2**15, side), 3, padding=1) for side in (2**16 - 1, 2**16))
+    for row in kernels.rows:
+        has_indices = row.algorithm in ("implicit_precomp_gemm", "algo_3")
+        assert bool(kernels.reasons(row, large)) == has_indices, row
+        assert not kernels.reasons(row, fits), row
+
+
+def test_workspace(kernels: Kernels) -> None:
+    """Known before anything runs; it may grow with the threads, and rows that say they need none need none."""
+    needs_none = {"implicit_gemm", "direct", "algo_0", "reference"}
+    for row in kernels.rows:
+        for each in CASES:
+            if kernels.reasons(row, each):
+                continue
+            bytes_ = [kernels.workspace(row, each, threads) for threads in (1, 2, 7)]
+            assert all(a <= b for a, b in pairwise(bytes_)), (row, each)
+            assert bytes_[0] >= 0
+            assert row.algorithm not in needs_none or bytes_[-1] == 0
+    table = kernels.workspace(kernels.row(0, "implicit_precomp_gemm"), CASES[0])
+    assert table == 9 * 14 * 14 * 4 + (-9 * 14 * 14 * 4) % 64

@@ -1,0 +1,93 @@
+"""Extents that are zero, and problems drawn at random."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import Case, case
+from checks import Tensors, distance, largest, stored, takes, truth_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernels import BACKWARD_WEIGHT, DTYPES, OPS, ROWS, TARGETS, Kernels, Row, garbage, widen
+
+EMPTY = (
+    case(0, 4, 4, 8, 3, padding=1),
+    case(0, 2, 6, (7, 9), 5, padding=2, groups=2),
+    case(0, 3, 2, 6, (2, 3), 2, 1),
+    case(2, 0, 4, 6, 3, padding=1),
+    case(2, 4, 0, 6, 3, padding=1),
+    case(2, 0, 0, 6, 3, padding=1, groups=2),
+    case(2, 3, 4, (0, 5), 3, padding=(2, 1)),  # no image, but padding enough for a window
+    case(2, 3, 4, (2, 5), 3),  # an image too small for a window
+    case(2, 3, 4, (5, 4), (3, 5)),
+    case(1, 3, 4, (0, 0), 1),
+)
+
+
+@pytest.mark.parametrize("row", ROWS, indirect=True)
+def test_sums_of_nothing_are_zeros(kernels: Kernels, row: Row) -> None:
+    wrong = []
+    for each in (c for c in EMPTY if takes(row, c)):
+        assert 0 in each.shapes[0] + each.shapes[1] + each.shapes[2]
+        for isa in kernels.isas:
+            for threads in (1, 3):
+                result = kernels.run(row, each, stored(each), isa, threads)
+                assert result.shape == each.shapes[TARGETS[row.direction]]
+                wrong += [f"{each} {isa}"] if result.any() else []  # NaN is something, too
+    assert not wrong
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["algo_1", "reference"])
+def test_empty_batch_has_a_zero_weight_gradient_in_every_dtype(kernels: Kernels, name: str, dtype: str) -> None:
+    row = kernels.row(BACKWARD_WEIGHT, name)
+    for each in (case(0, 4, 6, (9,), 3, dtype=dtype), case(0, 2, 2, (4, 5, 6), 2, dtype=dtype), case(0, 3, 2, 5, 3, dtype=dtype)):
+        x, w, y = stored(each)
+        w[...] = garbage(w.dtype)
+        result = kernels.run(row, each, (x, w, y), threads=2)
+        assert result.size
+        assert not result.any()
+
+
+@st.composite
+def geometries(draw: st.DrawFn) -> Case:
+    """Anything with a window that fits; small, for the slow reference is run on it."""
+    axes = draw(st.sampled_from((2, 2, 2, 1, 3)))
+    most = {1: 50, 2: 21, 3: 7}[axes]
+
+    def each(*values: int) -> tuple[int, ...]:
+        return tuple(draw(st.sampled_from(values)) for _ in range(axes))
+
+    window = draw(st.sampled_from(((3,) * axes, (5,) * axes, None))) or each(1, 2, 3, 4, 7)
+    plain = draw(st.booleans())  # or Winograd's would be drawn rarely
+    stride, dilation = ((1,) * axes,) * 2 if plain else (each(1, 2, 3, 5), each(1, 2, 3, 4))
+    padding = each(0, 1, 2, 5)
+    least = [max(1, d * (w - 1) + 1 - 2 * p) for w, p, d in zip(window, padding, dilation, strict=True)]
+    size = tuple(draw(st.integers(low, max(low, most))) for low in least)
+    groups = draw(st.sampled_from((1, 1, 2, 3)))
+    n, c, k = (draw(st.sampled_from(v)) for v in ((0, 1, 2, 3), (1, 2, 3, 8, 17), (1, 2, 5, 9, 19)))
+    dtype = draw(st.sampled_from(("float32", "float32", *DTYPES)))
+    return Case(n, c * groups, k * groups, size, window, stride, padding, dilation, groups, dtype)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(each=geometries(), seed=st.integers(0, 9), threads=st.sampled_from((2, 3, 8)))
+def test_any_geometry(kernels: Kernels, each: Case, seed: int, threads: int) -> None:
+    """Right on one instruction set, the same bits on the others."""
+    values = stored(each, "normal", seed)
+    for op in OPS:
+        right = truth_of(kernels, op, each, values)
+        size = max(largest(right), usual(kernels, op, each, values))
+        for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
+            assert takes(row, each), row
+            results = [kernels.run(row, each, values, isa, t) for isa, t in zip(kernels.isas, (1, threads, threads), strict=False)]
+            for isa, result in zip(kernels.isas, results, strict=False):
+                assert distance(result, right) <= kernels.error(row, each) * size, (row, isa)
+            if row.same_on_every_isa:
+                assert len({result.tobytes() for result in results}) == 1, row
+
+
+def usual(kernels: Kernels, op: int, each: Case, values: Tensors) -> float:
+    """The size that results have unless their products cancel: with few results it may be that all do, and no bound holds."""
+    x, w, y = (widen(t) ** 2 for t in values)
+    return float(np.sqrt(largest(truth_of(kernels, op, replace(each, dtype="float64"), (x, w, y)))))

@@ -1,0 +1,44 @@
+"""Again and again with more threads than processors; sums to which several threads add."""
+
+import numpy as np
+import pytest
+from cases import case
+from checks import distance, largest, stored, takes, terms, truth
+from kernels import BACKWARD_DATA, ROWS, Kernels, Row
+
+SHARED = (
+    case(3, 20, 18, (13, 14), 3, padding=1),
+    case(24, 1, 1, (9, 8), 3, padding=1),
+    case(1, 2, 2, (64, 70), 3, padding=1),
+)
+
+
+@pytest.mark.parametrize("row", ROWS, indirect=True)
+def test_repeated(kernels: Kernels, row: Row) -> None:
+    for each in (c for c in SHARED if takes(row, c)):
+        results = [kernels.run(row, each, stored(each), threads=16) for _ in range(3 if row.fixed_order else 20)]
+        right = truth(kernels, row.direction, each)
+        bound = kernels.error(row, each) * largest(right)
+        assert all(distance(result, right) <= bound for result in results), each
+        assert not row.fixed_order or len({result.tobytes() for result in results}) == 1, each
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_threads_that_add_to_the_same_sums_lose_nothing(kernels: Kernels, threads: int) -> None:
+    """All numbers are one, so that a sum is the number of its products, whatever their order; one that is lost is seen."""
+    rows = [row for row in kernels.rows if not row.fixed_order]
+    assert len(rows) >= 3
+    for row in rows:
+        each = case(1, 1, 4800, 4, 1) if row.direction == BACKWARD_DATA else case(6000, 1, 1, 3, 1)
+        x, w, y = (np.ones(shape, np.float32) for shape in each.shapes)
+        for _ in range(60):
+            assert (kernels.run(row, each, (x, w, y), threads=threads) == terms(row.direction, each)).all(), row
+
+
+def test_more_threads_than_tasks(kernels: Kernels) -> None:
+    """A result of one element: all threads but one find nothing to do."""
+    each = case(1, 1, 1, 1, 1)
+    for row in (r for r in kernels.rows if takes(r, each)):
+        right = truth(kernels, row.direction, each)
+        result = kernels.run(row, each, stored(each), threads=32)
+        assert distance(result, right) <= kernels.error(row, each) * largest(right), row

@@ -1,0 +1,213 @@
+"""Determinism: the same bits in each run, for each number of threads and each instruction set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import zip_longest
+from typing import Any
+
+import pytest
+import torch
+from convs import Conv, bits, conv, quiet
+from torch import nn
+from torch.nn import functional as fn
+
+import msctx
+from msctx.native import core
+
+Threads = Callable[[int], AbstractContextManager[None]]
+COUNTS = (1, 2, 3, 7)
+PROBLEMS = [
+    conv("plane", (3, 18, 20, 19), (17, 18, 3, 3), True, padding=1),
+    conv("groups", (2, 12, 15, 16), (24, 3, 5, 5), True, groups=4, padding=2),
+    conv("depthwise", (2, 9, 17, 15), (9, 1, 3, 3), True, groups=9, padding=1),
+    conv("strided", (2, 5, 33, 31), (7, 5, 3, 3), True, stride=2, dilation=2),
+    conv("1d", (3, 6, 201), (8, 6, 5), True),
+    conv("3d", (2, 3, 8, 9, 10), (5, 3, 3, 3, 3), True, padding=1),
+    conv("transposed", (2, 10, 13, 12), (10, 7, 3, 3), True, stride=2, padding=1, transposed=True),
+    conv("half", (2, 6, 15, 15), (8, 6, 3, 3), True, padding=1),
+]
+each = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+
+
+def dtype_of(problem: Conv) -> torch.dtype:
+    return torch.bfloat16 if problem.name == "half" else torch.float32
+
+
+SETS = [
+    {f"conv_{row[0]}_algo": row[1] for row in rows if row}
+    for rows in zip_longest(*([row for row in FIXED if row[0] == direction] for direction in DIRECTIONS))
+]
+"""All rows of fixed order, one of each direction at a time."""
+
+
+@each
+def test_the_bits_of_rows_of_fixed_order_do_not_depend_on_the_threads(problem: Conv, threads: Threads) -> None:
+    tensors = problem.tensors(dtype_of(problem))
+    found: dict[str, set[bytes]] = {}
+    for count in COUNTS:
+        with threads(count):
+            for options in SETS:
+                with msctx.context(**options, fallback="silent") as ctx:
+                    results = problem.compute(tensors)._asdict()
+                for row in ctx.choices():
+                    if row.ran != "torch":
+                        found.setdefault(f"{row.direction}-{row.ran}", set()).update(bits([results[row.direction]]))
+    assert {"fprop-gemm", "dgrad-algo_1", "wgrad-algo_1", "fprop-reference"} <= {*found}
+    if problem.name == "plane":
+        assert {*found} == {f"{direction}-{name}" for direction, name in FIXED}
+    assert {name: len(different) for name, different in found.items() if len(different) > 1} == {}
+
+
+@each
+def test_thread_invariant_holds_for_every_convolution_and_all_of_its_gradients(problem: Conv, threads: Threads) -> None:
+    tensors = problem.tensors(dtype_of(problem))
+    found, ran = [], set()
+    for count in COUNTS:
+        with threads(count), msctx.context(thread_invariant=True, fallback="error") as ctx:
+            found.append(bits(problem.compute(tensors)))
+        ran.add(tuple(sorted((row.direction, row.ran) for row in ctx.choices())))
+        assert {row.provider for row in ctx.choices()} == {"msctx"}
+    assert all(one == found[0] for one in found)
+    assert len(found[0]) == 4, "the gradient of the bias too"
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize("needed", [(False, False, True), (True, False, True), (False, True, True)], ids=str)
+def test_thread_invariant_holds_for_a_bias_gradient_alone(needed: tuple[bool, ...], threads: Threads) -> None:
+    *leaves, gradient = conv("bias", (8, 4, 60, 50), (6, 4, 3, 3), True).tensors()
+    found = set()
+    for count in COUNTS:
+        own = [leaf.detach().requires_grad_(flag) for leaf, flag in zip(leaves, needed, strict=True)]
+        with threads(count), msctx.context(thread_invariant=True):
+            fn.conv2d(*own).backward(gradient)
+        assert own[2].grad is not None
+        found.add(bits([own[2].grad])[0])
+    assert len(found) == 1
+
+
+def test_thread_invariant_holds_under_a_workspace_limit(threads: Threads) -> None:
+    """Some workspaces grow with the threads; that must not change which row is taken."""
+    problem = conv("limit", (2, 8, 24, 24), (8, 8, 3, 3), padding=1)
+    tensors = problem.tensors()
+    with threads(1), msctx.context(thread_invariant=True) as ctx:
+        problem.compute(tensors)
+    limits = {row.workspace for row in ctx.choices()}
+    for limit in sorted(limits | {2 * limit for limit in limits}):
+        found = []
+        for count in COUNTS:
+            with threads(count), msctx.context(thread_invariant=True, conv_workspace_limit=limit, fallback="silent"):
+                found.append(bits(problem.compute(tensors)))
+        assert all(one == found[0] for one in found), limit
+
+
+def test_torchs_own_weight_gradient_depends_on_the_threads_and_ours_does_not(threads: Threads) -> None:
+    problem = conv("resnet", (8, 64, 56, 56), (64, 64, 3, 3), padding=1)
+    tensors = problem.tensors()
+
+    def gradient(count: int, **options: Any) -> torch.Tensor:
+        x, w, g = tensors
+        w = w.detach().requires_grad_()
+        with threads(count), msctx.context(deterministic="ON", **options):
+            return torch.autograd.grad(fn.conv2d(x, w, padding=1), w, g)[0]
+
+    ours = [gradient(count, thread_invariant=True) for count in (1, 2)]
+    assert torch.equal(*ours)
+    torchs = [gradient(count) for count in (1, 2)]
+    if torch.equal(*torchs):
+        pytest.skip("on this machine torch's own weight gradient has the same bits with 1 and 2 threads")
+    assert 1e-5 < float((torchs[0] - torchs[1]).abs().max()) < 1e-1
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "sliced"])
+def test_layouts_do_not_change_the_bits(layout: str) -> None:
+    problem = PROBLEMS[0]
+    tensors = problem.tensors()
+    other = list(tensors)
+    if layout == "channels_last":
+        other[0] = tensors[0].contiguous(memory_format=torch.channels_last)
+    else:
+        other[0] = torch.stack([tensors[0]] * 2, -1)[..., 0]
+    with msctx.context(thread_invariant=True):
+        assert bits(problem.compute(tensors)) == bits(problem.compute(other))
+
+
+def test_training_gives_the_same_bits_with_each_number_of_threads(threads: Threads) -> None:
+    def train() -> list[bytes]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, stride=2), nn.Flatten())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3, 12, 12)).square().mean().backward()
+            optimizer.step()
+        return bits(p.detach() for p in model.parameters())
+
+    found = []
+    for count in COUNTS:
+        with threads(count), msctx.context(thread_invariant=True):
+            found.append(train())
+    assert all(one == found[0] for one in found)
+
+
+@quiet
+def test_rows_of_no_fixed_order_are_never_taken_by_themselves() -> None:
+    for options in ({"thread_invariant": True}, {f"conv_{d}_algo": "normal" for d in ("fprop", "dgrad", "wgrad")}):
+        for problem in PROBLEMS:
+            with msctx.context(**options) as ctx:
+                problem.compute(problem.tensors(dtype_of(problem)))
+            assert not {row.ran for row in ctx.choices()} & {"algo_0", "algo_3"}
+
+
+# --- instruction sets ------------------------------------------------------------------------------------------------
+
+ISA = """
+import json, sys, hashlib, torch
+sys.path.insert(0, "tests/native")
+import msctx
+from convs import FIXED, PLANE, asking, bits, conv
+from msctx.native import core
+found = {}
+for problem in (PLANE, conv("groups", (2, 6, 17, 15), (9, 2, 3, 3), True, groups=3, padding=1)):
+    tensors = problem.tensors()
+    for direction, name in FIXED:
+        with asking(direction, name, fallback="error"):
+            result = problem.compute(tensors)._asdict()[direction]
+        found[f"{problem}-{direction}-{name}"] = hashlib.sha256(bits([result])[0]).hexdigest()
+print(json.dumps([core.load().isa(), found]))
+"""
+
+
+def test_each_instruction_set_gives_the_same_bits(passes: Callable[..., str]) -> None:
+    here = core.load().isas()
+    assert here[-1] == "generic"
+    found = {}
+    for isa in here:
+        used, found[isa] = json.loads(passes(ISA, env={"MSCTX_ISA": isa, "OMP_NUM_THREADS": "1"}))
+        assert used == isa
+    assert all(one == found["generic"] for one in found.values())
+
+
+def test_an_unknown_instruction_set_is_refused_with_those_that_are_here(passes: Callable[..., str]) -> None:
+    out = passes(
+        """
+        import warnings, torch, msctx
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(conv_fprop_algo="gemm") as ctx:
+                torch.nn.functional.conv2d(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
+        print([str(w.message) for w in told], len(ctx.choices()))
+        try:
+            msctx.context(conv_fprop_algo="gemm", strict=True).__enter__()
+        except msctx.StrictError as error:
+            print("strict", error)
+        """,
+        env={"MSCTX_ISA": "avx3"},
+    )
+    assert "MSCTX_ISA='avx3'" in out
+    assert all(isa in out for isa in core.load().isas())
+    assert "did you mean avx" in out
+    assert "refused" in out
+    assert "strict" in out

@@ -1,0 +1,232 @@
+"""Another library that overrides aten::convolution, before and after ours; and when our library is loaded at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Passes = Callable[..., str]
+OTHER = """
+import warnings, torch, msctx
+from torch.nn import functional as fn
+from msctx.native import core
+
+calls = []
+def theirs(x, w, b, stride, padding, dilation, transposed, output_padding, groups):
+    calls.append("forward")
+    return torch.full((x.shape[0], w.shape[0], x.shape[2] - w.shape[2] + 1, x.shape[3] - w.shape[3] + 1), 7.0)
+
+def registered():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that a kernel is overridden
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("convolution", theirs, "CPU")
+    return library
+
+x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
+right = fn.conv2d(x.double(), w.double()).float()
+def ours():
+    return torch.allclose(fn.conv2d(x, w), right, atol=1e-4)
+def is_theirs():
+    return bool((fn.conv2d(x, w) == 7).all())
+"""
+
+
+def test_one_registered_before_ours_is_still_called_without_a_policy(passes: Passes) -> None:
+    passes(
+        OTHER
+        + """
+library = registered()
+assert is_theirs() and len(calls) == 1
+with msctx.context(conv_fprop_algo="gemm", fallback="error") as ctx:
+    assert ours()
+assert len(calls) == 1 and [r.ran for r in ctx.choices()] == ["gemm"]
+assert is_theirs() and len(calls) == 2, "theirs again after the block"
+with msctx.context(conv_fprop_algo="winograd", fallback="silent") as ctx:  # what falls back goes theirs
+    fn.conv2d(x, torch.randn(3, 2, 2, 2))
+assert len(calls) == 3 and [r.ran for r in ctx.choices()] == ["torch"]
+with msctx.context(conv_wgrad_algo="algo_1"):  # nothing is asked for forward
+    assert is_theirs()
+assert len(calls) == 4
+library._destroy()
+assert ours(), "theirs has been taken away: torch's own"
+assert len(calls) == 4
+"""
+    )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_one_registered_after_ours_refuses_the_context(passes: Passes, strict: bool) -> None:
+    passes(
+        OTHER
+        + f"""
+strict = {strict}
+"""
+        + """
+with msctx.context(conv_fprop_algo="gemm"):
+    assert ours()
+library = registered()
+assert is_theirs()
+row = [r for r in msctx.explain({"conv_fprop_algo": "gemm"}).rows if r.device == "cpu"][0]
+assert row.status == "refused", row
+assert "another library" in row.reason and "aten::convolution" in row.reason, row.reason
+before = msctx.state()
+if strict:
+    try:
+        with msctx.context(conv_fprop_algo="gemm", strict=True):
+            raise SystemExit("entered")
+    except msctx.StrictError as error:
+        assert "another library" in str(error), error
+else:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with msctx.context(conv_fprop_algo="gemm") as ctx:
+            assert is_theirs()
+    (warning,) = told
+    assert warning.category is msctx.MsctxWarning and "another library" in str(warning.message), warning
+    assert not ctx.choices()
+assert msctx.state() == before
+library._destroy()
+with msctx.context(conv_fprop_algo="gemm", strict=True) as ctx:
+    assert ours()
+assert [r.ran for r in ctx.choices()] == ["gemm"]
+"""
+    )
+
+
+def test_an_override_of_the_backward_is_seen_too(passes: Passes) -> None:
+    passes(
+        OTHER
+        + """
+core.load()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("convolution_backward", lambda *args: (None, None, None), "CPU")
+row = [r for r in msctx.explain({"conv_wgrad_algo": "algo_1"}).rows if r.device == "cpu"][0]
+assert row.status == "refused" and "aten::convolution_backward" in row.reason, row
+library._destroy()
+assert not core.obstacle()
+"""
+    )
+
+
+def test_one_at_another_key_does_not_matter(passes: Passes) -> None:
+    """Autograd, Meta, CUDA …: only who computes on the CPU matters."""
+    passes(
+        OTHER
+        + """
+core.load()
+library = torch.library.Library("aten", "IMPL")
+library.impl("convolution", theirs, "PrivateUse1")
+with msctx.context(conv_fprop_algo="gemm", strict=True) as ctx:
+    assert ours()
+assert [r.ran for r in ctx.choices()] == ["gemm"]
+"""
+    )
+
+
+def test_a_library_of_torch_that_redispatches_to_ours(passes: Passes) -> None:
+    """TorchDispatchMode and tensor subclasses lie above: the hook still computes."""
+    passes(
+        OTHER
+        + """
+from torch.utils._python_dispatch import TorchDispatchMode
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        calls.append(str(func))
+        return func(*args, **(kwargs or {}))
+with msctx.context(conv_fprop_algo="gemm", strict=True) as ctx, Mode():
+    y = fn.conv2d(x, w)
+assert torch.allclose(y, right, atol=1e-4)
+assert calls == ["aten.convolution.default"] and [r.calls for r in ctx.choices()] == [1]
+"""
+    )
+
+
+# --- when the library is there at all ---------------------------------------------------------------------------------
+
+
+def test_the_library_is_not_loaded_until_an_algorithm_is_asked_for(passes: Passes) -> None:
+    passes(
+        """
+        import warnings, torch, msctx
+        from msctx.native import core
+        warnings.simplefilter("ignore")
+        x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3, requires_grad=True)
+        for options in (
+            {},
+            {"deterministic": "ON"},
+            {"runtime_num_threads": 1, "seed": 0},
+            {"thread_invariant": False},
+            {"deterministic": "ON", "fallback": "error"},
+            {"conv_workspace_limit": "1MB"},
+        ):
+            with msctx.context(**options) as ctx:
+                torch.nn.functional.conv2d(x, w).sum().backward()
+                ctx.watch(torch.nn.Conv2d(3, 4, 3))
+            assert not ctx.choices() and not msctx.choices(), options
+        plan = msctx.explain({"conv_fprop_algo": "gemm", "thread_invariant": True})
+        assert {row.status for row in plan.rows if row.device == "cpu"} <= {"honoured", "approximated"}
+        assert core.loaded() is None and "msctx" not in open("/proc/self/maps").read()
+        """
+    )
+
+
+def test_once_loaded_nothing_changes_without_a_policy(passes: Passes) -> None:
+    """Values, gradients and strides of torch's own path, bit for bit, and nothing is counted."""
+    passes(
+        """
+        import sys
+        sys.path.insert(0, "tests/native")
+        from convs import PROBLEMS, bits
+        from msctx.native import core
+        import msctx, torch
+        torch.set_num_threads(1)
+        def all_of_them():
+            found = []
+            for problem in PROBLEMS:
+                for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                    results = problem.compute(problem.tensors(dtype))
+                    found.append((bits(results), [t.stride() for t in results if t is not None]))
+            return found
+        before = all_of_them()
+        core.load()
+        assert all_of_them() == before
+        with msctx.context(conv_fprop_algo="fft", conv_dgrad_algo="winograd", conv_wgrad_algo="algo_3", fallback="silent"):
+            inside = all_of_them()
+        assert inside != before
+        assert all_of_them() == before
+        with msctx.context(deterministic="ON") as ctx:
+            all_of_them()
+        assert not ctx.choices()
+        """
+    )
+
+
+def test_without_a_compiler_and_a_cache_everything_else_works(passes: Passes, tmp_path: object) -> None:
+    out = passes(
+        """
+        import warnings, torch, msctx
+        x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+        own = torch.nn.functional.conv2d(x, w)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(conv_fprop_algo="gemm", deterministic="ON", runtime_num_threads=1) as ctx:
+                assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
+                assert torch.nn.functional.conv2d(x, w).shape == own.shape
+        (warning,) = told
+        assert warning.category is msctx.MsctxWarning and "compiler" in str(warning.message), warning.message
+        assert not ctx.choices() and not msctx.choices()
+        before = msctx.state()
+        try:
+            with msctx.context(conv_fprop_algo="gemm", strict=True):
+                raise SystemExit("entered")
+        except msctx.StrictError as error:
+            print(error)
+        assert msctx.state() == before
+        """,
+        env={"PATH": "", "MSCTX_CACHE_DIR": str(tmp_path), "CXX": ""},
+    )
+    assert "no C++ compiler" in out

@@ -1,0 +1,233 @@
+"""Transforms and modes of PyTorch around the hook: gradients of gradients, vmap, autocast, traced and scripted code."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from convs import GEMM, PLANE, REFERENCE, asking, assert_near, conv, in_float64
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional as fn
+
+import msctx
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = [
+    conv("plane", (2, 2, 4, 3), (3, 2, 2, 3), True, padding=1),
+    conv("strided-groups", (1, 4, 5, 5), (2, 2, 2, 2), True, stride=2, groups=2, dilation=2),
+    conv("1d", (2, 2, 5), (2, 2, 3), True),
+    conv("3d", (1, 1, 3, 3, 2), (2, 1, 2, 2, 2)),
+    conv("transposed", (1, 2, 3, 3), (2, 2, 2, 2), True, stride=2, output_padding=1, transposed=True),
+]
+each_small = pytest.mark.parametrize("problem", SMALL, ids=str)
+each_options = pytest.mark.parametrize("options", [GEMM, REFERENCE], ids=["gemm", "reference"])
+
+
+def ran(ctx: msctx.Context) -> set[tuple[str, str]]:
+    return {(row.direction, row.ran) for row in ctx.choices()}
+
+
+@each_small
+@each_options
+def test_gradcheck_and_gradgradcheck(problem: Any, options: dict[str, str]) -> None:
+    leaves = [t.requires_grad_() for t in problem.tensors(torch.float64)[:-1]]
+
+    def function(*tensors: Tensor) -> Tensor:
+        result: Tensor = problem.run(*tensors, **problem.options)
+        return result
+
+    with msctx.context(**options, fallback="error") as ctx:
+        assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True, fast_mode=False)
+        assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+    assert {row.provider for row in ctx.choices()} == {"msctx"}
+    assert {row.direction for row in ctx.choices()} == {"fprop", "dgrad", "wgrad"}
+
+
+@each_options
+def test_forward_mode(options: dict[str, str]) -> None:
+    x, w, b, _ = PLANE.tensors(torch.float64)
+    dx, dw = torch.randn_like(x), torch.randn_like(w)
+    right = fn.conv2d(dx, w, padding=1) + fn.conv2d(x, dw, padding=1)
+    with msctx.context(**options, fallback="error") as ctx, forward_ad.dual_level():
+        y = fn.conv2d(forward_ad.make_dual(x, dx), forward_ad.make_dual(w, dw), b, padding=1)
+        tangent = forward_ad.unpack_dual(y).tangent
+    torch.testing.assert_close(tangent, right)
+    assert ran(ctx) == {("fprop", options["conv_fprop_algo"])}
+
+
+# --- torch.func -------------------------------------------------------------------------------------------------------
+
+
+@each_options
+def test_func_grad_and_jacrev(options: dict[str, str]) -> None:
+    x, w, b, g = PLANE.tensors(torch.float64)
+    right = in_float64(PLANE, [x, w, b, g])
+    with msctx.context(**options, fallback="error") as ctx:
+        found = torch.func.grad(lambda x, w: (fn.conv2d(x, w, b, padding=1) * g).sum(), argnums=(0, 1))(x, w)
+        jacobian = torch.func.jacrev(lambda w: fn.conv2d(x[:1, :, :3, :3], w))(w)
+    torch.testing.assert_close(found, (right.dgrad, right.wgrad))
+    assert jacobian.shape == (1, 6, 1, 1, *w.shape)
+    assert {row.provider for row in ctx.choices()} == {"msctx"}
+
+
+@pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 0)], ids=str)
+@each_options
+def test_vmap_and_grad_of_vmap(options: dict[str, str], dims: tuple[int | None, int | None]) -> None:
+    x, w = torch.randn(3, 2, 4, 6, 5, dtype=torch.float64), torch.randn(3, 5, 4, 3, 3, dtype=torch.float64)
+    x, w = (x if dims[0] == 0 else x[0]), (w if dims[1] == 0 else w[0])
+
+    def all_of_them(x: Tensor, w: Tensor) -> Tensor:
+        return torch.vmap(lambda x, w: fn.conv2d(x, w, padding=1), dims)(x, w)
+
+    def gradients(x: Tensor, w: Tensor) -> Any:
+        return torch.func.grad(lambda x, w: all_of_them(x, w).square().sum(), argnums=(0, 1))(x, w)
+
+    right, right_gradients = all_of_them(x, w), gradients(x, w)
+    with msctx.context(**options, fallback="error") as ctx:
+        torch.testing.assert_close(all_of_them(x, w), right)
+        torch.testing.assert_close(gradients(x, w), right_gradients)
+    assert {row.provider for row in ctx.choices()} == {"msctx"}
+    assert {row.direction for row in ctx.choices()} == {"fprop", "dgrad", "wgrad"}
+
+
+def test_per_sample_gradients() -> None:
+    x, w = torch.randn(3, 4, 6, 5), torch.randn(5, 4, 3, 3)
+
+    def gradients() -> Tensor:
+        loss = torch.func.grad(lambda w, x: fn.conv2d(x[None], w).square().sum())
+        found: Tensor = torch.vmap(loss, (None, 0))(w, x)
+        return found
+
+    right = gradients()
+    with msctx.context(**GEMM, fallback="error"):
+        torch.testing.assert_close(gradients(), right, rtol=1e-4, atol=1e-4)
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_modes_of_gradients(mode: Callable[[], Any]) -> None:
+    x, w, b, _ = PLANE.tensors()
+    right = in_float64(PLANE, PLANE.tensors()).fprop
+    with asking("fprop", "winograd", fallback="error") as ctx, mode():
+        y = fn.conv2d(x, w, b, padding=1)
+    assert_near(y, right, ctx.choices()[0].error)
+    assert y.is_inference() == (mode is torch.inference_mode)
+    assert ran(ctx) == {("fprop", "winograd")}
+
+
+def test_autocast_to_bfloat16() -> None:
+    model = nn.Conv2d(4, 6, 3, padding=1)
+    x = torch.randn(2, 4, 9, 8, requires_grad=True)
+    with msctx.context(**GEMM, fallback="error") as ctx, torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+        y.float().sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype == torch.float32
+    assert {(row.ran, row.problem.dtype) for row in ctx.choices()} == {("gemm", "bfloat16"), ("algo_1", "bfloat16")}
+
+
+def test_autocast_where_the_algorithm_takes_float32_only() -> None:
+    x, w, *_ = PLANE.tensors()
+    with asking("fprop", "winograd") as ctx, torch.autocast("cpu", torch.bfloat16):
+        with pytest.warns(msctx.MsctxWarning, match="2-D float32 convolutions only"):
+            fn.conv2d(x, w, padding=1)
+        with torch.autocast("cpu", enabled=False):
+            fn.conv2d(x, w, padding=1)
+    assert [(row.ran, row.problem.dtype) for row in ctx.choices()] == [("torch", "bfloat16"), ("winograd", "float32")]
+
+
+def test_checkpoint_computes_forward_twice() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x, w, b, _ = [t.requires_grad_() for t in PLANE.tensors()]
+    with msctx.context(**GEMM, fallback="error") as ctx:
+        checkpoint(lambda x: fn.conv2d(x, w, b, padding=1), x, use_reentrant=False).sum().backward()
+    assert {row.direction: row.calls for row in ctx.choices()} == {"fprop": 2, "dgrad": 1, "wgrad": 1}
+
+
+# --- traced and scripted code ---------------------------------------------------------------------------------------
+
+jit = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@jit
+@pytest.mark.parametrize("how", ["script", "trace", "freeze"])
+def test_torchscript(how: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(6, 3, 2)).eval()
+    x = torch.randn(2, 4, 9, 8)
+    right = model.double()(x.double())
+    model.float()
+    made = torch.jit.trace(model, x) if how == "trace" else torch.jit.script(model)
+    made = torch.jit.freeze(made) if how == "freeze" else made
+    with msctx.context(**GEMM, fallback="error") as ctx:
+        for count in range(1, 4):  # the first runs profile, the later ones are optimised
+            y = made(x)
+            assert_near(y, right, 1e-5)
+            assert [row.calls for row in ctx.choices()] == [count, count]
+        if how != "freeze":
+            made(x).sum().backward()
+    expected = {("fprop", "gemm")} if how == "freeze" else {("fprop", "gemm"), ("dgrad", "algo_1"), ("wgrad", "algo_1")}
+    assert ran(ctx) == expected
+
+
+def test_the_operator_of_traced_code_is_hooked_once() -> None:
+    x, w, b, _ = PLANE.tensors()
+    right = fn.conv2d(x, w, b, padding=1)
+
+    def traced() -> Tensor:
+        geometry: list[Any] = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True]
+        y: Tensor = torch.ops.aten._convolution(x, w, b, *geometry)
+        return y
+
+    assert torch.equal(traced(), right)
+    with asking("fprop", "gemm", fallback="error") as ctx:
+        torch.testing.assert_close(traced(), right, rtol=1e-4, atol=1e-4)
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("gemm", 1)]
+    with asking("fprop", "winograd", fallback="silent") as ctx:
+        fn.conv2d(x, w, stride=2)
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("torch", 1)], "torch's own path asks again, and is not counted"
+
+
+def test_the_variants_with_a_given_result() -> None:
+    x, w, b, _ = PLANE.tensors()
+    out = torch.empty(0)
+    with asking("fprop", "gemm", fallback="error") as ctx:
+        torch.ops.aten.convolution.out(x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, out=out)
+    assert_near(out, in_float64(PLANE, PLANE.tensors()).fprop, 1e-5)
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("gemm", 1)]
+
+
+def test_meta_and_fake_tensors_are_not_ours() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x, w, *_ = PLANE.tensors()
+    with asking("fprop", "gemm", fallback="error") as ctx:
+        assert fn.conv2d(x.to("meta"), w.to("meta")).shape == (2, 6, 7, 6)
+        with FakeTensorMode() as mode:
+            assert fn.conv2d(mode.from_tensor(x), mode.from_tensor(w)).shape == (2, 6, 7, 6)
+    assert not ctx.choices()
+
+
+def test_a_module_and_a_context_can_be_copied_inside() -> None:
+    x, *_ = PLANE.tensors()
+    with asking("fprop", "gemm", fallback="error") as ctx:
+        model = nn.Conv2d(4, 6, 3)
+        other = copy.deepcopy(model)
+        assert torch.equal(other(x), model(x))
+    assert [row.calls for row in ctx.choices()] == [2]
+
+
+def test_complex_convolutions_are_made_of_real_ones() -> None:
+    x, w = torch.randn(1, 2, 5, 5, dtype=torch.complex64), torch.randn(3, 2, 3, 3, dtype=torch.complex64)
+    right = fn.conv2d(x.to(torch.complex128), w.to(torch.complex128))
+    with asking("fprop", "gemm", fallback="error") as ctx:
+        y = fn.conv2d(x, w)
+    torch.testing.assert_close(y, right.to(torch.complex64), rtol=1e-4, atol=1e-4)
+    assert ran(ctx) == {("fprop", "gemm")}

@@ -1,0 +1,277 @@
+"""conv_algo_rules and ctx.watch(model): algorithms for single modules and single problems."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+from convs import GEMM, asking
+from torch import nn
+from torch.nn import functional as fn
+
+import msctx
+from msctx.errors import MsctxWarning
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Net(nn.Module):
+    """Two blocks and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+        self.layer2 = nn.Sequential(nn.Conv2d(4, 5, 3, stride=2))
+        self.head = nn.ConvTranspose2d(5, 2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.layer2(self.layer1(x)))
+        return result
+
+
+X = torch.randn(2, 3, 9, 9)
+PATHS = ["layer1.0", "layer1.2", "layer2.0", "head"]
+
+
+def ran(ctx: msctx.Context, direction: str = "fprop") -> dict[str, str]:
+    """Module → what ran."""
+    return {row.module: row.ran for row in ctx.choices() if row.direction == direction}
+
+
+def told(found: pytest.WarningsRecorder) -> list[str]:
+    return [str(w.message) for w in found if issubclass(w.category, MsctxWarning)]
+
+
+def test_the_modules_of_a_watched_model_have_their_paths() -> None:
+    model = Net()
+    with msctx.context(**GEMM) as ctx:
+        assert ctx.watch(model) is ctx
+        model(X).sum().backward()
+    for direction, paths in (("fprop", PATHS), ("dgrad", PATHS[1:]), ("wgrad", PATHS)):
+        assert sorted(ran(ctx, direction)) == sorted(paths)
+    assert "layer1.0: 2x3x9x9 * 4x3x3x3" in str(ctx.choices())
+
+
+def test_it_can_be_watched_before_the_context_is_entered() -> None:
+    model = Net()
+    with asking("fprop", "gemm").watch(model) as ctx:
+        model(X)
+    assert [*ran(ctx)] == PATHS
+
+
+def test_rules_by_module() -> None:
+    model = Net()
+    rules = {"layer1.*": "winograd", "layer2.*": {"fprop": "direct", "wgrad": "algo_3"}, "head": {"dgrad": "algo_1"}}
+    with msctx.context(conv_algo_rules=rules) as ctx:
+        ctx.watch(model)
+        model(X).sum().backward()
+    assert ran(ctx) == {"layer1.0": "winograd", "layer1.2": "winograd", "layer2.0": "direct"}
+    assert ran(ctx, "dgrad") == {"layer1.2": "winograd", "head": "algo_1"}
+    assert ran(ctx, "wgrad") == {"layer2.0": "algo_3"}, "winograd has no weight gradient: nothing is asked for"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "matched"),
+    [
+        ("weight=4x3x3x3", ["layer1.0"]),
+        ("weight=4x*", ["layer1.0", "layer1.2", "layer2.0"][:2]),
+        ("stride=2", ["layer2.0"]),
+        ("padding=1", ["layer1.0", "layer1.2"]),
+        ("transposed=true", ["head"]),
+        ("input=2x4x9x9 stride=1", ["layer1.2"]),
+        ("module=layer1.* weight=4x4x3x3", ["layer1.2"]),
+        ("groups=1", PATHS),
+        ("dilation=1 dtype=float32 layout=channels_first", PATHS),
+        ("layer?.0", ["layer1.0", "layer2.0"]),
+        ("*", PATHS),
+    ],
+)
+def test_conditions(conditions: str, matched: list[str]) -> None:
+    model = Net()
+    with msctx.context(conv_algo_rules={conditions: {"fprop": "reference"}}) as ctx:
+        ctx.watch(model)
+        model(X)
+    assert [*ran(ctx)] == matched
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("stride=2x1", {"stride": (2, 1)}),
+        ("padding=0x2", {"padding": (0, 2)}),
+        ("dilation=2", {"dilation": 2}),
+        ("groups=2", {"groups": 2}),
+        ("dtype=bfloat16", {"dtype": torch.bfloat16}),
+        ("layout=channels_last", {"memory_format": torch.channels_last}),
+    ],
+)
+def test_fields_are_compared_with_what_choices_shows(field: str, problem: dict[str, object]) -> None:
+    dtype, layout = problem.pop("dtype", torch.float32), problem.pop("memory_format", torch.contiguous_format)
+    groups = int(problem.get("groups", 1))  # type: ignore[call-overload]
+    x, w = torch.randn(1, 4, 9, 9, dtype=dtype).to(memory_format=layout), torch.randn(4, 4 // groups, 3, 3, dtype=dtype)
+    with msctx.context(conv_algo_rules={field: {"fprop": "gemm"}}, conv_fprop_algo="reference") as ctx:
+        fn.conv2d(x, w, **problem)
+        fn.conv2d(torch.randn(1, 3, 7, 7), torch.randn(4, 3, 3, 3))
+    assert [row.ran for row in ctx.choices()] == ["gemm", "reference"]
+
+
+def test_the_first_rule_that_matches_and_speaks_of_the_direction_decides() -> None:
+    model = Net()
+    rules = {"layer1.0": {"fprop": "direct"}, "layer1.*": {"fprop": "fft", "wgrad": "fft"}, "*": {"fprop": "gemm"}}
+    with msctx.context(conv_algo_rules=rules) as ctx:
+        ctx.watch(model)
+        model(X).sum().backward()
+    assert ran(ctx) == {"layer1.0": "direct", "layer1.2": "fft", "layer2.0": "gemm", "head": "gemm"}
+    assert ran(ctx, "wgrad") == {"layer1.0": "fft", "layer1.2": "fft"}
+
+
+def test_a_rule_beats_the_option() -> None:
+    with asking("fprop", "gemm", conv_algo_rules={"stride=2": {"fprop": "reference"}}) as ctx:
+        fn.conv2d(X, torch.randn(4, 3, 3, 3), stride=2)
+        fn.conv2d(X, torch.randn(4, 3, 3, 3))
+    assert [(row.asked, row.ran) for row in ctx.choices()] == [("reference", "reference"), ("gemm", "gemm")]
+
+
+def test_a_rule_that_matched_nothing_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    with msctx.context(conv_algo_rules={"weight=4x3x3x3": "gemm", "layer9.*": "gemm", "stride=7": "reference"}):
+        fn.conv2d(X, torch.randn(4, 3, 3, 3))
+    found = told(recwarn)
+    assert len(found) == 2
+    assert "layer9.*" in found[0]
+    assert "stride=7" in found[1]
+
+
+def test_no_rule_is_told_where_nothing_ran(recwarn: pytest.WarningsRecorder) -> None:
+    with msctx.context(conv_algo_rules={"layer9.*": "gemm"}):
+        pass
+    assert not told(recwarn)
+
+
+def test_a_rule_whose_convolutions_did_run_by_another_one_is_not_unmatched(recwarn: pytest.WarningsRecorder) -> None:
+    """A rule that asks for a backward pass only is not unmatched because nothing ran backward."""
+    model = Net()
+    with msctx.context(conv_algo_rules={"layer1.*": {"wgrad": "algo_1"}, "*": {"fprop": "gemm"}}) as ctx:
+        ctx.watch(model)
+        model(X)
+    assert not told(recwarn)
+
+
+# --- weights that are elsewhere ---------------------------------------------------------------------------------------
+
+
+def test_weights_that_autocast_cast_are_resolved_by_their_shape() -> None:
+    model = Net()
+    with asking("fprop", "gemm") as ctx, torch.autocast("cpu", torch.bfloat16):
+        ctx.watch(model)
+        model(X)
+    assert [*ran(ctx)] == PATHS
+    assert {row.problem.dtype for row in ctx.choices()} == {"bfloat16"}
+
+
+def test_two_modules_of_one_shape_are_not_confused_by_a_cast() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+    with asking("fprop", "gemm") as ctx, torch.autocast("cpu", torch.bfloat16):
+        ctx.watch(model)
+        model(X)
+    assert {row.module for row in ctx.choices()} == {""}
+
+
+def test_a_weight_that_got_a_new_storage_is_found_again() -> None:
+    model = Net()
+    ctx = asking("fprop", "gemm").watch(model)
+    with ctx:
+        model(X)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight = nn.Parameter(torch.randn_like(module.weight))
+    model.head.weight.data = model.head.weight.data.clone()
+    with ctx:
+        model(X)
+    assert [(row.module, row.calls) for row in ctx.choices()] == [(path, 2) for path in PATHS]
+    with ctx:
+        model.load_state_dict(Net().state_dict(), assign=True)
+        model(X)
+    assert {row.module for row in ctx.choices()} == {*PATHS}, "by shape"
+
+
+def test_a_model_in_another_dtype_is_still_known() -> None:
+    model = Net()
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(model)
+        model.double()
+        model(X.double())
+    assert [*ran(ctx)] == PATHS
+
+
+def test_a_model_that_died_is_forgotten() -> None:
+    from msctx.native import watching
+
+    model = Net()
+    before = len(watching._weights)
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(model)
+        assert len(watching._weights) == before + 4
+        model(X)
+        shape = model.layer1[0].weight.shape
+        del model
+        gc.collect()
+        assert len(watching._weights) == before
+        fn.conv2d(X, torch.randn(shape), padding=1)
+    assert "" in ran(ctx)
+
+
+def test_a_copy_is_another_model() -> None:
+    model = Net()
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(model)
+        other = copy.deepcopy(model)
+        other.layer1[0].weight = nn.Parameter(torch.randn(4, 3, 1, 1))
+        other.layer1[0](X)
+        model(X)
+    assert [*ran(ctx)] == ["", *PATHS]
+
+
+def test_a_shared_weight_has_one_of_its_paths() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1))
+    model[1].weight = model[0].weight
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(model)
+        model(X)
+    assert {row.module for row in ctx.choices()} <= {"0", "1"}
+    assert sum(row.calls for row in ctx.choices()) == 2
+
+
+def test_a_weight_stays_known_when_one_of_the_modules_that_share_it_dies() -> None:
+    first, second = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    second.weight = first.weight
+    model = nn.ModuleDict({"first": first, "second": second})
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(model)
+        del model["second"], second
+        gc.collect()
+        first(X)
+    assert [*ran(ctx)] == ["first"]
+
+
+def test_two_watched_models() -> None:
+    one, two = nn.Sequential(nn.Conv2d(3, 4, 3)), nn.ModuleDict({"body": nn.Conv2d(3, 5, 3)})
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(one).watch(two).watch(one)
+        one(X)
+        two["body"](X)
+    assert [*ran(ctx)] == ["0", "body"]
+
+
+def test_a_watched_model_can_be_copied_and_pickled() -> None:
+    model = Net()
+    asking("fprop", "gemm").watch(model)
+    assert copy.deepcopy(model)(X).shape == model(X).shape
+
+
+def test_a_model_without_convolutions() -> None:
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(nn.Linear(3, 4)).watch(nn.LazyConv2d(4, 3))
+        fn.conv2d(X, torch.randn(4, 3, 3, 3))
+    assert [*ran(ctx)] == [""]
