@@ -5,16 +5,16 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <mutex>
 #include <unordered_map>
 
 #include "msctx/api.h"
+#include "msctx/process.h"
 
 namespace msctx {
 namespace {
 
+std::mutex& lock = fork_safe_mutex();
 struct Log {
-  std::mutex lock;
   std::deque<std::unique_ptr<Choice>> entries;
   std::unordered_map<std::string, Choice*> by_text;
 };
@@ -82,7 +82,7 @@ std::string identity(const Choice& c) {
 Choice* record(std::unique_ptr<Choice> choice) {
   Log& all = log();
   std::string key = identity(*choice);
-  const std::lock_guard<std::mutex> guard(all.lock);
+  const std::lock_guard<std::mutex> guard(lock);
   const auto [found, added] = all.by_text.try_emplace(std::move(key), choice.get());
   if (added) all.entries.push_back(std::move(choice));
   return found->second;
@@ -90,7 +90,7 @@ Choice* record(std::unique_ptr<Choice> choice) {
 
 std::string choices_json(const int32_t* wanted, int count) {
   Log& all = log();
-  const std::lock_guard<std::mutex> guard(all.lock);
+  const std::lock_guard<std::mutex> guard(lock);
   std::string json = "[";
   for (int i = 0; i < count; i++) {
     if (wanted[i] < 0 || size_t(wanted[i]) >= all.entries.size()) continue;
@@ -109,7 +109,7 @@ MSCTX_API char* msctx_choices(const int32_t* wanted, int count) { return strdup(
 // The calls of each entry, in the order in which they were first met: their numbers; returns how many entries there are, of which at most `size` are written.
 MSCTX_API int msctx_counts(int64_t* calls, int size) {
   msctx::Log& all = msctx::log();
-  const std::lock_guard<std::mutex> guard(all.lock);
+  const std::lock_guard<std::mutex> guard(msctx::lock);
   for (int i = 0; i < size && i < int(all.entries.size()); i++) calls[i] = all.entries[i]->calls.load(std::memory_order_relaxed);
   return int(all.entries.size());
 }

@@ -4,7 +4,8 @@
 #include <fnmatch.h>
 
 #include <cstring>
-#include <mutex>
+
+#include "msctx/process.h"
 
 namespace msctx {
 namespace {
@@ -42,7 +43,8 @@ bool is_heuristic(const std::string& name) { return name == "normal" || name == 
 std::atomic<bool> in_force{false};
 
 namespace {
-std::mutex policy_lock;
+std::mutex& policy_lock = fork_safe_mutex();
+std::mutex& decisions_lock = fork_safe_mutex();  // of all policies
 std::shared_ptr<Policy>& slot() {
   static auto* current = new std::shared_ptr<Policy>;
   return *current;
@@ -140,7 +142,7 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
 const Decision* Policy::decide(const ConvCall& call, Direction direction) {
   const std::string key = key_of(call, direction);
   {
-    const std::lock_guard<std::mutex> guard(lock_);
+    const std::lock_guard<std::mutex> guard(decisions_lock);
     if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second.get();
   }
   const ConvText problem = text_of(call);
@@ -190,7 +192,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
                        call.problem.dtype == DType::bf16;
     if (!exact) {
       passed.push_back(std::string(row.name) + ": its error bound is above 3e-5");
-    } else if (merit == Merit::beats_torch || (merit == Merit::fair && !torch_allowed)) {
+    } else if (merit == Merit::beats_torch ? !call.channels_last || !torch_allowed : merit == Merit::fair && !torch_allowed) {
       best = &row;
     } else {
       passed.push_back(std::string(row.name) + (torch_allowed ? ": torch's own path is expected to be as fast" : ": another of ours is expected to be faster"));
@@ -240,7 +242,7 @@ const Decision* Policy::decide_measured(const ConvCall& call, Direction directio
   describe(*choice, row, call, op_of(direction, call.transposed));
   decision->row = row;
   decision->choice = record(std::move(choice));
-  const std::lock_guard<std::mutex> guard(lock_);
+  const std::lock_guard<std::mutex> guard(decisions_lock);
   auto& kept = decisions_[key_of(call, direction)];
   retired_.push_back(std::move(kept));  // another thread may still read it
   kept = std::move(decision);
@@ -261,7 +263,7 @@ const Decision* Policy::refuse(Direction direction, const ConvText& problem, con
   Choice* entry = record(std::move(choice));
   const std::string key = "refused " + std::to_string(reinterpret_cast<uintptr_t>(entry));
   {
-    const std::lock_guard<std::mutex> guard(lock_);
+    const std::lock_guard<std::mutex> guard(decisions_lock);
     if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second.get();
   }
   auto decision = std::make_unique<Decision>();
@@ -272,7 +274,7 @@ const Decision* Policy::refuse(Direction direction, const ConvText& problem, con
 }
 
 const Decision* Policy::keep(const std::string& key, std::unique_ptr<Decision> decision) {
-  const std::lock_guard<std::mutex> guard(lock_);
+  const std::lock_guard<std::mutex> guard(decisions_lock);
   return decisions_.try_emplace(key, std::move(decision)).first->second.get();  // the first of two threads wins
 }
 

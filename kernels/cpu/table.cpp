@@ -11,39 +11,62 @@ namespace {
 
 using enum Direction;
 
+// What `normal` expects, from the figures of bench/algorithms.py (channels-first images; torch's own path is oneDNN's).
+
 Merit fair(const ConvProblem&, Op) { return Merit::fair; }
 Merit last_resort(const ConvProblem&, Op) { return Merit::last_resort; }
 
-// A transform pays when many channels share it, and the image holds a few tiles.
+int64_t channels(const ConvProblem& p) { return smaller(group_c(p), group_k(p)); }
+int64_t image(const ConvProblem& p) { return smaller(p.out[1], p.out[2]); }
+int64_t taps(const ConvProblem& p) { return smaller(p.window[1], p.window[2]); }
+
+// The transforms pay when many channels share them; transformed tiles of too many no longer fit the cache.
 Merit winograd(const ConvProblem& p, Op) {
-  const bool pays = group_c(p) >= 16 && group_k(p) >= 16 && p.out[1] >= 8 && p.out[2] >= 8;
-  return pays ? Merit::fair : Merit::last_resort;
+  if (taps(p) == 3 && channels(p) >= 32 && channels(p) <= 128 && image(p) >= 28) return Merit::beats_torch;
+  return channels(p) >= 16 && image(p) >= 8 ? Merit::fair : Merit::last_resort;
+}
+Merit winograd_nonfused(const ConvProblem& p, Op) {
+  if (taps(p) == 3 && channels(p) >= 128 && image(p) >= 14) return Merit::beats_torch;
+  return channels(p) >= 16 && image(p) >= 8 ? Merit::fair : Merit::last_resort;
+}
+
+// Large windows; and where oneDNN has no good kernel: gradients of strided convolutions, weight gradients of few channels a group.
+Merit fft_tiling(const ConvProblem& p, Op op) {
+  const bool dense = channels(p) >= 16, strided = p.stride[1] > 1 && p.stride[2] > 1;
+  const bool large = taps(p) >= (dense ? 9 : 25) && image(p) >= 28;
+  const bool few = p.groups > 1 && channels(p) <= 4 && taps(p) >= 5 && image(p) >= 28;
+  const bool gradient = op == Op::backward_data && strided && taps(p) >= 5 && p.groups == 1 && image(p) >= 28;
+  return large || gradient || (few && op == Op::backward_weight) ? Merit::beats_torch : Merit::last_resort;
+}
+Merit gemm(const ConvProblem& p, Op op) {
+  const bool strided = p.dims == 2 && p.stride[1] > 1 && p.stride[2] > 1;
+  return op == Op::backward_data && strided && taps(p) == 1 && channels(p) >= 64 ? Merit::beats_torch : Merit::fair;
 }
 
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},
-    {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd},
+    {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
     {fprop, "implicit_precomp_gemm", &conv_implicit_precomp_gemm, fair},
     {fprop, "implicit_gemm", &conv_implicit_gemm, fair},
     {fprop, "direct", &conv_direct, fair},
     {fprop, "gemm", &conv_gemm, fair},
-    {fprop, "fft_tiling", &conv_fft_tiling, last_resort},
+    {fprop, "fft_tiling", &conv_fft_tiling, fft_tiling},
     {fprop, "fft", &conv_fft, last_resort},
     {fprop, "reference", &conv_reference, last_resort},
 
     {dgrad, "winograd", &conv_winograd, winograd},
-    {dgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd},
-    {dgrad, "algo_1", &conv_gemm, fair},
+    {dgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
+    {dgrad, "algo_1", &conv_gemm, gemm},
     {dgrad, "algo_0", &conv_algo_0, last_resort},
-    {dgrad, "fft_tiling", &conv_fft_tiling, last_resort},
+    {dgrad, "fft_tiling", &conv_fft_tiling, fft_tiling},
     {dgrad, "fft", &conv_fft, last_resort},
     {dgrad, "reference", &conv_reference, last_resort},
 
-    {wgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd},
-    {wgrad, "algo_1", &conv_gemm, fair},
+    {wgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
+    {wgrad, "algo_1", &conv_gemm, gemm},
     {wgrad, "algo_3", &conv_algo_3, last_resort},
     {wgrad, "algo_0", &conv_algo_0, last_resort},
-    {wgrad, "fft_tiling", &conv_fft_tiling, last_resort},
+    {wgrad, "fft_tiling", &conv_fft_tiling, fft_tiling},
     {wgrad, "fft", &conv_fft, last_resort},
     {wgrad, "reference", &conv_reference, last_resort},
 };

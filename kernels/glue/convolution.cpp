@@ -1,27 +1,20 @@
 // The hook: what runs in place of aten::convolution and aten::convolution_backward on CPU tensors.
-#include <ATen/core/grad_mode.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/convolution_backward_ops.h>
 #include <ATen/ops/convolution_ops.h>
 
 #include "glue/hook.h"
-#include "glue/late.h"
-#include "glue/measure.h"
 #include "glue/tensors.h"
+#include "msctx/late.h"
+#include "msctx/measure.h"
 
 namespace msctx::glue {
 
 Before before_convolution, before_traced, before_backward;
+thread_local int inside_torch = 0;
 
 namespace {
-
-// torch's own convolution calls aten::_convolution, which is hooked too, for traced code: inside the former the latter is not asked again.
-thread_local int inside_torch = 0;
-struct InsideTorch {
-  InsideTorch() { inside_torch++; }
-  ~InsideTorch() { inside_torch--; }
-};
 
 constexpr c10::DispatchKeySet torchs_own;  // no key: the kernel that all back ends share
 
@@ -80,6 +73,19 @@ struct Asked {
     if (call) return policy->decide(*call, direction);
     return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason) : nullptr;
   }
+
+  template <class Torch>
+  const Decision* measure(
+      const Decision& guessed, Direction direction, const at::Tensor& first, const at::Tensor& second, const Torch& torch) const {
+    if (at::in_parallel_region()) return &guessed;
+    return measured(*policy, *call, guessed, direction, at::get_num_threads(), [&](const ConvRow* row) {
+      bool again = false;
+      if (row)
+        run_row(*policy, *row, *call, first, second, at::MemoryFormat::Contiguous, again);
+      else
+        torch();
+    });
+  }
 };
 
 void count(const Decision& decision, bool again = false) {
@@ -100,15 +106,19 @@ at::Tensor forward(
     const Asked& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch) {
   if (asked.call && bias && bias->defined()) {
     const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == result_shape(*asked.call, Direction::fprop)[1];
-    if (!fits) return torch();  // its own error
+    if (!fits) {  // mostly a mistake: torch's own error is the better one
+      const Decision* decision = asked.policy->refuse(Direction::fprop, text_of(*asked.call), "its bias has another type or shape");
+      at::Tensor result = torch();
+      if (decision) count(*decision);
+      return result;
+    }
   }
   const Decision* decision = asked.decide(Direction::fprop, input, weight);
-  if (at::GradMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
-    remember_forward(weight);
+  if (asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
+    remember_forward(storage_of(weight));
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);
-  if (decision->to_measure)
-    decision = measured(*asked.policy, *asked.call, *decision, Direction::fprop, input, weight, [&] { torch(); });
+  if (decision->to_measure) decision = asked.measure(*decision, Direction::fprop, input, weight, [&] { torch(); });
   if (decision->row == nullptr) {
     count(*decision);
     return torch();
@@ -151,7 +161,7 @@ at::Tensor convolution(
         before_convolution, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
   };
   if (!in_force.load(std::memory_order_relaxed)) {
-    forget_forward(weight);  // its next backward pass may belong to this one
+    forget_forward(storage_of(weight));  // its next backward pass may belong to this one
     return torch();
   }
   auto policy = msctx::policy();
@@ -185,13 +195,13 @@ Three convolution_backward(
         before_backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
   };
   if (!in_force.load(std::memory_order_relaxed)) {
-    notice_late_backward(weight);
+    notice_late_backward(storage_of(weight));
     return torch(output_mask);
   }
   auto policy = msctx::policy();
   if (!policy) return torch(output_mask);
   const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
-  forget_forward(weight);
+  forget_forward(storage_of(weight));
   if (asked.call && (grad_output.scalar_type() != input.scalar_type() || grad_output.sizes() != result_shape(*asked.call, Direction::fprop)))
     return torch(output_mask);
 
@@ -205,7 +215,7 @@ Three convolution_backward(
     if (decision->to_measure) {
       std::array<bool, 3> alone{};
       alone[index] = true;
-      decision = measured(*asked.policy, *asked.call, *decision, direction, first, second, [&] { torch(alone); });
+      decision = asked.measure(*decision, direction, first, second, [&] { torch(alone); });
     }
     if (decision->row == nullptr) return count(*decision);
     found[index] = run_counted(asked, *decision, first, second, format_of(input, weight, std::nullopt, asked.geometry));

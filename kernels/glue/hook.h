@@ -37,9 +37,14 @@ struct Before {
 };
 extern Before before_convolution, before_traced, before_backward;
 
+// torch's own convolution calls other operators that are hooked too, for code that calls them itself: inside it they are not asked again.
+extern thread_local int inside_torch;
+struct InsideTorch {
+  InsideTorch() { inside_torch++; }
+  ~InsideTorch() { inside_torch--; }
+};
+
 // Warns of a fallback, or raises, as the policy says. Call it before the work, and with no lock held.
 void complain(const Policy&, const Decision&);
-// Tells Python; true: Python wants an error (warnings turned into errors).
-bool tell(const std::string& message);
 
 }  // namespace msctx::glue

@@ -1,6 +1,5 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
 #include <c10/util/Exception.h>
-#include <pthread.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -9,8 +8,6 @@
 #include "glue/tensors.h"
 
 namespace msctx::glue {
-
-bool forked = false;
 
 namespace {
 
@@ -52,8 +49,6 @@ std::vector<Passed>& passed() {
   static auto* all = new std::vector<Passed>;
   return *all;
 }
-
-int (*python)(const char*) = nullptr;
 
 // The boxed kernel of all routes at one key.
 template <c10::DispatchKey key>
@@ -122,16 +117,19 @@ void install() {
     passed().push_back({full, route.key, before(*op, route.key)});
     library(ns.c_str(), route.key).impl(full.substr(ns.size() + 2).c_str(), boxed(route.key));
   }
-  pthread_atfork(nullptr, nullptr, [] { forked = true; });
 }
 
 }  // namespace
 
-bool tell(const std::string& message) { return python != nullptr && python(message.c_str()) != 0; }
-
 void complain(const Policy& policy, const Decision& decision) {
   if (!decision.fell_back || policy.fallback == Fallback::silent) return;
-  if (policy.fallback == Fallback::warn && !tell("fallback\n" + decision.message)) return;
+  if (policy.fallback == Fallback::warn) {
+    if (decision.told.load(std::memory_order_relaxed)) return;
+    if (!tell("fallback", decision.message)) {
+      decision.told.store(true, std::memory_order_relaxed);
+      return;
+    }
+  }
   TORCH_CHECK(false, decision.message, "fallback=", policy.fallback == Fallback::error ? "error" : "warn", ": nothing was computed.");
 }
 
@@ -143,7 +141,7 @@ using namespace msctx;
 MSCTX_API const char* msctx_install(int (*tell)(const char*)) {
   static std::string problem;
   try {
-    glue::python = tell;
+    set_teller(tell);
     glue::install();
   } catch (const std::exception& error) {
     problem = error.what();

@@ -10,11 +10,15 @@
 
 #include "msctx/api.h"
 #include "msctx/policy.h"
+#include "msctx/process.h"
 #include "glue/watch.h"
 
 namespace msctx::glue {
 
-extern bool forked;  // OpenMP's threads did not come along, and waiting for them would never end
+// What a weight is known by.
+inline const void* storage_of(const at::Tensor& t) {
+  return t.has_storage() ? t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
 
 inline Parallel threads_of_torch() {
   if (forked || at::in_parallel_region()) return serial();

@@ -51,7 +51,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_free": (None, [c_void_p]),
     "msctx_counts": (c_int, [POINTER(c_int64), c_int]),
     "msctx_watch": (None, [c_void_p, c_char_p, c_char_p]),
-    "msctx_unwatch": (None, [c_void_p, c_char_p]),
+    "msctx_unwatch": (None, [c_void_p, c_char_p, c_char_p]),
 }
 
 
@@ -135,8 +135,8 @@ class Core:
     def watch(self, storage: int, shape: str, path: str) -> None:
         self._c.msctx_watch(storage, shape.encode(), path.encode())
 
-    def unwatch(self, storage: int, shape: str) -> None:
-        self._c.msctx_unwatch(storage, shape.encode())
+    def unwatch(self, storage: int, shape: str, path: str) -> None:
+        self._c.msctx_unwatch(storage, shape.encode(), path.encode())
 
 
 def _names(asked: dict[str, str | None]) -> Any:

@@ -43,7 +43,7 @@ def refresh(library: core.Core) -> None:
             place = (weight.untyped_storage()._cdata, "x".join(map(str, weight.shape)))
             if _known.get(key) != place:
                 if key in _known:
-                    library.unwatch(*_known[key])
+                    library.unwatch(*_known[key], path)
                 library.watch(*place, path)
                 _known[key] = place
 
@@ -52,4 +52,4 @@ def _forget(key: tuple[int, str]) -> None:
     _weights.pop(key, None)  # no lock: this may run while any other code of ours does
     place, library = _known.pop(key, None), core.loaded()
     if place is not None and library is not None:
-        library.unwatch(*place)
+        library.unwatch(*place, key[1])

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from cases import Case
 from checks import Array, Tensors
-from kernels import BACKWARD_WEIGHT, FORWARD, widen
 from torch.nn import functional
+
+from kernels import BACKWARD_WEIGHT, FORWARD, widen
 
 CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from cases import Case, tensors
+
 from kernels import BACKWARD_DATA, FORWARD, Kernels, Row, store, widen
 
 Array = np.ndarray[Any, Any]
@@ -56,5 +57,3 @@ def takes(row: Row, case: Case) -> bool:
         return False
     is_plain = case.window in ((3, 3), (5, 5)) and set(case.stride + case.dilation) == {1}
     return is_plain or not row.algorithm.startswith("winograd")
-
-

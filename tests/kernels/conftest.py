@@ -1,8 +1,8 @@
 """The kernels without torch, built once for all tests."""
 
 import pytest
-from kernels import Kernels, Row
 
+from kernels import Kernels, Row
 from msctx.native import build
 
 

@@ -15,6 +15,8 @@ from cases import Case
 FORWARD, BACKWARD_DATA, BACKWARD_WEIGHT = OPS = 0, 1, 2
 TARGETS = (2, 0, 1)
 """Which of x, w and y an operation writes."""
+FACTORS = ((0, 1), (2, 1), (0, 2))
+"""Which two it reads."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 _TABLE = Path(__file__).resolve().parents[2] / "kernels" / "cpu" / "table.cpp"
@@ -70,7 +72,8 @@ def store(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
 def widen(stored: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """To float64, exactly."""
     if stored.dtype == np.uint16:
-        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a NaN that signals is a NaN
+            return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return stored.astype(np.float64)
 
 
@@ -145,9 +148,7 @@ class Kernels:
         self.run_in_place(row, case, given, isa, threads, op)
         return given[target]
 
-    def run_in_place(
-        self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, op: int | None = None
-    ) -> bool:
+    def run_in_place(self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, op: int | None = None) -> bool:
         """Whether the result, which replaces one of *tensors*, had to be computed again."""
         assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
         pointers = [c_void_p(t.ctypes.data) for t in tensors]

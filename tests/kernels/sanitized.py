@@ -7,6 +7,7 @@ import sys
 import numpy as np
 from cases import CASES, OTHER_CASES, case
 from checks import distance, largest, stored, takes, truth
+
 from kernels import OPS, TARGETS, Kernels
 
 SMALL = (

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from cases import CASES, OTHER_CASES, Case, case
 from checks import distance, largest, stored, takes, truth
+
 from kernels import BACKWARD_DATA, FORWARD, OPS, ROWS, TARGETS, Kernels, Row, garbage
 
 ALL = (*CASES, *OTHER_CASES)
@@ -57,18 +58,20 @@ def test_same_bits_on_every_isa_and_with_any_number_of_threads(kernels: Kernels,
             results = [kernels.run(row, each, stored(each), isa, threads) for threads in THREADS]
             of_isa[isa] = results[0].tobytes()
             if row.fixed_order:
-                wrong += [f"{each} {isa}: {n} threads" for n, r in zip(THREADS, results, strict=True) if r.tobytes() != of_isa[isa]]
+                wrong += [
+                    f"{each} {isa}: {n} threads" for n, r in zip(THREADS, results, strict=True) if r.tobytes() != of_isa[isa]
+                ]
             wrong += [text for r in results if (text := within(kernels, row, each, r))]
         if row.same_on_every_isa:
-            wrong += [f"{each}: {isa} is not {kernels.isas[0]}" for isa in kernels.isas if of_isa[isa] != of_isa[kernels.isas[0]]]
+            wrong += [
+                f"{each}: {isa} is not {kernels.isas[0]}" for isa in kernels.isas if of_isa[isa] != of_isa[kernels.isas[0]]
+            ]
     assert not wrong
 
 
 def test_transposed(kernels: Kernels, row: Row) -> None:
     """fprop of a transposed convolution is backward_data, and dgrad is forward: taken and right, or refused with a reason."""
-    if row.direction not in (FORWARD, BACKWARD_DATA):
-        pytest.skip("the weight gradient is the same operation")
-    op = BACKWARD_DATA if row.direction == FORWARD else FORWARD
+    op = {FORWARD: BACKWARD_DATA, BACKWARD_DATA: FORWARD}.get(row.direction, row.direction)
     for each in (c for c in ALL if takes(row, c)):
         refused = kernels.reasons(row, each, op)
         assert not (refused and row.algorithm in BOTH_WAYS), each

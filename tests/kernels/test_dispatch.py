@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from cases import CASES, case
-from kernels import DIRECTIONS, ROWS, Kernels
 
+from kernels import DIRECTIONS, ROWS, Kernels
 from msctx.native.recipe import ISAS, isas
 
 BEST_FIRST = ("avx512", "avx2", "generic")

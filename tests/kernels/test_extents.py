@@ -8,6 +8,7 @@ from cases import Case, case
 from checks import Tensors, distance, largest, stored, takes, truth_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from kernels import BACKWARD_WEIGHT, DTYPES, OPS, ROWS, TARGETS, Kernels, Row, garbage, widen
 
 EMPTY = (
@@ -41,7 +42,11 @@ def test_sums_of_nothing_are_zeros(kernels: Kernels, row: Row) -> None:
 @pytest.mark.parametrize("name", ["algo_1", "reference"])
 def test_empty_batch_has_a_zero_weight_gradient_in_every_dtype(kernels: Kernels, name: str, dtype: str) -> None:
     row = kernels.row(BACKWARD_WEIGHT, name)
-    for each in (case(0, 4, 6, (9,), 3, dtype=dtype), case(0, 2, 2, (4, 5, 6), 2, dtype=dtype), case(0, 3, 2, 5, 3, dtype=dtype)):
+    for each in (
+        case(0, 4, 6, (9,), 3, dtype=dtype),
+        case(0, 2, 2, (4, 5, 6), 2, dtype=dtype),
+        case(0, 3, 2, 5, 3, dtype=dtype),
+    ):
         x, w, y = stored(each)
         w[...] = garbage(w.dtype)
         result = kernels.run(row, each, (x, w, y), threads=2)
@@ -70,7 +75,7 @@ def geometries(draw: st.DrawFn) -> Case:
     return Case(n, c * groups, k * groups, size, window, stride, padding, dilation, groups, dtype)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(each=geometries(), seed=st.integers(0, 9), threads=st.sampled_from((2, 3, 8)))
 def test_any_geometry(kernels: Kernels, each: Case, seed: int, threads: int) -> None:
     """Right on one instruction set, the same bits on the others."""
@@ -80,7 +85,9 @@ def test_any_geometry(kernels: Kernels, each: Case, seed: int, threads: int) -> 
         size = max(largest(right), usual(kernels, op, each, values))
         for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
             assert takes(row, each), row
-            results = [kernels.run(row, each, values, isa, t) for isa, t in zip(kernels.isas, (1, threads, threads), strict=False)]
+            results = [
+                kernels.run(row, each, values, isa, t) for isa, t in zip(kernels.isas, (1, threads, threads), strict=False)
+            ]
             for isa, result in zip(kernels.isas, results, strict=False):
                 assert distance(result, right) <= kernels.error(row, each) * size, (row, isa)
             if row.same_on_every_isa:

@@ -46,7 +46,7 @@ def run_sanitized(libraries: list[str], *command: str) -> "subprocess.CompletedP
 
 def test_sanitizers_see_what_ctypes_does(libraries: list[str]) -> None:
     """An overrun by one byte ends a process that is started like this."""
-    code = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.malloc.restype = ctypes.c_void_p\nlibc.memset(ctypes.c_void_p(libc.malloc(64)), 0, 65)"
+    code = "from ctypes import *; c = CDLL(None); c.malloc.restype = c_void_p; c.memset(c_void_p(c.malloc(64)), 0, 65)"
     done = run_sanitized(libraries, "-c", code)
     assert done.returncode == 99, done.stderr
     assert "heap-buffer-overflow" in done.stderr

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cases import case
 from checks import distance, largest, stored, takes, terms, truth
+
 from kernels import BACKWARD_DATA, ROWS, Kernels, Row
 
 SHARED = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from convs import Conv, bits, conv, quiet
+from convs import DIRECTIONS, FIXED, Conv, bits, conv, quiet
 from torch import nn
 from torch.nn import functional as fn
 
@@ -167,7 +167,7 @@ ISA = """
 import json, sys, hashlib, torch
 sys.path.insert(0, "tests/native")
 import msctx
-from convs import FIXED, PLANE, asking, bits, conv
+from convs import DIRECTIONS, FIXED, Conv, bits, conv, quiet
 from msctx.native import core
 found = {}
 for problem in (PLANE, conv("groups", (2, 6, 17, 15), (9, 2, 3, 3), True, groups=3, padding=1)):

@@ -34,8 +34,7 @@ def test_warn_tells_each_problem_once(recwarn: pytest.WarningsRecorder) -> None:
     assert "stride 2" in first
     assert "its stride is 1" in first
     assert "its dilation is 1" in second
-    assert [row.ran for row in ctx.choices()] == ["torch", "torch", "winograd"]
-    assert [row.calls for row in ctx.choices()] == [3, 1, 1]
+    assert sorted((row.ran, row.calls) for row in ctx.choices()) == [("torch", 1), ("torch", 3), ("winograd", 1)]
 
 
 def test_the_warning_points_at_the_users_line(recwarn: pytest.WarningsRecorder) -> None:
@@ -154,7 +153,7 @@ def test_an_algorithm_of_no_fixed_order_by_rule_is_refused_at_the_call_under_det
     rules = {"weight=4x3x3x3": {"dgrad": "algo_0", "wgrad": "algo_3"}}
     with msctx.context(conv_algo_rules=rules, deterministic="ON", fallback="silent") as ctx:
         fn.conv2d(x, w).sum().backward()
-    assert [(row.asked, row.ran) for row in ctx.choices()] == [("algo_0", "torch"), ("algo_3", "torch")]
+    assert sorted((row.asked, row.ran) for row in ctx.choices()) == [("algo_0", "torch"), ("algo_3", "torch")]
     for row in ctx.choices():
         assert "no fixed order" in row.reasons[0]
         assert "deterministic=ON" in row.reasons[0]

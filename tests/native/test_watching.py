@@ -58,7 +58,7 @@ def test_it_can_be_watched_before_the_context_is_entered() -> None:
     model = Net()
     with asking("fprop", "gemm").watch(model) as ctx:
         model(X)
-    assert [*ran(ctx)] == PATHS
+    assert {*ran(ctx)} == {*PATHS}
 
 
 def test_rules_by_module() -> None:
@@ -72,11 +72,17 @@ def test_rules_by_module() -> None:
     assert ran(ctx, "wgrad") == {"layer2.0": "algo_3"}, "winograd has no weight gradient: nothing is asked for"
 
 
+@pytest.fixture(autouse=True)
+def only_models_of_this_test() -> None:
+    """Others that are watched would make shapes ambiguous."""
+    gc.collect()
+
+
 @pytest.mark.parametrize(
     ("conditions", "matched"),
     [
         ("weight=4x3x3x3", ["layer1.0"]),
-        ("weight=4x*", ["layer1.0", "layer1.2", "layer2.0"][:2]),
+        ("weight=4x*", ["layer1.0", "layer1.2"]),
         ("stride=2", ["layer2.0"]),
         ("padding=1", ["layer1.0", "layer1.2"]),
         ("transposed=true", ["head"]),
@@ -93,7 +99,7 @@ def test_conditions(conditions: str, matched: list[str]) -> None:
     with msctx.context(conv_algo_rules={conditions: {"fprop": "reference"}}) as ctx:
         ctx.watch(model)
         model(X)
-    assert [*ran(ctx)] == matched
+    assert {*ran(ctx)} == {*matched}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,7 @@ def test_fields_are_compared_with_what_choices_shows(field: str, problem: dict[s
     with msctx.context(conv_algo_rules={field: {"fprop": "gemm"}}, conv_fprop_algo="reference") as ctx:
         fn.conv2d(x, w, **problem)
         fn.conv2d(torch.randn(1, 3, 7, 7), torch.randn(4, 3, 3, 3))
-    assert [row.ran for row in ctx.choices()] == ["gemm", "reference"]
+    assert {row.problem.weight[1] * row.problem.groups: row.ran for row in ctx.choices()} == {4: "gemm", 3: "reference"}
 
 
 def test_the_first_rule_that_matches_and_speaks_of_the_direction_decides() -> None:
@@ -131,7 +137,7 @@ def test_a_rule_beats_the_option() -> None:
     with asking("fprop", "gemm", conv_algo_rules={"stride=2": {"fprop": "reference"}}) as ctx:
         fn.conv2d(X, torch.randn(4, 3, 3, 3), stride=2)
         fn.conv2d(X, torch.randn(4, 3, 3, 3))
-    assert [(row.asked, row.ran) for row in ctx.choices()] == [("reference", "reference"), ("gemm", "gemm")]
+    assert {row.problem.stride[0]: row.ran for row in ctx.choices()} == {2: "reference", 1: "gemm"}
 
 
 def test_a_rule_that_matched_nothing_is_told(recwarn: pytest.WarningsRecorder) -> None:
@@ -166,7 +172,7 @@ def test_weights_that_autocast_cast_are_resolved_by_their_shape() -> None:
     with asking("fprop", "gemm") as ctx, torch.autocast("cpu", torch.bfloat16):
         ctx.watch(model)
         model(X)
-    assert [*ran(ctx)] == PATHS
+    assert {*ran(ctx)} == {*PATHS}
     assert {row.problem.dtype for row in ctx.choices()} == {"bfloat16"}
 
 
@@ -189,7 +195,7 @@ def test_a_weight_that_got_a_new_storage_is_found_again() -> None:
     model.head.weight.data = model.head.weight.data.clone()
     with ctx:
         model(X)
-    assert [(row.module, row.calls) for row in ctx.choices()] == [(path, 2) for path in PATHS]
+    assert {row.module: row.calls for row in ctx.choices()} == dict.fromkeys(PATHS, 2)
     with ctx:
         model.load_state_dict(Net().state_dict(), assign=True)
         model(X)
@@ -202,7 +208,7 @@ def test_a_model_in_another_dtype_is_still_known() -> None:
         ctx.watch(model)
         model.double()
         model(X.double())
-    assert [*ran(ctx)] == PATHS
+    assert {*ran(ctx)} == {*PATHS}
 
 
 def test_a_model_that_died_is_forgotten() -> None:
@@ -230,7 +236,7 @@ def test_a_copy_is_another_model() -> None:
         other.layer1[0].weight = nn.Parameter(torch.randn(4, 3, 1, 1))
         other.layer1[0](X)
         model(X)
-    assert [*ran(ctx)] == ["", *PATHS]
+    assert {*ran(ctx)} == {"", *PATHS}
 
 
 def test_a_shared_weight_has_one_of_its_paths() -> None:
@@ -261,7 +267,7 @@ def test_two_watched_models() -> None:
         ctx.watch(one).watch(two).watch(one)
         one(X)
         two["body"](X)
-    assert [*ran(ctx)] == ["0", "body"]
+    assert {*ran(ctx)} == {"0", "body"}
 
 
 def test_a_watched_model_can_be_copied_and_pickled() -> None:

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -40,6 +39,7 @@ struct Decision {
   bool fell_back = false;        // the named algorithm did not run
   bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is what `normal` says
   std::string message;           // for the warning or the error of a fallback
+  mutable std::atomic<bool> told{false};  // the warning was given
 };
 
 class Policy {
@@ -86,7 +86,6 @@ class Policy {
   int64_t workspace_limit_;
   const ConvTable& table_;
   int threads_;
-  std::mutex lock_;
   std::unordered_map<std::string, std::unique_ptr<Decision>> decisions_;
   std::vector<std::unique_ptr<Decision>> retired_;
 };

@@ -354,6 +354,26 @@ static inline void write_zeros(float* to, int64_t count, const Parallel& paralle
   });
 }
 
+// Whether there are taps or outputs that meet nothing but padding, and so are not transformed.
+static inline bool leaves_out(const ConvProblem& p, Op op, int axis) {
+  const Polyphase all = polyphase(p, axis);
+  for (int64_t phase = 0; phase < all.phases; phase++)
+    if (window_lattice(p, op, axis, phase).count < all_taps(p, axis, phase).count) return true;
+  for (int64_t residue = 0; residue < all.residues; residue++)
+    if (output_lattice(p, op, axis, residue).count < all_outputs(p, axis, residue).count) return true;
+  return false;
+}
+
+// Padding is zeros, and zero times Inf is NaN: if what is left out is not finite, a NaN has conv_run compute the result again.
+static inline void tell_of_nonfinite(const ConvProblem& p, Op op, const ConvTensors& t) {
+  if (op == Op::backward_data || !(leaves_out(p, op, 1) || leaves_out(p, op, 2))) return;
+  const auto* from = static_cast<const float*>(op == Op::forward ? t.w : t.y);
+  const int64_t count = op == Op::forward ? w_size(p) : y_size(p);
+  float sum = 0.0f;
+  for (int64_t i = 0; i < count; i++) sum += from[i] - from[i];  // zero or NaN
+  if (sum != 0.0f) *static_cast<float*>(op == Op::forward ? t.y : t.w) = sum;
+}
+
 // tiles_of(p, op, axis) gives the Tiles of the axes 1 and 2.
 template <class TilesOf>
 static inline size_t spectral_workspace(const ConvProblem& p, Op op, int threads, TilesOf tiles_of) {
@@ -365,9 +385,10 @@ static inline void run_spectral(const ConvProblem& p, Op op, const ConvTensors& 
                                 TilesOf tiles_of) {
   // Not all elements of x need be in a phase with taps, or be reached.
   if (op == Op::backward_data) write_zeros(static_cast<float*>(t.x), x_size(p), parallel);
-  if (!has_no_products(p))
+  if (!has_no_products(p)) {
     SpectralConv{p, op, tiles_of(p, op, 1), tiles_of(p, op, 2)}.run(t, static_cast<float*>(workspace), parallel);
-  else if (op == Op::forward)
+    tell_of_nonfinite(p, op, t);
+  } else if (op == Op::forward)
     write_zeros(static_cast<float*>(t.y), y_size(p), parallel);
   else if (op == Op::backward_weight)
     write_zeros(static_cast<float*>(t.w), w_size(p), parallel);

@@ -1,20 +1,20 @@
 // Measurements of `performance`: kept for the life of the process.
-#include "glue/measure.h"
+#include "msctx/measure.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>
-#include <mutex>
 
-#include "glue/tensors.h"
+#include "msctx/process.h"
 
-namespace msctx::glue {
+namespace msctx {
 namespace {
 
 constexpr double gain = 1.03;     // torch's own path is left only for a gain that is no noise
 constexpr double hopeless = 3.0;  // slower than the best by this factor at first: not measured again
 constexpr int rounds = 5;
+constexpr std::chrono::seconds budget{1};  // for the rounds of one problem
 
 double seconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
@@ -40,23 +40,20 @@ std::string comparison(const Contender& c, const Contender& winner) {
   return text;
 }
 
-Result measure(
-    const Policy& policy, const ConvCall& call, Direction direction, const at::Tensor& first, const at::Tensor& second,
-    const std::function<void()>& torch) {
+Result measure(const Policy& policy, const ConvCall& call, Direction direction, const Run& run) {
   std::vector<Contender> contenders;
-  if (!policy.thread_invariant) contenders.push_back({nullptr, torch, 0.0});
-  for (const ConvRow* row : policy.candidates(call, direction))
-    contenders.push_back({row, [&, row] {
-                            bool again = false;
-                            run_row(policy, *row, call, first, second, at::MemoryFormat::Contiguous, again);
-                          }, 0.0});
+  const auto add = [&](const ConvRow* row) { contenders.push_back({row, [&run, row] { run(row); }, 0.0}); };
+  if (!policy.thread_invariant) add(nullptr);
+  for (const ConvRow* row : policy.candidates(call, direction)) add(row);
   double best = 1e30;
   for (Contender& c : contenders) {
     c.best = seconds(c.run);  // the first run warms up
     if (c.best < hopeless * best) c.best = std::min(c.best, seconds(c.run));
     best = std::min(best, c.best);
   }
-  for (int round = 0; round < rounds; round++)
+  const auto start = std::chrono::steady_clock::now();
+  const auto is_time_left = [&] { return std::chrono::steady_clock::now() - start < budget; };
+  for (int round = 0; round < rounds && is_time_left(); round++)
     for (Contender& c : contenders)
       if (c.best < hopeless * best) c.best = std::min(c.best, seconds(c.run));
 
@@ -69,7 +66,7 @@ Result measure(
   return result;
 }
 
-std::mutex lock;
+std::mutex& lock = fork_safe_mutex();
 std::map<std::string, Result>& results() {
   static auto* all = new std::map<std::string, Result>;
   return *all;
@@ -78,18 +75,17 @@ std::map<std::string, Result>& results() {
 }  // namespace
 
 const Decision* measured(
-    Policy& policy, const ConvCall& call, const Decision& guessed, Direction direction, const at::Tensor& first, const at::Tensor& second,
-    const std::function<void()>& torch) {
+    Policy& policy, const ConvCall& call, const Decision& guessed, Direction direction, int threads, const Run& run) {
   const std::unique_lock<std::mutex> mine(lock, std::try_to_lock);
-  if (!mine.owns_lock() || forked || at::in_parallel_region()) return &guessed;
+  if (!mine.owns_lock() || forked) return &guessed;
   ConvCall problem = call;
   problem.module = nullptr;
   std::string key(reinterpret_cast<const char*>(&problem), sizeof problem);
   key += std::to_string(int(direction)) + policy.table().isa + policy.constraints();
-  if (!policy.thread_invariant) key += " " + std::to_string(at::get_num_threads());
+  if (!policy.thread_invariant) key += " " + std::to_string(threads);
   auto found = results().find(key);
-  if (found == results().end()) found = results().emplace(key, measure(policy, call, direction, first, second, torch)).first;
+  if (found == results().end()) found = results().emplace(key, measure(policy, call, direction, run)).first;
   return policy.decide_measured(call, direction, found->second.row, found->second.reasons);
 }
 
-}  // namespace msctx::glue
+}  // namespace msctx

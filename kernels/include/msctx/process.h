@@ -1,0 +1,19 @@
+// The process around the kernels: forks, and messages to Python.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+namespace msctx {
+
+// Whether this process was forked after the library was loaded. OpenMP's threads did not come along: waiting for them would never end.
+extern bool forked;
+
+// A mutex for the life of the process that a forked child finds free: the thread that held it did not come along either.
+std::mutex& fork_safe_mutex();
+
+// Tells Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
+bool tell(const std::string& kind, const std::string& text);
+void set_teller(int (*)(const char* message));
+
+}  // namespace msctx

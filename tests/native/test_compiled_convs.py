@@ -1,0 +1,124 @@
+"""Compiled code: inductor and aot_eager forward and backward, dynamic shapes, and what inductor must not do meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from convs import GEMM, asking
+from torch import Tensor, nn
+
+import msctx
+
+pytestmark = [pytest.mark.usefixtures("one_thread", "fresh_dynamo"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+DIRECTIONS = {"fprop": "gemm", "dgrad": "algo_1", "wgrad": "algo_1"}
+
+
+@pytest.fixture
+def fresh_dynamo(plain_state: Callable[[], Any], torch_as_found: None) -> Iterator[None]:
+    """Compiled functions of other tests are none of this one's."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, stride=2))
+
+
+def gradients(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    x = x.detach().requires_grad_()
+    y = call(x)
+    y.square().sum().backward()
+    assert x.grad is not None
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def counted(ctx: msctx.Context) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in ctx.choices():
+        assert row.ran == DIRECTIONS[row.direction]
+        found[row.direction] = found.get(row.direction, 0) + row.calls
+    return found
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_forward_and_backward(backend: str) -> None:
+    model, x = network(), torch.randn(2, 3, 9, 8)
+    right = gradients(model, model, x)
+    call = torch.compile(model, backend=backend)
+    with msctx.context(**GEMM, fallback="error") as ctx:
+        ctx.watch(call)
+        for _ in range(2):
+            torch.testing.assert_close(gradients(call, model, x), right, rtol=1e-4, atol=1e-4)
+    assert counted(ctx) == {"fprop": 4, "dgrad": 4, "wgrad": 4}
+    assert {row.module for row in ctx.choices()} == {"0", "2"}
+    with asking("fprop", "gemm") as after:
+        pass
+    torch.testing.assert_close(gradients(call, model, x), right, rtol=1e-4, atol=1e-4)
+    assert not after.choices()
+    assert counted(ctx) == {"fprop": 4, "dgrad": 4, "wgrad": 4}, "compiled inside, run outside: torch's own"
+
+
+def test_compiled_outside_and_run_inside_with_dynamic_shapes() -> None:
+    model = network()
+    call = torch.compile(model, dynamic=True)
+    call(torch.randn(2, 3, 9, 8))
+    for size in (7, 10):
+        x = torch.randn(2, 3, size, size + 1)
+        right = gradients(model, model, x)
+        with msctx.context(**GEMM, fallback="error") as ctx:
+            torch.testing.assert_close(gradients(call, model, x), right, rtol=1e-4, atol=1e-4)
+        assert counted(ctx) == {"fprop": 2, "dgrad": 2, "wgrad": 2}
+
+
+def test_freezing_and_cpp_wrapper_are_off_inside() -> None:
+    from torch._inductor import config
+
+    def settings() -> tuple[bool, bool]:
+        return bool(config.freezing), bool(config.cpp_wrapper)
+
+    before = settings()
+    with config.patch(freezing=True, cpp_wrapper=True):
+        with asking("fprop", "gemm"):
+            assert settings() == (False, False)
+            with asking("dgrad", "algo_1"):
+                assert settings() == (False, False)
+            assert settings() == (False, False)
+        assert settings() == (True, True)
+        with msctx.context(deterministic="ON"):
+            assert settings() == (True, True)
+    assert settings() == before
+
+
+def test_frozen_code_from_before_is_counted_and_refused() -> None:
+    from torch._inductor import config
+
+    model, x = network().eval(), torch.randn(2, 3, 9, 8)
+    with torch.no_grad(), config.patch(freezing=True):
+        call = torch.compile(model)
+        right = call(x)
+    with torch.no_grad(), asking("fprop", "gemm", fallback="silent") as ctx:
+        torch.testing.assert_close(call(x), right)
+    for row in ctx.choices():
+        assert (row.asked, row.ran, row.provider) == ("gemm", "torch", "torch") or row.ran == "gemm"
+    taken = [row for row in ctx.choices() if row.ran == "torch"]
+    if not taken:
+        assert ctx.choices(), "recompiled, since freezing is part of the guards"
+        return
+    assert any("mkldnn::_convolution_pointwise" in reason for row in taken for reason in row.reasons)
+    with torch.no_grad(), asking("fprop", "gemm", fallback="error"), pytest.raises(RuntimeError, match="mkldnn"):
+        call(x)
+
+
+def test_a_late_backward_of_compiled_code_is_told() -> None:
+    model, x = network(), torch.randn(2, 3, 9, 8)
+    call = torch.compile(model, backend="aot_eager")
+    with msctx.context(**GEMM):
+        y = call(x)
+    with pytest.warns(msctx.MsctxWarning, match="backward pass runs after the with-block"):
+        y.sum().backward()

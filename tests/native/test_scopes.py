@@ -1,0 +1,269 @@
+"""The policy over time and place: late backward passes, restoring, set_context, other threads, other processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from context_helpers import in_thread
+from convs import GEMM, PLANE, Conv, asking, bits, conv
+from torch import nn
+from torch.nn import functional as fn
+
+import msctx
+from msctx.errors import MsctxWarning
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+X, W = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+
+
+def told(found: pytest.WarningsRecorder) -> list[str]:
+    return [str(w.message) for w in found if issubclass(w.category, MsctxWarning)]
+
+
+# --- a backward pass that comes too late ------------------------------------------------------------------------------
+
+
+def test_a_late_backward_runs_torchs_own_way_and_is_told_once(recwarn: pytest.WarningsRecorder) -> None:
+    own = X.clone().requires_grad_(), W.clone().requires_grad_()
+    fn.conv2d(*own).sum().backward()
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    with msctx.context(conv_dgrad_algo="fft", conv_wgrad_algo="fft") as ctx:
+        y = fn.conv2d(x, w)
+    for _ in range(2):
+        y.sum().backward(retain_graph=True)
+    assert not ctx.choices()
+    (warning,) = told(recwarn)
+    assert "backward pass runs after the with-block" in warning
+    assert torch.equal(x.grad / 2, own[0].grad)
+    assert torch.equal(w.grad / 2, own[1].grad)
+
+
+@pytest.mark.parametrize("case", ["inside", "fprop-only", "outside", "no-grad", "forward-again", "frozen"])
+def test_no_warning_where_nothing_is_late(case: str, recwarn: pytest.WarningsRecorder) -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_(case != "frozen")
+    options = {"conv_fprop_algo": "gemm"} if case == "fprop-only" else GEMM
+    if case == "outside":
+        y = fn.conv2d(x, w)
+    with msctx.context(**options):
+        if case == "no-grad":
+            with torch.no_grad():
+                fn.conv2d(x, w)
+        elif case != "outside":
+            y = fn.conv2d(x, w)
+        if case == "inside":
+            y.sum().backward()
+    if case in ("no-grad", "forward-again"):
+        y = fn.conv2d(x, w)
+    if case not in ("inside", "frozen"):
+        y.sum().backward()
+    assert not told(recwarn)
+
+
+def test_a_backward_inside_of_a_forward_outside_runs_what_is_asked_for() -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    y = fn.conv2d(x, w)
+    with msctx.context(**GEMM, fallback="error") as ctx:
+        y.sum().backward()
+    assert {row.ran for row in ctx.choices()} == {"algo_1"}
+
+
+# --- afterwards -------------------------------------------------------------------------------------------------------
+
+
+PROBLEMS = [PLANE, conv("t", (1, 2, 5, 5), (2, 3, 3, 3), True, transposed=True), conv("3d", (1, 2, 4, 5, 4), (3, 2, 3, 3, 3))]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_after_the_block_torch_runs_its_own_path_as_before(problem: Conv) -> None:
+    tensors, state = problem.tensors(), msctx.state()
+    own = bits(problem.compute(tensors))
+    with msctx.context(**GEMM):
+        inside = bits(problem.compute(tensors))
+        with msctx.context(conv_fprop_algo="fft", fallback="silent"):
+            problem.compute(tensors)
+        assert bits(problem.compute(tensors)) == inside
+    assert bits(problem.compute(tensors)) == own
+    assert msctx.state() == state
+
+
+def test_set_context_and_reset_context(recwarn: pytest.WarningsRecorder) -> None:
+    own = fn.conv2d(X, W)
+
+    def count() -> dict[str, int]:
+        return {row.ran: row.calls for row in msctx.choices() if row.problem.input == (1, 3, 21, 8)}
+
+    x = torch.randn(1, 3, 21, 8)
+    msctx.set_context(conv_fprop_algo="gemm")
+    try:
+        fn.conv2d(x, W)
+        assert count() == {"gemm": 1}
+        with asking("fprop", "direct"):
+            fn.conv2d(x, W)
+        fn.conv2d(x, W)
+        assert count() == {"gemm": 2, "direct": 1}
+        assert msctx.get_context("conv_fprop_algo") == "gemm"
+        msctx.set_context(conv_fprop_algo="reference")
+        fn.conv2d(x, W)
+        assert count() == {"gemm": 2, "direct": 1, "reference": 1}
+    finally:
+        msctx.reset_context()
+    fn.conv2d(x, W)
+    assert count() == {"gemm": 2, "direct": 1, "reference": 1}
+    assert torch.equal(fn.conv2d(X, W), own)
+    assert not told(recwarn)
+
+
+def test_the_environment_names_an_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSCTX_CONV_FPROP_ALGO", "direct")
+    try:
+        with msctx.context(seed=0) as ctx:
+            fn.conv2d(X, W)
+        assert [row.ran for row in ctx.choices()] == ["direct"]
+    finally:
+        msctx.reset_context()
+
+
+def test_groups_of_devices_and_decorators() -> None:
+    @msctx.context(conv_fprop_algo="gemm", cpu_config={"conv_fprop_algo": "direct"}, gpu_config={"conv_fprop_algo": "fft"})
+    def inside() -> list[str]:
+        fn.conv2d(X, W)
+        return [row.ran for row in msctx.current().choices()]
+
+    with pytest.warns(MsctxWarning):  # gpu_config on a machine without CUDA
+        assert inside() == ["direct"]
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_policy_is_the_processs_and_other_threads_are_counted() -> None:
+    with asking("fprop", "gemm", fallback="error") as ctx:
+        in_thread(lambda: fn.conv2d(X, W))
+        assert [row.calls for row in in_thread(ctx.choices)] == [1]
+        in_thread(ctx.bind(lambda: fn.conv2d(X, W)))
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("gemm", 2)]
+
+
+def test_bound_functions_see_their_own_calls() -> None:
+    def inside() -> list[str]:
+        fn.conv2d(X, W)
+        return [row.ran for row in msctx.current().choices()]
+
+    with asking("fprop", "gemm") as ctx:
+        function = ctx.bind(inside)
+        assert in_thread(function) == ["gemm"]
+    assert in_thread(function) == ["gemm"], "entered afresh"
+
+
+def test_backward_in_another_thread() -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    with msctx.context(**GEMM, fallback="error") as ctx:
+        y = fn.conv2d(x, w)
+        in_thread(lambda: y.sum().backward())
+    assert {row.direction: row.ran for row in ctx.choices()} == {"fprop": "gemm", "dgrad": "algo_1", "wgrad": "algo_1"}
+
+
+def test_contexts_that_come_and_go_while_threads_compute() -> None:
+    right, stop, wrong = fn.conv2d(X.double(), W.double()), threading.Event(), []
+
+    def work() -> None:
+        while not stop.is_set():
+            if not torch.allclose(fn.conv2d(X, W).double(), right, atol=1e-4):
+                wrong.append(1)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    try:
+        for round_ in range(60):
+            with asking("fprop", ("gemm", "winograd", "fft", "normal")[round_ % 4]) as ctx:
+                fn.conv2d(X, W)
+                assert ctx.choices()
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+    assert not wrong
+
+
+def test_an_error_in_a_thread_reaches_its_caller() -> None:
+    with asking("fprop", "winograd", fallback="error"), pytest.raises(RuntimeError, match="cannot take"):
+        in_thread(lambda: fn.conv2d(X, W, stride=2))
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_computes_inside(passes: Callable[..., str]) -> None:
+    """OpenMP's threads do not come along: a child that waited for them would hang."""
+    passes(
+        """
+        import os, signal, torch, msctx
+        from torch.nn import functional as fn
+        torch.set_num_threads(4)
+        x, w = torch.randn(4, 8, 40, 40), torch.randn(16, 8, 3, 3, requires_grad=True)
+        with msctx.context(conv_fprop_algo="gemm", conv_dgrad_algo="algo_1", conv_wgrad_algo="algo_1", fallback="error") as ctx:
+            right = fn.conv2d(x, w)
+            (gradient,) = torch.autograd.grad(right.sum(), w)
+            if (pid := os.fork()) == 0:
+                signal.alarm(20)
+                y = fn.conv2d(x, w)
+                same = torch.equal(y, right)
+                with msctx.context(conv_fprop_algo="performance"):
+                    fn.conv2d(x, w.detach())
+                os._exit(0 if same and len(ctx.choices()) == 3 else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert torch.equal(fn.conv2d(x, w), right)
+        if (pid := os.fork()) == 0:
+            signal.alarm(20)
+            with msctx.context(conv_fprop_algo="direct", thread_invariant=True) as ctx:
+                y = fn.conv2d(x, w.detach())
+            os._exit(0 if [row.ran for row in ctx.choices()] == ["direct"] and y.allclose(right, atol=1e-3) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """,
+        timeout=90,
+    )
+
+
+class Images(torch.utils.data.Dataset[Any]):
+    """Each item is convolved where it is loaded."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return fn.conv2d(torch.full((1, 3, 8, 8), float(index)), W)[0], os.getpid()
+
+
+def test_workers_of_a_data_loader() -> None:
+    with asking("fprop", "gemm", fallback="error") as ctx:
+        loader = torch.utils.data.DataLoader(Images(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+        batches = list(loader)
+    assert len({int(pid) for _, pids in batches for pid in pids} - {os.getpid()}) == 2
+    found = torch.cat([images for images, _ in batches])
+    torch.testing.assert_close(found[3], fn.conv2d(torch.full((1, 3, 8, 8), 3.0), W)[0], rtol=1e-4, atol=1e-4)
+    assert not ctx.choices(), "the workers' calls are theirs"
+
+
+def test_two_models_train_alike_under_reference_and_torch() -> None:
+    def train(**options: str) -> float:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3, stride=2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        x = torch.randn(8, 3, 10, 10)
+        with msctx.context(**options):
+            for _ in range(10):
+                optimizer.zero_grad()
+                loss = (model(x) - 1).square().mean()
+                loss.backward()
+                optimizer.step()
+        return float(loss)
+
+    own = train()
+    for name in ("algo_1", "reference", "fft"):
+        assert abs(train(conv_wgrad_algo=name, conv_dgrad_algo=name) - own) < 1e-4
