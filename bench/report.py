@@ -26,6 +26,7 @@ def main() -> None:
 
     imports = rows["test_import"]["extra_info"]
     seed = rows["test_the_same_with_a_seed"]["extra_info"]["torch_manual_seed_us"]
+    native = rows["test_a_convolution_outside_every_context"]["extra_info"]
     lines = [
         BEGIN,
         "| what | median |",
@@ -36,6 +37,9 @@ def main() -> None:
         f'| call a function decorated with `deterministic="ON"` | {micro("test_call_of_a_decorated_function")} |',
         f"| read and check a YAML file of 30 options | {micro('test_validate_a_file_of_thirty_options')} |",
         f"| `import msctx` after `import torch` ({imports['torch_ms']:.0f} ms) | {imports['msctx_after_torch_ms']:.0f} ms |",
+        f"| the smallest `conv2d` outside every context: without the native core, with it loaded | {native['plain_us']:.1f} µs, "
+        f"{native['loaded_us']:.1f} µs |",
+        f'| the same inside `conv_fprop_algo="implicit_gemm"` | {micro("test_the_smallest_convolution_under_a_policy[implicit_gemm]")} |',
         "",
         f"Measured on {found['machine_info']['cpu'].get('brand_raw', 'an unnamed CPU')}, "
         f"Python {found['machine_info']['python_version']}.",

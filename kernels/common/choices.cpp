@@ -67,7 +67,7 @@ std::string identity(const Choice& c) {
   member(json, "layout", p.layout);
   member(json, "module", p.module);
   char number[40];
-  std::snprintf(number, sizeof number, "\"error\":%.6g,", c.error);
+  std::snprintf(number, sizeof number, "\"error\":%.17g,", c.error);
   json += number;
   json += "\"workspace\":" + std::to_string(c.workspace) + ",\"reasons\":[";
   for (size_t i = 0; i < c.reasons.size(); i++) {

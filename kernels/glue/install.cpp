@@ -21,6 +21,7 @@ struct Route {
 using enum c10::DispatchKey;
 constexpr Route routes[] = {
     {"aten::convolution", "", MkldnnCPU},
+    {"aten::mkldnn_convolution", "", MkldnnCPU},  // called by the models of torch.utils.mkldnn, past aten::convolution
     {"aten::conv_tbc", "", CPU},
     {"mkldnn::_convolution_pointwise", "", CPU},
     {"mkldnn::_convolution_pointwise", "", MkldnnCPU},
@@ -53,7 +54,7 @@ std::vector<Passed>& passed() {
 // The boxed kernel of all routes at one key.
 template <c10::DispatchKey key>
 void count_and_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (in_force.load(std::memory_order_relaxed)) {
+  if (inside_torch == 0 && in_force.load(std::memory_order_relaxed)) {
     if (const auto policy = msctx::policy()) {
       at::Tensor found[2];
       int count = 0;
@@ -66,6 +67,7 @@ void count_and_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
       }
     }
   }
+  const InsideTorch guard;
   for (const Passed& route : passed())
     if (route.key == key && route.name == c10::toString(op.operator_name()) && route.before.call(op, keys, stack)) return;
   op.redispatchBoxed(c10::DispatchKeySet(), stack);

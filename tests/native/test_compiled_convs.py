@@ -26,7 +26,8 @@ def fresh_dynamo(plain_state: Callable[[], Any], torch_as_found: None) -> Iterat
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, stride=2))
+    # Convolutions alone: C++ would take seconds to compile
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 3, stride=2))
 
 
 def gradients(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -56,7 +57,7 @@ def test_forward_and_backward(backend: str) -> None:
         for _ in range(2):
             torch.testing.assert_close(gradients(call, model, x), right, rtol=1e-4, atol=1e-4)
     assert counted(ctx) == {"fprop": 4, "dgrad": 4, "wgrad": 4}
-    assert {row.module for row in ctx.choices()} == {"0", "2"}
+    assert {row.module for row in ctx.choices()} == {"0", "1"}
     with asking("fprop", "gemm") as after:
         pass
     torch.testing.assert_close(gradients(call, model, x), right, rtol=1e-4, atol=1e-4)
@@ -104,13 +105,9 @@ def test_frozen_code_from_before_is_counted_and_refused() -> None:
         right = call(x)
     with torch.no_grad(), asking("fprop", "gemm", fallback="silent") as ctx:
         torch.testing.assert_close(call(x), right)
-    for row in ctx.choices():
-        assert (row.asked, row.ran, row.provider) == ("gemm", "torch", "torch") or row.ran == "gemm"
-    taken = [row for row in ctx.choices() if row.ran == "torch"]
-    if not taken:
-        assert ctx.choices(), "recompiled, since freezing is part of the guards"
-        return
-    assert any("mkldnn::_convolution_pointwise" in reason for row in taken for reason in row.reasons)
+    assert {(row.asked, row.ran, row.provider, row.calls) for row in ctx.choices()} == {("gemm", "torch", "torch", 1)}
+    assert len(ctx.choices()) == 2
+    assert all("mkldnn::_convolution_pointwise" in row.reasons[0] for row in ctx.choices())
     with torch.no_grad(), asking("fprop", "gemm", fallback="error"), pytest.raises(RuntimeError, match="mkldnn"):
         call(x)
 

@@ -167,7 +167,7 @@ ISA = """
 import json, sys, hashlib, torch
 sys.path.insert(0, "tests/native")
 import msctx
-from convs import DIRECTIONS, FIXED, Conv, bits, conv, quiet
+from convs import FIXED, PLANE, asking, bits, conv
 from msctx.native import core
 found = {}
 for problem in (PLANE, conv("groups", (2, 6, 17, 15), (9, 2, 3, 3), True, groups=3, padding=1)):

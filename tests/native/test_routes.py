@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from convs import asking
@@ -13,29 +15,30 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 X = torch.randn(2, 3, 9, 8)
 
 
-def assert_counted_and_refused(call: object, operator: str) -> None:
+def assert_counted_and_refused(call: Callable[[], torch.Tensor], operator: str) -> None:
     """*call* runs torch's own way inside, is told of, and raises where a fallback is an error."""
-    own = call()  # type: ignore[operator]
-    with asking("fprop", "gemm") as ctx, pytest.warns(msctx.MsctxWarning, match=operator):
-        inside = call()  # type: ignore[operator]
-        call()  # type: ignore[operator]
+    own = call()
+    with asking("fprop", "gemm") as ctx:
+        with pytest.warns(msctx.MsctxWarning, match=operator):
+            inside = call()
+        call()
     assert torch.equal(inside, own)
     (row,) = ctx.choices()
     assert (row.asked, row.ran, row.provider, row.calls) == ("gemm", "torch", "torch", 2)
     assert any(operator in reason for reason in row.reasons)
     assert str(ctx.choices())
     with asking("fprop", "gemm", fallback="error") as ctx, pytest.raises(RuntimeError, match=operator):
-        call()  # type: ignore[operator]
+        call()
     assert not ctx.choices()
     with asking("fprop", "gemm", fallback="silent"):
-        assert torch.equal(call(), own)  # type: ignore[operator]
+        assert torch.equal(call(), own)
     with asking("fprop", "normal", fallback="error") as ctx:
-        call()  # type: ignore[operator]
+        call()
     assert [row.ran for row in ctx.choices()] == ["torch"]
     with asking("wgrad", "algo_1", fallback="error") as ctx:
-        call()  # type: ignore[operator]
+        call()
     assert not ctx.choices(), "nothing is asked for forward"
-    assert torch.equal(call(), own)  # type: ignore[operator]
+    assert torch.equal(call(), own)
 
 
 def test_a_model_converted_to_mkldnn() -> None:
@@ -43,7 +46,9 @@ def test_a_model_converted_to_mkldnn() -> None:
 
     model = mkldnn.to_mkldnn(nn.Sequential(nn.Conv2d(3, 4, 3)).eval())
     with torch.no_grad():
-        assert_counted_and_refused(lambda: model(X.to_mkldnn()).to_dense(), "aten::convolution")
+        assert_counted_and_refused(lambda: model(X.to_mkldnn()).to_dense(), "aten::mkldnn_convolution")
+        x, w = X.to_mkldnn(), torch.randn(4, 3, 3, 3).to_mkldnn()
+        assert_counted_and_refused(lambda: torch.conv2d(x, w).to_dense(), "aten::convolution")
 
 
 def test_the_fused_operator_of_frozen_code() -> None:
