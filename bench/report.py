@@ -39,7 +39,7 @@ def main() -> None:
         f"| `import msctx` after `import torch` ({imports['torch_ms']:.0f} ms) | {imports['msctx_after_torch_ms']:.0f} ms |",
         f"| the smallest `conv2d` outside every context: without the native core, with it loaded | {native['plain_us']:.1f} µs, "
         f"{native['loaded_us']:.1f} µs |",
-        f'| the same inside `conv_fprop_algo="implicit_gemm"` | {micro("test_the_smallest_convolution_under_a_policy[implicit_gemm]")} |',
+        f"| the same by `implicit_gemm` | {micro('test_the_smallest_convolution_under_a_policy[implicit_gemm]')} |",
         "",
         f"Measured on {found['machine_info']['cpu'].get('brand_raw', 'an unnamed CPU')}, "
         f"Python {found['machine_info']['python_version']}.",

@@ -25,8 +25,12 @@ std::string sentence(const std::vector<std::string>& parts) {
 
 std::string brief(const ConvText& t) {
   std::string words = t.transposed == "true" ? "transposed convolution of " : "convolution of ";
-  words += t.input + " with " + t.weight + " (" + t.dtype + ", stride " + t.stride + ", padding " + t.padding + ", dilation " + t.dilation +
-           ", groups " + t.groups + ", " + t.layout + ")";
+  words += t.input + " with " + t.weight + " (" + t.dtype;
+  const std::pair<const char*, const std::string&> rest[] = {
+      {", stride ", t.stride}, {", padding ", t.padding}, {", dilation ", t.dilation}, {", groups ", t.groups}};
+  for (const auto& [name, value] : rest)
+    if (!value.empty()) words += name + value;  // little is known of what is not ours
+  words += ", " + t.layout + ")";
   return t.module.empty() ? words : words + " of " + t.module;
 }
 

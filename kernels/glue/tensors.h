@@ -126,7 +126,11 @@ inline ConvText text_of_tensors(const at::Tensor& input, const at::Tensor& weigh
     return text;
   };
   ConvText text{shape(input), shape(weight), "", "", "", "", "", "false", "", layout, ""};
-  if (input.defined()) text.dtype = c10::toString(input.scalar_type());
+  if (input.defined()) {
+    constexpr const char* ours[] = {"float32", "float64", "float16", "bfloat16"};
+    const auto known = dtype_of(input);
+    text.dtype = known ? ours[int(*known)] : c10::toString(input.scalar_type());
+  }
   return text;
 }
 

@@ -37,11 +37,11 @@ def change(function: Callable[[Array, Array, int], object]) -> Callable[[Array, 
     return function
 
 
-for _value, _place, _which in product((INF, -INF, NAN), ("first", "middle", "last"), (0, 1)):
+for _value, _place, _which in product((INF, NAN), ("first", "middle", "last"), (0, 1)):
 
-    def _one(a: Array, b: Array, _: int, value: float = _value, place: str = _place, which: int = _which) -> None:
+    def _one(a: Array, b: Array, number: int, value: float = _value, place: str = _place, which: int = _which) -> None:
         factor = (a, b)[which]
-        factor.flat[{"first": 0, "middle": factor.size // 2, "last": factor.size - 1}[place]] = value
+        factor.flat[{"first": 0, "middle": factor.size // 2, "last": factor.size - 1}[place]] = -value if number % 2 else value
 
     CHANGES[f"{_value} {_place} of factor {_which}"] = _one
 

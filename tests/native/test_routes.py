@@ -26,9 +26,11 @@ def assert_counted_and_refused(call: Callable[[], torch.Tensor], operator: str) 
     (row,) = ctx.choices()
     assert (row.asked, row.ran, row.provider, row.calls) == ("gemm", "torch", "torch", 2)
     assert any(operator in reason for reason in row.reasons)
+    assert row.problem.input
     assert str(ctx.choices())
-    with asking("fprop", "gemm", fallback="error") as ctx, pytest.raises(RuntimeError, match=operator):
+    with asking("fprop", "gemm", fallback="error") as ctx, pytest.raises(RuntimeError, match=operator) as raised:
         call()
+    assert "stride ," not in str(raised.value), "what is not known is left out"
     assert not ctx.choices()
     with asking("fprop", "gemm", fallback="silent"):
         assert torch.equal(call(), own)
