@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
@@ -15,6 +14,7 @@ from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NATIVE
 from msctx.errors import ScopeError
 from msctx.lookup import Origin, look_up
+from msctx.native.choices import Tally, unmatched
 from msctx.notices import tell, user_frame
 from msctx.options import Layer, Settings
 from msctx.options.layers import layer_of, with_preset
@@ -56,11 +56,7 @@ class _Scope:
         self.thread = threading.get_ident()
         self.open = True
         self.leaving = False  # __exit__ came while an inner scope was open; it closes with that one
-        self.calls = _calls_until_now()
-        with _counting:
-            if not context._entered:
-                context._since = self.calls
-            context._entered += 1
+        self.calls = context._tally.open()
         self.visitors = 0  # bound functions that run in other threads under this scope
 
     @property
@@ -74,13 +70,6 @@ class _Scope:
     @property
     def plan(self) -> Plan:
         return self._plan if self.settings else BASE.plan
-
-
-def _calls_until_now() -> tuple[int, ...]:
-    """How often the native core has made each of its choices."""
-    from msctx.native import choices
-
-    return choices.counts()
 
 
 class _Stack(threading.local):
@@ -136,11 +125,15 @@ def _close(scope: _Scope) -> None:
             scope.context.origin,
             f"{scope.context.origin} was left while {scope.visitors} function(s) bound to it still run in other threads",
         )
-    scope.context._remember(scope)
-    if scope.hold is not None:
-        from msctx import apply
+    without_match = scope.context._remember(scope)
+    try:
+        if scope.hold is not None:
+            from msctx import apply
 
-        apply.undo(scope.hold, strict=scope.plan.strict)
+            apply.undo(scope.hold, strict=scope.plan.strict)
+    finally:
+        for rule in without_match:
+            tell("conv_algo_rules", rule, f"conv_algo_rules: no convolution matched {rule}")
 
 
 class Context:
@@ -152,9 +145,7 @@ class Context:
     def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block") -> None:
         self.layers = layers
         self.origin = origin
-        self._calls: Counter[int] = Counter()  # of each choice of the native core, until the last of its scopes closed
-        self._entered = 0  # scopes that are open, of all threads: a call inside several of them is counted once
-        self._since: tuple[int, ...] = ()  # the counts when the first of them was opened
+        self._tally = Tally()
 
     @untraced
     def __enter__(self) -> Context:
@@ -255,24 +246,13 @@ class Context:
 
     def choices(self) -> Choices:
         """Which algorithm each convolution ran while this context was open, and why: a row for each distinct problem."""
-        from msctx.native import choices
+        return self._tally.choices()
 
-        with _counting:
-            made = self._calls + Counter(choices.between(self._since) if self._entered else {})
-        return choices.rows(dict(made))
-
-    def _remember(self, scope: _Scope) -> None:
-        from msctx.native import choices
-
-        made = choices.between(scope.calls)
-        with _counting:
-            self._entered -= 1
-            if not self._entered:
-                self._calls.update(choices.between(self._since))
-        for layer in self.layers:
-            if (setting := layer.settings.get("conv_algo_rules")) is not None and made:
-                for rule in choices.unmatched(setting.value, choices.rows(made)):
-                    tell("conv_algo_rules", rule, f"conv_algo_rules: no convolution matched {rule}")
+    def _remember(self, scope: _Scope) -> list[str]:
+        """Keep the counts of a scope that closes; returns the conditions of its own rules that no convolution fulfilled."""
+        made = self._tally.close(scope.calls)
+        rules = [s.value for layer in self.layers if (s := layer.settings.get("conv_algo_rules")) is not None]
+        return unmatched(rules, made) if made else []
 
     def watch(self, model: nn.Module) -> Context:
         """Tell the modules of *model* by their paths in :meth:`choices` and in ``conv_algo_rules``, as long as it lives."""

@@ -19,9 +19,13 @@ def tell(option: str, reason: str, text: str) -> None:
 
 
 def user_frame() -> tuple[str, int]:
-    """``file.py:line`` of the nearest caller that is not msctx or Dynamo, and its stack level seen from our caller."""
+    """``file.py:line`` of the nearest caller that is not msctx or torch, and its stack level seen from our caller."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("msctx", "torch._dynamo", "contextlib")):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "msctx",
+        "torch",
+        "contextlib",
+    ):
         frame, level = frame.f_back, level + 1
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level
 

@@ -105,7 +105,11 @@ std::string choices_json(const int32_t* wanted, int count) {
 }  // namespace msctx
 
 // The entries of these numbers; to be freed.
-MSCTX_API char* msctx_choices(const int32_t* wanted, int count) { return strdup(msctx::choices_json(wanted, count).c_str()); }
+MSCTX_API char* msctx_choices(const int32_t* wanted, int count) try {
+  return strdup(msctx::choices_json(wanted, count).c_str());
+} catch (const std::exception&) {
+  return nullptr;  // no memory
+}
 // The calls of each entry, in the order in which they were first met: their numbers; returns how many entries there are, of which at most `size` are written.
 MSCTX_API int msctx_counts(int64_t* calls, int size) {
   msctx::Log& all = msctx::log();

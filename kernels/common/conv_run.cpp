@@ -39,12 +39,6 @@ struct Scratch {
   Scratch(const Scratch&) = delete;
 };
 
-const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
-  for (int i = 0; i < table.count; i++)
-    if (std::strcmp(table.rows[i].algorithm->name, name) == 0) return table.rows[i].algorithm;
-  return nullptr;
-}
-
 template <class T>
 void sum_channels(const T* y, int64_t n, int64_t channels, int64_t positions, T* bias, const Parallel& parallel) {
   constexpr int lanes = 8;  // sums side by side, so that the additions need not wait for each other
@@ -65,6 +59,12 @@ void sum_channels(const T* y, int64_t n, int64_t channels, int64_t positions, T*
 
 }  // namespace
 
+const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
+  for (int i = 0; i < table.count; i++)
+    if (std::strcmp(table.rows[i].algorithm->name, name) == 0) return table.rows[i].algorithm;
+  return nullptr;
+}
+
 bool conv_run(
     const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Memory& memory,
     const Parallel& parallel) {
@@ -76,7 +76,7 @@ bool conv_run(
   const auto* result = static_cast<const float*>(op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w);
   const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
   if (all_finite(result, count, parallel)) return false;
-  const ConvAlgorithm& safe = *algorithm_named(table, "gemm");
+  const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
   const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
   safe.run(p, op, t, scratch.data, parallel);
   return true;

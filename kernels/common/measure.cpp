@@ -14,11 +14,16 @@ namespace {
 constexpr double gain = 1.03;     // torch's own path is left only for a gain that is no noise
 constexpr double hopeless = 3.0;  // slower than the best by this factor at first: not measured again
 constexpr int rounds = 5;
-constexpr std::chrono::seconds budget{1};  // for the rounds of one problem
+constexpr std::chrono::seconds budget{2};  // for one problem
+constexpr double never = 1e30;  // the time of what was not run
 
 double seconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
-  body();
+  try {
+    body();
+  } catch (const std::exception&) {  // out of memory: torch's own path may still do
+    return never;
+  }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -34,6 +39,7 @@ struct Contender {
 };
 
 std::string comparison(const Contender& c, const Contender& winner) {
+  if (c.best >= never) return std::string(c.row ? c.row->name : "torch") + ": not measured: no time was left, or no memory";
   char text[96];
   std::snprintf(text, sizeof text, "%s: measured at %.2f times the time of %s", c.row ? c.row->name : "torch", c.best / winner.best,
                 winner.row ? winner.row->name : "torch");
@@ -42,17 +48,18 @@ std::string comparison(const Contender& c, const Contender& winner) {
 
 Result measure(const Policy& policy, const ConvCall& call, Direction direction, const Run& run) {
   std::vector<Contender> contenders;
-  const auto add = [&](const ConvRow* row) { contenders.push_back({row, [&run, row] { run(row); }, 0.0}); };
-  if (!policy.thread_invariant) add(nullptr);
+  const auto add = [&](const ConvRow* row) { contenders.push_back({row, [&run, row] { run(row); }, never}); };
+  add(nullptr);
   for (const ConvRow* row : policy.candidates(call, direction)) add(row);
-  double best = 1e30;
+  const auto start = std::chrono::steady_clock::now();
+  const auto is_time_left = [&] { return std::chrono::steady_clock::now() - start < budget; };
+  double best = never;
   for (Contender& c : contenders) {
-    c.best = seconds(c.run);  // the first run warms up
+    if (best < never && !is_time_left()) continue;  // the table has the likely ones first
+    c.best = seconds(c.run);                        // the first run warms up
     if (c.best < hopeless * best) c.best = std::min(c.best, seconds(c.run));
     best = std::min(best, c.best);
   }
-  const auto start = std::chrono::steady_clock::now();
-  const auto is_time_left = [&] { return std::chrono::steady_clock::now() - start < budget; };
   for (int round = 0; round < rounds && is_time_left(); round++)
     for (Contender& c : contenders)
       if (c.best < hopeless * best) c.best = std::min(c.best, seconds(c.run));
@@ -66,26 +73,41 @@ Result measure(const Policy& policy, const ConvCall& call, Direction direction, 
   return result;
 }
 
+std::mutex& measuring = fork_safe_mutex(false);  // held while torch and the kernels run: only ever tried, never waited for
 std::mutex& lock = fork_safe_mutex();
 std::map<std::string, Result>& results() {
   static auto* all = new std::map<std::string, Result>;
   return *all;
 }
 
+const Result* known(const std::string& key) {
+  const std::lock_guard<std::mutex> guard(lock);
+  const auto found = results().find(key);
+  return found == results().end() ? nullptr : &found->second;
+}
+
 }  // namespace
 
 const Decision* measured(
     Policy& policy, const ConvCall& call, const Decision& guessed, Direction direction, int threads, const Run& run) {
-  const std::unique_lock<std::mutex> mine(lock, std::try_to_lock);
-  if (!mine.owns_lock() || forked) return &guessed;
   ConvCall problem = call;
   problem.module = nullptr;
   std::string key(reinterpret_cast<const char*>(&problem), sizeof problem);
   key += std::to_string(int(direction)) + policy.table().isa + policy.constraints();
-  if (!policy.thread_invariant) key += " " + std::to_string(threads);
-  auto found = results().find(key);
-  if (found == results().end()) found = results().emplace(key, measure(policy, call, direction, run)).first;
-  return policy.decide_measured(call, direction, found->second.row, found->second.reasons);
+  key += " " + std::to_string(threads);
+  const Result* found = known(key);
+  if (!found) {
+    thread_local bool here = false;  // torch's own path may lead back, through another library's kernel
+    if (here || forked) return &guessed;
+    const std::unique_lock<std::mutex> mine(measuring, std::try_to_lock);
+    if (!mine.owns_lock()) return &guessed;
+    here = true;
+    Result result = measure(policy, call, direction, run);
+    here = false;
+    const std::lock_guard<std::mutex> guard(lock);
+    found = &results().emplace(key, std::move(result)).first->second;
+  }
+  return policy.decide_measured(call, direction, found->row, found->reasons);
 }
 
 }  // namespace msctx

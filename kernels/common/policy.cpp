@@ -3,8 +3,10 @@
 
 #include <fnmatch.h>
 
+#include <algorithm>
 #include <cstring>
 
+#include "msctx/api.h"
 #include "msctx/process.h"
 
 namespace msctx {
@@ -40,8 +42,6 @@ const ConvRow* row_named(const ConvTable& table, Direction direction, const std:
   return nullptr;
 }
 
-bool is_heuristic(const std::string& name) { return name == "normal" || name == "performance"; }
-
 }  // namespace
 
 std::atomic<bool> in_force{false};
@@ -73,6 +73,7 @@ Policy::Policy(const PolicyText& t, const ConvTable& table, int threads)
       asked_{text(t.asked[0]), text(t.asked[1]), text(t.asked[2])},
       workspace_limit_(t.workspace_limit),
       table_(table),
+      safe_(algorithm_named(table, safe_algorithm)),
       threads_(threads) {
   for (int i = 0; i < t.rules; i++) {
     Rule rule;
@@ -122,7 +123,8 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   if (!why.empty()) return why;
   if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
   if (!a.fixed_order && deterministic) why.push_back("it adds in no fixed order, and deterministic=ON asks for the same bits");
-  const size_t bytes = a.workspace(call.problem, op, thread_invariant ? 1 : threads_);  // else the threads would choose the row
+  size_t bytes = a.workspace(call.problem, op, 1);  // with one thread, or the number of threads would choose the row
+  if (a.spreads_nonfinite) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));  // see conv_run
   if (workspace_limit_ >= 0 && bytes > size_t(workspace_limit_))
     why.push_back(
         "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit_));
@@ -133,12 +135,19 @@ int Policy::threads_for(const ConvAlgorithm& a, const ConvProblem& p, Op op, int
   return workspace_limit_ >= 0 && a.workspace(p, op, threads) > size_t(workspace_limit_) ? 1 : threads;
 }
 
+// What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves.
+bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
+  const bool half = call.problem.dtype == DType::f16 || call.problem.dtype == DType::bf16;
+  return half || row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= largest_error;
+}
+
 std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction) const {
   std::vector<const ConvRow*> found;
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || std::strcmp(row.name, "reference") == 0 || !obstacles(row, call).empty()) continue;
-    if (row.algorithm->error(call.problem, op_of(direction, call.transposed)) <= largest_error) found.push_back(&row);
+    const Op op = op_of(direction, call.transposed);
+    if (is_exact(row, call) && row.algorithm->workspace(call.problem, op, threads_) <= largest_trial) found.push_back(&row);
   }
   return found;
 }
@@ -168,7 +177,7 @@ const Decision* Policy::decide(const ConvCall& call, Direction direction) {
     }
   }
   if (!decision->row) {
-    decision->to_measure = choice->asked == "performance" && !deterministic;
+    decision->to_measure = choice->asked == "performance" && !deterministic && !thread_invariant;
     decision->row = guess(call, direction, *choice);
   }
   describe(*choice, decision->row, call, op);
@@ -181,7 +190,7 @@ const Decision* Policy::decide(const ConvCall& call, Direction direction) {
 const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& choice) const {
   const Op op = op_of(direction, call.transposed);
   const bool torch_allowed = !thread_invariant;
-  const ConvRow *best = nullptr, *resort = nullptr;
+  const ConvRow *best = nullptr, *inexact = nullptr, *resort = nullptr;  // the latter two only where torch is not allowed
   std::vector<std::string> passed;
   for (int i = 0; i < table_.count && !best; i++) {
     const ConvRow& row = table_.rows[i];
@@ -192,19 +201,20 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
       continue;
     }
     const Merit merit = row.merit(call.problem, op);
-    const bool exact = row.algorithm->error(call.problem, op) <= largest_error || call.problem.dtype == DType::f16 ||
-                       call.problem.dtype == DType::bf16;
-    if (!exact) {
+    if (!is_exact(row, call)) {
       passed.push_back(std::string(row.name) + ": its error bound is above 3e-5");
+      if (!inexact && merit != Merit::last_resort) inexact = &row;
     } else if (merit == Merit::beats_torch ? !call.channels_last || !torch_allowed : merit == Merit::fair && !torch_allowed) {
       best = &row;
     } else {
-      passed.push_back(std::string(row.name) + (torch_allowed ? ": torch's own path is expected to be as fast" : ": another of ours is expected to be faster"));
+      passed.push_back(
+          std::string(row.name) +
+          (torch_allowed ? ": torch's own path is expected to be as fast" : ": another of ours is expected to be faster"));
       if (!resort && row.algorithm->fixed_order) resort = &row;
     }
   }
-  if (!best && !torch_allowed) best = resort;
-  if (is_heuristic(choice.asked) || choice.asked == "thread_invariant") choice.reasons = std::move(passed);
+  if (!best && !torch_allowed) best = inexact ? inexact : resort;
+  if (best || choice.reasons.empty()) choice.reasons.insert(choice.reasons.end(), passed.begin(), passed.end());
   return best;
 }
 

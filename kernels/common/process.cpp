@@ -12,23 +12,37 @@ bool forked = false;
 
 namespace {
 
-std::vector<std::mutex*>& mutexes() {
-  static auto* all = new std::vector<std::mutex*>;
+struct Mutexes {
+  std::vector<std::mutex*> taken;    // before a fork: what they guard is whole in the child
+  std::vector<std::mutex*> renewed;  // in the child
+};
+Mutexes& mutexes() {
+  static auto* all = new Mutexes;
   return *all;
 }
 
 int (*teller)(const char*) = nullptr;
 
-const int registered = pthread_atfork(nullptr, nullptr, [] {
+void take() {
+  for (std::mutex* mutex : mutexes().taken) mutex->lock();
+}
+void release() {
+  for (std::mutex* mutex : mutexes().taken) mutex->unlock();
+}
+void begin_child() {
   forked = true;
-  for (std::mutex* mutex : mutexes()) new (mutex) std::mutex;
-});
+  release();
+  for (std::mutex* mutex : mutexes().renewed) new (mutex) std::mutex;
+}
+
+const int registered = pthread_atfork(take, release, begin_child);
 
 }  // namespace
 
-std::mutex& fork_safe_mutex() {
-  mutexes().push_back(new std::mutex);
-  return *mutexes().back();
+std::mutex& fork_safe_mutex(bool is_short) {
+  auto* mutex = new std::mutex;
+  (is_short ? mutexes().taken : mutexes().renewed).push_back(mutex);
+  return *mutex;
 }
 
 bool tell(const std::string& kind, const std::string& text) { return teller != nullptr && teller((kind + "\n" + text).c_str()) != 0; }

@@ -132,8 +132,8 @@ double error(const ConvProblem& p, Op op) {
   const int64_t taps = volume(p.window);
   switch (op) {
     case Op::forward: return sum_error(p.dtype, group_c(p) * taps);
-    case Op::backward_data: return sum_error(p.dtype, group_k(p)) + sum_error(p.dtype, 1) * double(taps);
-    default: return sum_error(p.dtype, volume(p.out)) + sum_error(p.dtype, 1) * double(p.n);
+    case Op::backward_data: return sum_error(p.dtype, group_k(p), taps);
+    default: return sum_error(p.dtype, volume(p.out), p.n);
   }
 }
 

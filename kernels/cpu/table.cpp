@@ -9,7 +9,7 @@ extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_direct, conv_fft, conv
 
 namespace {
 
-using enum Direction;
+constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
 
 // What `normal` expects, from the figures of bench/algorithms.py (channels-first images; torch's own path is oneDNN's).
 

@@ -109,7 +109,10 @@ at::Tensor forward(
     if (!fits) {  // mostly a mistake: torch's own error is the better one
       const Decision* decision = asked.policy->refuse(Direction::fprop, text_of(*asked.call), "its bias has another type or shape");
       at::Tensor result = torch();
-      if (decision) count(*decision);
+      if (decision) {
+        complain(*asked.policy, *decision);
+        count(*decision);
+      }
       return result;
     }
   }

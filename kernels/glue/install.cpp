@@ -13,36 +13,22 @@ namespace {
 
 constexpr const char* mark = "msctx native core";  // what the dispatcher's own tables say of our kernels
 
+constexpr c10::DispatchKey CPU = c10::DispatchKey::CPU, MkldnnCPU = c10::DispatchKey::MkldnnCPU,
+                           QuantizedCPU = c10::DispatchKey::QuantizedCPU;
+
 // Routes that reach oneDNN or a quantised kernel without aten::convolution: counted, and refused under fallback="error".
-struct Route {
-  const char *name, *overload;
-  c10::DispatchKey key;
-};
-using enum c10::DispatchKey;
-constexpr Route routes[] = {
-    {"aten::convolution", "", MkldnnCPU},
-    {"aten::mkldnn_convolution", "", MkldnnCPU},  // called by the models of torch.utils.mkldnn, past aten::convolution
-    {"aten::conv_tbc", "", CPU},
-    {"mkldnn::_convolution_pointwise", "", CPU},
-    {"mkldnn::_convolution_pointwise", "", MkldnnCPU},
-    {"mkldnn::_convolution_pointwise", "binary", CPU},
-    {"mkldnn::_convolution_pointwise", "binary", MkldnnCPU},
-    {"mkldnn::_convolution_pointwise_", "binary", CPU},
-    {"mkldnn::_convolution_pointwise_", "binary", MkldnnCPU},
-    {"mkldnn::_convolution_transpose_pointwise", "", CPU},
-    {"mkldnn::_convolution_transpose_pointwise", "", MkldnnCPU},
-    {"mkldnn_prepacked::conv2d_run", "", CPU},
-    {"quantized::conv1d", "", QuantizedCPU},
-    {"quantized::conv1d_relu", "", QuantizedCPU},
-    {"quantized::conv2d", "new", QuantizedCPU},
-    {"quantized::conv2d_relu", "new", QuantizedCPU},
-    {"quantized::conv3d", "new", QuantizedCPU},
-    {"quantized::conv3d_relu", "new", QuantizedCPU},
-    {"quantized::conv_transpose2d", "", QuantizedCPU},
-};
+bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
+  const auto has = [&](const char* part) { return op.name.find(part) != std::string::npos; };
+  if (has("aten::"))
+    return key == MkldnnCPU ? op.name == "aten::convolution" || op.name == "aten::mkldnn_convolution" : op.name == "aten::conv_tbc";
+  if (!has("mkldnn") && !has("quantized::") && !has("onednn::")) return false;
+  for (const char* part : {"prepack", "unpack", "reorder", "_stride", "_padding", "_dilation", "_groups", "d_transpose"})
+    if (op.name.find(part, op.name.find("::")) != std::string::npos) return false;  // packing weights, asking for parameters
+  return has("conv");
+}
 
 struct Passed {
-  std::string name;
+  c10::OperatorName op;
   c10::DispatchKey key;
   Before before;
 };
@@ -51,25 +37,27 @@ std::vector<Passed>& passed() {
   return *all;
 }
 
+void count_route(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto policy = msctx::policy();
+  if (!policy) return;
+  at::Tensor found[2];
+  int count = 0;
+  for (const auto& argument : torch::jit::last(stack, op.schema().arguments().size()))
+    if (argument.isTensor() && count < 2) found[count++] = argument.toTensor();
+  const std::string reason = op.schema().name() + " is an operator of its own, which no algorithm of msctx replaces";
+  if (const Decision* decision = policy->refuse(Direction::fprop, text_of_tensors(found[0], found[1], "packed"), reason)) {
+    complain(*policy, *decision);
+    decision->choice->calls.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
 // The boxed kernel of all routes at one key.
 template <c10::DispatchKey key>
 void count_and_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (inside_torch == 0 && in_force.load(std::memory_order_relaxed)) {
-    if (const auto policy = msctx::policy()) {
-      at::Tensor found[2];
-      int count = 0;
-      for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size()))
-        if (argument.isTensor() && count < 2) found[count++] = argument.toTensor();
-      const std::string reason = op.schema().name() + " is an operator of its own, which no algorithm of msctx replaces";
-      if (const Decision* decision = policy->refuse(Direction::fprop, text_of_tensors(found[0], found[1], "packed"), reason)) {
-        complain(*policy, *decision);
-        decision->choice->calls.fetch_add(1, std::memory_order_relaxed);
-      }
-    }
-  }
+  if (inside_torch == 0 && in_force.load(std::memory_order_relaxed)) count_route(op, *stack);
   const InsideTorch guard;
   for (const Passed& route : passed())
-    if (route.key == key && route.name == c10::toString(op.operator_name()) && route.before.call(op, keys, stack)) return;
+    if (route.key == key && route.op == op.operator_name() && route.before.call(op, keys, stack)) return;
   op.redispatchBoxed(c10::DispatchKeySet(), stack);
 }
 
@@ -111,14 +99,15 @@ void install() {
   aten.impl("convolution", convolution);
   aten.impl("_convolution", traced_convolution);
   aten.impl("convolution_backward", convolution_backward);
-  for (const Route& route : routes) {
-    const auto op = c10::Dispatcher::singleton().findSchema({route.name, route.overload});
-    if (!op) continue;  // this torch was built without it
-    const std::string full = c10::toString(op->operator_name());
-    const std::string ns = full.substr(0, full.find("::"));
-    passed().push_back({full, route.key, before(*op, route.key)});
-    library(ns.c_str(), route.key).impl(full.substr(ns.size() + 2).c_str(), boxed(route.key));
-  }
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
+    for (const c10::DispatchKey key : {CPU, MkldnnCPU, QuantizedCPU}) {
+      if (!is_route(name, key)) continue;
+      const auto op = c10::Dispatcher::singleton().findSchema(name);
+      if (!op || (name.name.rfind("aten::", 0) != 0 && !op->hasKernelForDispatchKey(key))) continue;
+      passed().push_back({name, key, before(*op, key)});
+      const std::string full = c10::toString(name), ns = full.substr(0, full.find("::"));
+      library(ns.c_str(), key).impl(full.substr(ns.size() + 2).c_str(), boxed(key));
+    }
 }
 
 }  // namespace
@@ -152,7 +141,7 @@ MSCTX_API const char* msctx_install(int (*tell)(const char*)) {
 }
 
 // "" while our kernels are in force, else whose is.
-MSCTX_API const char* msctx_hook_problem() {
+MSCTX_API const char* msctx_hook_problem() try {
   thread_local std::string problem;
   problem.clear();
   for (const char* name : {"aten::convolution", "aten::_convolution", "aten::convolution_backward"}) {
@@ -160,6 +149,8 @@ MSCTX_API const char* msctx_hook_problem() {
     if (by.find(glue::mark) == std::string::npos) problem = std::string(name) + " is served by another library's kernel (" + by + ")";
   }
   return problem.c_str();
+} catch (const std::exception&) {
+  return "the dispatcher cannot be asked";
 }
 
 // How many different threads take part in a loop of torch's: 1 with more than one thread set means that OpenMP was not compiled in.
@@ -171,6 +162,10 @@ MSCTX_API int msctx_threads_seen() {
 
 MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
-MSCTX_API void msctx_set_policy(const PolicyText* text) {
+// 0: there was no memory for it.
+MSCTX_API int msctx_set_policy(const PolicyText* text) try {
   set_policy(text ? std::make_shared<Policy>(*text, table_in_use(), at::get_num_threads()) : nullptr);
+  return 1;
+} catch (const std::exception&) {
+  return 0;
 }

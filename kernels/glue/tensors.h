@@ -100,6 +100,10 @@ inline std::optional<ConvCall> call_of(
     p.pad[i] = along(g.padding, axis);
     p.dilation[i] = along(g.dilation, axis);
     call.output_padding[i] = g.transposed ? along(g.output_padding, axis) : 0;
+    // What no memory holds may overflow below, and in torch: that is its own affair.
+    constexpr int64_t most = int64_t(1) << 30;
+    if (size > most || p.window[i] > most || p.stride[i] > most || p.pad[i] > most || p.dilation[i] > most || call.output_padding[i] > most)
+      return std::nullopt;
     if (p.window[i] < 1 || p.stride[i] < 1 || p.pad[i] < 0 || p.dilation[i] < 1 || size < 1) return std::nullopt;
     const int64_t reach = p.dilation[i] * (p.window[i] - 1) + 1;
     if (g.transposed) {

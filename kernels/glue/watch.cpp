@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "msctx/api.h"
@@ -13,14 +16,17 @@
 namespace msctx::glue {
 namespace {
 
+// A weight is known by its storage and its place in it: a library may lay many of them into one.
+using Place = std::pair<const void*, int64_t>;
 struct Weight {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // no other storage gets its address as long as this is here
   std::vector<const std::string*> paths;              // of the modules that share it
+  std::string dtype;                                  // "": it is computed from others each time
 };
 std::mutex& lock = fork_safe_mutex();
 struct Watched {
-  std::unordered_map<const void*, Weight> by_storage;
-  std::unordered_map<std::string, std::unordered_set<const void*>> by_shape;
+  std::map<Place, Weight> by_place;
+  std::unordered_map<std::string, std::set<Place>> by_shape;
   std::unordered_set<std::string> paths;
 };
 Watched& watched() {
@@ -35,43 +41,53 @@ const std::string* module_of(const at::Tensor& weight) {
   if (!any.load(std::memory_order_relaxed)) return nullptr;
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
-  const void* storage = weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  if (const auto found = all.by_storage.find(storage); found != all.by_storage.end()) return found->second.paths.front();
-  std::string shape;
+  const Place place{weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), weight.storage_offset()};
+  if (const auto found = all.by_place.find(place); found != all.by_place.end()) return found->second.paths.front();
+  std::string shape;  // cast, gathered or computed, it has another storage
   for (const int64_t size : weight.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
-  const auto same = all.by_shape.find(shape);  // cast or gathered: another storage
+  const auto same = all.by_shape.find(shape);
   if (same == all.by_shape.end() || same->second.size() != 1) return nullptr;
-  return all.by_storage.at(*same->second.begin()).paths.front();
+  const Weight& only = all.by_place.at(*same->second.begin());
+  // A weight of another model may have the shape, too: one that stands for itself is not the watched one.
+  const bool own = weight.is_leaf() && !weight.is_view() && only.dtype == c10::toString(weight.scalar_type());
+  return own ? nullptr : only.paths.front();
 }
 
 }  // namespace msctx::glue
 
 using namespace msctx::glue;
 
+namespace {
+// As C++ spells it.
+std::string name_of_dtype(const std::string& python) {
+  return python == "float32" ? "Float" : python == "float64" ? "Double" : python == "float16" ? "Half" : python == "bfloat16" ? "BFloat16" : "";
+}
+}  // namespace
+
 // `storage` is alive now.
-MSCTX_API void msctx_watch(void* storage, const char* shape, const char* path) {
+MSCTX_API void msctx_watch(void* storage, int64_t offset, const char* shape, const char* dtype, const char* path) {
   auto alive = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(storage));
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
-  auto [found, added] = all.by_storage.try_emplace(storage, Weight{c10::weak_intrusive_ptr<c10::StorageImpl>(alive), {}});
+  auto [found, added] = all.by_place.try_emplace({storage, offset}, Weight{c10::weak_intrusive_ptr<c10::StorageImpl>(alive), {}, name_of_dtype(dtype)});
   found->second.paths.push_back(&*all.paths.emplace(path).first);
-  all.by_shape[shape].insert(storage);
+  all.by_shape[shape].insert({storage, offset});
   any.store(true, std::memory_order_relaxed);
 }
 
 // Takes back what msctx_watch was called with.
-MSCTX_API void msctx_unwatch(void* storage, const char* shape, const char* path) {
+MSCTX_API void msctx_unwatch(void* storage, int64_t offset, const char* shape, const char* path) {
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = all.by_storage.find(storage);
-  if (found == all.by_storage.end()) return;
+  const auto found = all.by_place.find({storage, offset});
+  if (found == all.by_place.end()) return;
   auto& paths = found->second.paths;
   if (const auto one = std::find(paths.begin(), paths.end(), &*all.paths.emplace(path).first); one != paths.end()) paths.erase(one);
   if (!paths.empty()) return;
-  all.by_storage.erase(found);
+  all.by_place.erase(found);
   if (const auto same = all.by_shape.find(shape); same != all.by_shape.end()) {
-    same->second.erase(storage);
+    same->second.erase({storage, offset});
     if (same->second.empty()) all.by_shape.erase(same);
   }
-  any.store(!all.by_storage.empty(), std::memory_order_relaxed);
+  any.store(!all.by_place.empty(), std::memory_order_relaxed);
 }

@@ -36,8 +36,9 @@ def algorithm(want: Want) -> Outcome:
     assignments = _policy(want, **{want.option.name: want.value})
     if want.value != "performance":
         return honoured(assignments)
-    if want.other("deterministic") == "ON":
-        return approximated(assignments, "nothing is measured under deterministic=ON: the choice is that of normal")
+    for name, value in (("deterministic", "ON"), ("thread_invariant", True)):
+        if want.other(name) == value:
+            return approximated(assignments, f"nothing is measured under {name}={value}: the choice is that of normal")
     return honoured(assignments, "each problem is measured the first time that this process meets it")
 
 

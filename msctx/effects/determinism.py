@@ -1,5 +1,6 @@
 """deterministic: torch's full recipe for the same bits from run to run."""
 
+from msctx.effects.algorithms import NATIVE
 from msctx.effects.base import STAYS, Outcome, Want, effect, honoured, inert, refused
 
 
@@ -21,6 +22,8 @@ def deterministic(want: Want) -> Outcome:
     }
     if on:
         torch_wide["torch.deterministic.fill_uninitialized_memory"] = want.other("fill_uninitialized_memory", True)
+    if want.device == "cpu" and any(want.other(name) for name in NATIVE):  # also what an outer scope asked for
+        torch_wide["native.deterministic"] = on
     by_device = {
         "cpu": {"torch.mkldnn.deterministic": on},
         "cuda": {"torch.cudnn.deterministic": on}

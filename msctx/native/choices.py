@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -11,6 +13,7 @@ from msctx.native import core
 from msctx.options.conv_rules import rules_of
 
 Shape = tuple[int, ...]
+Counts = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +115,19 @@ class Choices(Sequence[Choice]):
     __repr__ = __str__
 
 
-def counts() -> tuple[int, ...]:
+def counts() -> Counts:
     """How often each choice was made until now, for :func:`between`."""
     library = core.loaded()
-    return tuple(library.counts()) if library is not None else ()
+    return library.counts() if library is not None else ()
 
 
-def between(before: Sequence[int], after: Sequence[int] | None = None) -> dict[int, int]:
+def between(before: Counts, after: Counts | None = None) -> dict[int, int]:
     """The calls made since, or between two counts: number of the choice → calls."""
-    now = counts() if after is None else after
-    calls = {i: n - (before[i] if i < len(before) else 0) for i, n in enumerate(now)}
-    return {i: n for i, n in calls.items() if n > 0}
+    import numpy as np
+
+    calls = np.array(counts() if after is None else after, np.int64)
+    calls[: len(before)] -= np.asarray(before, np.int64)
+    return {int(i): int(calls[i]) for i in np.flatnonzero(calls > 0)}
 
 
 def rows(calls: dict[int, int] | None = None) -> Choices:
@@ -135,11 +140,52 @@ def rows(calls: dict[int, int] | None = None) -> Choices:
     return Choices(_choice(entry, n) for entry, (_, n) in zip(found, wanted, strict=True))
 
 
-def unmatched(text: str, made: Choices) -> list[str]:
-    """The conditions of the rules of *text* that none of the choices fulfils."""
-    found = []
-    for rule in rules_of(text):
-        if not any(all(fnmatchcase(_field(row, field), pattern) for field, pattern in rule.conditions) for row in made):
+class Tally:
+    """The calls made while a context was open, by whichever of its scopes: a call inside several of them counts once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._since: Counts = ()  # the counts when the first of the open scopes was opened
+        self._made: Counter[int] = Counter()  # until the last of them closed
+
+    def __deepcopy__(self, memo: object) -> Tally:
+        return Tally()
+
+    def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
+        return Tally, ()  # what was counted in one process says nothing in another
+
+    def open(self) -> Counts:
+        """A scope opens; returns the counts until now."""
+        now = counts()
+        with self._lock:
+            if not self._open:
+                self._since = now
+            self._open += 1
+        return now
+
+    def close(self, since: Counts) -> dict[int, int]:
+        """A scope closes that opened at the counts *since*; returns the calls made in it."""
+        now = counts()
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._made.update(between(self._since, now))
+        return between(since, now)
+
+    def choices(self) -> Choices:
+        with self._lock:
+            made = self._made + Counter(between(self._since) if self._open else {})
+        return rows(dict(made))
+
+
+def unmatched(rules: Iterable[str], made: dict[int, int]) -> list[str]:
+    """The conditions of *rules* (canonical texts) that none of the choices *made* fulfils."""
+    found: list[str] = []
+    shown: Choices | None = None
+    for rule in (rule for text in rules for rule in rules_of(text)):
+        shown = rows(made) if shown is None else shown
+        if not any(all(fnmatchcase(_field(row, field), pattern) for field, pattern in rule.conditions) for row in shown):
             found.append(str(rule).partition(": ")[0])
     return found
 
@@ -157,7 +203,11 @@ def _choice(entry: dict[str, Any], calls: int) -> Choice:
     shape = _numbers(entry["input"])
     axes = max(0, len(shape) - 2)
     again = entry["computed_again"]
-    note = [f"{again} of all its calls met values that are not finite, and were computed again by gemm"] if again else []
+    note = (
+        [f"{again} of all its calls in this process met values that are not finite, and were computed again by gemm"]
+        if again
+        else []
+    )
     return Choice(
         direction=entry["direction"],
         problem=Problem(

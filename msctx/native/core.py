@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import json
 import os
+import sys
 import threading
-import warnings
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_void_p
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msctx.errors import MsctxWarning, NativeError, nearest
+from msctx import notices
+from msctx.errors import NativeError, nearest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ISA_VARIABLE = "MSCTX_ISA"
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
@@ -46,12 +51,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_hook_problem": (c_char_p, []),
     "msctx_threads_seen": (c_int, []),
     "msctx_torch_threads": (c_int, []),
-    "msctx_set_policy": (None, [POINTER(_Policy)]),
+    "msctx_set_policy": (c_int, [POINTER(_Policy)]),
     "msctx_choices": (c_void_p, [POINTER(c_int32), c_int]),
     "msctx_free": (None, [c_void_p]),
     "msctx_counts": (c_int, [POINTER(c_int64), c_int]),
-    "msctx_watch": (None, [c_void_p, c_char_p, c_char_p]),
-    "msctx_unwatch": (None, [c_void_p, c_char_p, c_char_p]),
+    "msctx_watch": (None, [c_void_p, c_int64, c_char_p, c_char_p, c_char_p]),
+    "msctx_unwatch": (None, [c_void_p, c_int64, c_char_p, c_char_p]),
 }
 
 
@@ -66,6 +71,7 @@ class Core:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._c, name)
             function.restype, function.argtypes = result, arguments
+        self._size = 0
         self._choose_isa()
         self._tell = _TELL(_told)  # kept: the library calls it as long as the process lives
         if problem := self._c.msctx_install(self._tell).decode():
@@ -76,7 +82,7 @@ class Core:
     def _choose_isa(self) -> None:
         wanted = os.environ.get(ISA_VARIABLE)
         if wanted and not self._c.msctx_use_isa(wanted.encode()):
-            near = nearest(wanted, self.isas())
+            near = nearest(wanted.lower(), self.isas())
             hint = f"; did you mean {near}?" if near else ""
             raise NativeError(f"{ISA_VARIABLE}={wanted!r}: this processor has {', '.join(self.isas())}{hint}")
 
@@ -110,33 +116,39 @@ class Core:
             rule=rule_array,
             **flags,
         )
-        self._c.msctx_set_policy(ctypes.byref(policy))
+        if not self._c.msctx_set_policy(ctypes.byref(policy)):
+            raise NativeError("the native core could not take the policy: there is no memory left")
 
     def clear_policy(self) -> None:
         self._c.msctx_set_policy(None)
 
-    def counts(self) -> list[int]:
+    def counts(self) -> np.ndarray[Any, Any]:
         """How often each choice was made until now, in the order in which they were first met."""
-        size = 256
+        import numpy as np
+
+        size = max(256, self._size)
         while True:
-            found = (c_int64 * size)()
-            if (count := self._c.msctx_counts(found, size)) <= size:
+            found = np.zeros(size, np.int64)
+            if (count := self._c.msctx_counts(found.ctypes.data_as(POINTER(c_int64)), size)) <= size:
+                self._size = 2 * count
                 return found[:count]
             size = 2 * count
 
     def choices(self, numbers: list[int]) -> list[dict[str, Any]]:
         """What the entries of :meth:`counts` at these places say."""
         text = self._c.msctx_choices((c_int32 * len(numbers))(*numbers), len(numbers))
+        if not text:
+            raise MemoryError
         try:
             return list(json.loads(ctypes.string_at(text)))
         finally:
             self._c.msctx_free(text)
 
-    def watch(self, storage: int, shape: str, path: str) -> None:
-        self._c.msctx_watch(storage, shape.encode(), path.encode())
+    def watch(self, storage: int, offset: int, shape: str, dtype: str, path: str) -> None:
+        self._c.msctx_watch(storage, offset, shape.encode(), dtype.encode(), path.encode())
 
-    def unwatch(self, storage: int, shape: str, path: str) -> None:
-        self._c.msctx_unwatch(storage, shape.encode(), path.encode())
+    def unwatch(self, storage: int, offset: int, shape: str, path: str) -> None:
+        self._c.msctx_unwatch(storage, offset, shape.encode(), path.encode())
 
 
 def _names(asked: dict[str, str | None]) -> Any:
@@ -144,16 +156,18 @@ def _names(asked: dict[str, str | None]) -> Any:
 
 
 def _told(message: bytes) -> int:
-    """Called by the library in the thread of the convolution; 1: raise there."""
-    from msctx import notices
-
+    """Called by the library in the thread of the convolution; 1: raise there. Nothing may leave it."""
+    if sys.is_finalizing():
+        return 0
     kind, _, text = message.decode(errors="replace").partition("\n")
     try:
         notices.tell(kind, text, text.rstrip())
-    except MsctxWarning:  # warnings turned into errors
+    except KeyboardInterrupt:
+        _thread.interrupt_main()
+    except Warning:  # warnings turned into errors
         return 1
-    except Exception as error:  # nothing may leave a callback: another filter's error
-        warnings.warn(f"{text} ({error})", RuntimeWarning, stacklevel=2)
+    except BaseException as error:
+        print(f"msctx: {text} ({error})", file=sys.stderr)
     return 0
 
 
@@ -183,7 +197,7 @@ def load() -> Core:
             try:
                 _core = Core(str(build.library()))
             except (NativeError, OSError, AttributeError) as error:
-                _failed = str(error)
+                _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
                 raise NativeError(_failed) from error
     return _core
 

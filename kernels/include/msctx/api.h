@@ -16,6 +16,11 @@ struct Memory {
   void* arg;
 };
 
+// nullptr: the table has none of that name.
+const ConvAlgorithm* algorithm_named(const ConvTable&, const char* name);
+// Computes again what is not finite.
+constexpr const char* safe_algorithm = "gemm";
+
 // Runs one algorithm. Returns whether its result had to be computed again (see ConvAlgorithm::spreads_nonfinite).
 bool conv_run(const ConvTable&, const ConvAlgorithm&, const ConvProblem&, Op, const ConvTensors&, const Memory&, const Parallel&);
 

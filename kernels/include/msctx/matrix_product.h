@@ -101,9 +101,10 @@ static inline int64_t blocks(int64_t rows, int64_t columns) {
 
 // The bound that block_product's sums keep: see Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2 (blocked sums).
 // It speaks of the sum of |products|; over data without massive cancellation that is within a small factor of max|result|.
-static inline double sum_error(DType dtype, int64_t depth) {
+// `more`: additions that follow.
+static inline double sum_error(DType dtype, int64_t depth, int64_t more = 0) {
   const double unit = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
-  const double chain = double(smaller(depth, depth_block)) + double(divide_up(depth, depth_block));
+  const double chain = double(smaller(depth, depth_block)) + double(divide_up(depth, depth_block)) + double(more);
   return unit * chain + (dtype == DType::f32 || dtype == DType::f64 ? 0.0 : rounding_unit(dtype));
 }
 

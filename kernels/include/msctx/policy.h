@@ -1,4 +1,4 @@
-// What is asked for, as an immutable snapshot, and what it decides for a call.
+// What is asked for, as a snapshot that does not change, and what it decides for each call: decided once, then looked up.
 #pragma once
 
 #include <atomic>
@@ -32,6 +32,8 @@ struct PolicyText {
 
 // `normal` and `performance` take only rows whose bound is at most this.
 constexpr double largest_error = 3e-5;
+// `performance` tries no algorithm with a larger workspace: 1 GB.
+constexpr size_t largest_trial = size_t(1) << 30;
 
 struct Decision {
   const ConvRow* row = nullptr;  // null: torch's own path
@@ -76,6 +78,7 @@ class Policy {
   };
   std::string asked_for(Direction, const ConvText&) const;
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
+  bool is_exact(const ConvRow&, const ConvCall&) const;
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
   void describe(Choice&, const ConvRow*, const ConvCall&, Op) const;
   std::string complaint(const Choice&, const ConvCall&, Direction) const;
@@ -85,6 +88,7 @@ class Policy {
   std::vector<Rule> rules_;
   int64_t workspace_limit_;
   const ConvTable& table_;
+  const ConvAlgorithm* safe_;  // what conv_run falls back to
   int threads_;
   std::unordered_map<std::string, std::unique_ptr<Decision>> decisions_;
   std::vector<std::unique_ptr<Decision>> retired_;

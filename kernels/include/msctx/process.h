@@ -9,8 +9,9 @@ namespace msctx {
 // Whether this process was forked after the library was loaded. OpenMP's threads did not come along: waiting for them would never end.
 extern bool forked;
 
-// A mutex for the life of the process that a forked child finds free: the thread that held it did not come along either.
-std::mutex& fork_safe_mutex();
+// A mutex for the life of the process that a forked child finds free. A fork waits for those that are held for short; the others are
+// renewed in the child, since the thread that held them did not come along.
+std::mutex& fork_safe_mutex(bool is_short = true);
 
 // Tells Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
 bool tell(const std::string& kind, const std::string& text);
