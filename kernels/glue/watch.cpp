@@ -49,7 +49,7 @@ const std::string* module_of(const at::Tensor& weight) {
   if (same == all.by_shape.end() || same->second.size() != 1) return nullptr;
   const Weight& only = all.by_place.at(*same->second.begin());
   // A weight of another model may have the shape, too: one that stands for itself is not the watched one.
-  const bool own = weight.is_leaf() && !weight.is_view() && only.dtype == c10::toString(weight.scalar_type());
+  const bool own = weight.is_leaf() && !weight.is_view() && only.dtype == c10::toString(weight.scalar_type()) && !only.storage.expired();
   return own ? nullptr : only.paths.front();
 }
 

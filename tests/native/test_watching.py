@@ -215,15 +215,15 @@ def test_a_model_that_died_is_forgotten() -> None:
     from msctx.native import watching
 
     model = Net()
-    before = len(watching._weights)
+    before = len(watching._modules)
     with asking("fprop", "gemm") as ctx:
         ctx.watch(model)
-        assert len(watching._weights) == before + 4
+        assert len(watching._modules) == before + 4
         model(X)
         shape = model.layer1[0].weight.shape
         del model
         gc.collect()
-        assert len(watching._weights) == before
+        assert len(watching._modules) == before
         fn.conv2d(X, torch.randn(shape), padding=1)
     assert "" in ran(ctx)
 
@@ -281,3 +281,39 @@ def test_a_model_without_convolutions() -> None:
         ctx.watch(nn.Linear(3, 4)).watch(nn.LazyConv2d(4, 3))
         fn.conv2d(X, torch.randn(4, 3, 3, 3))
     assert [*ran(ctx)] == [""]
+
+
+def test_watching_runs_no_parametrization() -> None:
+    """Power iterations and random numbers belong to the model: an observer moves neither."""
+    model = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 5))
+    before = model.parametrizations["weight"][0]._u.clone()  # type: ignore[index]
+    random_state = torch.get_rng_state()
+    ctx = asking("fprop", "gemm").watch(model)
+    with ctx:
+        pass
+    assert torch.equal(model.parametrizations["weight"][0]._u, before)  # type: ignore[index]
+    assert torch.equal(torch.get_rng_state(), random_state)
+    with ctx:
+        model(torch.randn(1, 3, 9, 9))
+    assert [row.calls for row in ctx.choices()] == [1]
+
+
+def test_another_models_weight_of_the_same_shape_is_not_the_watched_one() -> None:
+    student, teacher = nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Sequential(nn.Conv2d(3, 4, 3))
+    x = torch.randn(1, 3, 8, 8)
+    with msctx.context(conv_algo_rules={"0": "fft"}) as ctx:
+        ctx.watch(student)
+        teacher(x)
+        student(x)
+    assert [(row.module, row.ran, row.calls) for row in ctx.choices()] == [("0", "fft", 1)]
+
+
+def test_weights_laid_into_one_storage_are_told_apart() -> None:
+    flat = torch.randn(288)
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(2)))
+    for i, module in enumerate(model):
+        module.weight = nn.Parameter(flat[144 * i : 144 * (i + 1)].view(4, 4, 3, 3))
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(model)
+        model(torch.randn(1, 4, 6, 6))
+    assert {row.module for row in ctx.choices()} == {"0", "1"}

@@ -1,0 +1,76 @@
+"""Scopes that change how an outer scope's algorithms are to be carried out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as fn
+
+import msctx
+
+X, W = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+
+
+def gradient() -> None:
+    x = X.clone().requires_grad_()
+    fn.conv2d(x, W).sum().backward()
+
+
+def test_determinism_reaches_what_an_outer_scope_asked_for() -> None:
+    with msctx.context(conv_dgrad_algo="algo_0") as outer:
+        with msctx.context(deterministic="ON") as inner, pytest.warns(msctx.MsctxWarning, match="deterministic=ON"):
+            gradient()
+        assert [row.ran for row in inner.choices()] == ["torch"]
+        gradient()
+    assert sorted(row.ran for row in outer.choices()) == ["algo_0", "torch"]
+
+
+def test_determinism_reaches_what_set_context_asked_for() -> None:
+    msctx.set_context(conv_wgrad_algo="algo_3")
+    try:
+        w = W.clone().requires_grad_()
+        with msctx.context(deterministic="ON", fallback="silent") as ctx:
+            fn.conv2d(X, w).sum().backward()
+        assert [row.ran for row in ctx.choices()] == ["torch"]
+    finally:
+        msctx.reset_context()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_thread_invariant_measures_nothing(dtype: torch.dtype) -> None:
+    with msctx.context(thread_invariant=True, conv_fprop_algo="performance") as ctx:
+        fn.conv2d(X.to(dtype), W.to(dtype))
+    (row,) = ctx.choices()
+    assert row.provider == "msctx"
+    assert not any("measured" in reason for reason in row.reasons)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_thread_invariant_never_takes_the_reference(axes: int) -> None:
+    convolution = (fn.conv1d, fn.conv2d, fn.conv3d)[axes - 1]
+    w = torch.randn(4, 3, *[1] * axes, requires_grad=True)
+    with msctx.context(thread_invariant=True) as ctx:
+        convolution(torch.randn(300, 3, *[5] * axes), w).sum().backward()
+    assert {row.ran for row in ctx.choices()} <= {"algo_1", "gemm", "implicit_precomp_gemm"}
+
+
+def test_under_determinism_normal_does_not_depend_on_the_number_of_threads() -> None:
+    ran = []
+    before = torch.get_num_threads()
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            with msctx.context(deterministic="ON", conv_fprop_algo="normal", conv_workspace_limit=500_000) as ctx:
+                fn.conv2d(torch.randn(1, 32, 56, 56), torch.randn(32, 32, 3, 3), padding=1)
+        finally:
+            torch.set_num_threads(before)
+        ran.append(ctx.choices()[0].ran)
+    assert ran[0] == ran[1]
+
+
+def test_extents_that_no_memory_holds_are_torchs_own_affair() -> None:
+    t = torch.ones(1, 1, 3, 3)
+    own = fn.conv2d(t, t, dilation=2**62, padding=1).shape
+    for name in ("winograd", "normal", "gemm", "fft"):
+        with msctx.context(conv_fprop_algo=name, fallback="silent"):
+            assert fn.conv2d(t, t, dilation=2**62, padding=1).shape == own
