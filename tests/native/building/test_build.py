@@ -260,7 +260,7 @@ def test_a_process_that_is_forked_during_a_build_does_not_hold_it_up(sources, wa
     thread = threading.Thread(target=made, args=(sources,))
     thread.start()
     watched.until_stopped()
-    child = forked(lambda: time.sleep(30))
+    child = forked(lambda: time.sleep(600))
     watched.let_go()
     thread.join()
     second = forked(lambda: made(sources).cached)
