@@ -1,6 +1,7 @@
 // Runs an algorithm, and looks after what none of them does itself: results that are not finite, and the gradient of the bias.
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #define MSCTX_ISA generic
 #include "msctx/api.h"
@@ -39,6 +40,68 @@ struct Scratch {
   Scratch(const Scratch&) = delete;
 };
 
+// Prepared weights of one run: those that are kept, else made in scratch.
+struct Weights {
+  const ConvAlgorithm& algorithm;
+  const ConvProblem& p;
+  Op op;
+  const void* w;
+  const Prepared& kept;
+  const Memory& memory;
+  const Parallel& parallel;
+  std::optional<Scratch> made[4] = {};
+
+  static const void* get(void* self, int form) {
+    auto& [algorithm, p, op, w, kept, memory, parallel, made] = *static_cast<Weights*>(self);
+    if (const void* found = kept(form)) return found;
+    if (!made[form]) {
+      made[form].emplace(memory, algorithm.prepared_size(p, op, form));
+      algorithm.prepare(p, op, form, w, made[form]->data, parallel);
+    }
+    return made[form]->data;
+  }
+};
+
+// from [outer][rows][columns] to [outer][columns][rows], in blocks that stay in the cache.
+void transpose(const float* from, float* to, int64_t outer, int64_t rows, int64_t columns, const Parallel& parallel) {
+  constexpr int64_t block = 32;
+  const int64_t across = divide_up(columns, block);
+  parallel_for(parallel, outer * across, [&](int64_t task, int) {
+    const int64_t start = task / across * rows * columns, j0 = task % across * block, j1 = smaller(j0 + block, columns);
+    for (int64_t i0 = 0; i0 < rows; i0 += block)
+      for (int64_t j = j0; j < j1; j++)
+        for (int64_t i = i0; i < smaller(i0 + block, rows); i++) to[start + j * rows + i] = from[start + i * columns + j];
+  });
+}
+
+// The tensors of a problem, channels first: as they are, or copies. The result is brought back at the end.
+struct Plain {
+  ConvTensors tensors;
+  Plain(const ConvProblem& p, Op op, const ConvTensors& t, const Memory& memory, const Parallel& parallel)
+      : tensors(t), p_(p), op_(op), t_(t), parallel_(parallel) {
+    if (!t.channels_last) return;
+    tensors.channels_last = false;
+    tensors.x = x_.emplace(memory, sizeof(float) * size_t(x_size(p))).data;
+    tensors.y = y_.emplace(memory, sizeof(float) * size_t(y_size(p))).data;
+    if (op != Op::backward_data) transpose(floats(t.x), floats(tensors.x), p.n, volume(p.in), p.c, parallel);
+    if (op != Op::forward) transpose(floats(t.y), floats(tensors.y), p.n, volume(p.out), p.k, parallel);
+  }
+  ~Plain() {
+    if (!t_.channels_last) return;
+    if (op_ == Op::backward_data) transpose(floats(tensors.x), floats(t_.x), p_.n, p_.c, volume(p_.in), parallel_);
+    if (op_ == Op::forward) transpose(floats(tensors.y), floats(t_.y), p_.n, p_.k, volume(p_.out), parallel_);
+    y_.reset();
+  }
+
+ private:
+  static float* floats(void* data) { return static_cast<float*>(data); }
+  const ConvProblem& p_;
+  Op op_;
+  const ConvTensors& t_;
+  const Parallel& parallel_;
+  std::optional<Scratch> x_, y_;
+};
+
 template <class T>
 void sum_channels(const T* y, int64_t n, int64_t channels, int64_t positions, T* bias, const Parallel& parallel) {
   constexpr int lanes = 8;  // sums side by side, so that the additions need not wait for each other
@@ -65,20 +128,25 @@ const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
   return nullptr;
 }
 
+size_t memory_of(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int threads) {
+  return algorithm.workspace(p, op, threads) + (algorithm.prepared_size ? align64(algorithm.prepared_size(p, op, 0)) : 0);
+}
+
 bool conv_run(
-    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Memory& memory,
-    const Parallel& parallel) {
+    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept,
+    const Memory& memory, const Parallel& parallel) {
   {
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
-    algorithm.run(p, op, t, scratch.data, parallel);
+    Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
+    const bool done = algorithm.run(p, op, t, {Weights::get, &weights}, scratch.data, parallel);
+    const auto* result = static_cast<const float*>(op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w);
+    const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
+    if (done && !(algorithm.spreads_nonfinite && !all_finite(result, count, parallel))) return false;
   }
-  if (!algorithm.spreads_nonfinite) return false;
-  const auto* result = static_cast<const float*>(op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w);
-  const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
-  if (all_finite(result, count, parallel)) return false;
   const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
+  const Plain plain(p, op, t, memory, parallel);
   const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
-  safe.run(p, op, t, scratch.data, parallel);
+  safe.run(p, op, plain.tensors, none_kept, scratch.data, parallel);
   return true;
 }
 

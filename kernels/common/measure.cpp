@@ -39,11 +39,11 @@ struct Contender {
 };
 
 std::string comparison(const Contender& c, const Contender& winner) {
-  if (c.best >= never) return std::string(c.row ? c.row->name : "torch") + ": not measured: no time was left, or no memory";
-  char text[96];
-  std::snprintf(text, sizeof text, "%s: measured at %.2f times the time of %s", c.row ? c.row->name : "torch", c.best / winner.best,
-                winner.row ? winner.row->name : "torch");
-  return text;
+  const auto name = [](const ConvRow* row) { return row ? label_of(*row) : std::string("torch"); };
+  if (c.best >= never) return name(c.row) + ": not measured: no time was left, or no memory";
+  char ratio[32];
+  std::snprintf(ratio, sizeof ratio, "%.2f", c.best / winner.best);
+  return name(c.row) + ": measured at " + ratio + " times the time of " + name(winner.row);
 }
 
 Result measure(const Policy& policy, const ConvCall& call, Direction direction, const Run& run) {

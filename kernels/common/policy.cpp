@@ -36,13 +36,14 @@ std::string brief(const ConvText& t) {
   return t.module.empty() ? words : words + " of " + t.module;
 }
 
-const ConvRow* row_named(const ConvTable& table, Direction direction, const std::string& name) {
-  for (int i = 0; i < table.count; i++)
-    if (table.rows[i].direction == direction && name == table.rows[i].name) return &table.rows[i];
-  return nullptr;
-}
+bool is(const ConvRow& row, const char* math) { return std::strcmp(row.algorithm->math, math) == 0; }
 
 }  // namespace
+
+std::string label_of(const ConvRow& row) {
+  const bool own = is(row, "strict") || is(row, "float64");
+  return own ? row.name : std::string(row.name) + " (" + row.algorithm->math + ")";
+}
 
 std::atomic<bool> in_force{false};
 
@@ -70,6 +71,8 @@ Policy::Policy(const PolicyText& t, const ConvTable& table, int threads)
     : fallback(Fallback(t.fallback)),
       thread_invariant(t.thread_invariant),
       deterministic(t.deterministic),
+      allow_tf32(t.allow_tf32),
+      allow_fp32_emulation(t.allow_fp32_emulation),
       asked_{text(t.asked[0]), text(t.asked[1]), text(t.asked[2])},
       workspace_limit_(t.workspace_limit),
       table_(table),
@@ -96,7 +99,9 @@ bool Policy::Rule::matches(const ConvText& t) const {
 }
 
 std::string Policy::constraints() const {
-  return std::to_string(thread_invariant) + " " + std::to_string(deterministic) + " " + std::to_string(workspace_limit_);
+  std::string key;
+  for (const bool flag : {thread_invariant, deterministic, allow_tf32, allow_fp32_emulation}) key += flag ? "1 " : "0 ";
+  return key + std::to_string(workspace_limit_);
 }
 
 // The first rule that matches and speaks of the direction, else the option.
@@ -114,6 +119,10 @@ bool Policy::asks(Direction direction) const {
   return false;
 }
 
+bool Policy::allows_math(const ConvRow& row) const {
+  return (allow_tf32 || !is(row, "tf32")) && (allow_fp32_emulation || !is(row, "fp32-grade"));
+}
+
 std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& call) const {
   const Op op = op_of(row.direction, call.transposed);
   const ConvAlgorithm& a = *row.algorithm;
@@ -123,8 +132,8 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   if (!why.empty()) return why;
   if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
   if (!a.fixed_order && deterministic) why.push_back("it adds in no fixed order, and deterministic=ON asks for the same bits");
-  size_t bytes = a.workspace(call.problem, op, 1);  // with one thread, or the number of threads would choose the row
-  if (a.spreads_nonfinite) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));  // see conv_run
+  size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
+  if (a.spreads_nonfinite || !is(row, "strict")) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));  // see conv_run
   if (workspace_limit_ >= 0 && bytes > size_t(workspace_limit_))
     why.push_back(
         "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit_));
@@ -132,22 +141,23 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
 }
 
 int Policy::threads_for(const ConvAlgorithm& a, const ConvProblem& p, Op op, int threads) const {
-  return workspace_limit_ >= 0 && a.workspace(p, op, threads) > size_t(workspace_limit_) ? 1 : threads;
+  return workspace_limit_ >= 0 && memory_of(a, p, op, threads) > size_t(workspace_limit_) ? 1 : threads;
 }
 
-// What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves.
+// What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves, and TF32 was allowed to.
 bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   const bool half = call.problem.dtype == DType::f16 || call.problem.dtype == DType::bf16;
-  return half || row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= largest_error;
+  return half || is(row, "tf32") || row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= largest_error;
 }
 
 std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction) const {
   std::vector<const ConvRow*> found;
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || std::strcmp(row.name, "reference") == 0 || !obstacles(row, call).empty()) continue;
+    if (row.direction != direction || std::strcmp(row.name, "reference") == 0) continue;
+    if (!allows_math(row) || !obstacles(row, call).empty()) continue;
     const Op op = op_of(direction, call.transposed);
-    if (is_exact(row, call) && row.algorithm->workspace(call.problem, op, threads_) <= largest_trial) found.push_back(&row);
+    if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, threads_) <= largest_trial) found.push_back(&row);
   }
   return found;
 }
@@ -167,15 +177,8 @@ const Decision* Policy::decide(const ConvCall& call, Direction direction) {
   if (choice->asked.empty()) return keep(key, nullptr);
 
   const Op op = op_of(direction, call.transposed);
-  if (const ConvRow* row = row_named(table_, direction, choice->asked)) {
-    const std::vector<std::string> why = obstacles(*row, call);
-    if (why.empty()) {
-      decision->row = row;
-    } else {
-      decision->fell_back = true;
-      choice->reasons.push_back(choice->asked + ": " + sentence(why));
-    }
-  }
+  decision->row = named(call, direction, *choice);
+  decision->fell_back = !decision->row && !choice->reasons.empty();
   if (!decision->row) {
     decision->to_measure = choice->asked == "performance" && !deterministic && !thread_invariant;
     decision->row = guess(call, direction, *choice);
@@ -186,6 +189,18 @@ const Decision* Policy::decide(const ConvCall& call, Direction direction) {
   return keep(key, std::move(decision));
 }
 
+// The first row of the name asked for that can take the call. nullptr: none, and why; or no algorithm is named.
+const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& choice) const {
+  for (int i = 0; i < table_.count; i++) {
+    const ConvRow& row = table_.rows[i];
+    if (row.direction != direction || choice.asked != row.name || !allows_math(row)) continue;
+    const std::vector<std::string> why = obstacles(row, call);
+    if (why.empty()) return &row;
+    choice.reasons.push_back(label_of(row) + ": " + sentence(why));
+  }
+  return nullptr;
+}
+
 // What `normal` takes: the first row that beats torch's own path; where that is not allowed, the first good one of ours.
 const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& choice) const {
   const Op op = op_of(direction, call.transposed);
@@ -194,21 +209,22 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
   std::vector<std::string> passed;
   for (int i = 0; i < table_.count && !best; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || choice.asked == row.name) continue;
+    if (row.direction != direction || choice.asked == row.name || !allows_math(row)) continue;
     const std::vector<std::string> why = obstacles(row, call);
     if (!why.empty()) {
-      passed.push_back(std::string(row.name) + ": " + sentence(why));
+      passed.push_back(label_of(row) + ": " + sentence(why));
       continue;
     }
     const Merit merit = row.merit(call.problem, op);
+    const bool copies = call.channels_last && !row.algorithm->reads_channels_last;
     if (!is_exact(row, call)) {
-      passed.push_back(std::string(row.name) + ": its error bound is above 3e-5");
+      passed.push_back(label_of(row) + ": its error bound is above 3e-5");
       if (!inexact && merit != Merit::last_resort) inexact = &row;
-    } else if (merit == Merit::beats_torch ? !call.channels_last || !torch_allowed : merit == Merit::fair && !torch_allowed) {
+    } else if (merit == Merit::beats_torch ? !copies || !torch_allowed : merit == Merit::fair && !torch_allowed) {
       best = &row;
     } else {
       passed.push_back(
-          std::string(row.name) +
+          label_of(row) +
           (torch_allowed ? ": torch's own path is expected to be as fast" : ": another of ours is expected to be faster"));
       if (!resort && row.algorithm->fixed_order) resort = &row;
     }
@@ -230,7 +246,7 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
   choice.math = row->algorithm->math;
   choice.error = row->algorithm->error(call.problem, op);
   const int threads = threads_for(*row->algorithm, call.problem, op, threads_);
-  choice.workspace = int64_t(row->algorithm->workspace(call.problem, op, threads));
+  choice.workspace = int64_t(memory_of(*row->algorithm, call.problem, op, threads));
 }
 
 // Every row of the direction, with all of its reasons.
@@ -239,9 +255,9 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
   std::string words = option + "=" + choice.asked + " cannot take the " + brief(choice.problem) + ":\n";
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction) continue;
+    if (row.direction != direction || !allows_math(row)) continue;
     const std::vector<std::string> why = obstacles(row, call);
-    words += std::string("  ") + row.name + ": " + (why.empty() ? "could take it" : sentence(why)) + "\n";
+    words += "  " + label_of(row) + ": " + (why.empty() ? "could take it" : sentence(why)) + "\n";
   }
   return words;
 }

@@ -47,7 +47,7 @@ int msctx_row(const char* isa, int index, MsctxRow* row) {
   if (table == nullptr || index < 0 || index >= table->count) return 0;
   const ConvRow& found = table->rows[index];
   const ConvAlgorithm& a = *found.algorithm;
-  *row = {found.name, a.name, a.math, int32_t(found.direction), a.fixed_order, a.same_on_every_isa};
+  *row = {found.name, a.name, a.math, int32_t(found.direction), a.fixed_order, a.same_on_every_isa, a.reads_channels_last};
   return 1;
 }
 
@@ -59,12 +59,13 @@ int msctx_reasons(const char* isa, int index, const ConvProblem* p, int op, cons
 }
 
 int64_t msctx_workspace(const char* isa, int index, const ConvProblem* p, int op, int threads) {
-  return int64_t(algorithm(isa, index).workspace(*p, Op(op), threads));
+  return int64_t(memory_of(algorithm(isa, index), *p, Op(op), threads));
 }
 
 double msctx_error(const char* isa, int index, const ConvProblem* p, int op) { return algorithm(isa, index).error(*p, Op(op)); }
 
-int msctx_run(const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int threads) {
+int msctx_run(const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int channels_last, int threads) {
   const Parallel parallel = threads > 1 ? Parallel{threads, &threads, run_in_threads} : serial();
-  return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y}, {allocate, release, nullptr}, parallel);
+  const Memory memory{allocate, release, nullptr};
+  return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y, channels_last != 0}, none_kept, memory, parallel);
 }

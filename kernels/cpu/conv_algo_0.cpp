@@ -51,13 +51,17 @@ double error(const ConvProblem& p, Op op) {
   return 0x1p-24 * double(channels + volume(p.window) * divide_up(group_k(p), channels));
 }
 
-void run(const ConvProblem& p, Op op, const ConvTensors& t, void*, const Parallel& parallel) {
-  if (op == Op::backward_data) return backward_data(p, t, parallel);
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
+  if (op == Op::backward_data) {
+    backward_data(p, t, parallel);
+    return true;
+  }
   const auto* x = static_cast<const float*>(t.x);
   const int64_t gc = group_c(p), taps = volume(p.window), in = volume(p.in);
   weight_gradient_by_pieces(p, t, parallel, [&](int64_t g, int64_t n, int64_t i, int64_t first, int64_t last, float* to) {
     lower(p, x + (n * p.c + g * gc + i / taps) * in, tap_of(p, i % taps), first, last, to);
   });
+  return true;
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ size_t workspace(const ConvProblem& p, Op, int) { return index_table_size(p); }
 
 double error(const ConvProblem& p, Op) { return weight_gradient_error(p); }
 
-void run(const ConvProblem& p, Op, const ConvTensors& t, void* workspace, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
   const auto* x = static_cast<const float*>(t.x);
   auto* table = static_cast<int32_t*>(workspace);
   const int64_t gc = group_c(p), taps = volume(p.window), in = volume(p.in), out = volume(p.out);
@@ -24,6 +24,7 @@ void run(const ConvProblem& p, Op, const ConvTensors& t, void* workspace, const 
   weight_gradient_by_pieces(p, t, parallel, [&](int64_t g, int64_t n, int64_t i, int64_t first, int64_t last, float* to) {
     gather(x + (n * p.c + g * gc + i / taps) * in, table + i % taps * out + first, last - first, to);
   });
+  return true;
 }
 
 }  // namespace

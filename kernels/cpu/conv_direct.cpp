@@ -81,13 +81,14 @@ double error(const ConvProblem& p, Op) {
   return 0x1p-24 * double(smaller(depth, sum_length) + divide_up(depth, sum_length));
 }
 
-void run(const ConvProblem& p, Op, const ConvTensors& t, void*, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
   const Direct direct{p, static_cast<const float*>(t.x), static_cast<const float*>(t.w), static_cast<float*>(t.y)};
   const int64_t gk = group_k(p), strips = divide_up(gk, strip);
   parallel_for(parallel, p.n * p.groups * strips * p.out[1], [&](int64_t task, int) {
     const int64_t h = task % p.out[1], s = task / p.out[1] % strips, g = task / p.out[1] / strips % p.groups;
     direct.row(task / p.out[1] / strips / p.groups, g * gk + s * strip, smaller(strip, gk - s * strip), h);
   });
+  return true;
 }
 
 }  // namespace

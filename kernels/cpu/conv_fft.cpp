@@ -26,8 +26,9 @@ size_t workspace(const ConvProblem& p, Op op, int threads) { return spectral_wor
 // Measured: 1.4e-6, and 5.6e-6 for weights, of which there may be so few that all nearly cancel.
 double error(const ConvProblem&, Op op) { return op == Op::backward_weight ? 1e-5 : 5e-6; }
 
-void run(const ConvProblem& p, Op op, const ConvTensors& t, void* workspace, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
   run_spectral(p, op, t, workspace, parallel, whole);
+  return true;
 }
 
 }  // namespace

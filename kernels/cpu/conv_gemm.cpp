@@ -137,8 +137,9 @@ double error(const ConvProblem& p, Op op) {
   }
 }
 
-void run(const ConvProblem& p, Op op, const ConvTensors& t, void* workspace, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
   with_type(p.dtype, [&](auto zero) { run_typed<decltype(zero)>(p, op, t, workspace, parallel); });
+  return true;
 }
 
 }  // namespace

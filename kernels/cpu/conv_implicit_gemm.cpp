@@ -15,7 +15,7 @@ size_t workspace(const ConvProblem&, Op, int) { return 0; }
 
 double error(const ConvProblem& p, Op) { return sum_error(p.dtype, group_c(p) * volume(p.window)); }
 
-void run(const ConvProblem& p, Op, const ConvTensors& t, void*, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
   const auto *x = static_cast<const float*>(t.x), *w = static_cast<const float*>(t.w);
   auto* y = static_cast<float*>(t.y);
   const int64_t gc = group_c(p), gk = group_k(p), taps = volume(p.window), in = volume(p.in), out = volume(p.out);
@@ -34,6 +34,7 @@ void run(const ConvProblem& p, Op, const ConvTensors& t, void*, const Parallel& 
           });
     });
   });
+  return true;
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ size_t workspace(const ConvProblem& p, Op, int) { return index_table_size(p); }
 
 double error(const ConvProblem& p, Op) { return sum_error(p.dtype, group_c(p) * volume(p.window)); }
 
-void run(const ConvProblem& p, Op, const ConvTensors& t, void* workspace, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
   const auto *x = static_cast<const float*>(t.x), *w = static_cast<const float*>(t.w);
   auto* y = static_cast<float*>(t.y);
   auto* table = static_cast<int32_t*>(workspace);
@@ -38,6 +38,7 @@ void run(const ConvProblem& p, Op, const ConvTensors& t, void* workspace, const 
           });
     });
   });
+  return true;
 }
 
 }  // namespace

@@ -78,10 +78,14 @@ size_t workspace(const ConvProblem& p, Op op, int threads) {
 
 double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
-void run(const ConvProblem& p, Op op, const ConvTensors& t, void* workspace, const Parallel& parallel) {
-  if (is_empty(p)) return store_zeros(p, op, t);
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
+  if (is_empty(p)) {
+    store_zeros(p, op, t);
+    return true;
+  }
   const Plan plan(p, op, t);
   (p.window[1] == 3 ? run_taps<3> : run_taps<5>)(plan, static_cast<float*>(workspace), parallel);
+  return true;
 }
 
 }  // namespace

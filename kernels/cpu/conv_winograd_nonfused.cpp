@@ -216,13 +216,17 @@ size_t workspace(const ConvProblem& p, Op op, int) {
 
 double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
-void run(const ConvProblem& p, Op op, const ConvTensors& t, void* workspace, const Parallel& parallel) {
-  if (is_empty(p)) return store_zeros(p, op, t);
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
+  if (is_empty(p)) {
+    store_zeros(p, op, t);
+    return true;
+  }
   float* const floats = static_cast<float*>(workspace);
   if (op == Op::backward_weight)
     (p.window[1] == 3 ? run_weight<3> : run_weight<5>)(p, t, floats, parallel);
   else
     (p.window[1] == 3 ? run_map<3> : run_map<5>)(p, op, t, floats, parallel);
+  return true;
 }
 
 }  // namespace

@@ -109,8 +109,9 @@ double error(const ConvProblem& p, Op op) {
   return p.dtype == DType::f64 ? 0x1p-53 * double(terms + 1) : 2 * rounding_unit(p.dtype);
 }
 
-void run(const ConvProblem& p, Op op, const ConvTensors& t, void*, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
   with_type(p.dtype, [&](auto zero) { run_typed<decltype(zero)>(p, op, t, parallel); });
+  return true;
 }
 
 }  // namespace

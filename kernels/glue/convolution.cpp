@@ -78,10 +78,11 @@ struct Asked {
   const Decision* measure(
       const Decision& guessed, Direction direction, const at::Tensor& first, const at::Tensor& second, const Torch& torch) const {
     if (at::in_parallel_region()) return &guessed;
+    const auto format = call->channels_last && call->problem.dims == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
     return measured(*policy, *call, guessed, direction, at::get_num_threads(), [&](const ConvRow* row) {
       bool again = false;
       if (row)
-        run_row(*policy, *row, *call, first, second, at::MemoryFormat::Contiguous, again);
+        run_row(*policy, *row, *call, first, second, format, again);
       else
         torch();
     });

@@ -41,7 +41,9 @@ class TorchMemory {
     held.push_back(c10::GetAllocator(c10::kCPU)->allocate(bytes));
     return held.back().get();
   }
-  static void release(void* self, void*) { static_cast<TorchMemory*>(self)->held_.pop_back(); }
+  static void release(void* self, void* data) {
+    std::erase_if(static_cast<TorchMemory*>(self)->held_, [data](const at::DataPtr& held) { return held.get() == data; });
+  }
   std::vector<at::DataPtr> held_;
 };
 
@@ -160,11 +162,14 @@ inline at::Tensor run_row(
     at::MemoryFormat format, bool& again) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
-  const at::Tensor a = first.contiguous(), b = second.contiguous();
+  const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
+  const auto read_in = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  const bool reads_weight = row.direction != Direction::wgrad;
+  const at::Tensor a = first.contiguous(read_in), b = second.contiguous(reads_weight ? at::MemoryFormat::Contiguous : read_in);
   const auto sizes = result_shape(call, row.direction);
-  const bool late = row.direction == Direction::wgrad;  // torch brings this gradient into its format afterwards: other strides along extents of 1
+  const bool late = !reads_weight;  // torch brings this gradient into its format afterwards: other strides along extents of 1
   at::Tensor result = late ? at::empty(sizes, first.options()) : at::empty(sizes, first.options(), format);
-  const at::Tensor plain = result.is_contiguous() ? result : at::empty(sizes, first.options());
+  const at::Tensor plain = last || result.is_contiguous() ? result : at::empty(sizes, first.options());
   ConvTensors t{};
   void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = plain.data_ptr();
   switch (row.direction) {
@@ -172,10 +177,11 @@ inline at::Tensor run_row(
     case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
     case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
   }
+  t.channels_last = last;
   TorchMemory workspace;
   const Parallel all = threads_of_torch();
   const Parallel some = policy.threads_for(*row.algorithm, p, op, all.threads) == all.threads ? all : serial();
-  again = conv_run(policy.table(), *row.algorithm, p, op, t, workspace.memory(), some);
+  again = conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, workspace.memory(), some);
   if (!plain.is_same(result)) result.copy_(plain);
   return late ? result.contiguous(format) : result;
 }

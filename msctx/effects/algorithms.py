@@ -19,9 +19,10 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
     """
     strict = want.other("strict", False)
     return {
-        "native.deterministic": want.other("deterministic") == "ON",
         "native.fallback": want.other("fallback", "error" if strict else "warn"),
         "native.conv_workspace_limit": want.other("conv_workspace_limit"),
+        "native.conv_allow_tf32": want.other("conv_allow_tf32", False),
+        "native.allow_fp32_emulation": want.other("allow_fp32_emulation", True),
         "torch.inductor.freezing": False,
         "torch.inductor.cpp_wrapper": False,
     } | {f"native.{field}": value for field, value in fields.items()}
@@ -64,7 +65,7 @@ def thread_invariant(want: Want) -> Outcome:
     return approximated(_policy(want, thread_invariant=True), differs)
 
 
-@effect("fallback", "conv_workspace_limit")
+@effect("fallback", "conv_workspace_limit", "allow_fp32_emulation")
 def detail(want: Want) -> Outcome:
     if want.device == "cuda":
         return not_built(LATER)

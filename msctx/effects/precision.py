@@ -1,8 +1,9 @@
 """TF32 and HF32: whether float32 products may be rounded to 10 bits on a device's matrix unit."""
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built
+from msctx.effects.algorithms import NATIVE
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 
-CORE = "the native core (convolution and matmul)"
+CORE = "the matrix products of the native core"
 
 
 @effect("matmul_allow_tf32")

@@ -63,7 +63,8 @@ class Choice:
         asked: the algorithm asked for, in MindSpore's words; ``"thread_invariant"`` where only that was.
         ran: the algorithm that ran, ``"torch"`` for torch's own path.
         provider: ``"msctx"``, ``"torch"`` or ``"cudnn"``.
-        math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"float64"``, ``"torch"``.
+        math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"fp32-grade"`` (products of parts
+            of the values on a matrix unit, no less exact than float32's sums), ``"tf32"``, ``"float64"``, ``"torch"``.
         error: the documented bound of the algorithm's error, in units of the largest result; 0.0 where torch states none.
         workspace: bytes beside the tensors.
         calls: how often it ran.
@@ -204,7 +205,7 @@ def _choice(entry: dict[str, Any], calls: int) -> Choice:
     axes = max(0, len(shape) - 2)
     again = entry["computed_again"]
     note = (
-        [f"{again} of all its calls in this process met values that are not finite, and were computed again by gemm"]
+        [f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"]
         if again
         else []
     )

@@ -36,6 +36,8 @@ class _Policy(Structure):
         ("fallback", c_int32),
         ("deterministic", c_int32),
         ("thread_invariant", c_int32),
+        ("allow_tf32", c_int32),
+        ("allow_fp32_emulation", c_int32),
         ("workspace_limit", c_int64),
         ("rules", c_int32),
         ("rule", POINTER(_Rule)),

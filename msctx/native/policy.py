@@ -17,6 +17,8 @@ NOTHING: dict[str, Any] = {
     "fallback": "warn",
     "deterministic": False,
     "thread_invariant": False,
+    "conv_allow_tf32": False,
+    "allow_fp32_emulation": True,
 }
 ASKING = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "conv_algo_rules", "thread_invariant")
 """The fields that ask for something; the others only say how."""
@@ -54,4 +56,6 @@ def _send() -> None:
         _fields["fallback"],
         deterministic=_fields["deterministic"],
         thread_invariant=_fields["thread_invariant"],
+        allow_tf32=_fields["conv_allow_tf32"],
+        allow_fp32_emulation=_fields["allow_fp32_emulation"],
     )

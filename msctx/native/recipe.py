@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import posixpath
 import re
 import sys
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from msctx.native.compiler import Compiler
 FORMAT = 1
 """Part of every key: to be raised when what a build means changes."""
 
-ISAS = {
-    "generic": (),
-    "avx2": ("-mavx2", "-mfma"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mfma"),
-}
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mfma")
+VECTORS = {"generic": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512}
+"""Instruction sets that all of cpu/*.cpp is compiled for."""
+TILES = {"amx": AVX512, "amx_fp16": AVX512}
+"""Those with a matrix unit: cpu/tiles/*.cpp is compiled for them, and what that does not compute is left to avx512."""
+EMULATED = {f"{isa}_emulated": (*flags, "-DMSCTX_EMULATED_TILES") for isa, flags in TILES.items()}
+"""The same with a matrix unit in software, so that tests of it run anywhere: not in the library that is used."""
 FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 SUFFIXES = (".cpp", ".h", ".hpp", ".inc")
 TORCH = "<torch>"
@@ -30,7 +33,11 @@ TORCH = "<torch>"
 
 def isas() -> tuple[str, ...]:
     """The instruction sets that kernels are compiled for on this kind of machine; which one runs is decided when they run."""
-    return tuple(ISAS) if platform.machine().lower() in ("x86_64", "amd64") else ("generic",)
+    return (*VECTORS, *TILES) if _is_x86() else ("generic",)
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def source_folder() -> Path:
@@ -73,14 +80,25 @@ class Recipe:
         return digest(self.inputs, tool.command, tool.version)[:16]
 
     def object_key(self, unit: Unit, tool: Compiler) -> str:
-        """Any source may include any header, but those of the glue and torch's: these are for the glue alone."""
-        is_glue = unit.source.startswith("glue/")
-        names = [
-            n for n in self.files if n == unit.source or (not n.endswith(".cpp") and (is_glue or not n.startswith("glue/")))
-        ]
-        used = {name: sha256(self.files[name]) for name in names}
-        torch = identity(self.torch) if is_glue else {}
+        """Of the source, of all that it includes, and of torch, which the glue alone includes."""
+        used = {name: sha256(self.files[name]) for name in self.included(unit)}
+        torch = identity(self.torch) if unit.source.startswith("glue/") else {}
         return digest(FORMAT, machine(), used, unit.source, unit.flags, torch, tool.command, tool.version)[:32]
+
+    def included(self, unit: Unit) -> set[str]:
+        """The source and every header of ours that it includes, by way of others too; those behind an ``#if`` as well."""
+        folders = [flag[2:] for flag in unit.flags if flag.startswith("-I")]
+        found: set[str] = set()
+        left = [unit.source]
+        while left:
+            name = left.pop()
+            if name in found:
+                continue
+            found.add(name)
+            for header in re.findall(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', self.files[name], re.MULTILINE):
+                places = (posixpath.normpath(posixpath.join(f, header.decode())) for f in (posixpath.dirname(name), *folders))
+                left.append(next((place for place in places if place in self.files), name))
+        return found
 
     def command(self, unit: Unit, tool: Compiler, result: Path) -> tuple[str, ...]:
         flags = (flag.replace(TORCH, self.torch.get("folder", "")) for flag in unit.flags)
@@ -113,13 +131,19 @@ def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
         # libgomp is not named: OpenMP must be the copy that torch has loaded, which libtorch_cpu leads to
         link += (f"-L{TORCH}/lib", "-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
     files = _read(root, with_glue=product == "library")
-    sets = isas()
+    x86 = _is_x86()
 
     def units(folder: str, *more: str) -> list[Unit]:
         return [Unit(n, (*flags, *more)) for n in files if re.fullmatch(rf"{folder}/[^/]+\.cpp", n)]
 
-    by_isa = [units("cpu", *ISAS[isa], f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa}") for isa in sets]
-    once = units("common", *(("-DMSCTX_WITH_X86",) if "avx2" in sets else ()))
+    def of_isa(folder: str, isa: str, flags: tuple[str, ...]) -> list[Unit]:
+        return units(folder, *flags, f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa.removesuffix('_emulated')}")
+
+    tiles = ({**TILES, **(EMULATED if product == "kernels" else {})}) if x86 else {}
+    by_isa = [of_isa("cpu", isa, f) for isa, f in VECTORS.items() if x86 or isa == "generic"]
+    by_isa += [of_isa("cpu/tiles", isa, f) for isa, f in tiles.items()]
+    with_emulated = ("-DMSCTX_WITH_EMULATED",) if product == "kernels" else ()
+    once = units("common", *(("-DMSCTX_WITH_X86", *with_emulated) if x86 else ()))
     include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")
     glue = units("glue", "-I.", "-fopenmp", *include)
     # The linker keeps the first copy of an inline function: one for every processor must come before those for newer ones

@@ -73,6 +73,16 @@ OPTIONS = (
         example="error",
     ),
     Option(
+        name="allow_fp32_emulation",
+        type=Bool,
+        help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), with sums in "
+        "float32 and an error no larger than float32's own; what the parts cannot carry (Inf, NaN, too wide a spread) is computed "
+        "in float32. Unset they may; false asks for products in float32 alone.",
+        devices=("cpu", "cuda"),
+        source="msctx",
+        example=False,
+    ),
+    Option(
         name="conv_workspace_limit",
         type=MemoryBetween(
             'a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0

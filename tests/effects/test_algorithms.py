@@ -8,9 +8,10 @@ from msctx.effects import Facts
 from msctx.options import Settings, make_layer
 
 HOW = {
-    "native.deterministic": False,
     "native.fallback": "warn",
     "native.conv_workspace_limit": None,
+    "native.conv_allow_tf32": False,
+    "native.allow_fp32_emulation": True,
     "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
 }

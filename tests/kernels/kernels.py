@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,18 @@ FACTORS = ((0, 1), (2, 1), (0, 2))
 """Which two it reads."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
-_TABLE = Path(__file__).resolve().parents[2] / "kernels" / "cpu" / "table.cpp"
-ROWS = tuple("-".join(found) for found in re.findall(r'{(fprop|dgrad|wgrad), "(\w+)", &conv_', _TABLE.read_text("utf-8")))
-"""From the source, since a test's parameters are wanted before there is a library; test_dispatch.py compares it with that."""
+EMULATED = "_emulated"
+_FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "cpu"
+_TABLES = "".join((_FOLDER / name).read_text("utf-8") for name in ("tiles/table.cpp", "table.cpp"))
 _STORED = (np.float32, np.float64, np.float16, np.uint16)
+
+
+def _named(direction: str, name: str, algorithm: str) -> str:
+    return "-".join([direction, name, *([algorithm] if algorithm != name else [])])
+
+
+ROWS = tuple(_named(*found) for found in re.findall(r'{(fprop|dgrad|wgrad), "(\w+)", &conv_(\w+)', _TABLES))
+"""From the source, since a test's parameters are wanted before there is a library; test_dispatch.py compares it with that."""
 
 
 class _Problem(Structure):
@@ -37,24 +45,28 @@ class _Problem(Structure):
 class _Row(Structure):
     _fields_ = [
         *((name, c_char_p) for name in ("name", "algorithm", "math")),
-        *((name, c_int32) for name in ("direction", "fixed_order", "same_on_every_isa")),
+        *((name, c_int32) for name in ("direction", "fixed_order", "same_on_every_isa", "reads_channels_last")),
     ]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table; ``direction`` is 0, 1 or 2 (fprop, dgrad, wgrad), which is also the operation of an ordinary problem."""
+    """A row of the table; ``direction`` is 0, 1 or 2 (fprop, dgrad, wgrad), which is also the operation of an ordinary problem.
 
-    index: int
+    ``isas`` are those that have it, best first; a matrix unit in software stands in for one that the processor lacks.
+    """
+
+    isas: tuple[str, ...]
     name: str
     algorithm: str
     math: str
     direction: int
     fixed_order: bool
     same_on_every_isa: bool
+    reads_channels_last: bool
 
     def __str__(self) -> str:
-        return f"{DIRECTIONS[self.direction]}-{self.name}"
+        return _named(DIRECTIONS[self.direction], self.name, self.algorithm)
 
 
 def to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -91,14 +103,24 @@ class Kernels:
             ("reasons", c_int, [*problem, POINTER(c_char_p)]),
             ("workspace", c_int64, [*problem, c_int]),
             ("error", c_double, problem),
-            ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int]),
+            ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_int]),
         ):
             function = getattr(self._c, f"msctx_{name}")
             function.restype, function.argtypes = result, arguments
-        self.isas: list[str] = []
-        while (name := self._c.msctx_isa(len(self.isas))) is not None:
-            self.isas.append(name.decode())
-        self.rows = self.table(self.isas[0])
+        found: list[str] = []
+        while (name := self._c.msctx_isa(len(found))) is not None:
+            found.append(name.decode())
+        self.isas = [isa for isa in found if not isa.endswith(EMULATED)]
+        self.emulated = [isa for isa in found if isa.endswith(EMULATED)]
+        """Those whose matrix unit is software."""
+        self._index = {isa: {str(row): i for i, row in enumerate(self.table(isa))} for isa in found}
+        wanted = [isa for isa in found if isa.removesuffix(EMULATED) == isa or isa.removesuffix(EMULATED) not in found]
+        rows = {str(row): row for isa in wanted for row in self.table(isa)}
+        of = {name: tuple(isa for isa in wanted if name in self._index[isa]) for name in rows}
+        # what a matrix unit has from avx512 is tested there
+        tiles = [isa for isa in wanted if isa.startswith("amx")]
+        of = {name: isas if set(isas) <= set(tiles) else tuple(i for i in isas if i not in tiles) for name, isas in of.items()}
+        self.rows = [replace(rows[name], isas=of[name]) for name in sorted(rows, key=ROWS.index)]
 
     @property
     def isa_in_use(self) -> str:
@@ -112,11 +134,13 @@ class Kernels:
         found = _Row()
         while self._c.msctx_row(isa.encode(), len(rows), byref(found)):
             texts = found.name.decode(), found.algorithm.decode(), found.math.decode()
-            rows.append(Row(len(rows), *texts, found.direction, bool(found.fixed_order), bool(found.same_on_every_isa)))
+            flags = (bool(getattr(found, name)) for name in ("fixed_order", "same_on_every_isa", "reads_channels_last"))
+            rows.append(Row((isa,), *texts, found.direction, *flags))
         return rows
 
     def row(self, direction: int, name: str) -> Row:
-        return next(row for row in self.rows if (row.direction, row.name) == (direction, name))
+        """The last of that name: what takes most."""
+        return next(row for row in reversed(self.rows) if (row.direction, row.name) == (direction, name))
 
     def named(self, text: str) -> Row:
         return next(row for row in self.rows if str(row) == text)
@@ -140,22 +164,32 @@ class Kernels:
         isa: str = "",
         threads: int = 1,
         op: int | None = None,
+        channels_last: bool = False,
     ) -> np.ndarray[Any, Any]:
-        """The result of a row for *tensors* (x, w, y) as they are stored; that of the result is not read."""
+        """The result of a row for *tensors* (x, w, y) as they are stored; that of the result is not read.
+
+        *channels_last*: the row is given x and y, and gives its result, in that layout; the shapes stay.
+        """
         target = TARGETS[row.direction if op is None else op]
         given = [np.ascontiguousarray(t) for t in tensors]
         given[target] = np.full_like(given[target], garbage(given[target].dtype))
-        self.run_in_place(row, case, given, isa, threads, op)
-        return given[target]
+        if channels_last:
+            given = [t if i == 1 else np.ascontiguousarray(np.moveaxis(t, 1, -1)) for i, t in enumerate(given)]
+        self._run(row, case, given, isa, threads, op, channels_last)
+        return np.moveaxis(given[target], -1, 1) if channels_last and target != 1 else given[target]
 
     def run_in_place(self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, op: int | None = None) -> bool:
         """Whether the result, which replaces one of *tensors*, had to be computed again."""
         assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
+        return self._run(row, case, tensors, isa, threads, op, False)
+
+    def _run(self, row: Row, case: Case, tensors: Any, isa: str, threads: int, op: int | None, channels_last: bool) -> bool:
         pointers = [c_void_p(t.ctypes.data) for t in tensors]
-        return bool(self._c.msctx_run(*self._question(row, case, op, isa), *pointers, threads))
+        return bool(self._c.msctx_run(*self._question(row, case, op, isa), *pointers, channels_last, threads))
 
     def _question(self, row: Row, case: Case, op: int | None, isa: str = "") -> tuple[Any, ...]:
-        return (isa or self.isas[0]).encode(), row.index, byref(_problem(case)), row.direction if op is None else op
+        isa = isa or row.isas[0]
+        return isa.encode(), self._index[isa][str(row)], byref(_problem(case)), row.direction if op is None else op
 
 
 def garbage(dtype: np.dtype[Any]) -> Any:

@@ -35,7 +35,7 @@ def main(path: str) -> None:
                     assert not (takes(row, each) and op == row.direction), (row, each)
                     continue
                 right = truth(kernels, op, each)
-                for isa in kernels.isas:
+                for isa in row.isas:
                     for threads in (1, 3):
                         result = kernels.run(row, each, stored(each), isa, threads, op)
                         assert distance(result, right) <= kernels.error(row, each, op) * largest(right), (row, each, isa)

@@ -32,7 +32,7 @@ def underflow(row: Row, each: Case) -> float:
 
 def excess(kernels: Kernels, row: Row, each: Case, given: Tensors, right: np.ndarray) -> float:
     """The largest error in units of the one allowed. Other instruction sets have the same bits, or are tried as well."""
-    isas = kernels.isas[:1] if row.same_on_every_isa else kernels.isas
+    isas = row.isas[:1] if row.same_on_every_isa else row.isas
     allowed = kernels.error(row, each) * largest(right) + underflow(row, each)
     return max(distance(kernels.run(row, each, given, isa), right) / allowed for isa in isas)
 
@@ -74,6 +74,6 @@ def test_denormal_inputs_are_not_flushed(kernels: Kernels, row: Row, factor: int
         right = truth_of(kernels, row.direction, each, tuple(given))
         lost = 2 * terms(row.direction, each) * 2.0**-149 * (200 if row.algorithm.startswith(("winograd", "fft")) else 1)
         assert lost < largest(right) / (2 if row.direction == BACKWARD_WEIGHT else 10)
-        for isa in kernels.isas:
+        for isa in row.isas:
             result = kernels.run(row, each, tuple(given), isa)
             assert distance(result, right) <= kernels.error(row, each) * largest(right) + lost

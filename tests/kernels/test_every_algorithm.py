@@ -54,7 +54,7 @@ def test_same_bits_on_every_isa_and_with_any_number_of_threads(kernels: Kernels,
     wrong: list[str] = []
     for each in [c for c in (*ALL, SHARED) if takes(row, c)]:
         of_isa: dict[str, bytes] = {}
-        for isa in kernels.isas:
+        for isa in row.isas:
             results = [kernels.run(row, each, stored(each), isa, threads) for threads in THREADS]
             of_isa[isa] = results[0].tobytes()
             if row.fixed_order:
@@ -64,7 +64,7 @@ def test_same_bits_on_every_isa_and_with_any_number_of_threads(kernels: Kernels,
             wrong += [text for r in results if (text := within(kernels, row, each, r))]
         if row.same_on_every_isa:
             wrong += [
-                f"{each}: {isa} is not {kernels.isas[0]}" for isa in kernels.isas if of_isa[isa] != of_isa[kernels.isas[0]]
+                f"{each}: {isa} is not {row.isas[0]}" for isa in row.isas if of_isa[isa] != of_isa[row.isas[0]]
             ]
     assert not wrong
 
@@ -83,7 +83,7 @@ def test_touches_nothing_but_its_result(kernels: Kernels, row: Row) -> None:
     """Tensors need not lie on any boundary, and what lies before and after them is not theirs."""
     room, target = 64, TARGETS[row.direction]
     chosen = (CASES[0], CASES[3], CASES[4], CASES[13], CASES[15], OTHER_CASES[1], OTHER_CASES[-1])
-    for each, isa in product((c for c in chosen if takes(row, c)), kernels.isas):
+    for each, isa in product((c for c in chosen if takes(row, c)), row.isas):
         given = stored(each)
         whole = [np.full(t.size + 2 * room + 1, garbage(t.dtype), t.dtype) for t in given]
         inside = [t[room + 1 : room + 1 + g.size].reshape(g.shape) for t, g in zip(whole, given, strict=True)]

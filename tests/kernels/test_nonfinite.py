@@ -107,7 +107,7 @@ def test_where_torch_has_them(kernels: Kernels, row: Row, name: str) -> None:
     found: list[str] = []
     for number, each in enumerate(NONFINITE):
         for i, which in enumerate(w for w in CHANGES if name in w and takes(row, each)):
-            isa = kernels.isas[(number + i) % len(kernels.isas)]  # in turn
+            isa = row.isas[(number + i) % len(row.isas)]  # in turn
             texts = wrong(kernels, row, each, isa, *problem(which, row.direction, number))
             found += [f"{which}: {text}" for text in texts]
     assert not found

@@ -12,7 +12,7 @@ const ConvTable* table_of(const char* isa);  // nullptr: not on this processor
 
 struct Memory {
   void* (*allocate)(void* arg, size_t bytes);  // aligned to 64 bytes; may throw
-  void (*release)(void* arg, void* data);  // the one allocated last
+  void (*release)(void* arg, void* data);
   void* arg;
 };
 
@@ -21,8 +21,15 @@ const ConvAlgorithm* algorithm_named(const ConvTable&, const char* name);
 // Computes again what is not finite.
 constexpr const char* safe_algorithm = "gemm";
 
-// Runs one algorithm. Returns whether its result had to be computed again (see ConvAlgorithm::spreads_nonfinite).
-bool conv_run(const ConvTable&, const ConvAlgorithm&, const ConvProblem&, Op, const ConvTensors&, const Memory&, const Parallel&);
+// Runs one algorithm. Returns whether its result had to be computed again (see ConvAlgorithm::run and spreads_nonfinite).
+// `kept` may give prepared weights, or null where it has none: they are then made in scratch.
+bool conv_run(
+    const ConvTable&, const ConvAlgorithm&, const ConvProblem&, Op, const ConvTensors&, const Prepared& kept, const Memory&,
+    const Parallel&);
+// For conv_run: nothing is kept.
+inline constexpr Prepared none_kept{[](void*, int) -> const void* { return nullptr; }, nullptr};
+// Bytes beside the tensors, those of a prepared weight in its first form included.
+size_t memory_of(const ConvAlgorithm&, const ConvProblem&, Op, int threads);
 
 // The sums of y over images and positions: the gradient of the bias, [k], in a fixed order.
 void bias_gradient(const ConvProblem&, const void* y, int64_t channels, int64_t positions, void* bias, const Parallel&);
@@ -39,7 +46,7 @@ MSCTX_API int msctx_use_isa(const char* name);  // 0: not on this processor
 // One row of an instruction set's table, for tests and tools: calls without torch.
 struct MsctxRow {
   const char *name, *algorithm, *math;
-  int32_t direction, fixed_order, same_on_every_isa;
+  int32_t direction, fixed_order, same_on_every_isa, reads_channels_last;
 };
 MSCTX_API int msctx_row(const char* isa, int index, MsctxRow* row);  // 0: there are no more
 // Up to 8 reasons why the row cannot take the problem; returns how many.
@@ -47,4 +54,5 @@ MSCTX_API int msctx_reasons(const char* isa, int index, const msctx::ConvProblem
 MSCTX_API int64_t msctx_workspace(const char* isa, int index, const msctx::ConvProblem*, int op, int threads);
 MSCTX_API double msctx_error(const char* isa, int index, const msctx::ConvProblem*, int op);
 // Runs a row with threads of its own; 1: the result had to be computed again.
-MSCTX_API int msctx_run(const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int threads);
+MSCTX_API int msctx_run(
+    const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int channels_last, int threads);

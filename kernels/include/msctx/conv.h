@@ -22,11 +22,21 @@ struct ConvProblem {
   int64_t in[3], out[3], window[3], stride[3], pad[3], dilation[3];
 };
 
-// The result of the Op is written, the two others are read. Elements of dtype.
+// The result of the Op is written, the two others are read. Elements of dtype. w is [k][c/groups][window]; x and y are
+// [n][channels][extents], or [n][extents][channels] for algorithms that read channels_last.
 struct ConvTensors {
   void* x;
   void* w;
   void* y;
+  bool channels_last = false;
+};
+
+// A weight as an algorithm wants it (transformed, packed): the caller may have it from an earlier call.
+struct Prepared {
+  // The weight in a form of the algorithm's, aligned to 64 bytes: what prepare() made for this `form`.
+  const void* (*get)(void* arg, int form);
+  void* arg;
+  const void* operator()(int form = 0) const { return get(arg, form); }
 };
 
 // Threads, given by the caller. `run` calls task(arg, index, slot) once for each index below `tasks`, in any order and at once;
@@ -51,22 +61,29 @@ struct Reasons {
 
 struct ConvAlgorithm {
   const char* name;  // that of its file
-  // The arithmetic of the products: "strict" (float32 FMA, or the dtype's own wider sum), "float64".
+  // The arithmetic of the products: "strict" (float32 FMA, or the dtype's own wider sum), "fp32-grade" (products of parts of the
+  // values, which lose no more than float32 sums do), "tf32" (values rounded to 11 bits or more), "float64".
   const char* math;
   // The additions of each result have one order, whatever the number of threads: same bits in every run.
   bool fixed_order;
   // The order does not depend on the vector width either: same bits from every instruction set (a NaN's payload aside).
   bool same_on_every_isa;
   void (*reasons)(const ConvProblem&, Op, Reasons&);
-  // Bytes of scratch that run() needs, beside tensors; may depend on the number of threads.
+  // Bytes of scratch that run() needs, beside tensors and prepared weights; may depend on the number of threads.
   size_t (*workspace)(const ConvProblem&, Op, int threads);
   // Bound of |error| in units of max|result|; see kernels/README.md for the data on which it is tested.
   double (*error)(const ConvProblem&, Op);
-  // workspace is aligned to 64 bytes and holds what workspace() said. Problems without reasons only.
-  void (*run)(const ConvProblem&, Op, const ConvTensors&, void* workspace, const Parallel&);
+  // workspace is aligned to 64 bytes and holds what workspace() said. Problems without reasons only. false: these values are
+  // beyond its arithmetic (Inf, NaN, too wide a spread), and nothing of use was written: conv_run has gemm compute them.
+  bool (*run)(const ConvProblem&, Op, const ConvTensors&, const Prepared&, void* workspace, const Parallel&);
   // An Inf or NaN, or an overflow inside, reaches results that do not depend on it: where a result is not finite, conv_run
   // computes the whole problem again, by the gemm algorithm.
   bool spreads_nonfinite = false;
+  // Whether x and y may be channels_last. One that does not read it is given copies.
+  bool reads_channels_last = false;
+  // What run() asks of Prepared: bytes of the weight in a form, and how it is made of w. Null: it reads w itself.
+  size_t (*prepared_size)(const ConvProblem&, Op, int form) = nullptr;
+  void (*prepare)(const ConvProblem&, Op, int form, const void* w, void* prepared, const Parallel&) = nullptr;
 };
 
 // --- sizes of a problem -----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ struct RuleText {
 };
 struct PolicyText {
   const char* asked[3];
-  int32_t fallback, deterministic, thread_invariant;
+  int32_t fallback, deterministic, thread_invariant, allow_tf32, allow_fp32_emulation;
   int64_t workspace_limit;  // bytes; negative: none
   int32_t rules;
   const RuleText* rule;
@@ -69,6 +69,7 @@ class Policy {
 
   Fallback fallback;
   bool thread_invariant, deterministic;
+  bool allow_tf32, allow_fp32_emulation;
 
  private:
   struct Rule {
@@ -77,6 +78,8 @@ class Policy {
     bool matches(const ConvText&) const;
   };
   std::string asked_for(Direction, const ConvText&) const;
+  bool allows_math(const ConvRow&) const;
+  const ConvRow* named(const ConvCall&, Direction, Choice&) const;
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
   bool is_exact(const ConvRow&, const ConvCall&) const;
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
@@ -93,6 +96,9 @@ class Policy {
   std::unordered_map<std::string, std::unique_ptr<Decision>> decisions_;
   std::vector<std::unique_ptr<Decision>> retired_;
 };
+
+// A row's name, and its arithmetic where that is not float32's own.
+std::string label_of(const ConvRow&);
 
 // The policy in force, or nullptr. `in_force` is the one load that a convolution costs when there is none.
 extern std::atomic<bool> in_force;

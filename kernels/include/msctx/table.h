@@ -15,6 +15,7 @@ enum class Merit : int32_t {
   beats_torch,  // measured to beat torch's own path on problems like this
 };
 
+// Rows of one name differ in the arithmetic of their products: the first that is allowed and can take a problem computes it.
 struct ConvRow {
   Direction direction;
   const char* name;  // the option's value
@@ -36,5 +37,10 @@ static inline Op op_of(Direction direction, bool transposed) {
 namespace generic { const ConvTable& table(); }
 namespace avx2 { const ConvTable& table(); }
 namespace avx512 { const ConvTable& table(); }
+// Those with a matrix unit have the rows that run on it, and then those of avx512.
+namespace amx { const ConvTable& table(); }
+namespace amx_fp16 { const ConvTable& table(); }
+namespace amx_emulated { const ConvTable& table(); }
+namespace amx_fp16_emulated { const ConvTable& table(); }
 
 }  // namespace msctx
