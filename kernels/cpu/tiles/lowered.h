@@ -18,6 +18,7 @@ struct Axis {
   int64_t source, result, taps, source_step, result_step, pad, dilation;
   bool forward;
   int64_t low = 0, high = 0;  // the offsets of all taps lie between
+  bool folded = false;        // the taps are part of the depth: a plane's positions are the result's, and the source is not cut in phases
 
   Axis() = default;
   Axis(const ConvProblem& p, Op op, int i)
@@ -45,7 +46,10 @@ struct Axis {
     return meets;
   }
   int64_t positions(int64_t r) const { return r < result ? (result - r - 1) / result_step + 1 : 0; }
-  int64_t span() const { return high - low; }
+  int64_t span() const { return folded ? 0 : high - low; }
+  int64_t phases() const { return folded ? 1 : source_step; }
+  // The source position under position 0 of the planes of a phase, for the first tap.
+  int64_t start(int64_t phase) const { return folded ? -pad : source_step * low + phase; }
 };
 
 // Tap (y, x) of a phase of the result: where its pixels begin, from those of the result's position.
@@ -58,12 +62,12 @@ struct TapAt {
 // What the shapes alone decide, for parts S.
 template <class S>
 struct Lowered {
+  static constexpr int64_t most_folded = 512;
   static constexpr int64_t rows_together = 16 * S::row_tiles, columns_together = 16 * S::column_tiles;
 
   Op op;
   int64_t images, gc, gk;                   // of the problem
   int64_t merged, groups, depth, results;   // groups taken together; groups of these; channels of the source and the result in each
-  bool folded;                              // the taps of a row are part of the depth
   int64_t deep, blocks, result_blocks;      // depth with what is folded; in blocks of S::depth; results in blocks of columns_together
   Axis y, x;
   int64_t source_phases, width;             // of a row of a plane
@@ -78,12 +82,14 @@ struct Lowered {
     groups = p.groups / merged;
     depth = merged * (op == Op::forward ? gc : gk);
     results = merged * (op == Op::forward ? gk : gc);
-    folded = op == Op::forward && x.taps > 1 && x.taps * depth <= S::depth;
-    deep = folded ? x.taps * depth : depth;
+    x.folded = op == Op::forward && x.taps > 1 && x.taps * depth <= S::depth;
+    y.folded = op == Op::forward && depth <= 4 && x.taps * y.taps > 1 && x.taps * y.taps * depth <= most_folded;
+    x.folded |= y.folded;
+    deep = depth * (x.folded ? x.taps : 1) * (y.folded ? y.taps : 1);
     blocks = divide_up(deep, S::depth);
     result_blocks = divide_up(results, columns_together);
-    source_phases = y.source_step * (folded ? 1 : x.source_step);
-    width = x.positions(0) + (folded ? 0 : x.span());
+    source_phases = y.phases() * x.phases();
+    width = x.positions(0) + x.span();
   }
   int64_t result_phases() const { return y.result_step * x.result_step; }
 
@@ -91,16 +97,30 @@ struct Lowered {
   template <class Body>
   void for_taps(int64_t result_phase, const Body& body) const {
     const int64_t ry = result_phase / x.result_step, rx = result_phase % x.result_step;
-    for (int64_t ky = 0; ky < y.taps; ky++) {
-      int64_t py, oy, px = 0, ox = 0;
-      if (!y.find(ky, ry, py, oy)) continue;
-      if (folded) {
-        body(TapAt{ky * x.taps, py, oy - y.low, 0});
-        continue;
+    for (int64_t ky = 0; ky < (y.folded ? 1 : y.taps); ky++)
+      for (int64_t kx = 0; kx < (x.folded ? 1 : x.taps); kx++) {
+        TapAt tap{ky * x.taps + kx, 0, 0, 0};
+        int64_t phase, offset;
+        if (!y.folded) {
+          if (!y.find(ky, ry, phase, offset)) continue;
+          tap.phase = phase * x.phases();
+          tap.row = offset - y.low;
+        }
+        if (!x.folded) {
+          if (!x.find(kx, rx, phase, offset)) continue;
+          tap.phase += phase;
+          tap.column = offset - x.low;
+        }
+        body(tap);
       }
-      for (int64_t kx = 0; kx < x.taps; kx++)
-        if (x.find(kx, rx, px, ox)) body(TapAt{ky * x.taps + kx, py * x.source_step + px, oy - y.low, ox - x.low});
-    }
+  }
+  // Which of the folded taps, and which channel, a place along the depth is.
+  struct Place {
+    int64_t channel, ky, kx;
+  };
+  Place place(int64_t at) const {
+    const int64_t tap = at / depth;
+    return {at % depth, x.folded ? tap / x.taps : 0, x.folded ? tap % x.taps : 0};
   }
   int64_t count_taps(int64_t result_phase) const {
     int64_t count = 0;
@@ -114,7 +134,7 @@ struct Lowered {
   int64_t weight_bytes(int64_t result_phase) const { return blocks * count_taps(result_phase) * step_bytes; }
 };
 
-// Weights as operands: a head, the exponent of each result's channel, then [phase][group][block of results] of weight_bytes.
+// Weights as operands: a head, the scale of each result's channel (mantissas, exponents), then [phase][group][block of results] of weight_bytes.
 struct WeightHead {
   double crest;
   bool is_finite;
@@ -128,8 +148,9 @@ class Weights {
 
   Weights(const Lowered<S>& l, const void* data) : l(l), data(const_cast<char*>(static_cast<const char*>(data))) {}
   WeightHead& head() const { return *reinterpret_cast<WeightHead*>(data); }
-  float* exponents(int64_t group) const { return reinterpret_cast<float*>(data + 64) + group * l.result_blocks * l.columns_together; }
-  int64_t offset_of_tiles() const { return 64 + int64_t(align64(sizeof(float) * size_t(l.groups * l.result_blocks * l.columns_together))); }
+  float* mantissas(int64_t group) const { return reinterpret_cast<float*>(data + 64) + group * padded(); }
+  float* exponents(int64_t group) const { return mantissas(l.groups + group); }
+  int64_t offset_of_tiles() const { return 64 + int64_t(align64(sizeof(float) * size_t(2 * l.groups * padded()))); }
   char* tiles(int64_t phase, int64_t group, int64_t block) const {
     int64_t offset = offset_of_tiles();
     for (int64_t i = 0; i < phase; i++) offset += l.groups * l.result_blocks * l.weight_bytes(i);
@@ -157,9 +178,11 @@ class Weights {
     head() = {each ? crest : all.crest(), all.is_finite()};
     if (!all.is_finite()) return;
     for (int64_t g = 0; g < l.groups; g++)
-      for (int64_t i = 0; i < l.result_blocks * l.columns_together; i++) {
+      for (int64_t i = 0; i < padded(); i++) {
         const Spread& own = each && i < l.results ? found[g * l.results + i] : all;
-        exponents(g)[i] = float(own.template exponent<S>());
+        const Scale scale = own.template scale<S>();
+        mantissas(g)[i] = scale.mantissa;
+        exponents(g)[i] = scale.exponent;
       }
     for (int64_t phase = 0; phase < l.result_phases(); phase++)
       parallel_for(parallel, l.groups * l.result_blocks, [&](int64_t task, int) {
@@ -168,6 +191,7 @@ class Weights {
   }
 
  private:
+  int64_t padded() const { return l.result_blocks * l.columns_together; }
   int64_t channels() const { return l.groups * l.merged * l.gk; }
 
   // Where the weights of 16 results lie, and which of them there are, for a source channel of one of the merged groups.
@@ -200,17 +224,20 @@ class Weights {
     for (int64_t b = 0; b < l.blocks; b++)
       l.for_taps(phase, [&](const TapAt& tap) {
         for (int64_t column = 0; column < S::column_tiles; column++) {
+          const Floats mantissa = _mm512_loadu_ps(mantissas(group) + first_result + 16 * column);
           const Floats exponent = _mm512_loadu_ps(exponents(group) + first_result + 16 * column);
           for (int64_t r = 0; r < tile_rows; r++) {
             Floats v[4];
             for (int64_t i = 0; i < S::together; i++) {
-              const int64_t place = b * S::depth + r * S::together + i, channel = place % l.depth, own = channel / (forward ? l.gc : l.gk);
+              const int64_t at_depth = b * S::depth + r * S::together + i;
               v[i] = _mm512_setzero_ps();
-              if (place >= l.deep) continue;
+              if (at_depth >= l.deep) continue;
+              const auto [channel, ky, kx] = l.place(at_depth);
+              const int64_t own = channel / (forward ? l.gc : l.gk);
               lanes[column].find(l, first_result + 16 * column, own);
-              const int64_t at = tap.index + place / l.depth;  // the next taps of the row, where they are folded
+              const int64_t at = tap.index + ky * l.x.taps + kx;
               const float* base = from + at + (forward ? 16 * column * row + channel % l.gc * window : channel * row);
-              v[i] = _mm512_scalef_ps(_mm512_mask_i32gather_ps(v[i], lanes[column].there, lanes[column].index, base, 4), exponent);
+              v[i] = scaled<S>(_mm512_mask_i32gather_ps(v[i], lanes[column].there, lanes[column].index, base, 4), mantissa, exponent);
             }
             S::split_words(v, to + column * tile_size + r * tile_bytes, S::column_tiles * tile_size);
           }

@@ -25,7 +25,8 @@ struct FloatSums {
   static constexpr int row_tiles = 2, column_tiles = 2, depth = 32;
   static constexpr int64_t most_depth = int64_t(1) << 40;
   static constexpr int row_exponent = 0;
-  static constexpr float largest = 1e30f;  // powers of two alone bound the values
+  static constexpr bool is_fixed_point = false;
+  static constexpr float largest = 0.0f;
   struct Block {
     alignas(64) float at[4][16 * 16];
   };
@@ -128,7 +129,8 @@ struct Digits {
   static constexpr int parts = parts_, together = 4, depth = 64;
   static constexpr int row_tiles = parts == 3 ? 2 : 3, column_tiles = 1;  // six tiles of sums
   static constexpr int64_t most_depth = (int64_t(1) << 31) / (parts * 128 * 128) - 1;  // what int32 holds, whatever the digits
-  static constexpr int top_exponent = 8 * parts - 1;
+  static constexpr int top_exponent = 0;
+  static constexpr bool is_fixed_point = true;
   // The largest value with digits of at most 127.
   static constexpr float largest = parts == 3 ? 127 * 65536 + 127 * 256 + 127 : 127 * 256 + 127;
 
@@ -210,5 +212,19 @@ struct Digits {
 };
 using Int8x6 = Digits<3>;
 using Int8x3 = Digits<2>;
+
+// What takes the place of parts that cannot hold values that are spread far, with as good a product.
+template <class S>
+struct WideOf {
+  using type = Bfloat16x6;
+};
+template <>
+struct WideOf<Int8x3> {
+  using type = Bfloat16x3;
+};
+template <>
+struct WideOf<Float16x1> {
+  using type = Bfloat16x3;
+};
 
 }  // namespace msctx::MSCTX_ISA

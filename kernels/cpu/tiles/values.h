@@ -5,6 +5,31 @@
 
 namespace msctx::MSCTX_ISA {
 
+// A factor in two parts: with one alone, a power of two may be out of range.
+struct Scale {
+  float mantissa = 1.0f, exponent = 0.0f;
+};
+// The power first: what is denormal keeps its bits.
+template <class S>
+static inline Floats scaled(Floats v, Floats mantissa, Floats exponent) {
+  v = _mm512_scalef_ps(v, exponent);
+  return S::is_fixed_point ? _mm512_mul_ps(v, mantissa) : v;
+}
+template <class S>
+static inline Floats scaled(Floats v, const Scale& scale) {
+  return scaled<S>(v, _mm512_set1_ps(scale.mantissa), _mm512_set1_ps(scale.exponent));
+}
+
+// Takes the scales of both factors from sums of products; those of the second are one for each lane.
+template <class S>
+struct Unscale {
+  Floats mantissa, exponent;
+  Unscale(const Scale& scale, const float* mantissas, const float* exponents)
+      : mantissa(_mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_mul_ps(_mm512_set1_ps(scale.mantissa), _mm512_loadu_ps(mantissas)))),
+        exponent(_mm512_sub_ps(_mm512_set1_ps(float(S::row_exponent) - scale.exponent), _mm512_loadu_ps(exponents))) {}
+  Floats operator()(Floats v) const { return _mm512_scalef_ps(S::is_fixed_point ? _mm512_mul_ps(v, mantissa) : v, exponent); }
+};
+
 // Of some values; of several sets by joining them in a fixed order.
 struct Spread {
   uint32_t largest_bits = 0;  // of |value|: Inf and NaN are above all others
@@ -48,18 +73,18 @@ struct Spread {
   // The largest in units of the usual one: 1 where all are alike, 6 for normally distributed ones.
   double crest() const { return count == 0 ? 1.0 : sum > 0.0 ? double(largest()) * double(count) / sum : 1e300; }
 
-  // The power of two by which they are multiplied before they are split. Finite values only.
+  // By what they are multiplied before they are split. Finite values only.
   template <class S>
-  int exponent() const {
-    if (largest_bits == 0) return 0;
+  Scale scale() const {
+    if (largest_bits == 0) return {};
     int exponent;
     const float mantissa = __builtin_frexpf(largest(), &exponent);
-    const bool fits = __builtin_ldexpf(mantissa, S::top_exponent) <= S::largest;
-    return S::top_exponent - exponent - (fits ? 0 : 1);
+    if (!S::is_fixed_point) return {1.0f, float(S::top_exponent - exponent)};
+    float factor = S::largest / (mantissa * 0x1p24f);  // 1/2 to 1 for three digits
+    while (mantissa * factor * 0x1p24f > S::largest) factor = __builtin_nextafterf(factor, 0.0f);
+    return {factor, float(24 - exponent)};
   }
 };
-
-static inline Floats times_power(Floats v, int exponent) { return _mm512_scalef_ps(v, _mm512_set1_ps(float(exponent))); }
 
 static inline __mmask16 first(int64_t lanes) {
   return lanes >= 16 ? __mmask16(0xffff) : lanes <= 0 ? __mmask16(0) : __mmask16((1u << lanes) - 1);
