@@ -27,12 +27,8 @@ class Planes {
     if (end <= begin) return {};
     const float* rows = source_ + begin * row_step_;
     if (channels_last_ && l_.groups == 1) return Spread::of(rows, (end - begin) * row_step_);
-    Spread all;
-    if (channels_last_)
-      for (int64_t i = 0; i < (end - begin) * l_.x.source; i++) all.join(Spread::of(rows + i * column_step_, l_.depth));
-    else
-      for (int64_t c = 0; c < l_.depth; c++) all.join(Spread::of(rows + c * channel_step_, (end - begin) * row_step_));
-    return all;
+    if (channels_last_) return Spread::of(rows, l_.depth, (end - begin) * l_.x.source, column_step_);
+    return Spread::of(rows, (end - begin) * row_step_, l_.depth, channel_step_);
   }
 
   void fill(const Scale& scale) const {

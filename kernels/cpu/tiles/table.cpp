@@ -4,11 +4,11 @@
 
 namespace msctx::MSCTX_ISA {
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32;
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_wgrad, conv_tiles_wgrad_tf32;
 
 namespace {
 
-constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad;
+constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
 
 Merit beats(const ConvProblem&, Op) { return Merit::beats_torch; }
 
@@ -20,6 +20,9 @@ constexpr ConvRow rows[] = {
 
     {dgrad, "algo_1", &conv_tiles_gemm_tf32, beats},
     {dgrad, "algo_1", &conv_tiles_gemm, beats},
+
+    {wgrad, "algo_1", &conv_tiles_wgrad_tf32, beats},
+    {wgrad, "algo_1", &conv_tiles_wgrad, beats},
 };
 
 #define MSCTX_TEXT_OF(x) #x
