@@ -100,6 +100,7 @@ const ConvAlgorithm conv_winograd = {
     .spreads_nonfinite = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
+    .prepared_for_all_sizes = true,
 };
 
 }  // namespace msctx::MSCTX_ISA
