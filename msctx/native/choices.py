@@ -216,7 +216,9 @@ def _choice(entry: dict[str, Any], calls: int, kept: int, prepared: int) -> Choi
     axes = max(0, len(shape) - 2)
     again = entry["computed_again"]
     note = (
-        [f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"]
+        [
+            f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"
+        ]
         if again
         else []
     )

@@ -30,9 +30,7 @@ def table(rows: Iterable[Choice]) -> Table:
         problem.append("".join(f"\n  {reason}" for reason in row.reasons), "dim")
         error = f"{row.error:.1e}" if row.error else ""
         counted = (str(row.calls), str(row.weights_kept)) if kept else (str(row.calls),)
-        grid.add_row(
-            row.direction, problem, row.asked, row.ran, row.provider, row.math, error, size(row.workspace), *counted
-        )
+        grid.add_row(row.direction, problem, row.asked, row.ran, row.provider, row.math, error, size(row.workspace), *counted)
     return grid
 
 

@@ -68,7 +68,12 @@ def test_two_chunks_that_change_places(kernels: Kernels) -> None:
 def test_what_an_optimizer_does(kernels: Kernels, size: int, seed: int, shift: int) -> None:
     """All elements change together: another sign, another scale, a shift by some places."""
     before = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
-    changed = [-before, before * np.float32(1.0001), np.nextafter(before, np.float32(9)), np.roll(before, shift % (size - 1) + 1)]
+    changed = [
+        -before,
+        before * np.float32(1.0001),
+        np.nextafter(before, np.float32(9)),
+        np.roll(before, shift % (size - 1) + 1),
+    ]
     found = [of(kernels, each.view(np.uint8)) for each in (before, *changed)]
     assert len({*found}) == len(found)
 
