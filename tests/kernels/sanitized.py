@@ -50,6 +50,9 @@ def main(path: str) -> None:
                 assert not np.isfinite(result).all(), row
                 assert result.shape == SMALL[0].shapes[TARGETS[op]]
                 count += 1
+    for size in (0, 1, 7, 63, 64, 65, 1000, (512 << 10) + 13):
+        for isa in kernels.isas:
+            kernels.fingerprint(np.ones(size, np.uint8), isa, threads=3)
     print(f"{count} convolutions")
 
 
