@@ -182,7 +182,7 @@ def config(experiment: Experiment) -> dict[str, Any]:
                 continue
             group, _, key = setting.spelling.rpartition(".")
             value = setting.value
-            if value and setting.option.names_file:
+            if value and (setting.option.names_file or setting.option.is_output):
                 value = str(Path(value).expanduser().resolve())
             (options.setdefault(group, {}) if group else options)[key] = value
     entry = experiment.entry or ""
