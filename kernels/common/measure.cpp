@@ -165,6 +165,9 @@ std::mutex& measuring = fork_safe_mutex(false);  // held while torch and the ker
 thread_local bool here = false;                  // torch's own path may lead back, through another library's kernel
 std::atomic<double> spent{0.0};                  // seconds of this process
 
+constexpr const char* kept_for_next_run =
+    "measured for the next run: the processes of one run all choose by what the tuning file held when it began";
+
 struct Here {
   Here() { here = true; }
   ~Here() { here = false; }
@@ -179,23 +182,22 @@ const Decision* measured(
   if (!mine.owns_lock()) return &guessed;
   const Here guard;
   std::string why;
+  const TuningKey key = policy.tuning_key(call, direction), for_next_run{~key.table, key.direction, key.problem, key.permissions};
   if (!policy.tuned_for(call, direction, threads)) {  // another module may have had the same problem
     const Permission said = permission();
     if (said == Permission::later) return &guessed;
     if (said == Permission::forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
     if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";
+    if (said == Permission::for_next_run && tuned(for_next_run, threads, true)) why = kept_for_next_run;
     if (why.empty() && spent > total_budget) why = "this process has spent its 120 seconds of measuring";
     if (why.empty()) {
       const auto start = Clock::now();
       const auto result = Race(policy.candidates(call, direction, threads), run).result();
       spent = spent + since(start);
       if (!result) return &guessed;
-      const TuningKey key = policy.tuning_key(call, direction);
       report(key, threads, *result);
-      if (said == Permission::for_next_run)
-        why = "measured for the next run: the processes of one run all choose by what the tuning file held when it began";
-      else
-        learn(key, threads, *result);
+      if (said == Permission::for_next_run) why = kept_for_next_run;
+      learn(why.empty() ? key : for_next_run, threads, *result);
     }
   }
   return policy.decide_again(call, direction, threads, why);

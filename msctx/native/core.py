@@ -238,6 +238,18 @@ def _told(message: bytes) -> int:
     return 0
 
 
+forked = False
+"""Whether this process was forked, with or without the library in it."""
+
+
+def _after_fork() -> None:
+    global forked
+    forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
 _lock = threading.Lock()
 _core: Core | None = None
 _failed = ""

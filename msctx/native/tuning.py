@@ -15,7 +15,7 @@ from typing import Any
 
 from msctx import notices
 from msctx.errors import FileError, MsctxWarning
-from msctx.native import ranks, tuning_file
+from msctx.native import core, ranks, tuning_file
 from msctx.native.core import Core, Tuned
 from msctx.native.stamp import stamp
 from msctx.native.tuning_file import Entry, Groups
@@ -67,12 +67,11 @@ class _Table:
 
 _lock = threading.RLock()
 _tables: dict[tuple[Path, int], _Table] = {}
-_forked = False
 
 
 def _after_fork() -> None:
-    global _lock, _forked
-    _lock, _forked = threading.RLock(), True
+    global _lock
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -122,7 +121,7 @@ def _permission(library: Core) -> int:
     """Called by the library in the thread of a convolution. What was measured before is written first: a crash loses one."""
     try:
         keep(library)
-        if _forked:
+        if core.forked:
             return Permission.FORKED
         if _is_compiling() or _is_near_memory_cap():
             return Permission.LATER

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -25,6 +24,7 @@ MAJOR, MINOR = 1, 0
 """Another major number is not read; a higher minor one is read, and left as it is."""
 PATIENCE = 10.0
 """Seconds to wait for another process that writes the same file."""
+IN_CACHE = "tuning/convolutions.json"
 ASIDE = "move it away (msctx makes a new one), or name another file with tuning_file"
 
 
@@ -74,7 +74,7 @@ def location(said: str | None = None) -> Path:
     """The file of the option ``tuning_file``, else the one in the cache."""
     if said is not None:
         return Path(os.path.abspath(os.path.expanduser(said)))
-    return cachedir.location() / "tuning" / "convolutions.json"
+    return cachedir.location() / IN_CACHE
 
 
 def read(path: Path) -> Groups:
@@ -244,23 +244,25 @@ def _telling(path: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         text = f"cannot be {what}: {error.strerror or error}"
-        hint = f"make it possible, or name another file with tuning_file, or {cachedir.ELSEWHERE}"
+        hint = "make that possible, or name another file with tuning_file"
         raise FileError([Problem("", text, str(path), suggestion=hint)]) from None
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Be the only process of this machine that writes the file. The lock lies in the cache: a folder under git stays clean."""
-    try:
-        folder = cachedir.folder("tuning")
-    except NativeError as error:
-        raise FileError([Problem("", str(error))]) from None
-    lock = FileLock(folder / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}.lock", mode=0o600)
-    with _telling(folder, "written"):
+    """Be the only process that writes the file. The lock lies beside it, so that it holds for all machines that share the folder."""
+    if path == location():
+        try:
+            cachedir.folder(path.parent.name)
+        except NativeError as error:
+            raise FileError([Problem("", str(error))]) from None
+    target = path.resolve()
+    lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
+    with _telling(path, "written"):
         try:
             lock.acquire(timeout=PATIENCE)
         except (Timeout, NotImplementedError):
-            text = f"cannot be locked: another process has held {lock.lock_file} for {PATIENCE:.0f} seconds"
+            text = f"cannot be locked: {lock.lock_file} has been held by another process for {PATIENCE:.0f} seconds"
             raise FileError([Problem("", text, str(path), suggestion="end that process, or name another file")]) from None
     try:
         yield

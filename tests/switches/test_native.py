@@ -18,6 +18,9 @@ VALUES = {
     "fallback": "silent",
     "deterministic": True,
     "thread_invariant": True,
+    "conv_allow_tf32": True,
+    "allow_fp32_emulation": False,
+    "tuning_file": "tuning.json",
 }
 
 
