@@ -4,11 +4,27 @@
 
 namespace msctx::MSCTX_ISA {
 
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32;
+
 namespace {
+
+constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad;
+
+Merit beats(const ConvProblem&, Op) { return Merit::beats_torch; }
+
+constexpr ConvRow rows[] = {
+    {fprop, "implicit_precomp_gemm", &conv_tiles_gemm_tf32, beats},
+    {fprop, "implicit_precomp_gemm", &conv_tiles_gemm, beats},
+    {fprop, "implicit_gemm", &conv_tiles_gemm_tf32, beats},
+    {fprop, "implicit_gemm", &conv_tiles_gemm, beats},
+
+    {dgrad, "algo_1", &conv_tiles_gemm_tf32, beats},
+    {dgrad, "algo_1", &conv_tiles_gemm, beats},
+};
 
 #define MSCTX_TEXT_OF(x) #x
 #define MSCTX_TEXT(x) MSCTX_TEXT_OF(x)
-constexpr ConvTable all = {MSCTX_TEXT(MSCTX_ISA), nullptr, 0};
+constexpr ConvTable all = {MSCTX_TEXT(MSCTX_ISA), rows, sizeof rows / sizeof rows[0]};
 
 }  // namespace
 

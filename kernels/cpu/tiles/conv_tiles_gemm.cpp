@@ -1,0 +1,287 @@
+// implicit_gemm, implicit_precomp_gemm and algo_1 on the matrix unit, forward and backward data: strips of the result, each of which
+// splits the source rows it needs into planes that stay in the cache, and multiplies them with the weights. See lowered.h.
+
+#include "choice.h"
+#include "planes.h"
+
+namespace msctx::MSCTX_ISA {
+namespace {
+
+constexpr int64_t strip_bytes = 640 << 10, weights_together = 768 << 10;  // what shares the second cache
+constexpr int64_t enough_tasks = 4;
+constexpr int64_t most_taps = 1024;
+
+// How the work is cut: strips of rows of an image, each with a scale of its own, and so by the image alone; and parts of the results'
+// channels where that gives few tasks. No sum is cut.
+struct Cut {
+  int64_t rows, strips, parts;
+  template <class S>
+  explicit Cut(const Lowered<S>& l) {
+    const int64_t all = l.y.positions(0);
+    rows = all > 28 ? divide_up(all, 4) : all;
+    while (rows > 1 && int64_t(Planes<S>::size(l, rows)) > strip_bytes) rows = divide_up(rows, 2);
+    strips = divide_up(all, rows);
+    parts = divide_up(enough_tasks, l.images * l.groups * strips);
+  }
+};
+
+// What becomes of a strip.
+enum class State : uint8_t { wanted, done, too_wide, not_finite };
+
+template <class S>
+class Product {
+ public:
+  Product(const Lowered<S>& l, const Cut& cut, const ConvTensors& t, const void* weights)
+      : l_(l), rows_(cut.rows), strips_(cut.strips), parts_(smaller(cut.parts, l.result_blocks)), weights_(l, weights),
+        source_(static_cast<const float*>(l.op == Op::forward ? t.x : t.y)),
+        result_(static_cast<float*>(l.op == Op::forward ? t.y : t.x)), channels_last_(t.channels_last) {}
+
+  static bool takes(const Lowered<S>& l) { return l.deep * l.count_taps(0) <= S::most_depth; }
+
+  // Computes the strips of which `states` says `wanted`, unless the crests of the factors are together above `most`.
+  void run(State wanted, double most, State* states, char* slots, size_t slot_bytes, const Parallel& parallel) const {
+    parallel_for(parallel, l_.images * l_.groups * strips_ * parts_, [&](int64_t task, int slot) {
+      State* const state = states + task;
+      if (*state == wanted) *state = strip(task, most, slots + size_t(slot) * slot_bytes);
+    });
+  }
+  int64_t tasks() const { return l_.images * l_.groups * strips_ * parts_; }
+
+ private:
+  int64_t sources() const { return l_.groups * l_.depth; }
+  int64_t results() const { return l_.groups * l_.results; }
+
+  State strip(int64_t task, double most, char* slot) const {
+    const int64_t part = task % parts_, number = task / parts_ % strips_, job = task / parts_ / strips_;
+    const int64_t image = job / l_.groups, group = job % l_.groups;
+    const int64_t first_row = number * rows_, rows = smaller(rows_, l_.y.positions(0) - first_row);
+    const float* source = source_ + image * sources() * l_.y.source * l_.x.source;
+    const Planes<S> planes(l_, group, first_row, rows, source, channels_last_, sources(), slot);
+    const Spread spread = planes.spread();
+    if (!spread.is_finite()) return State::not_finite;
+    if (spread.crest() * weights_.head().crest > most) return State::too_wide;
+    const Scale scale = spread.template scale<S>();
+    planes.fill(scale);
+    const TileUse tiles;
+    const int64_t begin = part * l_.result_blocks / parts_, end = (part + 1) * l_.result_blocks / parts_;
+    for (int64_t phase = 0; phase < l_.result_phases(); phase++) {
+      const int64_t count = smaller(rows, l_.y.positions(phase / l_.x.result_step) - first_row);
+      const int64_t together = larger(1, weights_together / larger(1, l_.weight_bytes(phase)));
+      const Target target(*this, image, group, phase, first_row);
+      for (int64_t b = begin; b < end; b += together)
+        multiply(planes, phase, group, b, smaller(end, b + together), count * l_.width, scale, target);
+    }
+    return State::done;
+  }
+
+  // Where the results of a phase go: flat position i is row i / width, column i % width.
+  struct Target {
+    float* base;
+    int64_t columns, row_step, column_step, channel_step;  // in floats
+    Target(const Product& product, int64_t image, int64_t group, int64_t phase, int64_t first_row) {
+      const Lowered<S>& l = product.l_;
+      const int64_t ry = phase / l.x.result_step, rx = phase % l.x.result_step, each = product.channels_last_ ? product.results() : 1;
+      columns = l.x.positions(rx);
+      channel_step = product.channels_last_ ? 1 : l.y.result * l.x.result;
+      row_step = l.y.result_step * l.x.result * each;
+      column_step = l.x.result_step * each;
+      base = product.result_ + image * product.results() * l.y.result * l.x.result + group * l.results * channel_step +
+             ((ry + l.y.result_step * first_row) * l.x.result + rx) * each;
+    }
+  };
+
+  void multiply(
+      const Planes<S>& planes, int64_t phase, int64_t group, int64_t begin, int64_t end, int64_t pixels, const Scale& scale,
+      const Target& target) const {
+    int64_t places[most_taps], taps = 0;
+    l_.for_taps(phase, [&](const TapAt& tap) { places[taps++] = planes.place(tap); });
+    const int64_t apart = planes.apart();
+    typename S::Block block;
+    for (int64_t pixel = 0; pixel < pixels; pixel += l_.rows_together)
+      for (int64_t b = begin; b < end; b++) {
+        const char* weights = weights_.tiles(phase, group, b);
+        S::zero();
+        for (int64_t depth = 0; depth < l_.blocks; depth++) {
+          const char* from = planes.data() + depth * S::parts * apart + pixel * tile_bytes;
+          for (int64_t i = 0; i < taps; i++, weights += Lowered<S>::step_bytes)
+            S::step(from + places[i], apart, tile_size, tile_bytes, weights);
+        }
+        S::store(block);
+        store(block, pixel, pixels, b, scale, group, target);
+      }
+  }
+
+  void store(
+      const typename S::Block& block, int64_t pixel, int64_t pixels, int64_t result_block, const Scale& scale, int64_t group,
+      const Target& to) const {
+    for (int c = 0; c < S::column_tiles; c++) {
+      const int64_t channel = result_block * l_.columns_together + 16 * c, channels = smaller(16, l_.results - channel);
+      if (channels <= 0) break;
+      const Unscale<S> unscale(scale, weights_.mantissas(group) + channel, weights_.exponents(group) + channel);
+      for (int r = 0; r < S::row_tiles; r++) {
+        const int64_t start = pixel + 16 * r, count = smaller(16, pixels - start);
+        if (count <= 0) break;
+        const auto row = [&](int i) { return unscale(S::row(block, r, c, i)); };
+        if (channels_last_)
+          store_last(row, start, count, first(channels), to, to.base + channel);
+        else
+          store_first(row, start, count, channels, to, to.base + channel * to.channel_step);
+      }
+    }
+  }
+  template <class Row>
+  void store_last(const Row& values, int64_t start, int64_t count, __mmask16 channels, const Target& to, float* base) const {
+    int64_t row = start / l_.width, column = start % l_.width;
+    for (int64_t i = 0; i < count; i++) {
+      if (column < to.columns) _mm512_mask_storeu_ps(base + row * to.row_step + column * to.column_step, channels, values(int(i)));
+      if (++column == l_.width) column = 0, row++;
+    }
+  }
+  template <class Row>
+  void store_first(const Row& values, int64_t start, int64_t count, int64_t channels, const Target& to, float* base) const {
+    Floats v[16];
+    for (int i = 0; i < 16; i++) v[i] = values(i);
+    transpose(v);
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i steps = _mm512_mullo_epi32(lane, _mm512_set1_epi32(int(to.column_step)));
+    int64_t row = start / l_.width, column = start % l_.width;
+    for (int64_t i = 0; i < count; row++, column = 0) {  // the pieces of rows
+      const int64_t length = smaller(count - i, l_.width - column), stored = smaller(length, to.columns - column);
+      if (stored > 0) {
+        const __mmask16 there = __mmask16(first(i + stored) & ~first(i));
+        float* at = base + row * to.row_step + (column - i) * to.column_step;
+        for (int64_t k = 0; k < channels; k++, at += to.channel_step)
+          if (to.column_step == 1)
+            _mm512_mask_storeu_ps(at, there, v[k]);
+          else
+            _mm512_mask_i32scatter_ps(at, there, steps, v[k], 4);
+      }
+      i += length;
+    }
+  }
+
+  const Lowered<S>& l_;
+  int64_t rows_, strips_, parts_;
+  Weights<S> weights_;
+  const float* source_;
+  float* result_;
+  bool channels_last_;
+};
+
+bool is_empty(const ConvProblem& p) { return x_size(p) == 0 || y_size(p) == 0 || w_size(p) == 0; }
+
+void reasons(const ConvProblem& p, Op op, Reasons& why) {
+  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
+  why.add_if(op == Op::backward_weight, "it has no weight gradient");
+  why.add_if(volume(p.window) > most_taps, "it takes windows of up to 1024 taps");
+  why.add_if(larger(x_size(p), y_size(p)) / larger(1, p.n) >= int64_t(1) << 31, "it takes images of less than 2 billion values");
+}
+
+// Parts of the first kind, and those for values that are spread too far.
+template <class First_>
+struct Both {
+  using First = First_;
+  using Wide = typename WideOf<First>::type;
+  const Lowered<First> first;
+  const Lowered<Wide> wide;
+  const Cut cut;
+  Both(const ConvProblem& p, Op op) : first(p, op), wide(p, op), cut(first) {}
+
+  size_t slot_bytes() const {
+    const size_t a = Planes<First>::size(first, cut.rows), b = Planes<Wide>::size(wide, cut.rows);
+    return align64(a > b ? a : b);
+  }
+  size_t states() const { return size_t(first.images * first.groups * cut.strips * cut.parts); }
+};
+
+template <class First>
+size_t workspace(const ConvProblem& p, Op op, int threads) {
+  if (is_empty(p)) return 0;
+  const Both<First> both(p, op);
+  return size_t(threads) * both.slot_bytes() + align64(both.states());
+}
+
+template <class First>
+size_t prepared_size(const ConvProblem& p, Op op, int form) {
+  if (is_empty(p)) return 0;
+  const Both<First> both(p, op);
+  return form == 0 ? Weights(both.first, nullptr).size() : Weights(both.wide, nullptr).size();
+}
+template <class First>
+void prepare(const ConvProblem& p, Op op, int form, const void* w, void* prepared, const Parallel& parallel) {
+  const Both<First> both(p, op);
+  if (form == 0)
+    Weights(both.first, prepared).fill(static_cast<const float*>(w), parallel);
+  else
+    Weights(both.wide, prepared).fill(static_cast<const float*>(w), parallel);
+}
+
+template <class First>
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
+  if (is_empty(p)) {
+    std::memset(op == Op::forward ? t.y : t.x, 0, sizeof(float) * size_t(op == Op::forward ? y_size(p) : x_size(p)));
+    return true;
+  }
+  const Both<First> both(p, op);
+  char* const slots = static_cast<char*>(workspace);
+  auto* const states = reinterpret_cast<State*>(slots + size_t(parallel.threads) * both.slot_bytes());
+  const auto any = [&](State wanted, int64_t tasks) {
+    for (int64_t i = 0; i < tasks; i++)
+      if (states[i] == wanted) return true;
+    return false;
+  };
+  const void* prepared = weights(0);
+  if (!Weights(both.first, prepared).head().is_finite) return false;
+  const Product<First> product(both.first, both.cut, t, prepared);
+  const bool takes = product.takes(both.first);
+  for (int64_t i = 0; i < product.tasks(); i++) states[i] = takes ? State::wanted : State::too_wide;
+  product.run(State::wanted, most_spread, states, slots, both.slot_bytes(), parallel);
+  if (any(State::not_finite, product.tasks())) return false;
+  if (!any(State::too_wide, product.tasks())) return true;
+
+  Cut cut = both.cut;  // the same strips, in as many parts as the other kind has blocks of results
+  const Product<typename Both<First>::Wide> wide(both.wide, cut, t, weights(1));
+  const int64_t parts = product.tasks() / wide.tasks();
+  for (int64_t i = 0; i < wide.tasks(); i++) states[i] = states[i * parts];
+  wide.run(State::too_wide, 1e308, states, slots, both.slot_bytes(), parallel);
+  return !any(State::not_finite, wide.tasks());
+}
+
+// Measured at a third of this and less.
+double graded_error(const ConvProblem& p, Op op) {
+  const double depth = double(op == Op::forward ? group_c(p) : group_k(p)) * double(volume(p.window));
+  return 0x1p-24 * (24 + __builtin_sqrt(depth));
+}
+double rounded_error(const ConvProblem&, Op) { return 9e-4; }
+
+}  // namespace
+
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32;
+const ConvAlgorithm conv_tiles_gemm = {
+    .name = "tiles_gemm",
+    .math = "fp32-grade",
+    .fixed_order = true,
+    .same_on_every_isa = false,
+    .reasons = reasons,
+    .workspace = workspace<Graded>,
+    .error = graded_error,
+    .run = run<Graded>,
+    .reads_channels_last = true,
+    .prepared_size = prepared_size<Graded>,
+    .prepare = prepare<Graded>,
+};
+const ConvAlgorithm conv_tiles_gemm_tf32 = {
+    .name = "tiles_gemm_tf32",
+    .math = "tf32",
+    .fixed_order = true,
+    .same_on_every_isa = false,
+    .reasons = reasons,
+    .workspace = workspace<Rounded>,
+    .error = rounded_error,
+    .run = run<Rounded>,
+    .reads_channels_last = true,
+    .prepared_size = prepared_size<Rounded>,
+    .prepare = prepare<Rounded>,
+};
+
+}  // namespace msctx::MSCTX_ISA

@@ -1,0 +1,230 @@
+// float32 values as sums of a few parts of 8 or 16 bits, whose products the matrix unit adds up.
+//
+// Values are brought to one range by a power of two, then split: the first part is the nearest that the format holds, the next the
+// nearest to what is left. Of the products of two sums of parts the smallest are left out.
+//   Int8x6    three digits of 8 bits, fixed point: 24 bits below the largest value; exact sums of integers, one for each weight of
+//             the digits. What is left out is up to 2^-24 of the product of the largest values: good while those are no more than
+//             some 10 times the usual ones (Ozaki et al., "Error-free transformations of matrix multiplication", 2012, is the idea).
+//   Int8x3    two digits: 16 bits below the largest value.
+//   Bfloat16x6, x3   three parts with 24 bits, two with 16 (Henry, Tang, Heinecke, arXiv 1904.06376): any exponents.
+//   Float16x3, x1    two parts with 22 bits down to 2^-39 of the largest value; one with TF32's 11 bits.
+#pragma once
+
+#include "unit.h"
+
+namespace msctx::MSCTX_ISA {
+
+using Floats = __m512;
+
+// Float sums of 2 x 2 tiles in tiles 0 to 3; operands in 4 and 5, 6 and 7.
+template <void (*...add)()>
+static inline void add_all() {
+  (add(), ...);
+}
+struct FloatSums {
+  static constexpr int row_tiles = 2, column_tiles = 2, depth = 32;
+  static constexpr int64_t most_depth = int64_t(1) << 40;
+  static constexpr int row_exponent = 0;
+  static constexpr bool is_fixed_point = false;
+  static constexpr float largest = 0.0f;
+  struct Block {
+    alignas(64) float at[4][16 * 16];
+  };
+  static void zero() {
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+  }
+  static void store(Block& to) {
+    tile_store<0>(to.at[0]);
+    tile_store<1>(to.at[1]);
+    tile_store<2>(to.at[2]);
+    tile_store<3>(to.at[3]);
+  }
+  // Row i of the tile (row tile r, column tile c).
+  static Floats row(const Block& from, int r, int c, int i) { return _mm512_load_ps(from.at[2 * r + c] + 16 * i); }
+  // Operands: part p of a is at a + p * apart, its row tiles `down` bytes apart; b holds [part][column tile].
+  static void load_a(const char* a, int64_t down, int64_t stride) {
+    tile_load<4>(a, stride);
+    tile_load<5>(a + down, stride);
+  }
+  static void load_b(const char* b) {
+    tile_load<6>(b);
+    tile_load<7>(b + tile_size);
+  }
+};
+
+struct Bfloat16 : FloatSums {
+  static constexpr int top_exponent = 0;
+  using Packed = __m256i;
+  static Packed nearest(Floats& v) {  // and takes it away
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    v = _mm512_sub_ps(v, _mm512_castsi512_ps(_mm512_slli_epi32(rounded, 16)));
+    return _mm512_cvtepi32_epi16(rounded);
+  }
+  static void add_products() {
+    add_product_bf16<0, 4, 6>();
+    add_product_bf16<1, 4, 7>();
+    add_product_bf16<2, 5, 6>();
+    add_product_bf16<3, 5, 7>();
+  }
+};
+
+struct Float16 : FloatSums {
+  static constexpr int top_exponent = 14;
+  using Packed = __m256i;
+  static Packed nearest(Floats& v) {
+    const __m256i rounded = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    v = _mm512_sub_ps(v, _mm512_cvtph_ps(rounded));
+    return rounded;
+  }
+  static void add_products() {
+    add_product_fp16<0, 4, 6>();
+    add_product_fp16<1, 4, 7>();
+    add_product_fp16<2, 5, 6>();
+    add_product_fp16<3, 5, 7>();
+  }
+};
+
+// 16 columns of neighbouring k as words of a tile's row; `v` is spent part by part.
+template <class Format>
+static inline __m512i word_of(Floats v[]) {
+  const __m512i low = _mm512_cvtepu16_epi32(Format::nearest(v[0])), high = _mm512_cvtepu16_epi32(Format::nearest(v[1]));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+template <class Format, int parts_, int products>
+struct Halves : Format {
+  static constexpr int parts = parts_, together = 2;  // values in a word
+  static void split(Floats v, char* to, int64_t apart) {  // 16 neighbours along k
+    for (int p = 0; p < parts; p++, to += apart) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), Format::nearest(v));
+  }
+  static void split_words(Floats v[], char* to, int64_t apart) {
+    for (int p = 0; p < parts; p++, to += apart) _mm512_storeu_si512(to, word_of<Format>(v));
+  }
+  static void step(const char* a, int64_t apart, int64_t down, int64_t stride, const char* b) {
+    constexpr int64_t next = 2 * tile_size;
+    const auto left = [&](int p) { Format::load_a(a + p * apart, down, stride); };
+    const auto right = [&](int p) { Format::load_b(b + p * next); };
+    const auto add = [] { Format::add_products(); };
+    left(0);
+    if constexpr (products == 6) right(2), add();
+    if constexpr (products >= 3) right(1), add();
+    right(0), add();
+    if constexpr (products >= 3) left(1), add();
+    if constexpr (products == 6) right(1), add(), left(2), right(0), add();
+  }
+};
+using Bfloat16x6 = Halves<Bfloat16, 3, 6>;
+using Bfloat16x3 = Halves<Bfloat16, 2, 3>;
+using Float16x3 = Halves<Float16, 2, 3>;
+using Float16x1 = Halves<Float16, 1, 1>;
+
+// Digits of 8 bits, the highest first. Sums of the products of equal weight, in tiles of int32; operands in tiles 6 and 7.
+template <int parts_>
+struct Digits {
+  static constexpr int parts = parts_, together = 4, depth = 64;
+  static constexpr int row_tiles = parts == 3 ? 2 : 3, column_tiles = 1;  // six tiles of sums
+  static constexpr int64_t most_depth = (int64_t(1) << 31) / (parts * 128 * 128) - 1;  // what int32 holds, whatever the digits
+  static constexpr int top_exponent = 0;
+  static constexpr bool is_fixed_point = true;
+  // The largest value with digits of at most 127.
+  static constexpr float largest = parts == 3 ? 127 * 65536 + 127 * 256 + 127 : 127 * 256 + 127;
+
+  struct Block {
+    alignas(64) int32_t at[6][16 * 16];
+  };
+  static void zero() {
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    tile_zero<4>();
+    tile_zero<5>();
+  }
+  static void store(Block& to) {
+    tile_store<0>(to.at[0]);
+    tile_store<1>(to.at[1]);
+    tile_store<2>(to.at[2]);
+    tile_store<3>(to.at[3]);
+    tile_store<4>(to.at[4]);
+    tile_store<5>(to.at[5]);
+  }
+  static Floats row(const Block& from, int r, int, int i) {
+    const auto sums = [&](int level) { return _mm512_cvtepi32_ps(_mm512_load_si512(from.at[level * row_tiles + r] + 16 * i)); };
+    Floats total = sums(parts - 1);
+    if constexpr (parts == 3) total = _mm512_fmadd_ps(sums(1), _mm512_set1_ps(256.0f), total);
+    return _mm512_fmadd_ps(sums(0), _mm512_set1_ps(parts == 3 ? 65536.0f : 256.0f), total);
+  }
+  // Times this, row() is the sum of products of the integers: the products of lower weight are left out.
+  static constexpr int row_exponent = 8 * (parts - 1);
+
+  static void digits(Floats v, __m512i d[parts]) {
+    __m512i whole = _mm512_cvtps_epi32(v);
+    for (int p = parts - 1; p >= 0; p--) {
+      d[p] = whole;  // its low byte
+      whole = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
+    }
+  }
+  static void split(Floats v, char* to, int64_t apart) {
+    __m512i d[parts];
+    digits(v, d);
+    for (int p = 0; p < parts; p++) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + p * apart), _mm512_cvtepi32_epi8(d[p]));
+  }
+  static void split_words(Floats v[], char* to, int64_t apart) {
+    __m512i d[4][parts];
+    for (int i = 0; i < 4; i++) digits(v[i], d[i]);
+    const __m512i byte = _mm512_set1_epi32(255);
+    for (int p = 0; p < parts; p++) {
+      __m512i word = _mm512_slli_epi32(d[3][p], 24);
+      for (int i = 0; i < 3; i++) word = _mm512_or_si512(word, _mm512_slli_epi32(_mm512_and_si512(d[i][p], byte), 8 * i));
+      _mm512_storeu_si512(to + p * apart, word);
+    }
+  }
+  static void step(const char* a, int64_t apart, int64_t down, int64_t stride, const char* b) {
+    tile_load<6>(b);
+    add<0, 0>(a, down, stride), add<1, 1>(a + apart, down, stride);
+    if constexpr (parts == 3) add<2, 2>(a + 2 * apart, down, stride);
+    tile_load<6>(b + tile_size);
+    add<1, 0>(a, down, stride);
+    if constexpr (parts == 3) {
+      add<2, 1>(a + apart, down, stride);
+      tile_load<6>(b + 2 * tile_size);
+      add<2, 0>(a, down, stride);
+    }
+  }
+
+ private:
+  template <int level, int>
+  static void add(const char* a, int64_t down, int64_t stride) {
+    tile_load<7>(a, stride);
+    add_product_int8<level * row_tiles, 7, 6>();
+    tile_load<7>(a + down, stride);
+    add_product_int8<level * row_tiles + 1, 7, 6>();
+    if constexpr (row_tiles == 3) {
+      tile_load<7>(a + 2 * down, stride);
+      add_product_int8<level * row_tiles + 2, 7, 6>();
+    }
+  }
+};
+using Int8x6 = Digits<3>;
+using Int8x3 = Digits<2>;
+
+// What takes the place of parts that cannot hold values that are spread far, with as good a product.
+template <class S>
+struct WideOf {
+  using type = Bfloat16x6;
+};
+template <>
+struct WideOf<Int8x3> {
+  using type = Bfloat16x3;
+};
+template <>
+struct WideOf<Float16x1> {
+  using type = Bfloat16x3;
+};
+
+}  // namespace msctx::MSCTX_ISA

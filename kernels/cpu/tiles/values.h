@@ -1,0 +1,123 @@
+// What must be known of float32 values before they are split: their largest, whether all are finite, how far they are spread.
+#pragma once
+
+#include "parts.h"
+
+namespace msctx::MSCTX_ISA {
+
+// A factor in two parts: with one alone, a power of two may be out of range.
+struct Scale {
+  float mantissa = 1.0f, exponent = 0.0f;
+};
+// The power first: what is denormal keeps its bits.
+template <class S>
+static inline Floats scaled(Floats v, Floats mantissa, Floats exponent) {
+  v = _mm512_scalef_ps(v, exponent);
+  return S::is_fixed_point ? _mm512_mul_ps(v, mantissa) : v;
+}
+template <class S>
+static inline Floats scaled(Floats v, const Scale& scale) {
+  return scaled<S>(v, _mm512_set1_ps(scale.mantissa), _mm512_set1_ps(scale.exponent));
+}
+
+// Takes the scales of both factors from sums of products; those of the second are one for each lane.
+template <class S>
+struct Unscale {
+  Floats mantissa, exponent;
+  Unscale(const Scale& scale, const float* mantissas, const float* exponents)
+      : mantissa(_mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_mul_ps(_mm512_set1_ps(scale.mantissa), _mm512_loadu_ps(mantissas)))),
+        exponent(_mm512_sub_ps(_mm512_set1_ps(float(S::row_exponent) - scale.exponent), _mm512_loadu_ps(exponents))) {}
+  Floats operator()(Floats v) const { return _mm512_scalef_ps(S::is_fixed_point ? _mm512_mul_ps(v, mantissa) : v, exponent); }
+};
+
+// Of some values; of several sets by joining them in a fixed order.
+struct Spread {
+  uint32_t largest_bits = 0;  // of |value|: Inf and NaN are above all others
+  double sum = 0.0;           // of |value|
+  int64_t count = 0;          // of those that are not zero
+
+  static Spread of(const float* values, int64_t count) {
+    Spread found;
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i largest = _mm512_setzero_si512();
+    // Sums in pieces, of values that are made smaller: none overflows, and what becomes zero by that is nearly nothing.
+    constexpr int64_t piece = 4096;
+    const Floats smaller_by = _mm512_set1_ps(0x1p-16f);
+    for (int64_t i = 0; i < count;) {
+      const int64_t end = smaller(count, i + piece);
+      Floats sum = _mm512_setzero_ps();
+      for (; i < end; i += 16) {
+        const __mmask16 there = end - i >= 16 ? __mmask16(0xffff) : __mmask16((1u << (end - i)) - 1);
+        const __m512i bits = _mm512_and_si512(_mm512_castps_si512(_mm512_maskz_loadu_ps(there, values + i)), magnitude);
+        largest = _mm512_max_epu32(largest, bits);
+        found.count += __builtin_popcount(_mm512_test_epi32_mask(bits, bits));
+        sum = _mm512_fmadd_ps(_mm512_castsi512_ps(bits), smaller_by, sum);
+      }
+      found.sum += double(_mm512_reduce_add_ps(sum)) * 0x1p16;
+    }
+    found.largest_bits = _mm512_reduce_max_epu32(largest);
+    return found;
+  }
+  void join(const Spread& more) {
+    largest_bits = largest_bits > more.largest_bits ? largest_bits : more.largest_bits;
+    sum += more.sum;
+    count += more.count;
+  }
+
+  float largest() const {
+    float value;
+    std::memcpy(&value, &largest_bits, sizeof value);
+    return value;
+  }
+  bool is_finite() const { return largest_bits < 0x7f800000; }
+  // The largest in units of the usual one: 1 where all are alike, 6 for normally distributed ones.
+  double crest() const { return count == 0 ? 1.0 : sum > 0.0 ? double(largest()) * double(count) / sum : 1e300; }
+
+  // By what they are multiplied before they are split. Finite values only.
+  template <class S>
+  Scale scale() const {
+    if (largest_bits == 0) return {};
+    int exponent;
+    const float mantissa = __builtin_frexpf(largest(), &exponent);
+    if (!S::is_fixed_point) return {1.0f, float(S::top_exponent - exponent)};
+    float factor = S::largest / (mantissa * 0x1p24f);  // 1/2 to 1 for three digits
+    while (mantissa * factor * 0x1p24f > S::largest) factor = __builtin_nextafterf(factor, 0.0f);
+    return {factor, float(24 - exponent)};
+  }
+};
+
+static inline __mmask16 first(int64_t lanes) {
+  return lanes >= 16 ? __mmask16(0xffff) : lanes <= 0 ? __mmask16(0) : __mmask16((1u << lanes) - 1);
+}
+
+static inline void transpose(Floats r[16]) {
+  Floats t[16];
+  for (int i = 0; i < 8; i++) {
+    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; i++) {
+    const auto pairs = [&](int a, int b, bool high) {
+      const __m512d x = _mm512_castps_pd(t[4 * i + a]), y = _mm512_castps_pd(t[4 * i + b]);
+      return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+    };
+    r[4 * i] = pairs(0, 2, false);
+    r[4 * i + 1] = pairs(0, 2, true);
+    r[4 * i + 2] = pairs(1, 3, false);
+    r[4 * i + 3] = pairs(1, 3, true);
+  }
+  for (int i = 0; i < 4; i++) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
+    t[8 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
+  }
+  for (int i = 0; i < 4; i++) {
+    r[i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xdd);
+    r[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
+    r[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
+  }
+}
+
+}  // namespace msctx::MSCTX_ISA
