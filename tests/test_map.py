@@ -26,7 +26,10 @@ NAMES = sorted(OPTIONS)
 
 DEVICE_FAMILY = {"device_target", "device_id", "default_device"}
 """The options that may have nothing to say about a device: they speak of the target alone."""
-DETAILS = {"deterministic_warn_only", "fill_uninitialized_memory", "fallback", "conv_workspace_limit", "tuning_file"}
+DETAILS = {
+    *("deterministic_warn_only", "fill_uninitialized_memory"),
+    *("fallback", "conv_workspace_limit", "allow_fp32_emulation", "tuning_file"),
+}
 """Options that mean nothing without deterministic=ON, or without an algorithm that is asked for."""
 
 

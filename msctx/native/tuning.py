@@ -16,6 +16,7 @@ from typing import Any
 from msctx import notices
 from msctx.errors import FileError, MsctxWarning
 from msctx.native import core, ranks, tuning_file
+from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
 from msctx.native.stamp import stamp
 from msctx.native.tuning_file import Entry, Groups
@@ -101,6 +102,26 @@ def keep(library: Core) -> None:
         for one in _tables.values():
             if one.number in found:
                 one.keep(library, found[one.number])
+
+
+def used_by(rows: Iterable[Choice]) -> Groups:
+    """The entries for the problems of these choices, from the files that this process has used."""
+    library = core.loaded()
+    wanted = {(row.direction, str(row.problem)) for row in rows if row.asked == "performance"}
+    found: Groups = {}
+    if library is None or not wanted:
+        return found
+    keep(library)
+    for path in {one.path for one in _tables.values()}:
+        try:
+            groups = tuning_file.read(path)
+        except FileError:  # told when it was to be used
+            continue
+        for which, entries in groups.items():
+            mine = {key: entry for key, entry in entries.items() if key[:2] in wanted}
+            if mine and not which.differs(stamp(library))[0]:
+                found.setdefault(which, {}).update(mine)
+    return found
 
 
 def matching(groups: Groups, library: Core) -> Iterable[Tuned]:

@@ -18,7 +18,7 @@ from msctx.context import current
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
-from msctx.native import choices
+from msctx.native import choices, tuning, tuning_file
 from msctx.plan import Plan, make
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
@@ -111,6 +111,8 @@ def run_experiment(
             result, error = _call(entry, run)
             if made := choices.rows(choices.between(before)):
                 record.json("choices.json", made.as_dicts())
+                if tuned := tuning.used_by(made):
+                    record.text("tuning.json", tuning_file.text_of(tuned))
         left = _left_changed(found)
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:

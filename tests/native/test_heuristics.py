@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from convs import DIRECTIONS, PLANE, REFERENCE, Conv, asking, bits, conv
+from convs import DIRECTIONS, PLANE, REFERENCE, Conv, asking, conv
 from torch.nn import functional as fn
 
 import msctx
