@@ -13,6 +13,7 @@ HOW = {
     "native.conv_allow_tf32": False,
     "native.allow_fp32_emulation": True,
     "native.frozen_weights": False,
+    "native.tuning_file": None,
     "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
 }

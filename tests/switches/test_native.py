@@ -21,6 +21,7 @@ VALUES = {
     "conv_allow_tf32": True,
     "allow_fp32_emulation": False,
     "frozen_weights": True,
+    "tuning_file": "tuning.json",
 }
 
 
