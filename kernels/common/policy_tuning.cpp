@@ -33,7 +33,7 @@ void Policy::tune(
     const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice,
     Decision& decision) const {
   const Tuned* known = tuned_for(call, direction, threads);
-  if (known && follows(*known, call, direction, choice, decision)) return;
+  if (known && follows(*known, call, direction, threads, choice, decision)) return;
   std::string why = why_not_measured;
   if (known) why = choice.reasons.front();
   else if (deterministic) why = "nothing is measured under deterministic=ON, and no entry of the tuning file with the same stamp has it";
@@ -47,19 +47,15 @@ void Policy::tune(
 }
 
 // Takes the row of a result where this policy may; else says why not.
-bool Policy::follows(const Tuned& known, const ConvCall& call, Direction direction, Choice& choice, Decision& decision) const {
+bool Policy::follows(
+    const Tuned& known, const ConvCall& call, Direction direction, int threads, Choice& choice, Decision& decision) const {
   const std::string label = label_of(known.name, known.math);
   const std::string refused = known.source + ": " + label + ", which ";
   if (known.name != "torch") {
-    for (int i = 0; i < table_.count && !decision.row; i++) {
-      const ConvRow& row = table_.rows[i];
-      if (row.direction == direction && known.name == row.name && known.math == row.algorithm->math) decision.row = &row;
-    }
-    std::vector<std::string> why{"is not on this processor"};
-    if (decision.row) why = allows_math(*decision.row) ? obstacles(*decision.row, call) : std::vector<std::string>{"is not allowed"};
-    if (!why.empty()) {
-      decision.row = nullptr;
-      choice.reasons.push_back(refused + "cannot be taken: " + why.front());
+    for (const ConvRow* row : candidates(call, direction, threads))  // a file may say anything
+      if (known.name == row->name && known.math == row->algorithm->math) decision.row = row;
+    if (!decision.row) {
+      choice.reasons.push_back(refused + "performance may not take here");
       return false;
     }
   } else if (thread_invariant) {
