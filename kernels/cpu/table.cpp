@@ -4,7 +4,7 @@
 
 namespace msctx::MSCTX_ISA {
 
-extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
+extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_depthwise, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
     conv_implicit_precomp_gemm, conv_reference, conv_winograd, conv_winograd_nonfused;
 
 namespace {
@@ -42,12 +42,14 @@ Merit gemm(const ConvProblem& p, Op op) {
   const bool strided = p.dims == 2 && p.stride[1] > 1 && p.stride[2] > 1;
   return op == Op::backward_data && strided && taps(p) == 1 && channels(p) >= 64 ? Merit::beats_torch : Merit::fair;
 }
+Merit depthwise(const ConvProblem&, Op) { return Merit::beats_torch; }
 
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},
     {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
     {fprop, "implicit_precomp_gemm", &conv_implicit_precomp_gemm, fair},
     {fprop, "implicit_gemm", &conv_implicit_gemm, fair},
+    {fprop, "direct", &conv_depthwise, depthwise},
     {fprop, "direct", &conv_direct, fair},
     {fprop, "gemm", &conv_gemm, fair},
     {fprop, "fft_tiling", &conv_fft_tiling, fft_tiling},
@@ -56,6 +58,7 @@ constexpr ConvRow rows[] = {
 
     {dgrad, "winograd", &conv_winograd, winograd},
     {dgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
+    {dgrad, "algo_1", &conv_depthwise, depthwise},
     {dgrad, "algo_1", &conv_gemm, gemm},
     {dgrad, "algo_0", &conv_algo_0, last_resort},
     {dgrad, "fft_tiling", &conv_fft_tiling, fft_tiling},
@@ -63,6 +66,7 @@ constexpr ConvRow rows[] = {
     {dgrad, "reference", &conv_reference, last_resort},
 
     {wgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
+    {wgrad, "algo_1", &conv_depthwise, depthwise},
     {wgrad, "algo_1", &conv_gemm, gemm},
     {wgrad, "algo_3", &conv_algo_3, last_resort},
     {wgrad, "algo_0", &conv_algo_0, last_resort},

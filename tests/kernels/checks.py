@@ -55,5 +55,7 @@ def takes(row: Row, case: Case) -> bool:
         return True
     if len(case.size) != 2 or case.dtype != "float32":
         return False
+    if row.algorithm == "depthwise":
+        return 1 < case.groups == case.c <= case.k
     is_plain = case.window in ((3, 3), (5, 5)) and set(case.stride + case.dilation) == {1}
     return is_plain or not row.algorithm.startswith("winograd")

@@ -1,0 +1,161 @@
+// The sums of a depthwise convolution, with channels as lanes: result(i, j) = sum over (u, v) of kernel(u, v) * source(i, j, u, v).
+// Forward the kernel is w and the source x; for the gradient of x it is w and y; for that of w it is y and x.
+#pragma once
+
+#include "msctx/lanes.h"
+
+namespace msctx::MSCTX_ISA {
+
+constexpr int64_t sum_length = 128;  // products summed from zero before they join the total, as in matrix products: for the error
+
+// One axis. Result i is at result + i * result_step; term u of its sum is the product of the kernel at kernel + u * kernel_step and
+// the source at source + i * source_step + u * term_step.
+struct SumAxis {
+  int64_t results, result, result_step;
+  int64_t terms, kernel, kernel_step;
+  int64_t source, source_step, term_step;
+};
+
+// What lies along an axis of the source: zeros, but for begin to end.
+struct SumRange {
+  int64_t begin, end;
+};
+
+struct Sums {
+  SumAxis rows, columns;
+  const float* kernel;
+  int64_t kernel_pitch;  // floats from one row to the next; from a column to the next it is `lanes`, and so in the source
+  const float* source;
+  int64_t source_pitch;
+  SumRange row_range, column_range;
+  float* result;
+  int64_t result_pitch, result_column;
+  int count;  // of the lanes are stored
+  bool add;   // to what is there
+};
+
+// What becomes of products with the zeros around the source.
+enum class Zeros {
+  skipped,     // as far as no others are lost: where the kernel is finite they add nothing
+  multiplied,  // Inf or NaN times zero counts
+  excluded,    // they do not exist
+};
+
+// Products are summed row by row of the kernel, these many rows from zero.
+static inline int64_t rows_at_once(int64_t columns) { return larger(1, sum_length / larger(1, columns)); }
+
+// What `terms` rows of `columns` products may be off, in units of rounding.
+static inline int64_t sum_chain(int64_t terms, int64_t columns) {
+  const int64_t once = rows_at_once(columns);
+  return smaller(terms, once) * columns + divide_up(terms, once);
+}
+
+// --- a block of results in registers ----------------------------------------------------------------------------------
+
+constexpr int64_t most_rows = 4, most_columns = 7, most_results = registers - 2;
+
+// `extent` in blocks of one length, at most `most`.
+static inline int64_t block_of(int64_t extent, int64_t most) { return extent < 1 ? 1 : divide_up(extent, divide_up(extent, most)); }
+
+struct Span {
+  int64_t begin, end;
+};
+// The terms that meet anything but zeros for one of `count` results from i on; exactly those, where count is 1.
+static inline Span terms_of(const SumAxis& axis, const SumRange& range, int64_t i, int64_t count) {
+  const int64_t first = axis.source + i * axis.source_step, last = first + (count - 1) * axis.source_step, step = axis.term_step;
+  if (range.begin >= range.end) return {0, 0};
+  const int64_t begin = range.begin > last ? divide_up(range.begin - last, step) : 0;
+  const int64_t end = range.end > first ? smaller(axis.terms, divide_up(range.end - first, step)) : 0;
+  return {begin, larger(begin, end)};
+}
+
+// The totals of height x width results, each a vector; `step`: columns.source_step, where it is a constant, or 0.
+// The order of the additions is that of the kernel, whatever the block. The last one, to a total that begins with +0, makes +0 of -0,
+// so that zeros may be skipped or not.
+template <int height, int width, int step>
+static void sum_block(const Sums& s, int64_t i, int64_t j, Span rows, Span columns, float* totals) {
+  const int64_t right = (step ? step : s.columns.source_step) * lanes, down = s.rows.source_step * s.source_pitch;
+  const int64_t source_step = s.columns.term_step * lanes, kernel_step = s.columns.kernel_step * lanes, once = rows_at_once(s.columns.terms);
+  const float* source = s.source + (s.rows.source + i * s.rows.source_step) * s.source_pitch +
+                        (s.columns.source + j * s.columns.source_step + columns.begin * s.columns.term_step) * lanes;
+  const float* kernel =
+      s.kernel + s.rows.kernel * s.kernel_pitch + (s.columns.kernel + columns.begin * s.columns.kernel_step) * lanes;
+  for (int64_t t = 0; t < height * width; t++) Vec::zero().store(totals + t * lanes);
+  for (int64_t u = rows.begin; u < rows.end;) {
+    Vec sum[height][width];
+#pragma GCC unroll 8
+    for (int r = 0; r < height; r++)
+#pragma GCC unroll 8
+      for (int c = 0; c < width; c++) sum[r][c] = Vec::zero();
+    for (const int64_t end = smaller(rows.end, (u / once + 1) * once); u < end; u++) {
+      const float* factor = kernel + u * s.rows.kernel_step * s.kernel_pitch;
+      const float* from[height];
+      for (int r = 0; r < height; r++) from[r] = source + u * s.rows.term_step * s.source_pitch + r * down;
+      for (int64_t v = columns.begin; v < columns.end; v++) {
+        const Vec left = Vec::load(factor);
+#pragma GCC unroll 8
+        for (int r = 0; r < height; r++) {
+#pragma GCC unroll 8
+          for (int c = 0; c < width; c++) sum[r][c] = fma(left, Vec::load(from[r] + c * right), sum[r][c]);
+          from[r] += source_step;
+        }
+        factor += kernel_step;
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < height; r++)
+#pragma GCC unroll 8
+      for (int c = 0; c < width; c++) {
+        float* total = totals + (r * width + c) * lanes;
+        (Vec::load(total) + sum[r][c]).store(total);
+      }
+  }
+}
+
+using SumBlock = void (*)(const Sums&, int64_t i, int64_t j, Span rows, Span columns, float* totals);
+
+template <int height, int width, int step>
+constexpr SumBlock block_sum() {
+  if constexpr (height * width <= most_results && (step || height == 1))
+    return sum_block<height, width, step>;
+  else
+    return nullptr;
+}
+template <int height, int step>
+constexpr SumBlock block_sums[most_columns] = {block_sum<height, 1, step>(), block_sum<height, 2, step>(), block_sum<height, 3, step>(),
+                                               block_sum<height, 4, step>(), block_sum<height, 5, step>(), block_sum<height, 6, step>(),
+                                               block_sum<height, 7, step>()};
+constexpr const SumBlock* sums_of_step[3][most_rows] = {
+    {block_sums<1, 0>},
+    {block_sums<1, 1>, block_sums<2, 1>, block_sums<3, 1>, block_sums<4, 1>},
+    {block_sums<1, 2>, block_sums<2, 2>, block_sums<3, 2>, block_sums<4, 2>}};
+
+// The lengths of blocks in which results are computed. The source must hold zeros for those of the last block that do not exist.
+static inline int64_t block_width(int64_t results) { return block_of(results, most_columns); }
+static inline int64_t block_height(int64_t results, int64_t width, bool single) {
+  return single ? 1 : block_of(results, smaller(most_rows, most_results / width));
+}
+
+static inline void run_sums(const Sums& s, Zeros zeros) {
+  const bool single = zeros == Zeros::excluded, all = zeros == Zeros::multiplied;
+  const int64_t step = s.columns.source_step <= 2 ? s.columns.source_step : 0;
+  const int64_t width = single ? 1 : block_width(s.columns.results), height = block_height(s.rows.results, width, single || step == 0);
+  const SumBlock block = sums_of_step[step][height - 1][width - 1];
+  alignas(64) float totals[most_results * lanes];
+  for (int64_t i = 0; i < s.rows.results; i += height) {
+    const Span rows = all ? Span{0, s.rows.terms} : terms_of(s.rows, s.row_range, i, height);
+    for (int64_t j = 0; j < s.columns.results; j += width) {
+      const Span columns = all ? Span{0, s.columns.terms} : terms_of(s.columns, s.column_range, j, width);
+      block(s, i, j, rows, columns, totals);
+      for (int64_t r = 0; r < smaller(height, s.rows.results - i); r++)
+        for (int64_t c = 0; c < smaller(width, s.columns.results - j); c++) {
+          const Vec total = Vec::load(totals + (r * width + c) * lanes);
+          float* to = s.result + (s.rows.result + (i + r) * s.rows.result_step) * s.result_pitch +
+                      (s.columns.result + (j + c) * s.columns.result_step) * s.result_column;
+          (s.add ? Vec::load(to, s.count) + total : total).store(to, s.count);
+        }
+    }
+  }
+}
+
+}  // namespace msctx::MSCTX_ISA
