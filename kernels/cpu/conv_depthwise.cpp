@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t most_parts = 8;     // of the images, whose weight gradients are summed side by side
 constexpr int64_t blocks_summed = 16; // of rows_at_once() rows, in one piece of the weight gradient
-constexpr int64_t piece_size = 2048;  // results of a channel in one task, about
+constexpr int64_t piece_size = 512;  // results of a channel in one task, about
 
 static inline int64_t multiplier(const ConvProblem& p) { return group_k(p); }
 static inline int64_t reach(const ConvProblem& p, int axis) { return (p.window[axis] - 1) * p.dilation[axis]; }

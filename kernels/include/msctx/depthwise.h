@@ -69,29 +69,38 @@ static inline Span terms_of(const SumAxis& axis, const SumRange& range, int64_t 
   return {begin, larger(begin, end)};
 }
 
+// A block of results, the first of them and the terms of all; where it goes. By reference: a copy on the stack waits for stores.
+struct Block {
+  int64_t i, j;
+  Span rows, columns;
+  float* to;
+  int64_t pitch, column;
+};
+
 // The totals of height x width results, each a vector; `step`: columns.source_step, where it is a constant, or 0.
 // The order of the additions is that of the kernel, whatever the block. The last one, to a total that begins with +0, makes +0 of -0,
 // so that zeros may be skipped or not.
 template <int height, int width, int step>
-static void sum_block(const Sums& s, int64_t i, int64_t j, Span rows, Span columns, float* totals) {
+static void sum_block(const Sums& s, const Block& b) {
   const int64_t right = (step ? step : s.columns.source_step) * lanes, down = s.rows.source_step * s.source_pitch;
   const int64_t source_step = s.columns.term_step * lanes, kernel_step = s.columns.kernel_step * lanes, once = rows_at_once(s.columns.terms);
-  const float* source = s.source + (s.rows.source + i * s.rows.source_step) * s.source_pitch +
-                        (s.columns.source + j * s.columns.source_step + columns.begin * s.columns.term_step) * lanes;
+  const float* source = s.source + (s.rows.source + b.i * s.rows.source_step) * s.source_pitch +
+                        (s.columns.source + b.j * s.columns.source_step + b.columns.begin * s.columns.term_step) * lanes;
   const float* kernel =
-      s.kernel + s.rows.kernel * s.kernel_pitch + (s.columns.kernel + columns.begin * s.columns.kernel_step) * lanes;
-  for (int64_t t = 0; t < height * width; t++) Vec::zero().store(totals + t * lanes);
-  for (int64_t u = rows.begin; u < rows.end;) {
+      s.kernel + s.rows.kernel * s.kernel_pitch + (s.columns.kernel + b.columns.begin * s.columns.kernel_step) * lanes;
+  bool more = false;
+  int64_t u = b.rows.begin;
+  do {
     Vec sum[height][width];
 #pragma GCC unroll 8
     for (int r = 0; r < height; r++)
 #pragma GCC unroll 8
       for (int c = 0; c < width; c++) sum[r][c] = Vec::zero();
-    for (const int64_t end = smaller(rows.end, (u / once + 1) * once); u < end; u++) {
+    for (const int64_t end = smaller(b.rows.end, (u / once + 1) * once); u < end; u++) {
       const float* factor = kernel + u * s.rows.kernel_step * s.kernel_pitch;
       const float* from[height];
       for (int r = 0; r < height; r++) from[r] = source + u * s.rows.term_step * s.source_pitch + r * down;
-      for (int64_t v = columns.begin; v < columns.end; v++) {
+      for (int64_t v = b.columns.begin; v < b.columns.end; v++) {
         const Vec left = Vec::load(factor);
 #pragma GCC unroll 8
         for (int r = 0; r < height; r++) {
@@ -106,13 +115,14 @@ static void sum_block(const Sums& s, int64_t i, int64_t j, Span rows, Span colum
     for (int r = 0; r < height; r++)
 #pragma GCC unroll 8
       for (int c = 0; c < width; c++) {
-        float* total = totals + (r * width + c) * lanes;
-        (Vec::load(total) + sum[r][c]).store(total);
+        float* total = b.to + r * b.pitch + c * b.column;
+        ((more ? Vec::load(total) : Vec::zero()) + sum[r][c]).store(total);
       }
-  }
+    more = true;
+  } while (u < b.rows.end);
 }
 
-using SumBlock = void (*)(const Sums&, int64_t i, int64_t j, Span rows, Span columns, float* totals);
+using SumBlock = void (*)(const Sums&, const Block&);
 
 template <int height, int width, int step>
 constexpr SumBlock block_sum() {
@@ -141,18 +151,25 @@ static inline void run_sums(const Sums& s, Zeros zeros) {
   const int64_t step = s.columns.source_step <= 2 ? s.columns.source_step : 0;
   const int64_t width = single ? 1 : block_width(s.columns.results), height = block_height(s.rows.results, width, single || step == 0);
   const SumBlock block = sums_of_step[step][height - 1][width - 1];
-  alignas(64) float totals[most_results * lanes];
+  alignas(64) float part[most_results * lanes];
   for (int64_t i = 0; i < s.rows.results; i += height) {
     const Span rows = all ? Span{0, s.rows.terms} : terms_of(s.rows, s.row_range, i, height);
     for (int64_t j = 0; j < s.columns.results; j += width) {
       const Span columns = all ? Span{0, s.columns.terms} : terms_of(s.columns, s.column_range, j, width);
-      block(s, i, j, rows, columns, totals);
-      for (int64_t r = 0; r < smaller(height, s.rows.results - i); r++)
-        for (int64_t c = 0; c < smaller(width, s.columns.results - j); c++) {
-          const Vec total = Vec::load(totals + (r * width + c) * lanes);
-          float* to = s.result + (s.rows.result + (i + r) * s.rows.result_step) * s.result_pitch +
-                      (s.columns.result + (j + c) * s.columns.result_step) * s.result_column;
-          (s.add ? Vec::load(to, s.count) + total : total).store(to, s.count);
+      const int64_t down = s.rows.result_step * s.result_pitch, right = s.columns.result_step * s.result_column;
+      float* to = s.result + (s.rows.result + i * s.rows.result_step) * s.result_pitch +
+                  (s.columns.result + j * s.columns.result_step) * s.result_column;
+      const int64_t r1 = smaller(height, s.rows.results - i), c1 = smaller(width, s.columns.results - j);
+      if (r1 == height && c1 == width && s.count == lanes && !s.add) {
+        block(s, {i, j, rows, columns, to, down, right});
+        continue;
+      }
+      block(s, {i, j, rows, columns, part, width * lanes, lanes});
+      for (int64_t r = 0; r < r1; r++)
+        for (int64_t c = 0; c < c1; c++) {
+          const Vec total = Vec::load(part + (r * width + c) * lanes);
+          float* at = to + r * down + c * right;
+          (s.add ? Vec::load(at, s.count) + total : total).store(at, s.count);
         }
     }
   }

@@ -40,7 +40,11 @@ static inline void read_lanes(const Planes& from, int64_t first, int64_t pixels,
   };
   if (from.adjacent()) {
     const float* at = from.data + from.offset[0] + first * from.step;
-    for (int64_t i = 0; i < pixels; i++, at += from.step) put(Vec::load(at, from.count));
+    if (from.count < lanes)
+      for (int64_t i = 0; i < pixels; i++, at += from.step) put(Vec::load(at, from.count));
+    else
+      for (; pixels > 0; pixels -= columns, to += pitch)
+        for (int64_t i = 0; i < smaller(columns, pixels); i++, at += from.step) Vec::load(at).store(to + i * lanes);
     return;
   }
   for (int64_t i = 0; i < pixels; i += lanes) {
