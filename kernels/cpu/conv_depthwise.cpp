@@ -19,25 +19,44 @@ static inline int count_of(int64_t channels, int64_t block) { return int(smaller
 // --- what is read, and from where --------------------------------------------------------------------------------------
 
 // The source along one axis as it is copied for results (forward, backward_data) or rows of y (backward_weight) `first` to `last`:
-// index 0 is element `origin` of the tensor, and `extent` is enough for every block of results.
+// index 0 is element `origin` of the tensor, and `extent` is enough for whole blocks of results, the last of which `slack` do not exist.
 struct Window {
   int64_t origin, extent;
 };
-Window window_of(const ConvProblem& p, Op op, int axis, int64_t first, int64_t last, int64_t most) {
+Window window_of(const ConvProblem& p, Op op, int axis, int64_t first, int64_t last, int64_t slack) {
   const int64_t count = last - first, s = p.stride[axis];
   if (op != Op::backward_data) {
-    const int64_t slack = (most - 1) * (op == Op::forward ? s : p.dilation[axis]);
-    return {first * s - p.pad[axis], (count - 1) * s + reach(p, axis) + 1 + slack};
+    const int64_t step = op == Op::forward ? s : p.dilation[axis];
+    return {first * s - p.pad[axis], (count - 1) * s + reach(p, axis) + 1 + slack * step};
   }
-  return {divide_down(first + p.pad[axis] - reach(p, axis), s), (count - 1 + reach(p, axis)) / s + 2 + most - 1};
+  const int64_t origin = divide_down(first + p.pad[axis] - reach(p, axis), s);
+  return {origin, divide_down(last - 1 + p.pad[axis], s) - origin + 1 + slack};
 }
-Window rows_of(const ConvProblem& p, Op op, int64_t first, int64_t last) { return window_of(p, op, 1, first, last, most_rows); }
-// Rows of the tensor are copied whole.
+
+// Each phase of backward_data has about a stride-th of the results.
+BlockSize slack(const ConvProblem& p, Op op, int64_t rows) {
+  const auto padding = [](int64_t extent, int64_t block) { return divide_up(extent, block) * block - extent; };
+  if (op == Op::backward_data && (p.stride[1] > 1 || p.stride[2] > 1)) return {most_rows, most_columns};
+  const bool weight = op == Op::backward_weight;
+  const int64_t height = weight ? p.window[1] : rows, width = weight ? p.window[2] : op == Op::forward ? p.out[2] : p.in[2];
+  const BlockSize size = block_size(height, width, weight ? p.dilation[2] : op == Op::forward ? p.stride[2] : 1);
+  return {padding(height, size.height), padding(width, size.width)};
+}
+Window rows_of(const ConvProblem& p, Op op, int64_t first, int64_t last) {
+  return window_of(p, op, 1, first, last, slack(p, op, last - first).height);
+}
+// That of the largest of all pieces of so many rows: the last is shorter, and backward_data's begin at any phase.
+int64_t most_extent(const ConvProblem& p, Op op, int64_t rows, int64_t all) {
+  int64_t most = 0;
+  for (int64_t first = 0; first < all; first += rows) most = larger(most, rows_of(p, op, first, smaller(all, first + rows)).extent);
+  return most;
+}
+// Rows of the tensor are copied whole. The length is odd, so that neighbours in a column do not share a set of the cache.
 Window columns_of(const ConvProblem& p, Op op) {
   const bool data = op == Op::backward_data;
-  const Window w = window_of(p, op, 2, 0, data ? p.in[2] : p.out[2], most_columns);
+  const Window w = window_of(p, op, 2, 0, data ? p.in[2] : p.out[2], slack(p, op, 1).width);
   const int64_t origin = smaller(0, w.origin);
-  return {origin, larger(w.extent + w.origin - origin, (data ? p.out[2] : p.in[2]) - origin)};
+  return {origin, larger(w.extent + w.origin - origin, (data ? p.out[2] : p.in[2]) - origin) | 1};
 }
 
 // Forward, and backward_weight, where the window and y change places.
@@ -129,7 +148,7 @@ struct Room {
 };
 Room room(const ConvProblem& p, Op op) {
   const int64_t rows = piece(p, op), columns = op == Op::forward ? p.out[2] : p.in[2];
-  return {rows_of(p, op, 0, rows).extent * columns_of(p, op).extent * lanes, rows * columns * lanes};
+  return {most_extent(p, op, rows, op == Op::forward ? p.out[1] : p.in[1]) * columns_of(p, op).extent * lanes, rows * columns * lanes};
 }
 
 void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& prepared, float* workspace, const Parallel& parallel) {
@@ -185,7 +204,7 @@ int64_t gradient_piece(const ConvProblem& p) { return smaller(p.out[1], blocks_s
 
 Room gradient_room(const ConvProblem& p) {
   const int64_t rows = gradient_piece(p);
-  const int64_t source = rows_of(p, Op::backward_weight, 0, rows).extent * columns_of(p, Op::backward_weight).extent;
+  const int64_t source = most_extent(p, Op::backward_weight, rows, p.out[1]) * columns_of(p, Op::backward_weight).extent;
   return {source * lanes, rows * p.out[2] * lanes};
 }
 
@@ -232,7 +251,7 @@ void weight_gradient(const ConvProblem& p, const ConvTensors& t, float* workspac
 
 void reasons(const ConvProblem& p, Op, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
-  why.add_if(p.groups < 2 || p.groups != p.c || p.k < p.c, "it computes depthwise convolutions only, with one input channel for each group");
+  why.add_if(p.groups < 2 || p.groups != p.c || p.k < p.c, "it computes depthwise convolutions only, one input channel a group");
 }
 
 size_t workspace(const ConvProblem& p, Op op, int threads) {

@@ -42,7 +42,12 @@ Merit gemm(const ConvProblem& p, Op op) {
   const bool strided = p.dims == 2 && p.stride[1] > 1 && p.stride[2] > 1;
   return op == Op::backward_data && strided && taps(p) == 1 && channels(p) >= 64 ? Merit::beats_torch : Merit::fair;
 }
-Merit depthwise(const ConvProblem&, Op) { return Merit::beats_torch; }
+
+// oneDNN has good kernels for small windows in channels_last, none for weight gradients.
+Merit depthwise(const ConvProblem& p, Op op) {
+  const bool large = taps(p) >= 27 || (op == Op::backward_weight && taps(p) >= 7);
+  return large ? Merit::beats_torch : taps(p) >= 13 ? Merit::fair : Merit::beats_torch_channels_first;
+}
 
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},

@@ -83,7 +83,8 @@ struct Block {
 template <int height, int width, int step>
 static void sum_block(const Sums& s, const Block& b) {
   const int64_t right = (step ? step : s.columns.source_step) * lanes, down = s.rows.source_step * s.source_pitch;
-  const int64_t source_step = s.columns.term_step * lanes, kernel_step = s.columns.kernel_step * lanes, once = rows_at_once(s.columns.terms);
+  const int64_t source_step = s.columns.term_step * lanes, kernel_step = s.columns.kernel_step * lanes;
+  const int64_t once = rows_at_once(s.columns.terms);
   const float* source = s.source + (s.rows.source + b.i * s.rows.source_step) * s.source_pitch +
                         (s.columns.source + b.j * s.columns.source_step + b.columns.begin * s.columns.term_step) * lanes;
   const float* kernel =
@@ -141,16 +142,19 @@ constexpr const SumBlock* sums_of_step[3][most_rows] = {
     {block_sums<1, 2>, block_sums<2, 2>, block_sums<3, 2>, block_sums<4, 2>}};
 
 // The lengths of blocks in which results are computed. The source must hold zeros for those of the last block that do not exist.
-static inline int64_t block_width(int64_t results) { return block_of(results, most_columns); }
-static inline int64_t block_height(int64_t results, int64_t width, bool single) {
-  return single ? 1 : block_of(results, smaller(most_rows, most_results / width));
+struct BlockSize {
+  int64_t height, width;
+};
+static inline BlockSize block_size(int64_t rows, int64_t columns, int64_t step) {
+  const int64_t width = block_of(columns, most_columns);
+  return {step > 2 ? 1 : block_of(rows, smaller(most_rows, most_results / width)), width};
 }
 
 static inline void run_sums(const Sums& s, Zeros zeros) {
   const bool single = zeros == Zeros::excluded, all = zeros == Zeros::multiplied;
-  const int64_t step = s.columns.source_step <= 2 ? s.columns.source_step : 0;
-  const int64_t width = single ? 1 : block_width(s.columns.results), height = block_height(s.rows.results, width, single || step == 0);
-  const SumBlock block = sums_of_step[step][height - 1][width - 1];
+  const int64_t step = s.columns.source_step;
+  const auto [height, width] = single ? BlockSize{1, 1} : block_size(s.rows.results, s.columns.results, step);
+  const SumBlock block = sums_of_step[step > 2 ? 0 : step][height - 1][width - 1];
   alignas(64) float part[most_results * lanes];
   for (int64_t i = 0; i < s.rows.results; i += height) {
     const Span rows = all ? Span{0, s.rows.terms} : terms_of(s.rows, s.row_range, i, height);

@@ -44,7 +44,10 @@ static inline void read_lanes(const Planes& from, int64_t first, int64_t pixels,
       for (int64_t i = 0; i < pixels; i++, at += from.step) put(Vec::load(at, from.count));
     else
       for (; pixels > 0; pixels -= columns, to += pitch)
-        for (int64_t i = 0; i < smaller(columns, pixels); i++, at += from.step) Vec::load(at).store(to + i * lanes);
+        for (int64_t i = 0; i < smaller(columns, pixels); i++, at += from.step) {
+          __builtin_prefetch(at + 12 * from.step);  // pixels lie too far apart for the processor to see what comes next
+          Vec::load(at).store(to + i * lanes);
+        }
     return;
   }
   for (int64_t i = 0; i < pixels; i += lanes) {
