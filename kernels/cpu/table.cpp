@@ -45,8 +45,9 @@ Merit gemm(const ConvProblem& p, Op op) {
 
 // oneDNN has good kernels for small windows in channels_last, none for weight gradients.
 Merit depthwise(const ConvProblem& p, Op op) {
-  const bool large = taps(p) >= 27 || (op == Op::backward_weight && taps(p) >= 7);
-  return large ? Merit::beats_torch : taps(p) >= 13 ? Merit::fair : Merit::beats_torch_channels_first;
+  const bool weight = op == Op::backward_weight, large = taps(p) >= 27;
+  if ((weight && taps(p) >= 7) || (large && (op == Op::backward_data || image(p) >= 28))) return Merit::beats_torch;
+  return large || taps(p) < 13 ? Merit::beats_torch_channels_first : Merit::fair;
 }
 
 constexpr ConvRow rows[] = {
