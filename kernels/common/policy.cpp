@@ -226,11 +226,12 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
       continue;
     }
     const Merit merit = row.merit(call.problem, op);
-    const bool copies = call.channels_last && !row.algorithm->reads_channels_last;
+    const bool first_only = merit == Merit::beats_torch_channels_first, beats = first_only || merit == Merit::beats_torch;
+    const bool other_layout = call.channels_last && (first_only || !row.algorithm->reads_channels_last);
     if (!is_exact(row, call)) {
       passed.push_back(label_of(row) + ": its error bound is above 3e-5");
       if (!inexact && merit != Merit::last_resort) inexact = &row;
-    } else if (merit == Merit::beats_torch ? !copies || !torch_allowed : merit == Merit::fair && !torch_allowed) {
+    } else if (beats ? !other_layout || !torch_allowed : merit == Merit::fair && !torch_allowed) {
       best = &row;
     } else {
       passed.push_back(

@@ -57,5 +57,7 @@ def takes(row: Row, case: Case) -> bool:
         return False
     if row.algorithm.startswith("tiles"):
         return prod(case.window) <= 1024
+    if row.algorithm == "depthwise":
+        return 1 < case.groups == case.c <= case.k
     is_plain = case.window in ((3, 3), (5, 5)) and set(case.stride + case.dilation) == {1}
     return is_plain or not row.algorithm.startswith("winograd")
