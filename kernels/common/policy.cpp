@@ -129,7 +129,7 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
   if (!a.fixed_order && deterministic) why.push_back("it adds in no fixed order, and deterministic=ON asks for the same bits");
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
-  if (a.spreads_nonfinite || !is(row, "strict")) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));  // see conv_run
+  if (a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32")) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));  // see conv_run
   if (workspace_limit_ >= 0 && bytes > size_t(workspace_limit_))
     why.push_back(
         "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit_));
@@ -201,12 +201,15 @@ std::unique_ptr<Decision> Policy::make(
 
 // The first row of the name asked for that can take the call. nullptr: none, and why; or no algorithm is named.
 const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& choice) const {
+  const ConvRow* refused = nullptr;  // the last one of those
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || choice.asked != row.name || !allows_math(row)) continue;
     const std::vector<std::string> why = obstacles(row, call);
+    if (refused && label_of(*refused) == label_of(row)) choice.reasons.pop_back();  // a row for more problems in the same arithmetic
     if (why.empty()) return &row;
     choice.reasons.push_back(label_of(row) + ": " + sentence(why));
+    refused = &row;
   }
   return nullptr;
 }
@@ -264,12 +267,19 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
 std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direction direction) const {
   const std::string option = "conv_" + choice.direction + "_algo";
   std::string words = option + "=" + choice.asked + " cannot take the " + brief(choice.problem) + ":\n";
+  std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || !allows_math(row)) continue;
     const std::vector<std::string> why = obstacles(row, call);
-    words += "  " + label_of(row) + ": " + (why.empty() ? "could take it" : sentence(why)) + "\n";
+    const std::string label = label_of(row), text = why.empty() ? "could take it" : sentence(why);
+    const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == label; });
+    if (same == lines.end())
+      lines.emplace_back(label, text);
+    else if (same->second != "could take it")
+      same->second = text;
   }
+  for (const auto& [label, text] : lines) words += "  " + label + ": " + text + "\n";
   return words;
 }
 

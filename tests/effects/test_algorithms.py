@@ -54,9 +54,10 @@ def test_without_a_native_core_it_is_refused_with_the_reason() -> None:
 
 def test_details_are_part_of_the_policy_of_the_algorithms() -> None:
     found = rows(conv_dgrad_algo="algo_1", fallback="silent", conv_workspace_limit="1MB", deterministic="ON")
-    wanted = {"native.fallback": "silent", "native.conv_workspace_limit": 2**20, "native.deterministic": True}
+    wanted = {"native.fallback": "silent", "native.conv_workspace_limit": 2**20}
     assert found["conv_dgrad_algo"].assignments == {**HOW, **wanted, "native.conv_dgrad_algo": "algo_1"}
     assert {found[name].status for name in ("fallback", "conv_workspace_limit")} == {"honoured"}
+    assert found["deterministic"].assignments["native.deterministic"] is True
 
 
 @pytest.mark.parametrize("options", [{"fallback": "error"}, {"conv_workspace_limit": 0}, {"frozen_weights": True}])
@@ -97,3 +98,11 @@ def test_thread_invariant_says_for_what_nothing_is_promised() -> None:
 
 def test_determinism_alone_asks_nothing_of_the_native_core() -> None:
     assert not any(switch.startswith("native.") for switch in msctx.explain({"deterministic": "ON"}).assignments)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_what_rounding_is_allowed_is_part_of_the_policy(value: bool) -> None:
+    found = rows(conv_fprop_algo="implicit_gemm", conv_allow_tf32=value, allow_fp32_emulation=value)
+    policy = found["conv_fprop_algo"].assignments
+    assert (policy["native.conv_allow_tf32"], policy["native.allow_fp32_emulation"]) == (value, value)
+    assert {found[name].status for name in ("conv_allow_tf32", "allow_fp32_emulation")} == {"honoured"}

@@ -16,7 +16,6 @@ FLAGS = {
 ELSEWHERE = {
     ("matmul_allow_tf32", "cpu"): "not_built",
     ("matmul_allow_tf32", "ascend"): "inert",
-    ("conv_allow_tf32", "cpu"): "not_built",
     ("conv_allow_tf32", "ascend"): "inert",
     ("matmul_allow_hf32", "cpu"): "not_built",
     ("matmul_allow_hf32", "cuda"): "not_built",
@@ -45,8 +44,17 @@ def test_elsewhere_nothing_is_switched_and_that_is_told(name: str, device: str, 
     assert row.reason
 
 
+@pytest.mark.parametrize(("value", "status"), [(True, "inert"), (False, "honoured")])
+def test_without_an_algorithm_nothing_on_a_cpu_rounds_to_tf32(value: bool, status: str) -> None:
+    (row,) = msctx.explain({"conv_allow_tf32": value}, device="cpu").rows
+    assert (row.status, row.assignments) == (status, {})
+    assert "do not round" in row.reason
+
+
 def test_each_pair_is_in_one_of_the_tables() -> None:
-    assert {*ELSEWHERE, *((name, flag[0]) for name, flag in FLAGS.items())} == {(n, d) for n in FLAGS for d in DEVICES}
+    assert {("conv_allow_tf32", "cpu"), *ELSEWHERE, *((name, flag[0]) for name, flag in FLAGS.items())} == {
+        (n, d) for n in FLAGS for d in DEVICES
+    }
 
 
 def test_all_flags_side_by_side() -> None:

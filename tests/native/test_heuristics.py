@@ -83,7 +83,7 @@ def test_thread_invariant_takes_every_convolution_that_names_nothing() -> None:
     for row in ctx.choices():
         assert (row.asked, row.provider) == ("thread_invariant", "msctx")
         assert row.ran not in ("algo_0", "algo_3", "torch")
-        assert row.reasons or row.ran == "winograd"
+        assert row.reasons or row.ran == "winograd" or row.math == "fp32-grade"
 
 
 def test_a_named_algorithm_beats_thread_invariant_where_it_keeps_its_bits() -> None:
