@@ -56,7 +56,7 @@ struct Weights {
     if (const void* found = kept(form)) return found;
     if (!made[form]) {
       made[form].emplace(memory, algorithm.prepared_size(p, op, form));
-      algorithm.prepare(p, op, form, w, made[form]->data, parallel);
+      algorithm.prepare(p, op, form, w ? w : kept(plain_weight), made[form]->data, parallel);
     }
     return made[form]->data;
   }
@@ -144,8 +144,9 @@ bool conv_run(
     if (done && !(algorithm.spreads_nonfinite && !all_finite(result, count, parallel))) return false;
   }
   const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
-  const Plain plain(p, op, t, memory, parallel);
+  Plain plain(p, op, t, memory, parallel);
   const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
+  if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(kept(plain_weight));
   safe.run(p, op, plain.tensors, none_kept, scratch.data, parallel);
   return true;
 }

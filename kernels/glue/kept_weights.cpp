@@ -133,12 +133,18 @@ void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeig
 }  // namespace
 
 Keeper::Keeper(
-    const Policy& policy, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const at::Tensor& weight, const void* w,
-    const Parallel& parallel)
-    : policy_(policy), algorithm_(algorithm), p_(p), op_(op), weight_(weight), w_(w), parallel_(parallel) {}
+    const Policy& policy, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const at::Tensor& weight, const Parallel& parallel)
+    : policy_(policy), algorithm_(algorithm), p_(p), op_(op), weight_(weight), parallel_(parallel) {}
+
+const void* Keeper::plain() {
+  if (!plain_.defined()) plain_ = weight_.contiguous();
+  return plain_.data_ptr();
+}
 
 const Fingerprint& Keeper::print() {
-  if (!print_) print_ = policy_.table().fingerprint(w_, w_size(p_) * weight_.element_size(), parallel_);
+  // In the order in which it lies in memory, where nothing lies between: the key has the strides.
+  const void* bytes = weight_.is_non_overlapping_and_dense() ? weight_.data_ptr() : plain();
+  if (!print_) print_ = policy_.table().fingerprint(bytes, w_size(p_) * weight_.element_size(), parallel_);
   return *print_;
 }
 
@@ -153,6 +159,7 @@ bool Keeper::is_same(KeptWeight& weight) {
 
 const void* Keeper::get(void* self, int form) try {
   auto& keeper = *static_cast<Keeper*>(self);
+  if (form == plain_weight) return keeper.plain();
   auto& used = keeper.used_[form];
   if (!used) used = keeper.form(form);
   return used ? used->data : nullptr;
@@ -175,7 +182,7 @@ std::shared_ptr<KeptWeight> Keeper::form(int form) {
   weight->print = print();
   weight->checked_under = policy_.number;
   weight->checked_at = weight_.data_ptr();
-  algorithm_.prepare(p_, op_, form, w_, weight->data, parallel_);
+  algorithm_.prepare(p_, op_, form, plain(), weight->data, parallel_);
   keep(key, weight_, weight);
   made++;
   return weight;

@@ -18,8 +18,7 @@ struct KeptWeight;  // one weight in one form
 // What one call asks of the kept weights: give `prepared()` to conv_run. It lives as long as the run.
 class Keeper {
  public:
-  // `w`: the values of `weight`, contiguous.
-  Keeper(const Policy&, const ConvAlgorithm&, const ConvProblem&, Op, const at::Tensor& weight, const void* w, const Parallel&);
+  Keeper(const Policy&, const ConvAlgorithm&, const ConvProblem&, Op, const at::Tensor& weight, const Parallel&);
   Prepared prepared() { return {get, this}; }
   int found = 0, made = 0;  // forms
 
@@ -27,6 +26,7 @@ class Keeper {
   static const void* get(void* self, int form);
   std::shared_ptr<KeptWeight> form(int form);
   const Fingerprint& print();
+  const void* plain();
   bool is_same(KeptWeight&);
 
   const Policy& policy_;
@@ -34,7 +34,7 @@ class Keeper {
   const ConvProblem& p_;
   const Op op_;
   const at::Tensor& weight_;
-  const void* const w_;
+  at::Tensor plain_;  // the weight, contiguous, once that was wanted
   const Parallel& parallel_;
   std::optional<Fingerprint> print_;
   std::shared_ptr<KeptWeight> used_[Prepared::most_forms];

@@ -156,13 +156,15 @@ inline at::Tensor run_row(
   const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
   const auto read_in = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   const bool reads_weight = row.direction != Direction::wgrad;
-  const at::Tensor a = first.contiguous(read_in), b = second.contiguous(reads_weight ? at::MemoryFormat::Contiguous : read_in);
+  const bool keeps_weight = reads_weight && row.algorithm->prepare;  // and brings it into the usual order only where that is needed
+  const at::Tensor a = first.contiguous(read_in);
+  const at::Tensor b = keeps_weight ? second : second.contiguous(reads_weight ? at::MemoryFormat::Contiguous : read_in);
   const auto sizes = result_shape(call, row.direction);
   const bool late = !reads_weight;  // torch brings this gradient into its format afterwards: other strides along extents of 1
   at::Tensor result = late ? at::empty(sizes, first.options()) : at::empty(sizes, first.options(), format);
   const at::Tensor plain = last || result.is_contiguous() ? result : at::empty(sizes, first.options());
   ConvTensors t{};
-  void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = plain.data_ptr();
+  void *pa = a.data_ptr(), *pb = keeps_weight && !b.is_contiguous() ? nullptr : b.data_ptr(), *pr = plain.data_ptr();
   switch (row.direction) {
     case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
     case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
@@ -171,8 +173,8 @@ inline at::Tensor run_row(
   t.channels_last = last;
   const Parallel all = threads_of_torch();
   const Parallel some = policy.threads_for(*row.algorithm, p, op, all.threads) == all.threads ? all : serial();
-  if (reads_weight && row.algorithm->prepare) {
-    Keeper keeper(policy, *row.algorithm, p, op, second, pb, some);
+  if (keeps_weight) {
+    Keeper keeper(policy, *row.algorithm, p, op, second, some);
     ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, keeper.prepared(), scratch_memory(), some);
     ran.weights_kept = keeper.found, ran.weights_prepared = keeper.made;
   } else {

@@ -96,10 +96,11 @@ class Product {
     int64_t places[most_taps], taps = 0;
     l_.for_taps(phase, [&](const TapAt& tap) { places[taps++] = planes.place(tap); });
     const int64_t apart = planes.apart();
+    const char* const first_weights = weights_.tiles(phase, group, begin);
     typename S::Block block;
     for (int64_t pixel = 0; pixel < pixels; pixel += l_.rows_together)
       for (int64_t b = begin; b < end; b++) {
-        const char* weights = weights_.tiles(phase, group, b);
+        const char* weights = first_weights + (b - begin) * l_.weight_bytes(phase);
         S::zero();
         for (int64_t depth = 0; depth < l_.blocks; depth++) {
           const char* from = planes.data() + depth * S::parts * apart + pixel * tile_bytes;
@@ -174,6 +175,7 @@ void reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   why.add_if(op == Op::backward_weight, "it has no weight gradient");
   why.add_if(volume(p.window) > most_taps, "it takes windows of up to 1024 taps");
+  why.add_if(op == Op::backward_data && volume(p.stride) > Lowered<Graded>::most_phases, "it takes strides of up to 8 by 8");
   why.add_if(larger(x_size(p), y_size(p)) / larger(1, p.n) >= int64_t(1) << 31, "it takes images of less than 2 billion values");
 }
 

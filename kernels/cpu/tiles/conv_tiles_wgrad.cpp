@@ -55,7 +55,7 @@ struct Plan {
   int64_t stage_floats() const { return (divide_up(values(), S::together) + 1) * S::together * lanes; }
   // The gradient on the way: [tap][channel of y][channel of x].
   int64_t sum_row() const { return x_blocks * columns; }
-  int64_t most_bytes() const { return larger(chunk_bytes, smaller(largest_chunk, sum_floats())); }
+  int64_t most_bytes() const { return larger(chunk_bytes, smaller(largest_chunk, 2 * int64_t(sizeof(float)) * sum_floats())); }
   int64_t sum_floats() const { return taps * y_blocks * rows * sum_row(); }
 
  private:
@@ -208,9 +208,11 @@ class Segment {
   Source x_, y_;
 };
 
-// Adds the products of one block of channels of y and one of x, of all segments of a chunk, to their sums.
+// Adds the products of one block of channels of y and one of x, of all segments of a chunk, to their sums, which the first chunk begins.
 template <class S>
-void multiply(const Plan<S>& plan, const Segment<S>* segments, int64_t count, int64_t y_block, int64_t x_block, const Unscale<S>& unscale, float* sums) {
+void multiply(
+    const Plan<S>& plan, const Segment<S>* segments, int64_t count, bool is_first, int64_t y_block, int64_t x_block,
+    const Unscale<S>& unscale, float* sums) {
   typename S::Block block;
   int64_t tap = 0;
   plan.l.for_taps(0, [&](const TapAt& at) {
@@ -225,7 +227,10 @@ void multiply(const Plan<S>& plan, const Segment<S>* segments, int64_t count, in
     for (int r = 0; r < S::row_tiles; r++)
       for (int c = 0; c < S::column_tiles; c++) {
         float* to = sums + ((tap * plan.y_blocks + y_block) * plan.rows + r * lanes) * plan.sum_row() + x_block * plan.columns + c * lanes;
-        for (int i = 0; i < 16; i++, to += plan.sum_row()) _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), unscale(S::row(block, r, c, i))));
+        for (int i = 0; i < 16; i++, to += plan.sum_row()) {
+          const Floats more = unscale(S::row(block, r, c, i));
+          _mm512_storeu_ps(to, is_first ? more : _mm512_add_ps(_mm512_loadu_ps(to), more));
+        }
       }
     tap++;
   });
@@ -281,7 +286,6 @@ bool run_group(const Plan<S>& plan, const ConvTensors& t, int64_t group, double 
   auto* sums = reinterpret_cast<float*>(workspace);
   char *data = workspace + layout.sums, *stages = data + layout.data;
   auto* spreads = reinterpret_cast<Spread*>(stages + layout.stage * size_t(parallel.threads));
-  std::memset(sums, 0, layout.sums);
 
   for (int64_t number = 0; number < plan.chunks(); number++) {
     const int64_t image = plan.strips > 1 ? number / plan.strips : number * plan.together;
@@ -310,7 +314,7 @@ bool run_group(const Plan<S>& plan, const ConvTensors& t, int64_t group, double 
     const Unscale<S> unscale(x_scale, mantissas, exponents);
     parallel_for(parallel, plan.x_blocks * plan.y_blocks, [&](int64_t i, int) {
       const TileUse tiles;
-      multiply(plan, segments, count, i % plan.y_blocks, i / plan.y_blocks, unscale, sums);
+      multiply(plan, segments, count, number == 0, i % plan.y_blocks, i / plan.y_blocks, unscale, sums);
     });
   }
   store_weights(plan, group, sums, static_cast<float*>(t.w), parallel);

@@ -61,7 +61,7 @@ struct TapAt {
 // What the shapes alone decide, for parts S.
 template <class S>
 struct Lowered {
-  static constexpr int64_t most_folded = 512;
+  static constexpr int64_t most_folded = 512, most_phases = 64;
   static constexpr int64_t rows_together = 16 * S::row_tiles, columns_together = 16 * S::column_tiles;
 
   Op op;
@@ -70,6 +70,7 @@ struct Lowered {
   int64_t deep, blocks, result_blocks;      // depth with what is folded; in blocks of S::depth; results in blocks of columns_together
   Axis y, x;
   int64_t source_phases, width, before;     // positions of a row of a plane; zeros before the first row
+  int64_t taps_before[most_phases + 1];     // of the phases of the result, in their order
 
   Lowered(const ConvProblem& p, Op op_) : op(op_), images(p.n), gc(group_c(p)), gk(group_k(p)), y(p, op_, 1), x(p, op_, 2) {
     merged = 1;
@@ -91,6 +92,11 @@ struct Lowered {
     before = x.folded ? 0 : larger(0, -x.low);
     const int64_t stored = divide_up(x.source, x.source_step);
     width = x.folded ? x.positions(0) : larger(stored + before, x.positions(0) + larger(0, x.high));
+    taps_before[0] = 0;
+    for (int64_t phase = 0; phase < result_phases(); phase++) {
+      taps_before[phase + 1] = taps_before[phase];
+      for_taps(phase, [&](const TapAt&) { taps_before[phase + 1]++; });
+    }
   }
   int64_t result_phases() const { return y.result_step * x.result_step; }
 
@@ -126,11 +132,7 @@ struct Lowered {
     const int64_t tap = at / depth;
     return {at % depth, x.folded ? tap / x.taps : 0, x.folded ? tap % x.taps : 0};
   }
-  int64_t count_taps(int64_t result_phase) const {
-    int64_t count = 0;
-    for_taps(result_phase, [&](const TapAt&) { count++; });
-    return count;
-  }
+  int64_t count_taps(int64_t result_phase) const { return taps_before[result_phase + 1] - taps_before[result_phase]; }
   int64_t most_taps() const { return y.taps * x.taps; }
 
   // Bytes of the operand b of one phase, group and block of results: [block][tap][part][column tile][tile].
@@ -156,9 +158,8 @@ class Weights {
   float* exponents(int64_t group) const { return mantissas(l.groups + group); }
   int64_t offset_of_tiles() const { return 64 + int64_t(align64(sizeof(float) * size_t(2 * l.groups * padded()))); }
   char* tiles(int64_t phase, int64_t group, int64_t block) const {
-    int64_t offset = offset_of_tiles();
-    for (int64_t i = 0; i < phase; i++) offset += l.groups * l.result_blocks * l.weight_bytes(i);
-    return data + offset + (group * l.result_blocks + block) * l.weight_bytes(phase);
+    const int64_t before = l.groups * l.result_blocks * l.blocks * l.taps_before[phase] * Lowered<S>::step_bytes;
+    return data + offset_of_tiles() + before + (group * l.result_blocks + block) * l.weight_bytes(phase);
   }
   size_t size() const {
     const size_t all = size_t(tiles(l.result_phases(), 0, 0) - data), spreads = size_t(offset_of_tiles()) + sizeof(Spread) * size_t(channels());

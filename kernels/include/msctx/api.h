@@ -22,7 +22,7 @@ const ConvAlgorithm* algorithm_named(const ConvTable&, const char* name);
 constexpr const char* safe_algorithm = "gemm";
 
 // Runs one algorithm. Returns whether its result had to be computed again (see ConvAlgorithm::run and spreads_nonfinite).
-// `kept` may give prepared weights, or null where it has none: they are then made in scratch.
+// `kept` may give prepared weights, or null where it has none: they are then made in scratch. Where w is null, `kept` has it.
 bool conv_run(
     const ConvTable&, const ConvAlgorithm&, const ConvProblem&, Op, const ConvTensors&, const Prepared& kept, const Memory&,
     const Parallel&);

@@ -31,6 +31,9 @@ struct ConvTensors {
   bool channels_last = false;
 };
 
+// The form of a weight that is just its values, as w of ConvTensors.
+constexpr int plain_weight = -1;
+
 // A weight as an algorithm wants it (transformed, packed): the caller may have it from an earlier call.
 struct Prepared {
   static constexpr int most_forms = 4;
