@@ -110,11 +110,16 @@ MSCTX_API char* msctx_choices(const int32_t* wanted, int count) try {
 } catch (const std::exception&) {
   return nullptr;  // no memory
 }
-// The calls of each entry, in the order in which they were first met: their numbers; returns how many entries there are, of which at most `size` are written.
-MSCTX_API int msctx_counts(int64_t* calls, int size) {
+// Of each entry the calls, and the weights kept and prepared for them, in the order in which they were first met: their numbers.
+// Returns how many entries there are, of which at most `size` are written.
+MSCTX_API int msctx_counts(int64_t (*counts)[3], int size) {
   msctx::Log& all = msctx::log();
   const std::lock_guard<std::mutex> guard(msctx::lock);
-  for (int i = 0; i < size && i < int(all.entries.size()); i++) calls[i] = all.entries[i]->calls.load(std::memory_order_relaxed);
+  for (int i = 0; i < size && i < int(all.entries.size()); i++) {
+    const msctx::Choice& entry = *all.entries[i];
+    int64_t* to = counts[i];
+    for (const auto* count : {&entry.calls, &entry.weights_kept, &entry.weights_prepared}) *to++ = count->load(std::memory_order_relaxed);
+  }
   return int(all.entries.size());
 }
 MSCTX_API void msctx_free(char* text) { free(text); }

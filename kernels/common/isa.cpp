@@ -53,7 +53,7 @@ const ConvTable& with_avx512() {
     all->insert(all->end(), avx512::table().rows, avx512::table().rows + avx512::table().count);
     return all;
   }();
-  static const ConvTable table{tiles().isa, rows->data(), int(rows->size())};
+  static const ConvTable table{tiles().isa, rows->data(), int(rows->size()), avx512::table().fingerprint};
   return table;
 }
 

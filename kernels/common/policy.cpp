@@ -50,6 +50,7 @@ std::atomic<bool> in_force{false};
 namespace {
 std::mutex& policy_lock = fork_safe_mutex();
 std::mutex& decisions_lock = fork_safe_mutex();  // of all policies
+std::atomic<int64_t> policies{0};
 std::shared_ptr<Policy>& slot() {
   static auto* current = new std::shared_ptr<Policy>;
   return *current;
@@ -73,6 +74,8 @@ Policy::Policy(const PolicyText& t, const ConvTable& table, int threads)
       deterministic(t.deterministic),
       allow_tf32(t.allow_tf32),
       allow_fp32_emulation(t.allow_fp32_emulation),
+      frozen_weights(t.frozen_weights),
+      number(++policies),
       asked_{text(t.asked[0]), text(t.asked[1]), text(t.asked[2])},
       workspace_limit_(t.workspace_limit),
       table_(table),

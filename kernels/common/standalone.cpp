@@ -25,6 +25,9 @@ void run_in_threads(void* pool, int64_t tasks, void (*task)(void*, int64_t, int)
   for (std::thread& thread : threads) thread.join();
 }
 
+// `threads` lives as long as what is returned.
+Parallel in_threads(int& threads) { return threads > 1 ? Parallel{threads, &threads, run_in_threads} : serial(); }
+
 void* allocate(void*, size_t bytes) {
   void* data = std::aligned_alloc(64, align64(bytes));
   if (data == nullptr) throw std::bad_alloc();
@@ -64,8 +67,13 @@ int64_t msctx_workspace(const char* isa, int index, const ConvProblem* p, int op
 
 double msctx_error(const char* isa, int index, const ConvProblem* p, int op) { return algorithm(isa, index).error(*p, Op(op)); }
 
+void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high) {
+  const Fingerprint found = table_of(isa)->fingerprint(data, bytes, in_threads(threads));
+  low_and_high[0] = found.low, low_and_high[1] = found.high;
+}
+
 int msctx_run(const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int channels_last, int threads) {
-  const Parallel parallel = threads > 1 ? Parallel{threads, &threads, run_in_threads} : serial();
+  const Parallel parallel = in_threads(threads);
   const Memory memory{allocate, release, nullptr};
   return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y, channels_last != 0}, none_kept, memory, parallel);
 }

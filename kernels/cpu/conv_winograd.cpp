@@ -26,7 +26,6 @@ struct Plan {
     constexpr int64_t enough_tasks = 16;  // rather repeat the transforms of tiles than have less
     splits = smaller(parts, larger(1, enough_tasks / larger(1, m.groups * blocks)));
   }
-  int64_t filters_size() const { return m.groups * points * filters_apart(m); }
   int64_t slot_size() const { return points * (source_apart + product_apart); }
 };
 
@@ -55,13 +54,11 @@ void run_block(const Plan& plan, int64_t group, int64_t block, int64_t part, int
 }
 
 template <int taps>
-void run_taps(const Plan& plan, float* workspace, const Parallel& parallel) {
-  transform_filters<taps>(plan.m, workspace, parallel);
-  float* const slots = workspace + plan.filters_size();
+void run_taps(const Plan& plan, const float* filters, float* slots, const Parallel& parallel) {
   parallel_for(parallel, plan.m.groups * plan.splits * plan.blocks, [&](int64_t task, int slot) {
     const int64_t block = task % plan.blocks, split = task / plan.blocks % plan.splits;
     const int64_t first = split * plan.parts / plan.splits, last = (split + 1) * plan.parts / plan.splits;
-    run_block<taps>(plan, task / plan.blocks / plan.splits, block, first, last, workspace, slots + slot * plan.slot_size());
+    run_block<taps>(plan, task / plan.blocks / plan.splits, block, first, last, filters, slots + slot * plan.slot_size());
   });
 }
 
@@ -73,18 +70,18 @@ void reasons(const ConvProblem& p, Op op, Reasons& reasons) {
 size_t workspace(const ConvProblem& p, Op op, int threads) {
   if (is_empty(p)) return 0;
   const Plan plan(p, op, {});
-  return sizeof(float) * size_t(plan.filters_size() + threads * plan.slot_size());
+  return sizeof(float) * size_t(threads * plan.slot_size());
 }
 
 double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
-bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {
   if (is_empty(p)) {
     store_zeros(p, op, t);
     return true;
   }
   const Plan plan(p, op, t);
-  (p.window[1] == 3 ? run_taps<3> : run_taps<5>)(plan, static_cast<float*>(workspace), parallel);
+  (p.window[1] == 3 ? run_taps<3> : run_taps<5>)(plan, static_cast<const float*>(weight()), static_cast<float*>(workspace), parallel);
   return true;
 }
 
@@ -101,6 +98,9 @@ const ConvAlgorithm conv_winograd = {
     .error = error,
     .run = run,
     .spreads_nonfinite = true,
+    .prepared_size = winograd_prepared_size,
+    .prepare = winograd_prepare,
+    .prepared_for_all_sizes = true,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -32,19 +32,17 @@ struct MapPlan {
                workspace_floats / (groups.size * points * block_tiles * (m.depth + padded_rows))),
         source_apart(apart(blocks.size * m.depth * block_tiles)),
         product_apart(apart(blocks.size * padded_rows * block_tiles)) {}
-  int64_t filters_size() const { return m.groups * points * filters_apart(m); }
   int64_t source_size() const { return groups.size * points * source_apart; }
-  int64_t size() const { return filters_size() + source_size() + groups.size * points * product_apart; }
+  int64_t size() const { return source_size() + groups.size * points * product_apart; }
 };
 
 // The blocks of tiles [block, block + blocks) of the groups [group, group + groups).
 template <int taps>
-void run_map_piece(const MapPlan& plan, int64_t group, int64_t groups, int64_t block, int64_t blocks, float* workspace,
-                   const Parallel& parallel) {
+void run_map_piece(const MapPlan& plan, int64_t group, int64_t groups, int64_t block, int64_t blocks, const float* filters,
+                   float* workspace, const Parallel& parallel) {
   const Mapping& m = plan.m;
   const Grid& grid = plan.grid;
-  float* const filters = workspace;
-  float* const source = filters + plan.filters_size();
+  float* const source = workspace;
   float* const product = source + plan.source_size();
   constexpr int64_t task_channels = 32, task_blocks = 8;
 
@@ -79,12 +77,12 @@ void run_map_piece(const MapPlan& plan, int64_t group, int64_t groups, int64_t b
 }
 
 template <int taps>
-void run_map(const ConvProblem& p, Op op, const ConvTensors& t, float* workspace, const Parallel& parallel) {
+void run_map(const ConvProblem& p, Op op, const ConvTensors& t, const float* filters, float* workspace,
+             const Parallel& parallel) {
   const MapPlan plan(p, op, t);
-  transform_filters<taps>(plan.m, workspace, parallel);
   for (int64_t group = 0; group < plan.groups.count; group += plan.groups.size)
     for (int64_t block = 0; block < plan.blocks.count; block += plan.blocks.size)
-      run_map_piece<taps>(plan, group, plan.groups.at(group), block, plan.blocks.at(block), workspace, parallel);
+      run_map_piece<taps>(plan, group, plan.groups.at(group), block, plan.blocks.at(block), filters, workspace, parallel);
 }
 
 // --- backward_weight -----------------------------------------------------------------------------------------------------
@@ -216,7 +214,7 @@ size_t workspace(const ConvProblem& p, Op op, int) {
 
 double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
-bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {
   if (is_empty(p)) {
     store_zeros(p, op, t);
     return true;
@@ -225,7 +223,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, voi
   if (op == Op::backward_weight)
     (p.window[1] == 3 ? run_weight<3> : run_weight<5>)(p, t, floats, parallel);
   else
-    (p.window[1] == 3 ? run_map<3> : run_map<5>)(p, op, t, floats, parallel);
+    (p.window[1] == 3 ? run_map<3> : run_map<5>)(p, op, t, static_cast<const float*>(weight()), floats, parallel);
   return true;
 }
 
@@ -242,6 +240,9 @@ const ConvAlgorithm conv_winograd_nonfused = {
     .error = error,
     .run = run,
     .spreads_nonfinite = true,
+    .prepared_size = winograd_prepared_size,
+    .prepare = winograd_prepare,
+    .prepared_for_all_sizes = true,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -6,6 +6,7 @@ namespace msctx::MSCTX_ISA {
 
 extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
     conv_implicit_precomp_gemm, conv_reference, conv_winograd, conv_winograd_nonfused;
+Fingerprint fingerprint(const void* data, int64_t bytes, const Parallel&);
 
 namespace {
 
@@ -73,7 +74,7 @@ constexpr ConvRow rows[] = {
 
 #define MSCTX_TEXT_OF(x) #x
 #define MSCTX_TEXT(x) MSCTX_TEXT_OF(x)
-constexpr ConvTable all = {MSCTX_TEXT(MSCTX_ISA), rows, sizeof rows / sizeof rows[0]};
+constexpr ConvTable all = {MSCTX_TEXT(MSCTX_ISA), rows, sizeof rows / sizeof rows[0], fingerprint};
 
 }  // namespace
 

@@ -80,24 +80,27 @@ struct Asked {
     if (at::in_parallel_region()) return &guessed;
     const auto format = call->channels_last && call->problem.dims == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
     return measured(*policy, *call, guessed, direction, at::get_num_threads(), [&](const ConvRow* row) {
-      bool again = false;
+      Ran ran;
       if (row)
-        run_row(*policy, *row, *call, first, second, format, again);
+        run_row(*policy, *row, *call, first, second, format, ran);
       else
         torch();
     });
   }
 };
 
-void count(const Decision& decision, bool again = false) {
-  decision.choice->calls.fetch_add(1, std::memory_order_relaxed);
-  if (again) decision.choice->computed_again.fetch_add(1, std::memory_order_relaxed);
+void count(const Decision& decision, const Ran& ran = {}) {
+  Choice& choice = *decision.choice;
+  choice.calls.fetch_add(1, std::memory_order_relaxed);
+  if (ran.again) choice.computed_again.fetch_add(1, std::memory_order_relaxed);
+  if (ran.weights_kept) choice.weights_kept.fetch_add(ran.weights_kept, std::memory_order_relaxed);
+  if (ran.weights_prepared) choice.weights_prepared.fetch_add(ran.weights_prepared, std::memory_order_relaxed);
 }
 
 at::Tensor run_counted(const Asked& asked, const Decision& decision, const at::Tensor& first, const at::Tensor& second, at::MemoryFormat format) {
-  bool again = false;
-  at::Tensor result = run_row(*asked.policy, *decision.row, *asked.call, first, second, format, again);
-  count(decision, again);
+  Ran ran;
+  at::Tensor result = run_row(*asked.policy, *decision.row, *asked.call, first, second, format, ran);
+  count(decision, ran);
   return result;
 }
 

@@ -5,6 +5,8 @@
 #include <atomic>
 
 #include "glue/hook.h"
+#include "glue/kept_weights.h"
+#include "glue/scratch.h"
 #include "glue/tensors.h"
 
 namespace msctx::glue {
@@ -165,6 +167,8 @@ MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 // 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(const PolicyText* text) try {
   set_policy(text ? std::make_shared<Policy>(*text, table_in_use(), at::get_num_threads()) : nullptr);
+  glue::drop_kept_weights();
+  if (!text) glue::drop_idle_scratch();
   return 1;
 } catch (const std::exception&) {
   return 0;

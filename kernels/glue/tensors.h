@@ -11,6 +11,8 @@
 #include "msctx/api.h"
 #include "msctx/policy.h"
 #include "msctx/process.h"
+#include "glue/kept_weights.h"
+#include "glue/scratch.h"
 #include "glue/watch.h"
 
 namespace msctx::glue {
@@ -29,23 +31,6 @@ inline Parallel threads_of_torch() {
             });
           }};
 }
-
-// Workspace from torch's allocator, so that it counts in torch's statistics and caps. Freed with this object.
-class TorchMemory {
- public:
-  Memory memory() { return {allocate, release, this}; }
-
- private:
-  static void* allocate(void* self, size_t bytes) {
-    auto& held = static_cast<TorchMemory*>(self)->held_;
-    held.push_back(c10::GetAllocator(c10::kCPU)->allocate(bytes));
-    return held.back().get();
-  }
-  static void release(void* self, void* data) {
-    std::erase_if(static_cast<TorchMemory*>(self)->held_, [data](const at::DataPtr& held) { return held.get() == data; });
-  }
-  std::vector<at::DataPtr> held_;
-};
 
 inline std::optional<DType> dtype_of(const at::Tensor& t) {
   switch (t.scalar_type()) {
@@ -156,10 +141,16 @@ inline std::vector<int64_t> result_shape(const ConvCall& call, Direction directi
   }
 }
 
+// How a run went: whether its result had to be computed again, and how many forms of its weight were kept and were made.
+struct Ran {
+  bool again = false;
+  int weights_kept = 0, weights_prepared = 0;
+};
+
 // Runs a row. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
     const Policy& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
-    at::MemoryFormat format, bool& again) {
+    at::MemoryFormat format, Ran& ran) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
   const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
@@ -178,10 +169,15 @@ inline at::Tensor run_row(
     case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
   }
   t.channels_last = last;
-  TorchMemory workspace;
   const Parallel all = threads_of_torch();
   const Parallel some = policy.threads_for(*row.algorithm, p, op, all.threads) == all.threads ? all : serial();
-  again = conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, workspace.memory(), some);
+  if (reads_weight && row.algorithm->prepare) {
+    Keeper keeper(policy, *row.algorithm, p, op, second, pb, some);
+    ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, keeper.prepared(), scratch_memory(), some);
+    ran.weights_kept = keeper.found, ran.weights_prepared = keeper.made;
+  } else {
+    ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), some);
+  }
   if (!plain.is_same(result)) result.copy_(plain);
   return late ? result.contiguous(format) : result;
 }

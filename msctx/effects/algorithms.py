@@ -23,6 +23,7 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
         "native.conv_workspace_limit": want.other("conv_workspace_limit"),
         "native.conv_allow_tf32": want.other("conv_allow_tf32", False),
         "native.allow_fp32_emulation": want.other("allow_fp32_emulation", True),
+        "native.frozen_weights": want.other("frozen_weights", False),
         "torch.inductor.freezing": False,
         "torch.inductor.cpp_wrapper": False,
     } | {f"native.{field}": value for field, value in fields.items()}
@@ -65,7 +66,7 @@ def thread_invariant(want: Want) -> Outcome:
     return approximated(_policy(want, thread_invariant=True), differs)
 
 
-@effect("fallback", "conv_workspace_limit", "allow_fp32_emulation")
+@effect("fallback", "conv_workspace_limit", "allow_fp32_emulation", "frozen_weights")
 def detail(want: Want) -> Outcome:
     if want.device == "cuda":
         return not_built(LATER)

@@ -13,7 +13,9 @@ from msctx.native import core
 from msctx.options.conv_rules import rules_of
 
 Shape = tuple[int, ...]
-Counts = Sequence[int]
+Counts = Sequence[Sequence[int]]
+Made = dict[tuple[int, int], int]
+"""(number of the choice, place in :data:`core.COUNTED`) → how often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Choice:
         error: the documented bound of the algorithm's error, in units of the largest result; 0.0 where torch states none.
         workspace: bytes beside the tensors.
         calls: how often it ran.
+        weights_kept: how often what the algorithm makes of a weight was there from an earlier call.
+        weights_prepared: how often it had to be made, since it was new or the weight had changed.
         reasons: why those ahead of it did not run, and what else is to be known.
     """
 
@@ -81,6 +85,8 @@ class Choice:
     error: float
     workspace: int
     calls: int
+    weights_kept: int
+    weights_prepared: int
     reasons: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -117,28 +123,33 @@ class Choices(Sequence[Choice]):
 
 
 def counts() -> Counts:
-    """How often each choice was made until now, for :func:`between`."""
+    """What has been counted of each choice until now, for :func:`between`."""
     library = core.loaded()
     return library.counts() if library is not None else ()
 
 
-def between(before: Counts, after: Counts | None = None) -> dict[int, int]:
-    """The calls made since, or between two counts: number of the choice → calls."""
+def between(before: Counts, after: Counts | None = None) -> Made:
+    """What was counted since, or between two counts."""
     import numpy as np
 
-    calls = np.array(counts() if after is None else after, np.int64)
-    calls[: len(before)] -= np.asarray(before, np.int64)
-    return {int(i): int(calls[i]) for i in np.flatnonzero(calls > 0)}
+    def table(found: Counts) -> np.ndarray[Any, Any]:
+        return np.array(found, np.int64).reshape(-1, len(core.COUNTED))
+
+    made = table(counts() if after is None else after)
+    made[: len(before)] -= table(before)
+    return {(int(i), int(j)): int(made[i, j]) for i, j in np.argwhere(made > 0)}
 
 
-def rows(calls: dict[int, int] | None = None) -> Choices:
+def rows(made: Made | None = None) -> Choices:
     """The choices of :func:`between`; without it all of the process."""
     library = core.loaded()
     if library is None:
         return Choices()
-    wanted = sorted((between(()) if calls is None else calls).items())
-    found = library.choices([i for i, _ in wanted])
-    return Choices(_choice(entry, n) for entry, (_, n) in zip(found, wanted, strict=True))
+    made = between(()) if made is None else made
+    wanted = sorted(i for i, counted in made if counted == 0)
+    found = library.choices(wanted)
+    columns = range(len(core.COUNTED))
+    return Choices(_choice(entry, *(made.get((i, j), 0) for j in columns)) for entry, i in zip(found, wanted, strict=True))
 
 
 class Tally:
@@ -148,7 +159,7 @@ class Tally:
         self._lock = threading.Lock()
         self._open = 0
         self._since: Counts = ()  # the counts when the first of the open scopes was opened
-        self._made: Counter[int] = Counter()  # until the last of them closed
+        self._made: Counter[tuple[int, int]] = Counter()  # until the last of them closed
 
     def __deepcopy__(self, memo: object) -> Tally:
         return Tally()
@@ -165,8 +176,8 @@ class Tally:
             self._open += 1
         return now
 
-    def close(self, since: Counts) -> dict[int, int]:
-        """A scope closes that opened at the counts *since*; returns the calls made in it."""
+    def close(self, since: Counts) -> Made:
+        """A scope closes that opened at the counts *since*; returns what was counted in it."""
         now = counts()
         with self._lock:
             self._open -= 1
@@ -180,7 +191,7 @@ class Tally:
         return rows(dict(made))
 
 
-def unmatched(rules: Iterable[str], made: dict[int, int]) -> list[str]:
+def unmatched(rules: Iterable[str], made: Made) -> list[str]:
     """The conditions of *rules* (canonical texts) that none of the choices *made* fulfils."""
     found: list[str] = []
     shown: Choices | None = None
@@ -200,12 +211,14 @@ def _field(row: Choice, field: str) -> str:
     return str(value)
 
 
-def _choice(entry: dict[str, Any], calls: int) -> Choice:
+def _choice(entry: dict[str, Any], calls: int, kept: int, prepared: int) -> Choice:
     shape = _numbers(entry["input"])
     axes = max(0, len(shape) - 2)
     again = entry["computed_again"]
     note = (
-        [f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"]
+        [
+            f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"
+        ]
         if again
         else []
     )
@@ -231,6 +244,8 @@ def _choice(entry: dict[str, Any], calls: int) -> Choice:
         error=entry["error"],
         workspace=entry["workspace"],
         calls=calls,
+        weights_kept=kept,
+        weights_prepared=prepared,
         reasons=(*entry["reasons"], *note),
     )
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ISA_VARIABLE = "MSCTX_ISA"
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FALLBACKS = ("warn", "error", "silent")
+COUNTED = ("calls", "weights_kept", "weights_prepared")
+"""What is counted of a choice."""
 
 
 class _Condition(Structure):
@@ -38,6 +40,7 @@ class _Policy(Structure):
         ("thread_invariant", c_int32),
         ("allow_tf32", c_int32),
         ("allow_fp32_emulation", c_int32),
+        ("frozen_weights", c_int32),
         ("workspace_limit", c_int64),
         ("rules", c_int32),
         ("rule", POINTER(_Rule)),
@@ -125,12 +128,12 @@ class Core:
         self._c.msctx_set_policy(None)
 
     def counts(self) -> np.ndarray[Any, Any]:
-        """How often each choice was made until now, in the order in which they were first met."""
+        """For each choice, in the order in which they were first met, what has been counted until now: see COUNTED."""
         import numpy as np
 
         size = max(256, self._size)
         while True:
-            found = np.zeros(size, np.int64)
+            found = np.zeros((size, len(COUNTED)), np.int64)
             if (count := self._c.msctx_counts(found.ctypes.data_as(POINTER(c_int64)), size)) <= size:
                 self._size = 2 * count
                 return found[:count]

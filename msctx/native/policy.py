@@ -19,6 +19,7 @@ NOTHING: dict[str, Any] = {
     "thread_invariant": False,
     "conv_allow_tf32": False,
     "allow_fp32_emulation": True,
+    "frozen_weights": False,
 }
 ASKING = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "conv_algo_rules", "thread_invariant")
 """The fields that ask for something; the others only say how."""
@@ -58,4 +59,5 @@ def _send() -> None:
         thread_invariant=_fields["thread_invariant"],
         allow_tf32=_fields["conv_allow_tf32"],
         allow_fp32_emulation=_fields["allow_fp32_emulation"],
+        frozen_weights=_fields["frozen_weights"],
     )

@@ -20,15 +20,17 @@ WIDTH = 200
 def table(rows: Iterable[Choice]) -> Table:
     """A row for each problem; under it, why those ahead of what ran did not run."""
     grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for column in ("direction", "problem", "asked", "ran", "by", "math", "error", "workspace", "calls"):
-        grid.add_column(column, justify="right" if column in ("error", "workspace", "calls") else "left", overflow="fold")
+    rows = [*rows]
+    kept = ("kept",) if any(row.weights_kept for row in rows) else ()
+    for column in ("direction", "problem", "asked", "ran", "by", "math", "error", "workspace", "calls", *kept):
+        right = column in ("error", "workspace", "calls", "kept")
+        grid.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
         problem = Text(f"{row.module}: " * bool(row.module) + str(row.problem))
         problem.append("".join(f"\n  {reason}" for reason in row.reasons), "dim")
         error = f"{row.error:.1e}" if row.error else ""
-        grid.add_row(
-            row.direction, problem, row.asked, row.ran, row.provider, row.math, error, size(row.workspace), str(row.calls)
-        )
+        counted = (str(row.calls), str(row.weights_kept)) if kept else (str(row.calls),)
+        grid.add_row(row.direction, problem, row.asked, row.ran, row.provider, row.math, error, size(row.workspace), *counted)
     return grid
 
 

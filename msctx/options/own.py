@@ -83,6 +83,17 @@ OPTIONS = (
         example=False,
     ),
     Option(
+        name="frozen_weights",
+        type=Bool,
+        help="Says that the weights of convolutions do not change while the context is open. What algorithms make of a weight (its "
+        "Winograd transform, say) is kept from call to call; each call compares all bytes of the weight with those that it was made "
+        "of, unless this is set: then only the first call inside does, and a weight that is changed afterwards, by whatever means, "
+        "may go on as it was. For inference.",
+        devices=("cpu", "cuda"),
+        source="msctx",
+        example=True,
+    ),
+    Option(
         name="conv_workspace_limit",
         type=MemoryBetween(
             'a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0

@@ -12,6 +12,7 @@ HOW = {
     "native.conv_workspace_limit": None,
     "native.conv_allow_tf32": False,
     "native.allow_fp32_emulation": True,
+    "native.frozen_weights": False,
     "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ class Kernels:
             ("workspace", c_int64, [*problem, c_int]),
             ("error", c_double, problem),
             ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_int]),
+            ("fingerprint", None, [c_char_p, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2)]),
         ):
             function = getattr(self._c, f"msctx_{name}")
             function.restype, function.argtypes = result, arguments
@@ -182,6 +183,12 @@ class Kernels:
         """Whether the result, which replaces one of *tensors*, had to be computed again."""
         assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
         return self._run(row, case, tensors, isa, threads, op, False)
+
+    def fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
+        """The 128 bits that stand for all bytes of a contiguous array."""
+        found = (c_uint64 * 2)()
+        self._c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, threads, byref(found))
+        return found[0], found[1]
 
     def _run(self, row: Row, case: Case, tensors: Any, isa: str, threads: int, op: int | None, channels_last: bool) -> bool:
         pointers = [c_void_p(t.ctypes.data) for t in tensors]

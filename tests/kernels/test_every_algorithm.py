@@ -63,9 +63,7 @@ def test_same_bits_on_every_isa_and_with_any_number_of_threads(kernels: Kernels,
                 ]
             wrong += [text for r in results if (text := within(kernels, row, each, r))]
         if row.same_on_every_isa:
-            wrong += [
-                f"{each}: {isa} is not {row.isas[0]}" for isa in row.isas if of_isa[isa] != of_isa[row.isas[0]]
-            ]
+            wrong += [f"{each}: {isa} is not {row.isas[0]}" for isa in row.isas if of_isa[isa] != of_isa[row.isas[0]]]
     assert not wrong
 
 

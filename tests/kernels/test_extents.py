@@ -85,9 +85,7 @@ def test_any_geometry(kernels: Kernels, each: Case, seed: int, threads: int) -> 
         size = max(largest(right), usual(kernels, op, each, values))
         for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
             assert takes(row, each), row
-            results = [
-                kernels.run(row, each, values, isa, t) for isa, t in zip(row.isas, (1, threads, threads), strict=False)
-            ]
+            results = [kernels.run(row, each, values, isa, t) for isa, t in zip(row.isas, (1, threads, threads), strict=False)]
             for isa, result in zip(row.isas, results, strict=False):
                 assert distance(result, right) <= kernels.error(row, each) * size, (row, isa)
             if row.same_on_every_isa:

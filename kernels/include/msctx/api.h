@@ -56,3 +56,4 @@ MSCTX_API double msctx_error(const char* isa, int index, const msctx::ConvProble
 // Runs a row with threads of its own; 1: the result had to be computed again.
 MSCTX_API int msctx_run(
     const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int channels_last, int threads);
+MSCTX_API void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high);

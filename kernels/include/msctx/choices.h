@@ -17,6 +17,7 @@ struct Choice {
   int64_t workspace = 0;   // bytes
   std::vector<std::string> reasons;
   std::atomic<int64_t> calls{0}, computed_again{0};
+  std::atomic<int64_t> weights_kept{0}, weights_prepared{0};  // forms of weights that were found, that were made
 };
 
 // The entry that says the same, or a new one.

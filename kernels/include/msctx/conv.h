@@ -81,9 +81,11 @@ struct ConvAlgorithm {
   bool spreads_nonfinite = false;
   // Whether x and y may be channels_last. One that does not read it is given copies.
   bool reads_channels_last = false;
-  // What run() asks of Prepared: bytes of the weight in a form, and how it is made of w. Null: it reads w itself.
+  // What run() asks of Prepared: bytes of the weight in a form, and how it is made of w. Null: it reads w itself. The form does not
+  // depend on n, nor, where prepared_for_all_sizes, on in and out: it may come from a call with others.
   size_t (*prepared_size)(const ConvProblem&, Op, int form) = nullptr;
   void (*prepare)(const ConvProblem&, Op, int form, const void* w, void* prepared, const Parallel&) = nullptr;
+  bool prepared_for_all_sizes = false;
 };
 
 // --- sizes of a problem -----------------------------------------------------------------------------------------------

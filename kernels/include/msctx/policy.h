@@ -24,7 +24,7 @@ struct RuleText {
 };
 struct PolicyText {
   const char* asked[3];
-  int32_t fallback, deterministic, thread_invariant, allow_tf32, allow_fp32_emulation;
+  int32_t fallback, deterministic, thread_invariant, allow_tf32, allow_fp32_emulation, frozen_weights;
   int64_t workspace_limit;  // bytes; negative: none
   int32_t rules;
   const RuleText* rule;
@@ -70,6 +70,8 @@ class Policy {
   Fallback fallback;
   bool thread_invariant, deterministic;
   bool allow_tf32, allow_fp32_emulation;
+  bool frozen_weights;   // a weight is looked at once under this policy
+  const int64_t number;  // from 1 on; no other policy of the process has it
 
  private:
   struct Rule {

@@ -23,10 +23,17 @@ struct ConvRow {
   Merit (*merit)(const ConvProblem&, Op);
 };
 
+// What tells two weights apart, by all of their bytes: see cpu/fingerprint.cpp.
+struct Fingerprint {
+  uint64_t low, high;
+  bool operator==(const Fingerprint&) const = default;
+};
+
 struct ConvTable {
   const char* isa;
   const ConvRow* rows;
   int count;
+  Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&) = nullptr;  // null: that of avx512
 };
 
 static inline Op op_of(Direction direction, bool transposed) {

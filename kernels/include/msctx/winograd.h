@@ -236,7 +236,6 @@ struct Grid {
 // of the gradient of y with the windows turned by half a turn, and another padding (below 0 where that of x is wide).
 struct Mapping {
   const float* source;
-  const float* w;
   float* result;
   int64_t images, groups, depth, rows;
   Extent from, to;
@@ -248,7 +247,6 @@ struct Mapping {
     const bool forward = op == Op::forward;
     const Extent x = {p.in[1], p.in[2]}, y = {p.out[1], p.out[2]};
     const int64_t gc = group_c(p), gk = group_k(p);
-    w = static_cast<const float*>(t.w);
     source = static_cast<const float*>(forward ? t.x : t.y);
     result = static_cast<float*>(forward ? t.y : t.x);
     depth = forward ? gc : gk, rows = forward ? gk : gc;
@@ -301,7 +299,7 @@ static inline void multiply(int64_t rows, int64_t panels, int64_t depth, Packed 
 static inline int64_t filters_apart(const Mapping& m) { return apart(round_up(m.rows, tile_rows) * m.depth); }
 
 template <int taps>
-static void transform_filters(const Mapping& m, float* to, const Parallel& parallel) {
+static void transform_filters(const Mapping& m, const float* w, float* to, const Parallel& parallel) {
   const int64_t panels = divide_up(m.rows, tile_rows), stride = filters_apart(m);
   parallel_for(parallel, m.groups * panels, [&](int64_t task, int) {
     const int64_t group = task / panels, panel = task % panels;
@@ -310,13 +308,26 @@ static void transform_filters(const Mapping& m, float* to, const Parallel& paral
     for (int64_t depth = 0; depth < m.depth; depth++, packed += tile_rows) {
       for (int64_t lane = 0; lane < smaller(tile_rows, m.rows - panel * tile_rows); lane++) {
         const int64_t row = panel * tile_rows + lane;
-        const float* window = m.w + (group * m.rows * m.depth + row * m.row_step + depth * m.depth_step) * taps * taps;
+        const float* window = w + (group * m.rows * m.depth + row * m.row_step + depth * m.depth_step) * taps * taps;
         for (int i = 0; i < taps * taps; i++)
           staged.at[i * Vec::width + lane] = window[m.turned ? taps * taps - 1 - i : i];
       }
       to_points<FilterMatrix<taps>, tile_rows>(staged, packed, stride);
     }
   });
+}
+
+// The windows of all groups, for forward and backward_data; the weight gradient has none.
+static inline size_t winograd_prepared_size(const ConvProblem& p, Op op, int) {
+  if (op == Op::backward_weight) return 0;
+  const Mapping m(p, op, {});
+  return sizeof(float) * size_t(m.groups * points * filters_apart(m));
+}
+
+static inline void winograd_prepare(
+    const ConvProblem& p, Op op, int, const void* w, void* prepared, const Parallel& parallel) {
+  const auto transform = p.window[1] == 3 ? transform_filters<3> : transform_filters<5>;
+  transform(Mapping(p, op, {}), static_cast<const float*>(w), static_cast<float*>(prepared), parallel);
 }
 
 // `depth` channels of a block of tiles, from `channel` on, to [point][panel of tiles][packed_depth][tile_columns];

@@ -1,0 +1,192 @@
+// The kept weights: by storage, place and problem; the least recently used go first.
+#include "glue/kept_weights.h"
+
+#include <atomic>
+#include <cstring>
+#include <list>
+#include <unordered_map>
+
+#include "glue/scratch.h"
+#include "msctx/process.h"
+
+namespace msctx::glue {
+
+struct KeptWeight {
+  const size_t bytes;
+  void* const data;
+  Fingerprint print{};  // of what it was made of
+  // The last policy under which the bytes were looked at, and where they were: what frozen_weights trusts.
+  std::atomic<int64_t> checked_under{0};
+  std::atomic<const void*> checked_at{nullptr};
+
+  explicit KeptWeight(size_t bytes) : bytes(bytes), data(scratch_memory().allocate(nullptr, bytes)) {}
+  ~KeptWeight() { scratch_memory().release(nullptr, data); }
+  KeptWeight(const KeptWeight&) = delete;
+};
+
+namespace {
+
+constexpr size_t most_bytes = size_t(512) << 20;
+constexpr size_t most_weights = 1024;
+
+// Where a weight lies and what it is prepared for. In plain data, so that its bytes are a key.
+struct Place {
+  const void* storage;
+  int64_t offset, strides[5];
+  const ConvAlgorithm* algorithm;
+  ConvProblem problem;
+  int32_t op, form;
+};
+
+struct Entry {
+  std::string key;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // no other storage gets its address as long as this is here
+  std::shared_ptr<KeptWeight> weight;
+};
+using Entries = std::list<Entry>;
+
+std::mutex& lock = fork_safe_mutex();
+struct Kept {
+  Entries entries;  // last used first
+  std::unordered_map<std::string, Entries::iterator> by_key;
+  size_t bytes = 0;
+
+  // The lock is held. What leaves goes to `gone`, to be freed when it is not.
+  void drop(Entries::iterator entry, Entries& gone) {
+    bytes -= entry->weight->bytes;
+    by_key.erase(entry->key);
+    gone.splice(gone.end(), entries, entry);
+  }
+  void drop_dead(Entries& gone) {
+    for (auto entry = entries.begin(); entry != entries.end();) {
+      const auto next = std::next(entry);
+      if (entry->storage.expired()) drop(entry, gone);
+      entry = next;
+    }
+  }
+};
+Kept& kept() {
+  static auto* all = new Kept;  // never destroyed: threads may still run convolutions while the process ends
+  return *all;
+}
+
+c10::StorageImpl* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
+
+// What the form of a weight depends on: see prepared_size in conv.h.
+ConvProblem form_of(const ConvAlgorithm& algorithm, ConvProblem p) {
+  p.n = 1;
+  for (int i = 0; i < 3 && algorithm.prepared_for_all_sizes; i++) p.in[i] = p.out[i] = 1;
+  return p;
+}
+
+std::string key_of(const at::Tensor& weight, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int form) {
+  Place place;
+  std::memset(static_cast<void*>(&place), 0, sizeof place);
+  place.storage = storage_of(weight);
+  place.offset = weight.storage_offset();
+  for (int64_t i = 0; i < weight.dim(); i++) place.strides[i] = weight.stride(i);
+  place.algorithm = &algorithm;
+  place.problem = form_of(algorithm, p);
+  place.op = int32_t(op);
+  place.form = form;
+  return std::string(reinterpret_cast<const char*>(&place), sizeof place);
+}
+
+std::shared_ptr<KeptWeight> look_up(const std::string& key) {
+  Kept& all = kept();
+  const std::lock_guard<std::mutex> guard(lock);
+  const auto found = all.by_key.find(key);
+  if (found == all.by_key.end()) return nullptr;
+  all.entries.splice(all.entries.begin(), all.entries, found->second);
+  return found->second->weight;
+}
+
+// Takes a weight that has changed away; true: nobody else uses its memory.
+bool take_away(const std::string& key, const std::shared_ptr<KeptWeight>& weight) {
+  Kept& all = kept();
+  Entries gone;
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    const auto found = all.by_key.find(key);
+    if (found != all.by_key.end() && found->second->weight == weight) all.drop(found->second, gone);
+  }
+  gone.clear();
+  const bool alone = weight.use_count() == 1;
+  std::atomic_thread_fence(std::memory_order_acquire);  // what the others read, they have read before
+  return alone;
+}
+
+void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeight> weight) {
+  auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(of));
+  Kept& all = kept();
+  Entries gone, added;
+  added.push_back({key, c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight)});
+  const std::lock_guard<std::mutex> guard(lock);
+  all.drop_dead(gone);
+  if (const auto found = all.by_key.find(key); found != all.by_key.end()) all.drop(found->second, gone);  // another thread's
+  all.bytes += added.front().weight->bytes;
+  all.entries.splice(all.entries.begin(), added);
+  all.by_key[key] = all.entries.begin();
+  while (all.bytes > most_bytes || all.entries.size() > most_weights) all.drop(std::prev(all.entries.end()), gone);
+}
+
+}  // namespace
+
+Keeper::Keeper(
+    const Policy& policy, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const at::Tensor& weight, const void* w,
+    const Parallel& parallel)
+    : policy_(policy), algorithm_(algorithm), p_(p), op_(op), weight_(weight), w_(w), parallel_(parallel) {}
+
+const Fingerprint& Keeper::print() {
+  if (!print_) print_ = policy_.table().fingerprint(w_, w_size(p_) * weight_.element_size(), parallel_);
+  return *print_;
+}
+
+bool Keeper::is_same(KeptWeight& weight) {
+  const void* at = weight_.data_ptr();
+  if (policy_.frozen_weights && weight.checked_under == policy_.number && weight.checked_at == at) return true;
+  if (weight.print != print()) return false;
+  weight.checked_under = policy_.number;
+  weight.checked_at = at;
+  return true;
+}
+
+const void* Keeper::get(void* self, int form) try {
+  auto& keeper = *static_cast<Keeper*>(self);
+  auto& used = keeper.used_[form];
+  if (!used) used = keeper.form(form);
+  return used ? used->data : nullptr;
+} catch (const std::exception&) {  // no memory is left: conv_run shall try without
+  drop_kept_weights(true);
+  return nullptr;
+}
+
+std::shared_ptr<KeptWeight> Keeper::form(int form) {
+  const size_t bytes = algorithm_.prepared_size(p_, op_, form);
+  if (!weight_.has_storage() || bytes == 0 || bytes > most_bytes) return nullptr;
+  const std::string key = key_of(weight_, algorithm_, p_, op_, form);
+  std::shared_ptr<KeptWeight> weight = look_up(key);
+  if (weight && is_same(*weight)) {
+    found++;
+    return weight;
+  }
+  if (!weight || !take_away(key, weight)) weight = std::make_shared<KeptWeight>(bytes);
+  // Before it is read to be prepared: if another process changes it meanwhile, then its bytes are no longer these.
+  weight->print = print();
+  weight->checked_under = policy_.number;
+  weight->checked_at = weight_.data_ptr();
+  algorithm_.prepare(p_, op_, form, w_, weight->data, parallel_);
+  keep(key, weight_, weight);
+  made++;
+  return weight;
+}
+
+void drop_kept_weights(bool all_of_them) {
+  Kept& all = kept();
+  Entries gone;
+  const std::lock_guard<std::mutex> guard(lock);
+  while (all_of_them && !all.entries.empty()) all.drop(all.entries.begin(), gone);
+  all.drop_dead(gone);
+}
+
+}  // namespace msctx::glue

@@ -1,0 +1,46 @@
+// Weights as algorithms want them, kept from call to call. That a weight is still the same is never taken from where it lies: torch's
+// version counter does not see fused optimizers, .data, aliases of NumPy and DLPack, or other processes. So its bytes are looked at.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "msctx/api.h"
+#include "msctx/policy.h"
+
+namespace msctx::glue {
+
+struct KeptWeight;  // one weight in one form
+
+// What one call asks of the kept weights: give `prepared()` to conv_run. It lives as long as the run.
+class Keeper {
+ public:
+  // `w`: the values of `weight`, contiguous.
+  Keeper(const Policy&, const ConvAlgorithm&, const ConvProblem&, Op, const at::Tensor& weight, const void* w, const Parallel&);
+  Prepared prepared() { return {get, this}; }
+  int found = 0, made = 0;  // forms
+
+ private:
+  static const void* get(void* self, int form);
+  std::shared_ptr<KeptWeight> form(int form);
+  const Fingerprint& print();
+  bool is_same(KeptWeight&);
+
+  const Policy& policy_;
+  const ConvAlgorithm& algorithm_;
+  const ConvProblem& p_;
+  const Op op_;
+  const at::Tensor& weight_;
+  const void* const w_;
+  const Parallel& parallel_;
+  std::optional<Fingerprint> print_;
+  std::shared_ptr<KeptWeight> used_[4];
+};
+
+// Frees what belongs to weights that are gone; with `all`, everything that no call uses now.
+void drop_kept_weights(bool all = false);
+
+}  // namespace msctx::glue

@@ -1,0 +1,94 @@
+// The pool of scratch: blocks in use, and idle ones up to a limit while a policy is in force.
+#include "glue/scratch.h"
+
+#include <c10/core/Allocator.h>
+
+#include <atomic>
+#include <list>
+
+#include "msctx/policy.h"
+#include "msctx/process.h"
+
+namespace msctx::glue {
+namespace {
+
+constexpr size_t most_idle = size_t(256) << 20;
+constexpr size_t most_blocks = 64;
+
+struct Block {
+  at::DataPtr data;
+  size_t bytes;
+};
+using Blocks = std::list<Block>;
+std::mutex& lock = fork_safe_mutex();
+struct Pool {
+  Blocks used, idle;  // the idle ones: last used first
+  size_t idle_bytes = 0;
+};
+Pool& pool() {
+  static auto* all = new Pool;  // never destroyed: threads may still run convolutions while the process ends
+  return *all;
+}
+
+// The smallest idle block that holds `bytes` and not much more. The lock is held.
+bool take_idle(Pool& all, size_t bytes) {
+  auto best = all.idle.end();
+  for (auto block = all.idle.begin(); block != all.idle.end(); ++block)
+    if (block->bytes >= bytes && block->bytes / 2 <= bytes && (best == all.idle.end() || block->bytes < best->bytes)) best = block;
+  if (best == all.idle.end()) return false;
+  all.idle_bytes -= best->bytes;
+  all.used.splice(all.used.begin(), all.idle, best);
+  return true;
+}
+
+Block fresh(size_t bytes) try {
+  return {c10::GetAllocator(c10::kCPU)->allocate(bytes), bytes};
+} catch (const std::exception&) {  // what is idle may be what is missing
+  drop_idle_scratch();
+  return {c10::GetAllocator(c10::kCPU)->allocate(bytes), bytes};
+}
+
+void* allocate(void*, size_t bytes) {
+  Pool& all = pool();
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (take_idle(all, bytes)) return all.used.front().data.get();
+  }
+  Blocks made;
+  made.push_back(fresh(bytes));
+  const std::lock_guard<std::mutex> guard(lock);
+  all.used.splice(all.used.begin(), made);
+  return all.used.front().data.get();
+}
+
+void release(void*, void* data) {
+  Pool& all = pool();
+  Blocks dropped;  // freed when the lock is not held
+  const std::lock_guard<std::mutex> guard(lock);
+  auto block = all.used.begin();
+  while (block->data.get() != data) ++block;
+  if (!in_force.load(std::memory_order_relaxed) || block->bytes > most_idle) {
+    dropped.splice(dropped.begin(), all.used, block);
+    return;
+  }
+  all.idle_bytes += block->bytes;
+  all.idle.splice(all.idle.begin(), all.used, block);
+  while (all.idle_bytes > most_idle || all.idle.size() > most_blocks) {
+    all.idle_bytes -= all.idle.back().bytes;
+    dropped.splice(dropped.begin(), all.idle, std::prev(all.idle.end()));
+  }
+}
+
+}  // namespace
+
+Memory scratch_memory() { return {allocate, release, nullptr}; }
+
+void drop_idle_scratch() {
+  Pool& all = pool();
+  Blocks dropped;
+  const std::lock_guard<std::mutex> guard(lock);
+  dropped.swap(all.idle);
+  all.idle_bytes = 0;
+}
+
+}  // namespace msctx::glue

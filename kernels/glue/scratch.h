@@ -1,0 +1,16 @@
+// Memory that calls use for a while: it is kept for the next call, since fresh pages cost more than many convolutions.
+#pragma once
+
+#include <cstddef>
+
+#include "msctx/api.h"
+
+namespace msctx::glue {
+
+// From torch's allocator, so that it counts in torch's statistics and caps. For any thread.
+Memory scratch_memory();
+
+// Gives back what no call uses now.
+void drop_idle_scratch();
+
+}  // namespace msctx::glue

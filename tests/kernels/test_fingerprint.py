@@ -1,0 +1,125 @@
+"""The fingerprint of a weight: every change of its bytes changes it, and it is the same however it is computed."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from kernels import Kernels
+
+CHUNK = 512 << 10
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+property_of = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(property_of, max_examples=30)
+
+
+def values(size: int, seed: int) -> Bytes:
+    """Random bytes, or few different ones, as weights full of zeros and equal values are."""
+    generator = np.random.default_rng(seed)
+    return (generator.integers(0, 256, size) * (generator.random(size) < (1.0, 0.02, 0.0)[seed % 3])).astype(np.uint8)
+
+
+def of(kernels: Kernels, data: Bytes) -> tuple[int, int]:
+    return kernels.fingerprint(np.ascontiguousarray(data), kernels.isas[0])
+
+
+@property_of
+@given(st.integers(1, 5000), st.integers(0, 99), st.data())
+def test_one_element_that_changes(kernels: Kernels, size: int, seed: int, data: st.DataObject) -> None:
+    before = values(size, seed)
+    after = before.copy()
+    after[data.draw(st.integers(0, size - 1), "position")] ^= data.draw(st.integers(1, 255), "bits")
+    assert of(kernels, before) != of(kernels, after)
+
+
+@few
+@given(st.integers(CHUNK - 70, 3 * CHUNK), st.integers(0, 99), st.data())
+def test_one_element_of_many_that_changes(kernels: Kernels, size: int, seed: int, data: st.DataObject) -> None:
+    before = values(size, seed)
+    after = before.copy()
+    after[data.draw(st.integers(0, size - 1), "position")] ^= data.draw(st.integers(1, 255), "bits")
+    assert of(kernels, before) != of(kernels, after)
+
+
+@property_of
+@given(st.integers(1, 2000), st.integers(0, 99), st.sampled_from([1, 2, 4, 8, 16, 36, 64, 512]), st.data())
+def test_two_blocks_that_change_places(kernels: Kernels, blocks: int, seed: int, length: int, data: st.DataObject) -> None:
+    """Elements, words, vectors, windows: wherever they are."""
+    before = values(blocks * length, seed)
+    a, b = (data.draw(st.integers(0, blocks - 1)) for _ in range(2))
+    after = before.reshape(blocks, length).copy()
+    after[[a, b]] = after[[b, a]]
+    assume((after.ravel() != before).any())
+    assert of(kernels, before) != of(kernels, after)
+
+
+def test_two_chunks_that_change_places(kernels: Kernels) -> None:
+    data = values(3 * CHUNK, 0).reshape(3, CHUNK)
+    assert len({of(kernels, data[[*order]]) for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1))}) == 4
+
+
+@property_of
+@given(st.integers(8, 3000), st.integers(0, 99), st.integers(1, 200))
+def test_what_an_optimizer_does(kernels: Kernels, size: int, seed: int, shift: int) -> None:
+    """All elements change together: another sign, another scale, a shift by some places."""
+    before = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+    changed = [
+        -before,
+        before * np.float32(1.0001),
+        np.nextafter(before, np.float32(9)),
+        np.roll(before, shift % (size - 1) + 1),
+    ]
+    found = [of(kernels, each.view(np.uint8)) for each in (before, *changed)]
+    assert len({*found}) == len(found)
+
+
+def test_every_length(kernels: Kernels) -> None:
+    """Zeros at the end count: so do those that stand for what is not there."""
+    for fill in (0, 1):
+        assert len({of(kernels, np.full(size, fill, np.uint8)) for size in range(301)}) == 301
+
+
+def test_zeros_of_many_sizes(kernels: Kernels) -> None:
+    sizes = [n + d for n in (64, 4096, CHUNK, 2 * CHUNK) for d in (-64, -8, -1, 0, 1, 8, 64)]
+    assert len({of(kernels, np.zeros(size, np.uint8)) for size in sizes}) == len({*sizes})
+
+
+@pytest.mark.parametrize("size", [*range(0, 301, 7), 4096, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 77])
+def test_same_on_every_isa_and_for_any_number_of_threads(kernels: Kernels, size: int) -> None:
+    data = values(size, 3)
+    found = {kernels.fingerprint(data, isa, threads) for isa in kernels.isas for threads in (1, 2, 5)}
+    assert len(found) == 1
+
+
+def test_it_does_not_depend_on_the_place_in_memory(kernels: Kernels) -> None:
+    room = np.empty(1000, np.uint8)
+    data = values(700, 0)
+    found = set()
+    for start in range(70):
+        room[start : start + 700] = data
+        found.add(kernels.fingerprint(room[start : start + 700], kernels.isas[0]))
+    assert len(found) == 1
+
+
+def test_it_reads_nothing_beyond(kernels: Kernels) -> None:
+    """The bytes end where a page does, and the next one may not be read."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    page = 4096 * 16
+    start = libc.mmap(None, 2 * page, 3, 0x22, -1, 0)  # readable and writable, private, of no file
+    try:
+        assert libc.mprotect(start + page, page, 0) == 0
+        for size in (0, 1, 7, 63, 64, 65, 1000):
+            end = np.frombuffer((ctypes.c_char * page).from_address(start), np.uint8)[page - size :]
+            for isa in kernels.isas:
+                assert kernels.fingerprint(end, isa) == kernels.fingerprint(end.copy(), isa)
+    finally:
+        libc.munmap(start, 2 * page)

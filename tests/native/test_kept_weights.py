@@ -1,0 +1,475 @@
+"""What algorithms make of weights is kept: results are those of a fresh copy, however a weight was changed, and memory is bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from convs import bits, conv
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+import msctx
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WINOGRAD = {"conv_fprop_algo": "winograd", "conv_dgrad_algo": "winograd", "fallback": "error"}
+X = torch.randn(2, 6, 9, 10)
+
+
+def weight(*shape: int) -> Tensor:
+    return torch.randn(shape or (5, 6, 3, 3))
+
+
+def counted(ctx: msctx.Context, direction: str = "fprop") -> tuple[int, int]:
+    """How many weights were kept and how many prepared."""
+    found = [row for row in ctx.choices() if row.direction == direction]
+    return sum(row.weights_kept for row in found), sum(row.weights_prepared for row in found)
+
+
+def fresh(x: Tensor, w: Tensor) -> Tensor:
+    """With a copy of the weight that nobody has seen."""
+    return fn.conv2d(x, w.detach().clone())
+
+
+@pytest.fixture
+def ctx() -> Iterator[msctx.Context]:
+    with msctx.context(**WINOGRAD) as context, torch.no_grad():
+        yield context
+
+
+def test_a_weight_is_prepared_once(ctx: msctx.Context) -> None:
+    w = weight()
+    first = fn.conv2d(X, w)
+    assert counted(ctx) == (0, 1)
+    for count in (1, 2, 3):
+        assert bits([fn.conv2d(X, w)]) == bits([first])
+        assert counted(ctx) == (count, 1)
+    assert bits([fresh(X, w)]) == bits([first])
+    assert counted(ctx) == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["winograd", "winograd_nonfused"])
+@pytest.mark.parametrize("taps", [3, 5])
+def test_one_form_serves_all_sizes_of_images(name: str, taps: int) -> None:
+    w = weight(5, 6, taps, taps)
+    with msctx.context(conv_fprop_algo=name, fallback="error") as ctx, torch.no_grad():
+        for shape in ((2, 6, 9, 10), (1, 6, 9, 10), (3, 6, 20, 7)):
+            x = torch.randn(shape)
+            assert bits([fn.conv2d(x, w)]) == bits([fresh(x, w)])
+    assert counted(ctx) == (2, 4), "one for w, and one for each copy"
+
+
+def test_both_directions_have_their_own() -> None:
+    x, w = X.clone().requires_grad_(), weight()
+    with msctx.context(**WINOGRAD) as ctx:
+        for count in range(3):
+            fn.conv2d(x, w).sum().backward()
+            assert counted(ctx, "fprop") == counted(ctx, "dgrad") == (count, 1)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        conv("groups", (2, 6, 8, 7), (9, 2, 3, 3), True, groups=3, padding=1),
+        conv("transposed", (2, 4, 7, 6), (4, 5, 3, 3), True, padding=1, transposed=True),
+        conv("batchless", (4, 9, 8), (6, 4, 3, 3), True, padding=1),
+        conv("empty", (0, 4, 8, 8), (6, 4, 3, 3), True, padding=1),
+    ],
+    ids=str,
+)
+def test_same_bits_with_and_without(problem: Any) -> None:
+    """``compute`` detaches: the storages, and so the kept weights, are the same."""
+    tensors = problem.tensors()
+    with msctx.context(**WINOGRAD):
+        first = problem.compute([t.clone() for t in tensors])
+        for _ in range(3):
+            assert bits(problem.compute(tensors)) == bits(first)
+
+
+def test_counts_are_those_of_the_context_and_of_the_table() -> None:
+    w = weight()
+    with msctx.context(conv_fprop_algo="winograd") as outer:
+        fn.conv2d(X, w)
+        assert "kept" not in str(outer.choices()), "no column without need"
+        with msctx.context(conv_fprop_algo="winograd", fallback="silent") as inner:
+            fn.conv2d(X, w)
+            fn.conv2d(X, w)
+        fn.conv2d(X, w)
+    assert counted(inner) == (2, 0), "kept from the outer scope"
+    assert counted(outer) == (3, 1)
+    assert "kept" in str(outer.choices()).splitlines()[0]
+    (shown,) = outer.choices().as_dicts()
+    assert (shown["calls"], shown["weights_kept"], shown["weights_prepared"]) == (4, 3, 1)
+
+
+def test_algorithms_that_prepare_nothing_count_nothing() -> None:
+    w = weight()
+    with msctx.context(conv_fprop_algo="gemm") as ctx:
+        fn.conv2d(X, w)
+        fn.conv2d(X, w)
+    assert counted(ctx) == (0, 0)
+
+
+def test_a_scope_that_is_entered_again_finds_them() -> None:
+    w, scope = weight(), msctx.context(conv_fprop_algo="winograd")
+    for _ in range(3):
+        with scope:
+            fn.conv2d(X, w)
+    assert counted(scope) == (2, 1)
+
+
+# --- what changes a weight -----------------------------------------------------------------------------------------------
+
+Change = Callable[[Tensor], object]
+
+
+def by_dlpack(w: Tensor) -> None:
+    torch.from_dlpack(w.__dlpack__())[1, 2, 0, 1] += 1
+
+
+def by_another_tensor_of_its_storage(w: Tensor) -> None:
+    torch.empty(0).set_(w.untyped_storage(), w.storage_offset() + 7, (1,)).add_(1)
+
+
+CHANGES: dict[str, Change] = {
+    "in place": lambda w: w.mul_(1.5),
+    "one element": lambda w: w[0, 0, 0, 0].add_(1),
+    "the last bit of the last element": lambda w: w.view(-1).view(torch.int32)[-1].bitwise_xor_(1),
+    "the sign of a zero": lambda w: w.view(torch.int32)[0, 0, 0, 0].bitwise_xor_(-(2**31)),
+    "two that change places": lambda w: w.copy_(w[[1, 0, *range(2, len(w))]]),
+    "in place on .data": lambda w: w.data.add_(1),
+    "an assignment to .data": lambda w: setattr(w, "data", w.data * 2),
+    "a detached alias": lambda w: w.detach().neg_(),
+    "NumPy": lambda w: w.numpy()[1].__iadd__(1),
+    "DLPack": by_dlpack,
+    "set_": lambda w: w.set_(torch.randn_like(w)),
+    "another tensor of its storage": by_another_tensor_of_its_storage,
+    "a storage of another size": lambda w: (w.untyped_storage().resize_(0), w.untyped_storage().resize_(w.nbytes), w.normal_()),
+    "resize_": lambda w: w.resize_(7, 6, 3, 3).normal_(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_noticed(ctx: msctx.Context, change: Change) -> None:
+    w = weight()
+    w[0, 0, 0, 0] = 0
+    fn.conv2d(X, w)
+    fn.conv2d(X, w)
+    for count in (2, 3):
+        change(w)
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+        assert counted(ctx)[0] == count, "kept again after the change"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam], ids=["SGD", "Adam"])
+def test_steps_of_an_optimizer_are_noticed(make: Any, fused: bool) -> None:
+    """Fused ones leave the version counter as it is."""
+    x, w = X.clone().requires_grad_(), nn.Parameter(weight())
+    optimizer = make([w], lr=0.1, fused=fused)
+    with msctx.context(**WINOGRAD) as ctx:
+        for step in range(4):
+            y = fn.conv2d(x, w)
+            assert bits([y.detach()]) == bits([fresh(X, w)])
+            x.grad = w.grad = None
+            y.square().sum().backward()
+            again = X.clone().requires_grad_()
+            fn.conv2d(again, w.detach().clone()).square().sum().backward()
+            assert bits([x.grad]) == bits([again.grad]), step
+            optimizer.step()
+    assert counted(ctx, "fprop")[0] == counted(ctx, "dgrad")[0] == 0
+
+
+def test_an_accumulated_gradient_prepares_once() -> None:
+    x, w = X.clone().requires_grad_(), nn.Parameter(weight())
+    with msctx.context(**WINOGRAD) as ctx:
+        for _ in range(4):
+            fn.conv2d(x, w).sum().backward()
+    assert counted(ctx, "fprop") == counted(ctx, "dgrad") == (3, 1)
+
+
+def test_weights_that_share_a_storage(ctx: msctx.Context) -> None:
+    """Parameters in one flat buffer: each has its own place, and a change of one is none of the other."""
+    flat = torch.randn(2 * 270)
+    a, b = flat[:270].view(5, 6, 3, 3), flat[270:].view(5, 6, 3, 3)
+    for w in (a, b, a, b):
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+    kept = counted(ctx)[0]
+    assert kept == 2
+    flat[300] += 1
+    for w in (a, b):
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+    assert counted(ctx)[0] == kept + 1, "a's is still good"
+
+
+def test_views_of_one_storage_at_another_place(ctx: msctx.Context) -> None:
+    flat = torch.randn(600)
+    for offset in (0, 1, 2, 64, 1, 0):
+        w = flat[offset : offset + 270].view(5, 6, 3, 3)
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+    square = torch.randn(6, 6, 3, 3)
+    for w in (square, square.transpose(0, 1), square.flip(0), square.transpose(2, 3), square[:, :, ::1]):
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+
+
+def test_a_weight_in_channels_last_with_the_same_values(ctx: msctx.Context) -> None:
+    w = weight()
+    last = w.contiguous(memory_format=torch.channels_last)
+    right = fn.conv2d(X, w)
+    for count in (0, 1, 2):
+        assert bits([fn.conv2d(X, last)]) == bits([right])
+        assert counted(ctx) == (count, 2)
+    last[1] += 1
+    assert bits([fn.conv2d(X, last)]) == bits([fresh(X, last.contiguous())])
+
+
+def test_weights_that_are_made_again_at_the_same_address(ctx: msctx.Context) -> None:
+    addresses = set()
+    for _ in range(50):
+        w = weight()
+        addresses.add(w.data_ptr())
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+        del w
+    assert len(addresses) < 50, "some address was used again, or this shows nothing"
+    assert counted(ctx) == (0, 100)
+
+
+def test_another_memory_under_the_same_storage(ctx: msctx.Context) -> None:
+    """share_memory_ moves the values, and then anybody may change them there."""
+    w = weight()
+    fn.conv2d(X, w)
+    w.share_memory_()
+    assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+    assert counted(ctx)[0] == 1, "the same values"
+    w.add_(1)
+    assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+
+
+def _write(w: Tensor) -> None:
+    w[1, 2, 0, 2] = 7.0
+
+
+def test_what_another_process_writes_is_noticed(ctx: msctx.Context) -> None:
+    w = weight().share_memory_()
+    before = fn.conv2d(X, w)
+    process = torch.multiprocessing.get_context("fork").Process(target=_write, args=(w,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert w[1, 2, 0, 2] == 7.0
+    after = fn.conv2d(X, w)
+    assert bits([after]) == bits([fresh(X, w)]) != bits([before])
+
+
+# --- what kinds of weights there are -------------------------------------------------------------------------------------
+
+
+def test_under_inference_mode(ctx: msctx.Context) -> None:
+    with torch.inference_mode():
+        w = weight()
+        for _ in range(3):
+            assert bits([fn.conv2d(X, w)]) == bits([fn.conv2d(X, w.clone())])
+    assert counted(ctx) == (2, 4)
+
+
+def test_under_vmap_and_functional_call(ctx: msctx.Context) -> None:
+    w = weight()
+    many = torch.func.vmap(lambda x: fn.conv2d(x, w))(torch.stack([X, X]))
+    torch.testing.assert_close(many[0], fn.conv2d(X, w))
+    module = nn.Conv2d(6, 5, 3, bias=False)
+    for scale in (1.0, 2.0):
+        found = torch.func.functional_call(module, {"weight": w * scale}, (X,))
+        assert bits([found]) == bits([fresh(X, w * scale)])
+    weights = torch.stack([w, w + 1])
+    each = torch.func.vmap(fn.conv2d, in_dims=(None, 0))(X, weights)
+    torch.testing.assert_close(each[1], fresh(X, w + 1))
+
+
+def test_under_autocast_and_in_other_dtypes() -> None:
+    """The weight is cast for each call, or is not float32: nothing of it serves again, and nothing is wrong."""
+    w = weight()
+    with msctx.context(conv_fprop_algo="winograd", fallback="silent"), torch.autocast("cpu", torch.bfloat16):
+        a, b = fn.conv2d(X, w), fn.conv2d(X, w)
+    assert bits([a]) == bits([b])
+
+
+# --- frozen_weights ------------------------------------------------------------------------------------------------------
+
+
+def test_frozen_weights_are_looked_at_once() -> None:
+    """What it promises: a change goes unnoticed while the context is open, and not after it."""
+    w = weight()
+    with msctx.context(conv_fprop_algo="winograd", frozen_weights=True, fallback="error") as ctx:
+        before = fn.conv2d(X, w)
+        w.add_(1)
+        assert bits([fn.conv2d(X, w)]) == bits([before]), "the weight as it was"
+    assert counted(ctx) == (1, 1)
+    with msctx.context(conv_fprop_algo="winograd"):
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+    with ctx:
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+
+
+def test_frozen_weights_are_looked_at_when_the_scope_opens() -> None:
+    w = weight()
+    with msctx.context(conv_fprop_algo="winograd"):
+        fn.conv2d(X, w)
+    w.add_(1)
+    with msctx.context(conv_fprop_algo="winograd", frozen_weights=True) as ctx:
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+    w.add_(1)
+    with ctx:
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+
+
+def test_a_scope_inside_may_look_again() -> None:
+    w = weight()
+    with msctx.context(conv_fprop_algo="winograd", frozen_weights=True):
+        fn.conv2d(X, w)
+        w.add_(1)
+        with msctx.context(frozen_weights=False):
+            assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+        assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+
+
+def test_frozen_weights_that_move_are_looked_at() -> None:
+    w = weight()
+    with msctx.context(conv_fprop_algo="winograd", frozen_weights=True):
+        fn.conv2d(X, w)
+        for change in (CHANGES["an assignment to .data"], CHANGES["set_"], lambda w: w.share_memory_().add_(1)):
+            change(w)
+            assert bits([fn.conv2d(X, w)]) == bits([fresh(X, w)])
+
+
+# --- memory, threads, processes ------------------------------------------------------------------------------------------
+
+
+def test_memory_is_bounded(passes: Callable[..., str]) -> None:
+    """1000 weights of 1.2 MB each, whose transforms take 4.7 MB, all of them alive; then they die."""
+    passes("""
+        import torch, msctx
+        from torch.nn import functional as fn
+
+        def resident():
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * 4096
+
+        torch.set_num_threads(1)
+        x = torch.randn(1, 180, 3, 3)
+        base = torch.randn(180, 180, 3, 3)
+        weights = torch.randn(180 * 180 * 9 + 1000)
+        with msctx.context(conv_fprop_algo="winograd", fallback="error") as ctx, torch.no_grad():
+            fn.conv2d(x, base)
+            start = resident()
+            for i in range(1000):  # at 1000 places of one storage
+                fn.conv2d(x, weights[i : i + 180 * 180 * 9].view(180, 180, 3, 3))
+            most = resident() - start
+            (row,) = ctx.choices()
+            assert (row.weights_kept, row.weights_prepared) == (0, 1001)
+            assert 2**28 < most < 600 * 2**20, most
+            fn.conv2d(x, base)
+            assert ctx.choices()[0].weights_kept == 0, "the one used longest ago had to go"
+            fn.conv2d(x, weights[999 : 999 + 180 * 180 * 9].view(180, 180, 3, 3))
+            assert ctx.choices()[0].weights_kept == 1
+            del weights
+            fn.conv2d(x, base.clone())  # what belongs to the dead goes when something comes
+        assert resident() - start < 64 * 2**20, resident() - start
+    """)
+
+
+def test_many_small_weights(ctx: msctx.Context) -> None:
+    weights = [weight() for _ in range(1100)]
+    for _ in range(2):
+        for w in weights:
+            fn.conv2d(X, w)
+    assert counted(ctx)[1] >= 1100
+    assert all(bits([fn.conv2d(X, w)]) == bits([fresh(X, w)]) for w in weights[::100])
+
+
+def test_threads_that_change_and_use_weights() -> None:
+    """One weight for all, which one of them changes between rounds, and one for each."""
+    shared, problems, barrier = weight(), [], threading.Barrier(4)
+
+    def work(number: int) -> None:
+        own = weight()
+        for turn in range(20):
+            if number == 0:
+                shared.mul_(0.9)
+            own[turn % 5] += 1
+            barrier.wait(60)
+            for w in (shared, own, shared):
+                if bits([fn.conv2d(X, w)]) != bits([fresh(X, w)]):
+                    problems.append((number, turn))
+            barrier.wait(60)
+
+    with msctx.context(conv_fprop_algo="winograd", fallback="error"):
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not problems
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_same_bits_for_any_number_of_threads(count: int, threads: Callable[[int], Any]) -> None:
+    """A weight of several megabytes, whose fingerprint all threads compute."""
+    w, x = weight(300, 300, 3, 3), torch.randn(1, 300, 6, 6)
+    with msctx.context(conv_fprop_algo="winograd", fallback="error") as ctx, torch.no_grad():
+        right = fn.conv2d(x, w)
+        with threads(count):
+            assert bits([fn.conv2d(x, w)]) == bits([right])
+            assert counted(ctx) == (1, 1)
+            w[299, 299, 2, 2] += 1
+            assert bits([fn.conv2d(x, w)]) == bits([fresh(x, w)]) != bits([right])
+
+
+def test_a_forked_child_has_them_and_goes_its_own_way(passes: Callable[..., str]) -> None:
+    passes("""
+        import os, torch, msctx
+        from torch.nn import functional as fn
+
+        x, w = torch.randn(2, 6, 9, 10), torch.randn(5, 6, 3, 3)
+        with msctx.context(conv_fprop_algo="winograd", fallback="error") as ctx, torch.no_grad():
+            right = fn.conv2d(x, w)
+            for change in (0.0, 1.0):
+                if (pid := os.fork()) == 0:
+                    w.add_(change)
+                    ok = torch.equal(fn.conv2d(x, w), fn.conv2d(x, w.clone())) and torch.equal(fn.conv2d(x, w), right) == (not change)
+                    os._exit(0 if ok else 1)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert torch.equal(fn.conv2d(x, w), right)
+            assert ctx.choices()[0].weights_kept == 1
+    """)
+
+
+def test_they_make_room_where_memory_runs_out(passes: Callable[..., str]) -> None:
+    passes(
+        """
+        import resource, torch, msctx
+        from torch.nn import functional as fn
+
+        torch.set_num_threads(1)
+        large = torch.randn(1448, 1448, 3, 3)  # its transform takes 300 MB
+        weights = torch.randn(60, 180, 180, 3, 3)
+        with msctx.context(conv_fprop_algo="winograd", fallback="error") as ctx, torch.no_grad():
+            for w in weights:  # 280 MB
+                fn.conv2d(torch.randn(1, 180, 3, 3), w)
+            fn.conv2d(torch.randn(1, 180, 3, 3), weights[0])
+            assert sum(row.weights_kept for row in ctx.choices()) == 1
+            with open("/proc/self/statm") as file:
+                now = int(file.read().split()[0]) * 4096
+            resource.setrlimit(resource.RLIMIT_AS, (now + 200 * 2**20,) * 2)
+            x = torch.randn(1, 1448, 3, 3)
+            found = fn.conv2d(x, large)
+            fn.conv2d(torch.randn(1, 180, 3, 3), weights[0])
+            assert sum(row.weights_kept for row in ctx.choices()) == 1, "all of them had to go"
+        assert torch.allclose(found.double(), fn.conv2d(x.double(), large.double()), atol=1e-2)
+        """,
+        env={"MALLOC_MMAP_THRESHOLD_": "1048576"},
+    )

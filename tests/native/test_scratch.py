@@ -1,0 +1,89 @@
+"""Workspaces come from a pool: repeated calls touch no fresh memory, and nothing stays when the context is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+COMMON = """
+import resource, threading, torch, msctx
+from torch.nn import functional as fn
+
+torch.set_num_threads(1)
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+x, w = torch.randn(1, 32, 96, 96), torch.randn(2, 32, 3, 3)  # unfolded 10 MB, the result 70 KB
+"""
+FRESH = {"MALLOC_MMAP_THRESHOLD_": "1048576"}
+"""Each large block comes from the system, and goes back to it."""
+
+
+@pytest.fixture
+def in_fresh_process(passes: Callable[..., str]) -> Callable[[str], str]:
+    return lambda code: passes(COMMON + code, env=FRESH)
+
+
+def test_repeated_calls_touch_no_fresh_memory(in_fresh_process: Callable[[str], str]) -> None:
+    in_fresh_process("""
+with msctx.context(conv_fprop_algo="gemm", fallback="error") as ctx:
+    for _ in range(3):
+        y = fn.conv2d(x, w)
+    assert ctx.choices()[0].workspace > 10**7
+    before = faults()
+    for _ in range(10):
+        y = fn.conv2d(x, w)
+    assert faults() - before < 1000, faults() - before  # 2500 a call otherwise
+""")
+
+
+def test_it_is_given_back_when_the_context_is_left(in_fresh_process: Callable[[str], str]) -> None:
+    in_fresh_process("""
+with msctx.context(conv_fprop_algo="gemm"):
+    fn.conv2d(x, w)
+small = resident()
+with msctx.context(conv_fprop_algo="gemm"):
+    fn.conv2d(torch.randn(1, 32, 256, 256), w)
+    inside = resident()
+assert inside - small > 60 * 2**20, inside - small
+assert resident() - small < 30 * 2**20, resident() - small
+""")
+
+
+def test_what_is_idle_is_bounded(in_fresh_process: Callable[[str], str]) -> None:
+    """Images of ever other sizes, each with a workspace of some 70 MB."""
+    in_fresh_process("""
+start = resident()
+with msctx.context(conv_fprop_algo="gemm"):
+    for i in range(12):
+        fn.conv2d(torch.randn(1, 32 * (i % 6 + 1), 512 // (i % 6 + 1), 150 + i), torch.randn(1, 32 * (i % 6 + 1), 3, 3))
+    assert resident() - start < 2**20 * 400, resident() - start
+""")
+
+
+def test_threads_have_their_own(in_fresh_process: Callable[[str], str]) -> None:
+    in_fresh_process("""
+wrong = []
+
+def work(number):
+    own = torch.randn(1, 8, 20 + number, 30)
+    v = torch.randn(4, 8, 3, 3)
+    first = fn.conv2d(own, v)
+    for _ in range(50):
+        if not torch.equal(fn.conv2d(own, v), first):
+            wrong.append(number)
+
+with msctx.context(conv_fprop_algo="gemm", fallback="error"):
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+assert not wrong
+""")
