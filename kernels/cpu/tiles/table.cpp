@@ -4,20 +4,23 @@
 
 namespace msctx::MSCTX_ISA {
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32;
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_winograd;
 
 namespace {
 
 constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad;
 
+Merit fair(const ConvProblem&, Op) { return Merit::fair; }
 Merit beats(const ConvProblem&, Op) { return Merit::beats_torch; }
 
 constexpr ConvRow rows[] = {
+    {fprop, "winograd", &conv_tiles_winograd, fair},
     {fprop, "implicit_precomp_gemm", &conv_tiles_gemm_tf32, beats},
     {fprop, "implicit_precomp_gemm", &conv_tiles_gemm, beats},
     {fprop, "implicit_gemm", &conv_tiles_gemm_tf32, beats},
     {fprop, "implicit_gemm", &conv_tiles_gemm, beats},
 
+    {dgrad, "winograd", &conv_tiles_winograd, fair},
     {dgrad, "algo_1", &conv_tiles_gemm_tf32, beats},
     {dgrad, "algo_1", &conv_tiles_gemm, beats},
 };
