@@ -4,7 +4,7 @@
 
 namespace msctx::MSCTX_ISA {
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_winograd;
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_winograd, conv_tiles_winograd_nonfused;
 
 namespace {
 
@@ -15,12 +15,14 @@ Merit beats(const ConvProblem&, Op) { return Merit::beats_torch; }
 
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_tiles_winograd, fair},
+    {fprop, "winograd_nonfused", &conv_tiles_winograd_nonfused, fair},
     {fprop, "implicit_precomp_gemm", &conv_tiles_gemm_tf32, beats},
     {fprop, "implicit_precomp_gemm", &conv_tiles_gemm, beats},
     {fprop, "implicit_gemm", &conv_tiles_gemm_tf32, beats},
     {fprop, "implicit_gemm", &conv_tiles_gemm, beats},
 
     {dgrad, "winograd", &conv_tiles_winograd, fair},
+    {dgrad, "winograd_nonfused", &conv_tiles_winograd_nonfused, fair},
     {dgrad, "algo_1", &conv_tiles_gemm_tf32, beats},
     {dgrad, "algo_1", &conv_tiles_gemm, beats},
 };
