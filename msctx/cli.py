@@ -20,6 +20,10 @@ import typer
 
 from msctx._version import __version__
 from msctx.errors import FileError, MsctxError, MsctxWarning, OptionError, Problem, StrictError, _ProblemsError
+from msctx.stdout import Json
+from msctx.stdout import print_json as _print_json
+from msctx.stdout import print_text as _print
+from msctx.tune_commands import tune
 
 app = typer.Typer(
     name="msctx",
@@ -30,22 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print data for programs.")]
-
-
-def _print(text: str) -> None:
-    """Print data; that nobody reads it to the end (``| head``) is no failure."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-        raise typer.Exit from None
-
-
-def _print_json(data: Any) -> None:
-    from msctx.run.record import plain
-
-    _print(json.dumps(plain(data), indent=2))
+app.add_typer(tune, name="tune")
 
 
 def _version(wanted: bool) -> None:

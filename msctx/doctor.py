@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msctx.inspection import library_version
+
+if TYPE_CHECKING:
+    from msctx.native.core import Core
 
 TESTED_TORCH = ("2.13.0",)
 """The versions of torch that the test suite has really run with."""
@@ -141,6 +144,21 @@ def _native() -> Iterator[Check]:
     else:
         library = core.load()
         yield Check("native core", "ok", f"{library.isa()} of {', '.join(library.isas())}, {made.path}")
+        yield from _tuning(library)
+
+
+def _tuning(library: Core) -> Iterator[Check]:
+    from msctx.errors import FileError
+    from msctx.native import tuning, tuning_file
+
+    path = tuning_file.location()
+    try:
+        groups = tuning_file.read(path)
+    except FileError as error:
+        yield Check("tuning file", "missing", "; ".join(map(str, error.problems)), "msctx tune show")
+        return
+    used = len(list(tuning.matching(groups, library)))
+    yield Check("tuning file", "ok", f"{path}, {sum(map(len, groups.values()))} entries, {used} of them used here")
 
 
 def _switches() -> Iterator[Check]:

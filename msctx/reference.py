@@ -104,7 +104,7 @@ def _outcome(option: Option, value: Any, device: str) -> Outcome | None:
         value = option.adapter.validate_python(value, strict=True)
     except ValueError:
         return None
-    beside = {"deterministic": "ON", "conv_fprop_algo": "gemm"} if option.source == "msctx" else {}
+    beside = {"deterministic": "ON", "conv_fprop_algo": "performance"} if option.source == "msctx" else {}
     settings = {n: Setting(option_of(n), n, v, "reference") for n, v in beside.items() if n != option.name}
     settings[option.name] = Setting(option, option.name, value, "reference")
     if option.name == "default_device":

@@ -159,6 +159,26 @@ def pairs_table(data: Mapping[str, Any], columns: Iterable[str] = ("switch", "va
     return table
 
 
+def tuning_table(found: Mapping[str, Any]) -> Group:
+    """A tuning file: each stamp, whether it is used here, and its entries."""
+    entries = sum(len(group["entries"]) for group in found["groups"])
+    parts: list[Any] = [Text(f"{found['file']}: {entries} entries" if found["there"] else f"{found['file']}: not there yet")]
+    if found["stamp_here"] is None:
+        parts.append(Text("the native core is not built: which entries this machine uses is known after `msctx build`"))
+    for group in found["groups"]:
+        differs = ", ".join(group["differs"])
+        used = "used here" + f" (another {differs})" * bool(differs) if group["used"] else f"not used here: another {differs}"
+        parts += [Text(""), Text(used if found["stamp_here"] else "", style="bold"), pairs_table(group["stamp"], ("stamp", ""))]
+        table = _table("direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "measured")
+        for e in group["entries"]:
+            ratio = e["measured"].get("torch")
+            gain = f"{ratio:.2f}x" if ratio else ""
+            words = (e["direction"], e["problem"], str(e["threads"]), e["permissions"], e["ran"], e["math"], gain, e["when"])
+            table.add_row(*map(Text, words))
+        parts.append(table)
+    return Group(*parts)
+
+
 class Progress:
     """A progress bar on a terminal (stderr), a line per :meth:`log` elsewhere."""
 

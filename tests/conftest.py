@@ -1,6 +1,7 @@
 """Watches every test for what it leaves behind, and runs code in a fresh interpreter where a test could not be undone."""
 
 import importlib
+import itertools
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from torch.nn.modules import module as nn_module
 import msctx
 from msctx import apply, notices
 from msctx import base as base_module
+from msctx.native import tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
 
@@ -137,6 +139,17 @@ def nothing_leaks() -> Iterator[None]:
         clean_up(before)
         pytest.fail("this test leaked:\n" + "\n".join(f"  {leak}" for leak in leaks), pytrace=False)
     msctx.reset_context()  # MSCTX_* is read again by the next test
+
+
+@pytest.fixture(autouse=True)
+def own_tuning_file(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What one test measures is known to no other, and not to the user either. The file is not there yet."""
+    path = tmp_path_factory.getbasetemp() / f"tuning-{next(_numbers)}.json"
+    monkeypatch.setattr(tuning_file, "IN_CACHE", path)
+    return path
+
+
+_numbers = itertools.count()
 
 
 @pytest.fixture

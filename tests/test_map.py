@@ -26,7 +26,10 @@ NAMES = sorted(OPTIONS)
 
 DEVICE_FAMILY = {"device_target", "device_id", "default_device"}
 """The options that may have nothing to say about a device: they speak of the target alone."""
-DETAILS = {"deterministic_warn_only", "fill_uninitialized_memory", "fallback", "conv_workspace_limit"}
+DETAILS = {
+    *("deterministic_warn_only", "fill_uninitialized_memory"),
+    *("fallback", "conv_workspace_limit", "allow_fp32_emulation", "frozen_weights", "tuning_file"),
+}
 """Options that mean nothing without deterministic=ON, or without an algorithm that is asked for."""
 
 
@@ -163,6 +166,9 @@ RANKS = {
     "runtime": 8,
     "migrate": 9,
     "schema": 9,
+    "stdout": 9,
+    "tune": 9,
+    "tune_commands": 10,
     "starter": 10,
     "cli": 11,
     "__main__": 12,

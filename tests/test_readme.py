@@ -31,7 +31,8 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("block", blocks("python"))
-def test_python_runs(block):
+def test_python_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     exec(compile(block, "README.md", "exec"), {})
 
 

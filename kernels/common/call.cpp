@@ -41,4 +41,22 @@ ConvText text_of(const ConvCall& call) {
   return text;
 }
 
+std::string line_of(const ConvText& t) {
+  std::string line = t.input + " * " + t.weight + ", " + t.dtype;
+  if (t.transposed == "true") line += ", transposed";
+  const struct {
+    const char *words, *usual;
+    const std::string& value;
+  } rest[] = {
+      {", stride ", "1", t.stride},
+      {", padding ", "0", t.padding},
+      {", dilation ", "1", t.dilation},
+      {", output_padding ", "0", t.output_padding},
+      {", groups ", "1", t.groups},
+  };
+  for (const auto& [words, usual, value] : rest)
+    if (value != usual) line += words + value;
+  return line + ", " + t.layout;
+}
+
 }  // namespace msctx

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "msctx/api.h"
+#include "msctx/json.h"
 #include "msctx/process.h"
 
 namespace msctx {
@@ -21,29 +22,6 @@ struct Log {
 Log& log() {
   static Log* all = new Log;  // never destroyed: threads may still run convolutions while the process ends
   return *all;
-}
-
-void quote(std::string& json, const std::string& text) {
-  json += '"';
-  for (const char c : text) {
-    if (c == '"' || c == '\\') json += '\\';
-    if (static_cast<unsigned char>(c) < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
-      json += escaped;
-    } else {
-      json += c;
-    }
-  }
-  json += '"';
-}
-
-void member(std::string& json, const char* name, const std::string& value) {
-  json += '"';
-  json += name;
-  json += "\":";
-  quote(json, value);
-  json += ',';
 }
 
 // All that makes an entry itself, without its counts.

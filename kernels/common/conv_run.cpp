@@ -49,7 +49,7 @@ struct Weights {
   const Prepared& kept;
   const Memory& memory;
   const Parallel& parallel;
-  std::optional<Scratch> made[4] = {};
+  std::optional<Scratch> made[Prepared::most_forms] = {};
 
   static const void* get(void* self, int form) {
     auto& [algorithm, p, op, w, kept, memory, parallel, made] = *static_cast<Weights*>(self);

@@ -1,113 +1,206 @@
-// Measurements of `performance`: kept for the life of the process.
+// Measures a problem: torch's own path is left only for a gain that is proven.
 #include "msctx/measure.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <map>
+#include <optional>
 
 #include "msctx/process.h"
 
 namespace msctx {
 namespace {
 
-constexpr double gain = 1.03;     // torch's own path is left only for a gain that is no noise
-constexpr double hopeless = 3.0;  // slower than the best by this factor at first: not measured again
-constexpr int rounds = 5;
-constexpr std::chrono::seconds budget{2};  // for one problem
-constexpr double never = 1e30;  // the time of what was not run
+constexpr double gain = 1.03;          // what a row must gain over torch's own path
+constexpr double gain_of_few = 1.25;   // the same where there was time for few rounds
+constexpr double sure_gain = 1.2;      // above it the best of many cannot be the best by luck alone
+constexpr double near_gain = 1.15;     // below it more rounds are worth their time
+constexpr int few = 5, enough = 9, most = 61;  // rounds
+constexpr double tiny_time = 0.001, short_time = 0.02, long_time = 0.1;  // seconds: small problems are noisier, and cost nothing
+constexpr double budget = 2.0;         // seconds for one problem
+constexpr double total_budget = 120.0;  // seconds for all of a process
+constexpr double never = 1e30;         // the time of what was not run
 
-double seconds(const std::function<void()>& body) {
-  const auto start = std::chrono::steady_clock::now();
-  try {
-    body();
-  } catch (const std::exception&) {  // out of memory: torch's own path may still do
-    return never;
-  }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-struct Result {
-  const ConvRow* row;  // null: torch's own path
-  std::vector<std::string> reasons;
-};
+using Clock = std::chrono::steady_clock;
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Contender {
-  const ConvRow* row;
-  std::function<void()> run;
-  double best;
+  const ConvRow* row;         // null: torch's own path
+  std::vector<double> times;  // of each round
+  double best = never;
+  bool in_race = true;
 };
 
-std::string comparison(const Contender& c, const Contender& winner) {
-  const auto name = [](const ConvRow* row) { return row ? label_of(*row) : std::string("torch"); };
-  if (c.best >= never) return name(c.row) + ": not measured: no time was left, or no memory";
-  char ratio[32];
-  std::snprintf(ratio, sizeof ratio, "%.2f", c.best / winner.best);
-  return name(c.row) + ": measured at " + ratio + " times the time of " + name(winner.row);
-}
-
-Result measure(const Policy& policy, const ConvCall& call, Direction direction, const Run& run) {
-  std::vector<Contender> contenders;
-  const auto add = [&](const ConvRow* row) { contenders.push_back({row, [&run, row] { run(row); }, never}); };
-  add(nullptr);
-  for (const ConvRow* row : policy.candidates(call, direction)) add(row);
-  const auto start = std::chrono::steady_clock::now();
-  const auto is_time_left = [&] { return std::chrono::steady_clock::now() - start < budget; };
-  double best = never;
-  for (Contender& c : contenders) {
-    if (best < never && !is_time_left()) continue;  // the table has the likely ones first
-    c.best = seconds(c.run);                        // the first run warms up
-    if (c.best < hopeless * best) c.best = std::min(c.best, seconds(c.run));
-    best = std::min(best, c.best);
+class Race {
+ public:
+  Race(const std::vector<const ConvRow*>& rows, const Run& run) : run_(run), contenders_{{nullptr, {}}} {
+    for (const ConvRow* row : rows) contenders_.push_back({row, {}});
   }
-  for (int round = 0; round < rounds && is_time_left(); round++)
-    for (Contender& c : contenders)
-      if (c.best < hopeless * best) c.best = std::min(c.best, seconds(c.run));
 
-  const Contender* winner = nullptr;
-  for (const Contender& c : contenders)
-    if (winner == nullptr || c.best * (winner->row ? 1.0 : gain) < winner->best) winner = &c;
-  Result result{winner ? winner->row : nullptr, {}};
-  for (const Contender& c : contenders)
-    if (&c != winner) result.reasons.push_back(comparison(c, *winner));
-  return result;
-}
+  // nullopt: torch's own path itself fails; its error is for the call to raise.
+  std::optional<Tuned> result() {
+    warm_up();
+    if (torch().best >= never) return std::nullopt;
+    run_rounds(all_in_race());
+    const Contender* winner = fastest_proven();
+    if (winner && torch().best < sure_gain * winner->best) winner = confirmed(*winner);
+    return told(winner ? *winner : torch());
+  }
+
+ private:
+  Contender& torch() { return contenders_.front(); }
+
+  double time(const Contender& c) const {
+    const auto start = Clock::now();
+    try {
+      run_(c.row);
+    } catch (const std::exception&) {  // out of memory, say
+      return never;
+    }
+    return since(start);
+  }
+
+  void run(Contender& c) {
+    const double seconds = time(c);
+    c.times.push_back(seconds);
+    c.best = std::min(c.best, seconds);
+    c.in_race = seconds < never;
+    best_ = std::min(best_, c.best);
+  }
+
+  // The table has the likely ones first. A first run makes primitives, threads and pages, which counts where it takes no time at all.
+  void warm_up() {
+    for (Contender& c : contenders_) {
+      c.in_race = &c == &torch() || since(start_) < budget;
+      if (!c.in_race) continue;
+      run(c);
+      const double first = c.best;
+      const int more = first < tiny_time ? 3 : first < long_time && (first < short_time || first < 10 * best_) ? 1 : 0;
+      for (int i = 0; i < more && c.in_race; i++) run(c);
+      c.times.clear();
+    }
+    drop(2.0);
+  }
+
+  // What is slower than the best by this factor is not run again; torch's own path always is.
+  void drop(double factor) {
+    for (Contender& c : contenders_)
+      if (c.row && c.best > factor * best_) c.in_race = false;
+  }
+
+  std::vector<Contender*> all_in_race() {
+    std::vector<Contender*> found;
+    for (Contender& c : contenders_)
+      if (c.in_race) found.push_back(&c);
+    return found;
+  }
+
+  // In turns, so that what the machine does meanwhile meets all of them; each round begins with another one.
+  void run_rounds(std::vector<Contender*> runners) {
+    const auto start = Clock::now();
+    for (int round = 0; round < most && runners.size() > 1; round++) {  // so there is one of ours
+      double cost = 0;
+      for (const Contender* c : runners) cost += round ? c->best : 0.0;  // the first round may end late
+      if (since(start_) + cost > budget) break;
+      if (round >= enough && since(start) > short_time && !is_doubtful()) break;
+      for (size_t i = 0; i < runners.size(); i++) run(*runners[(i + size_t(round)) % runners.size()]);
+      if (round >= 3) drop(1.3);
+      std::erase_if(runners, [](const Contender* c) { return !c->in_race; });
+    }
+  }
+
+  bool is_doubtful() {
+    const auto by_best = [](const Contender& a, const Contender& b) { return a.best < b.best; };
+    const Contender& ours = *std::min_element(contenders_.begin() + 1, contenders_.end(), by_best);
+    return torch().best > ours.best / near_gain && (torch().best < ours.best * near_gain || !is_proven(ours));
+  }
+
+  // The fastest run, the middle one of the runs side by side, and two thirds of them must all speak for it.
+  bool is_proven(const Contender& c) {
+    const size_t rounds = std::min(c.times.size(), torch().times.size());
+    if (rounds == 0 || !c.in_race) return false;
+    std::vector<double> ratios;
+    for (size_t i = 0; i < rounds; i++) ratios.push_back(torch().times[i] / c.times[i]);
+    std::sort(ratios.begin(), ratios.end());
+    const double needed = rounds < few ? gain_of_few : gain;
+    return torch().best >= needed * c.best && ratios[rounds / 2] >= needed && ratios[rounds / 3] >= 1.0;
+  }
+
+  Contender* fastest_proven() {
+    Contender* winner = nullptr;
+    for (Contender& c : contenders_)
+      if (c.row && (!winner || c.best < winner->best) && is_proven(c)) winner = &c;
+    return winner;
+  }
+
+  // The fastest of several may be so by luck: it is run against torch's own path once more.
+  const Contender* confirmed(const Contender& candidate) {
+    Contender& again = contenders_[size_t(&candidate - contenders_.data())];
+    for (Contender* c : {&torch(), &again}) {
+      c->times.clear();
+      c->best = never;
+    }
+    run_rounds({&torch(), &again});
+    return is_proven(again) ? &again : nullptr;
+  }
+
+  Tuned told(const Contender& winner) const {
+    Tuned found{"torch", "torch", "measured in this process", true, {}};
+    if (winner.row) {
+      found.name = winner.row->name;
+      found.math = winner.row->algorithm->math;
+    }
+    for (const Contender& c : contenders_)
+      found.measured.push_back({c.row ? label_of(*c.row) : "torch", c.best < never ? c.best / winner.best : 0.0});
+    return found;
+  }
+
+  const Run& run_;
+  const Clock::time_point start_ = Clock::now();
+  std::vector<Contender> contenders_;  // torch's own path first
+  double best_ = never;
+};
 
 std::mutex& measuring = fork_safe_mutex(false);  // held while torch and the kernels run: only ever tried, never waited for
-std::mutex& lock = fork_safe_mutex();
-std::map<std::string, Result>& results() {
-  static auto* all = new std::map<std::string, Result>;
-  return *all;
-}
+thread_local bool here = false;                  // torch's own path may lead back, through another library's kernel
+std::atomic<double> spent{0.0};                  // seconds of this process
 
-const Result* known(const std::string& key) {
-  const std::lock_guard<std::mutex> guard(lock);
-  const auto found = results().find(key);
-  return found == results().end() ? nullptr : &found->second;
-}
+constexpr const char* kept_for_next_run =
+    "measured for the next run: the processes of one run all choose by what the tuning file held when it began";
+
+struct Here {
+  Here() { here = true; }
+  ~Here() { here = false; }
+};
 
 }  // namespace
 
 const Decision* measured(
     Policy& policy, const ConvCall& call, const Decision& guessed, Direction direction, int threads, const Run& run) {
-  ConvCall problem = call;
-  problem.module = nullptr;
-  std::string key(reinterpret_cast<const char*>(&problem), sizeof problem);
-  key += std::to_string(int(direction)) + policy.table().isa + policy.constraints();
-  key += " " + std::to_string(threads);
-  const Result* found = known(key);
-  if (!found) {
-    thread_local bool here = false;  // torch's own path may lead back, through another library's kernel
-    if (here || forked) return &guessed;
-    const std::unique_lock<std::mutex> mine(measuring, std::try_to_lock);
-    if (!mine.owns_lock()) return &guessed;
-    here = true;
-    Result result = measure(policy, call, direction, run);
-    here = false;
-    const std::lock_guard<std::mutex> guard(lock);
-    found = &results().emplace(key, std::move(result)).first->second;
+  if (here || forked) return &guessed;
+  const std::unique_lock<std::mutex> mine(measuring, std::try_to_lock);
+  if (!mine.owns_lock()) return &guessed;
+  const Here guard;
+  std::string why;
+  const TuningKey key = policy.tuning_key(call, direction), for_next_run{~key.table, key.direction, key.problem, key.permissions};
+  if (!policy.tuned_for(call, direction, threads)) {  // another module may have had the same problem
+    const Permission said = permission();
+    if (said == Permission::later) return &guessed;
+    if (said == Permission::forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
+    if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";
+    if (said == Permission::for_next_run && tuned(for_next_run, threads, true)) why = kept_for_next_run;
+    if (why.empty() && spent > total_budget) why = "this process has spent its 120 seconds of measuring";
+    if (why.empty()) {
+      const auto start = Clock::now();
+      const auto result = Race(policy.candidates(call, direction, threads), run).result();
+      spent = spent + since(start);
+      if (!result) return &guessed;
+      report(key, threads, *result);
+      if (said == Permission::for_next_run) why = kept_for_next_run;
+      learn(why.empty() ? key : for_next_run, threads, *result);
+    }
   }
-  return policy.decide_measured(call, direction, found->row, found->reasons);
+  return policy.decide_again(call, direction, threads, why);
 }
 
 }  // namespace msctx

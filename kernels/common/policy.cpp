@@ -12,9 +12,9 @@
 namespace msctx {
 namespace {
 
-std::string key_of(const ConvCall& call, Direction direction) {
+std::string key_of(const ConvCall& call, Direction direction, int threads) {
   std::string key(reinterpret_cast<const char*>(&call), sizeof call);  // calls are zeroed before they are filled: padding is equal
-  return key += char(direction);
+  return key.append(reinterpret_cast<const char*>(&threads), sizeof threads) += char(direction);
 }
 
 std::string text(const char* value) { return value ? value : ""; }
@@ -40,9 +40,8 @@ bool is(const ConvRow& row, const char* math) { return std::strcmp(row.algorithm
 
 }  // namespace
 
-std::string label_of(const ConvRow& row) {
-  const bool own = is(row, "strict") || is(row, "float64");
-  return own ? row.name : std::string(row.name) + " (" + row.algorithm->math + ")";
+std::string label_of(const std::string& name, const std::string& math) {
+  return math == "strict" || math == "float64" || math == "torch" ? name : name + " (" + math + ")";
 }
 
 std::atomic<bool> in_force{false};
@@ -68,7 +67,7 @@ void set_policy(std::shared_ptr<Policy> wanted) {
   slot().swap(wanted);
 }
 
-Policy::Policy(const PolicyText& t, const ConvTable& table, int threads)
+Policy::Policy(const PolicyText& t, const ConvTable& table)
     : fallback(Fallback(t.fallback)),
       thread_invariant(t.thread_invariant),
       deterministic(t.deterministic),
@@ -80,7 +79,7 @@ Policy::Policy(const PolicyText& t, const ConvTable& table, int threads)
       workspace_limit_(t.workspace_limit),
       table_(table),
       safe_(algorithm_named(table, safe_algorithm)),
-      threads_(threads) {
+      tuning_(t.tuning) {
   for (int i = 0; i < t.rules; i++) {
     Rule rule;
     for (int j = 0; j < t.rule[i].conditions; j++)
@@ -99,12 +98,6 @@ bool Policy::Rule::matches(const ConvText& t) const {
     for (const auto& [field, value] : fields)
       if (name == field && (value->empty() || fnmatch(pattern.c_str(), value->c_str(), 0) != 0)) return false;
   return true;
-}
-
-std::string Policy::constraints() const {
-  std::string key;
-  for (const bool flag : {thread_invariant, deterministic, allow_tf32, allow_fp32_emulation}) key += flag ? "1 " : "0 ";
-  return key + std::to_string(workspace_limit_);
 }
 
 // The first rule that matches and speaks of the direction, else the option.
@@ -153,43 +146,57 @@ bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   return half || is(row, "tf32") || row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= largest_error;
 }
 
-std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction) const {
+std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction, int threads) const {
   std::vector<const ConvRow*> found;
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || std::strcmp(row.name, "reference") == 0) continue;
     if (!allows_math(row) || !obstacles(row, call).empty()) continue;
     const Op op = op_of(direction, call.transposed);
-    if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, threads_) <= largest_trial) found.push_back(&row);
+    if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, threads) <= largest_trial) found.push_back(&row);
   }
   return found;
 }
 
-const Decision* Policy::decide(const ConvCall& call, Direction direction) {
-  const std::string key = key_of(call, direction);
+const Decision* Policy::decide(const ConvCall& call, Direction direction, int threads) {
+  const std::string key = key_of(call, direction, threads);
   {
     const std::lock_guard<std::mutex> guard(decisions_lock);
     if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second.get();
   }
+  return keep(key, make(call, direction, threads, ""));
+}
+
+const Decision* Policy::decide_again(const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured) {
+  auto decision = make(call, direction, threads, why_not_measured);
+  const std::lock_guard<std::mutex> guard(decisions_lock);
+  auto& kept = decisions_[key_of(call, direction, threads)];
+  retired_.push_back(std::move(kept));  // another thread may still read it
+  kept = std::move(decision);
+  return kept.get();
+}
+
+std::unique_ptr<Decision> Policy::make(
+    const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured) const {
   const ConvText problem = text_of(call);
   auto decision = std::make_unique<Decision>();
   auto choice = std::make_unique<Choice>();
   choice->direction = name_of(direction);
   choice->problem = problem;
   choice->asked = asked_for(direction, problem);
-  if (choice->asked.empty()) return keep(key, nullptr);
+  if (choice->asked.empty()) return nullptr;
 
-  const Op op = op_of(direction, call.transposed);
-  decision->row = named(call, direction, *choice);
-  decision->fell_back = !decision->row && !choice->reasons.empty();
-  if (!decision->row) {
-    decision->to_measure = choice->asked == "performance" && !deterministic && !thread_invariant;
-    decision->row = guess(call, direction, *choice);
+  if (choice->asked == "performance") {
+    tune(call, direction, threads, why_not_measured, *choice, *decision);
+  } else {
+    decision->row = named(call, direction, *choice);
+    decision->fell_back = !decision->row && !choice->reasons.empty();
+    if (!decision->row) decision->row = guess(call, direction, *choice);
   }
-  describe(*choice, decision->row, call, op);
+  describe(*choice, decision->row, call, op_of(direction, call.transposed), threads);
   if (decision->fell_back) decision->message = complaint(*choice, call, direction);
   decision->choice = record(std::move(choice));
-  return keep(key, std::move(decision));
+  return decision;
 }
 
 // The first row of the name asked for that can take the call. nullptr: none, and why; or no algorithm is named.
@@ -219,11 +226,12 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
       continue;
     }
     const Merit merit = row.merit(call.problem, op);
-    const bool copies = call.channels_last && !row.algorithm->reads_channels_last;
+    const bool first_only = merit == Merit::beats_torch_channels_first, beats = first_only || merit == Merit::beats_torch;
+    const bool other_layout = call.channels_last && (first_only || !row.algorithm->reads_channels_last);
     if (!is_exact(row, call)) {
       passed.push_back(label_of(row) + ": its error bound is above 3e-5");
       if (!inexact && merit != Merit::last_resort) inexact = &row;
-    } else if (merit == Merit::beats_torch ? !copies || !torch_allowed : merit == Merit::fair && !torch_allowed) {
+    } else if (beats ? !other_layout || !torch_allowed : merit == Merit::fair && !torch_allowed) {
       best = &row;
     } else {
       passed.push_back(
@@ -237,7 +245,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
   return best;
 }
 
-void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, Op op) const {
+void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, Op op, int threads) const {
   if (!row) {
     choice.ran = "torch";
     choice.provider = "torch";
@@ -248,8 +256,8 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
   choice.provider = "msctx";
   choice.math = row->algorithm->math;
   choice.error = row->algorithm->error(call.problem, op);
-  const int threads = threads_for(*row->algorithm, call.problem, op, threads_);
-  choice.workspace = int64_t(memory_of(*row->algorithm, call.problem, op, threads));
+  const int used = threads_for(*row->algorithm, call.problem, op, threads);
+  choice.workspace = int64_t(memory_of(*row->algorithm, call.problem, op, used));
 }
 
 // Every row of the direction, with all of its reasons.
@@ -263,23 +271,6 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
     words += "  " + label_of(row) + ": " + (why.empty() ? "could take it" : sentence(why)) + "\n";
   }
   return words;
-}
-
-const Decision* Policy::decide_measured(const ConvCall& call, Direction direction, const ConvRow* row, std::vector<std::string> reasons) {
-  auto decision = std::make_unique<Decision>();
-  auto choice = std::make_unique<Choice>();
-  choice->direction = name_of(direction);
-  choice->problem = text_of(call);
-  choice->asked = "performance";
-  choice->reasons = std::move(reasons);
-  describe(*choice, row, call, op_of(direction, call.transposed));
-  decision->row = row;
-  decision->choice = record(std::move(choice));
-  const std::lock_guard<std::mutex> guard(decisions_lock);
-  auto& kept = decisions_[key_of(call, direction)];
-  retired_.push_back(std::move(kept));  // another thread may still read it
-  kept = std::move(decision);
-  return kept.get();
 }
 
 const Decision* Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason) {

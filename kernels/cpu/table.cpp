@@ -4,7 +4,7 @@
 
 namespace msctx::MSCTX_ISA {
 
-extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
+extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_depthwise, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
     conv_implicit_precomp_gemm, conv_reference, conv_winograd, conv_winograd_nonfused;
 Fingerprint fingerprint(const void* data, int64_t bytes, const Parallel&);
 
@@ -44,11 +44,19 @@ Merit gemm(const ConvProblem& p, Op op) {
   return op == Op::backward_data && strided && taps(p) == 1 && channels(p) >= 64 ? Merit::beats_torch : Merit::fair;
 }
 
+// oneDNN has good kernels for small windows in channels_last, none for weight gradients.
+Merit depthwise(const ConvProblem& p, Op op) {
+  const bool weight = op == Op::backward_weight, large = taps(p) >= 27;
+  if ((weight && taps(p) >= 7) || (large && (op == Op::backward_data || image(p) >= 28))) return Merit::beats_torch;
+  return large || taps(p) < 13 ? Merit::beats_torch_channels_first : Merit::fair;
+}
+
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},
     {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
     {fprop, "implicit_precomp_gemm", &conv_implicit_precomp_gemm, fair},
     {fprop, "implicit_gemm", &conv_implicit_gemm, fair},
+    {fprop, "direct", &conv_depthwise, depthwise},
     {fprop, "direct", &conv_direct, fair},
     {fprop, "gemm", &conv_gemm, fair},
     {fprop, "fft_tiling", &conv_fft_tiling, fft_tiling},
@@ -57,6 +65,7 @@ constexpr ConvRow rows[] = {
 
     {dgrad, "winograd", &conv_winograd, winograd},
     {dgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
+    {dgrad, "algo_1", &conv_depthwise, depthwise},
     {dgrad, "algo_1", &conv_gemm, gemm},
     {dgrad, "algo_0", &conv_algo_0, last_resort},
     {dgrad, "fft_tiling", &conv_fft_tiling, fft_tiling},
@@ -64,6 +73,7 @@ constexpr ConvRow rows[] = {
     {dgrad, "reference", &conv_reference, last_resort},
 
     {wgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
+    {wgrad, "algo_1", &conv_depthwise, depthwise},
     {wgrad, "algo_1", &conv_gemm, gemm},
     {wgrad, "algo_3", &conv_algo_3, last_resort},
     {wgrad, "algo_0", &conv_algo_0, last_resort},

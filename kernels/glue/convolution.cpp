@@ -70,19 +70,17 @@ struct Asked {
   }
 
   const Decision* decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
-    if (call) return policy->decide(*call, direction);
+    if (call) return policy->decide(*call, direction, at::get_num_threads());
     return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason) : nullptr;
   }
 
-  template <class Torch>
-  const Decision* measure(
-      const Decision& guessed, Direction direction, const at::Tensor& first, const at::Tensor& second, const Torch& torch) const {
+  // `ours(row)` and `torch()` do all that is done where they are chosen, on the call's own tensors.
+  template <class Ours, class Torch>
+  const Decision* measure(const Decision& guessed, Direction direction, const Ours& ours, const Torch& torch) const {
     if (at::in_parallel_region()) return &guessed;
-    const auto format = call->channels_last && call->problem.dims == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
     return measured(*policy, *call, guessed, direction, at::get_num_threads(), [&](const ConvRow* row) {
-      Ran ran;
       if (row)
-        run_row(*policy, *row, *call, first, second, format, ran);
+        ours(*row);
       else
         torch();
     });
@@ -95,13 +93,6 @@ void count(const Decision& decision, const Ran& ran = {}) {
   if (ran.again) choice.computed_again.fetch_add(1, std::memory_order_relaxed);
   if (ran.weights_kept) choice.weights_kept.fetch_add(ran.weights_kept, std::memory_order_relaxed);
   if (ran.weights_prepared) choice.weights_prepared.fetch_add(ran.weights_prepared, std::memory_order_relaxed);
-}
-
-at::Tensor run_counted(const Asked& asked, const Decision& decision, const at::Tensor& first, const at::Tensor& second, at::MemoryFormat format) {
-  Ran ran;
-  at::Tensor result = run_row(*asked.policy, *decision.row, *asked.call, first, second, format, ran);
-  count(decision, ran);
-  return result;
 }
 
 // fprop under a policy. `torch` computes it torch's way.
@@ -125,17 +116,23 @@ at::Tensor forward(
     remember_forward(storage_of(weight));
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);
-  if (decision->to_measure) decision = asked.measure(*decision, Direction::fprop, input, weight, [&] { torch(); });
+  Ran ran;
+  const auto ours = [&](const ConvRow& row) {
+    at::Tensor result = run_row(*asked.policy, row, *asked.call, input, weight, format_of(input, weight, bias, asked.geometry), ran);
+    if (bias && bias->defined()) {
+      std::vector<int64_t> along(input.dim(), 1);
+      along[1] = -1;
+      result.add_(bias->view(along));
+    }
+    return result;
+  };
+  if (decision->to_measure) decision = asked.measure(*decision, Direction::fprop, ours, torch);
   if (decision->row == nullptr) {
     count(*decision);
     return torch();
   }
-  at::Tensor result = run_counted(asked, *decision, input, weight, format_of(input, weight, bias, asked.geometry));
-  if (bias && bias->defined()) {
-    std::vector<int64_t> along(input.dim(), 1);
-    along[1] = -1;
-    result.add_(bias->view(along));
-  }
+  at::Tensor result = ours(*decision->row);
+  count(*decision, ran);
   return result;
 }
 
@@ -219,13 +216,23 @@ Three convolution_backward(
     const Decision* decision = asked.decide(direction, input, weight);
     if (decision == nullptr) return;
     complain(*asked.policy, *decision);
+    Ran ran;
+    const auto ours = [&](const ConvRow& row) {
+      return run_row(*asked.policy, row, *asked.call, first, second, format_of(input, weight, std::nullopt, asked.geometry), ran);
+    };
     if (decision->to_measure) {
       std::array<bool, 3> alone{};
       alone[index] = true;
-      decision = asked.measure(*decision, direction, first, second, [&] { torch(alone); });
+      alone[2] = direction == Direction::wgrad && output_mask[2];  // who computes this gradient computes that of the bias
+      const auto with_bias = [&](const ConvRow& row) {
+        ours(row);
+        if (alone[2]) gradient_of_bias(asked, grad_output);
+      };
+      decision = asked.measure(*decision, direction, with_bias, [&] { torch(alone); });
     }
     if (decision->row == nullptr) return count(*decision);
-    found[index] = run_counted(asked, *decision, first, second, format_of(input, weight, std::nullopt, asked.geometry));
+    found[index] = ours(*decision->row);
+    count(*decision, ran);
     left[index] = false;
   };
   one(Direction::dgrad, 0, grad_output, weight);

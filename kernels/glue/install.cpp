@@ -166,7 +166,7 @@ MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
 // 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(const PolicyText* text) try {
-  set_policy(text ? std::make_shared<Policy>(*text, table_in_use(), at::get_num_threads()) : nullptr);
+  set_policy(text ? std::make_shared<Policy>(*text, table_in_use()) : nullptr);
   glue::drop_kept_weights();
   if (!text) glue::drop_idle_scratch();
   return 1;

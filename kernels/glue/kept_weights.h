@@ -37,7 +37,7 @@ class Keeper {
   const void* const w_;
   const Parallel& parallel_;
   std::optional<Fingerprint> print_;
-  std::shared_ptr<KeptWeight> used_[4];
+  std::shared_ptr<KeptWeight> used_[Prepared::most_forms];
 };
 
 // Frees what belongs to weights that are gone; with `all`, everything that no call uses now.

@@ -24,6 +24,7 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
         "native.conv_allow_tf32": want.other("conv_allow_tf32", False),
         "native.allow_fp32_emulation": want.other("allow_fp32_emulation", True),
         "native.frozen_weights": want.other("frozen_weights", False),
+        "native.tuning_file": want.other("tuning_file"),
         "torch.inductor.freezing": False,
         "torch.inductor.cpp_wrapper": False,
     } | {f"native.{field}": value for field, value in fields.items()}
@@ -40,8 +41,9 @@ def algorithm(want: Want) -> Outcome:
         return honoured(assignments)
     for name, value in (("deterministic", "ON"), ("thread_invariant", True)):
         if want.other(name) == value:
-            return approximated(assignments, f"nothing is measured under {name}={value}: the choice is that of normal")
-    return honoured(assignments, "each problem is measured the first time that this process meets it")
+            differs = f"nothing is measured under {name}={value}: the tuning file decides what it knows, normal the rest"
+            return approximated(assignments, differs)
+    return honoured(assignments, "each problem that the tuning file does not know is measured when it is first met")
 
 
 @effect("conv_algo_rules")
@@ -64,6 +66,14 @@ def thread_invariant(want: Want) -> Outcome:
         "nothing is promised"
     )
     return approximated(_policy(want, thread_invariant=True), differs)
+
+
+@effect("tuning_file")
+def tuning_file(want: Want) -> Outcome:
+    asked = [want.other(name, "") for name in (*ALGORITHMS, "conv_algo_rules")]
+    if not any("performance" in text for text in asked):
+        return inert("no algorithm is asked for as performance: nothing else is tuned")
+    return detail(want)
 
 
 @effect("fallback", "conv_workspace_limit", "allow_fp32_emulation", "frozen_weights")

@@ -24,7 +24,13 @@ def conv_allow_tf32(want: Want) -> Outcome:
             "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code; once "
             "it was written, a torch.backends.fp32_precision set later no longer reaches cuDNN (torch has no setter for that)",
         )
-    return not_built(CORE)
+    if not any(want.other(name) for name in NATIVE):
+        if want.value:
+            return inert("no algorithm is asked for, and torch's own convolutions do not round to TF32 on a CPU")
+        return honoured(reason="torch's own convolutions do not round to TF32 on a CPU")
+    if want.facts.native:
+        return refused(want.facts.native)
+    return honoured(reason="part of the policy for convolutions")
 
 
 @effect("matmul_allow_hf32", "conv_allow_hf32")

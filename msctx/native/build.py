@@ -91,6 +91,12 @@ def obstacle(sources: Path | None = None) -> str:
     return ""
 
 
+def origin(library: Path) -> tuple[str, str]:
+    """What a library that was built here was made of (a hash of the sources, the flags and torch), and by which compiler."""
+    record = json.loads(library.with_name("build.json").read_bytes())
+    return str(record["inputs"]), str(record["compiler"])
+
+
 def remove() -> int:
     """Remove everything that was built; say how many bytes that were. Builds in progress are waited for."""
     cache = cachedir.existing()

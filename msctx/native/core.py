@@ -8,13 +8,15 @@ import json
 import os
 import sys
 import threading
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_void_p
-from typing import TYPE_CHECKING, Any
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msctx import notices
 from msctx.errors import NativeError, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import numpy as np
 
 ISA_VARIABLE = "MSCTX_ISA"
@@ -41,13 +43,27 @@ class _Policy(Structure):
         ("allow_tf32", c_int32),
         ("allow_fp32_emulation", c_int32),
         ("frozen_weights", c_int32),
+        ("tuning", c_int32),
         ("workspace_limit", c_int64),
         ("rules", c_int32),
         ("rule", POINTER(_Rule)),
     ]
 
 
+class _Measured(Structure):
+    _fields_ = [("label", c_char_p), ("ratio", c_double)]
+
+
+class _Tuned(Structure):
+    _fields_ = [
+        *((name, c_char_p) for name in ("direction", "problem", "permissions", "ran", "math", "source")),
+        *((name, c_int32) for name in ("threads", "exact", "count")),
+        ("measured", POINTER(_Measured)),
+    ]
+
+
 _TELL = ctypes.CFUNCTYPE(c_int, c_char_p)
+_ASK = ctypes.CFUNCTYPE(c_int)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_isa": (c_char_p, [c_int]),
     "msctx_isa_in_use": (c_char_p, []),
@@ -60,9 +76,27 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_choices": (c_void_p, [POINTER(c_int32), c_int]),
     "msctx_free": (None, [c_void_p]),
     "msctx_counts": (c_int, [POINTER(c_int64), c_int]),
+    "msctx_learn": (c_int, [c_int32, POINTER(_Tuned), c_int]),
+    "msctx_measured": (c_void_p, []),
+    "msctx_measurements": (c_int64, []),
+    "msctx_ask_before_measuring": (None, [_ASK]),
     "msctx_watch": (None, [c_void_p, c_int64, c_char_p, c_char_p, c_char_p]),
     "msctx_unwatch": (None, [c_void_p, c_int64, c_char_p, c_char_p]),
 }
+
+
+class Tuned(NamedTuple):
+    """What a tuning file says of one problem; *exact*: its stamp is in all that of this process."""
+
+    direction: str
+    problem: str
+    permissions: str
+    threads: int
+    ran: str
+    math: str
+    measured: dict[str, float | None]
+    source: str
+    exact: bool
 
 
 class Core:
@@ -72,6 +106,7 @@ class Core:
         import torch
 
         torch.ops.load_library(path)
+        self.path = path
         self._c = ctypes.CDLL(path)
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._c, name)
@@ -106,7 +141,7 @@ class Core:
         return str(self._c.msctx_hook_problem().decode())
 
     def set_policy(
-        self, asked: dict[str, str | None], rules: tuple[Any, ...], limit: int | None, fallback: str, **flags: bool
+        self, asked: dict[str, str | None], rules: tuple[Any, ...], limit: int | None, fallback: str, tuning: int, **flags: bool
     ) -> None:
         rule_array = (_Rule * max(1, len(rules)))()
         for slot, rule in zip(rule_array, rules, strict=False):
@@ -116,6 +151,7 @@ class Core:
         policy = _Policy(
             asked=_names(asked),
             fallback=FALLBACKS.index(fallback),
+            tuning=tuning,
             workspace_limit=-1 if limit is None else limit,
             rules=len(rules),
             rule=rule_array,
@@ -144,6 +180,35 @@ class Core:
         text = self._c.msctx_choices((c_int32 * len(numbers))(*numbers), len(numbers))
         if not text:
             raise MemoryError
+        return self._list(text)
+
+    def learn(self, table: int, entries: Sequence[Tuned]) -> None:
+        """Give the library what a tuning file says, as the table of this number; what it knows already stays."""
+        array = (_Tuned * max(1, len(entries)))()
+        for slot, entry in zip(array, entries, strict=False):
+            ratios = [_Measured(label.encode(), ratio or 0.0) for label, ratio in entry.measured.items()]
+            for name in ("direction", "problem", "permissions", "ran", "math", "source"):
+                setattr(slot, name, getattr(entry, name).encode())
+            slot.threads, slot.exact, slot.count = entry.threads, entry.exact, len(ratios)
+            slot.measured = (_Measured * max(1, len(ratios)))(*ratios)
+        if not self._c.msctx_learn(table, array, len(entries)):
+            raise MemoryError
+
+    def measured(self) -> list[dict[str, Any]]:
+        """What was measured since the last call."""
+        text = self._c.msctx_measured()
+        return self._list(text) if text else []
+
+    def measurements(self) -> int:
+        """How many problems this process has measured."""
+        return int(self._c.msctx_measurements())
+
+    def ask_before_measuring(self, permission: Callable[[], int]) -> None:
+        """Have *permission* called in the thread of a convolution that is about to be measured; nothing may leave it."""
+        self._permission = _ASK(permission)  # kept: the library calls it as long as the process lives
+        self._c.msctx_ask_before_measuring(self._permission)
+
+    def _list(self, text: int) -> list[dict[str, Any]]:
         try:
             return list(json.loads(ctypes.string_at(text)))
         finally:
@@ -175,6 +240,18 @@ def _told(message: bytes) -> int:
         print(f"msctx: {text} ({error})", file=sys.stderr)
     return 0
 
+
+forked = False
+"""Whether this process was forked, with or without the library in it."""
+
+
+def _after_fork() -> None:
+    global forked
+    forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 _lock = threading.Lock()
 _core: Core | None = None

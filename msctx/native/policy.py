@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from msctx.native import core, watching
+from msctx.native import core, tuning, watching
 from msctx.options.conv_rules import rules_of
 
 NOTHING: dict[str, Any] = {
@@ -20,6 +20,7 @@ NOTHING: dict[str, Any] = {
     "conv_allow_tf32": False,
     "allow_fp32_emulation": True,
     "frozen_weights": False,
+    "tuning_file": None,
 }
 ASKING = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "conv_algo_rules", "thread_invariant")
 """The fields that ask for something; the others only say how."""
@@ -47,6 +48,7 @@ def _send() -> None:
     if not any(_fields[field] for field in ASKING):
         if (library := core.loaded()) is not None:
             library.clear_policy()
+            tuning.keep(library)
         return
     library = core.load()
     watching.refresh(library)
@@ -55,9 +57,15 @@ def _send() -> None:
         rules_of(_fields["conv_algo_rules"]) if _fields["conv_algo_rules"] else (),
         _fields["conv_workspace_limit"],
         _fields["fallback"],
+        tuning.table(library, _fields["tuning_file"]) if _measures() else 0,
         deterministic=_fields["deterministic"],
         thread_invariant=_fields["thread_invariant"],
         allow_tf32=_fields["conv_allow_tf32"],
         allow_fp32_emulation=_fields["allow_fp32_emulation"],
         frozen_weights=_fields["frozen_weights"],
     )
+
+
+def _measures() -> bool:
+    rules = _fields["conv_algo_rules"] or ""
+    return "performance" in rules or any(_fields[f"conv_{direction}_algo"] == "performance" for direction in core.DIRECTIONS)

@@ -73,6 +73,7 @@ class Option:
         groups: the dictionaries in which it may also stand, e.g. ``("gpu_config", "cpu_config")``.
         also: its names in MindSpore's newer vocabulary and later releases: ``"runtime.launch_blocking"`` …
         ge: its key among CANN's graph engine options, by which ``ge_options`` reaches it.
+        is_output: the value is the path of a file that msctx itself writes; in a YAML file it is meant from that file's folder.
         content: the format of the file that the value names, or of the text that it is (in :mod:`msctx.options.formats`).
         documented: the paths under which source documents define it, where these are not its groups or its name.
         replaced_by: for a deprecated option: what to use instead. Such an option is inert everywhere.
@@ -89,6 +90,7 @@ class Option:
     groups: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     ge: str = ""
+    is_output: bool = False
     content: str = ""
     documented: tuple[str, ...] = ()
     replaced_by: str = ""

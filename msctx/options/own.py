@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from msctx.options.conv_rules import RulesKind
-from msctx.options.kinds import Bool, Choice, Int, MemoryBetween
+from msctx.options.kinds import Bool, Choice, Int, MemoryBetween, Path
 from msctx.options.option import Option
 
 OPTIONS = (
@@ -113,6 +113,17 @@ OPTIONS = (
         devices=("cpu", "cuda"),
         source="msctx",
         example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}},
+    ),
+    Option(
+        name="tuning_file",
+        type=Path,
+        help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one in the "
+        "cache: to be committed beside an experiment, so that the next run makes the same choices and measures nothing. It need not "
+        "be there yet. A relative path in a YAML file is meant from the folder of that file.",
+        devices=("cpu",),
+        is_output=True,
+        source="msctx",
+        example="tuning.json",
     ),
     Option(
         name="strict",

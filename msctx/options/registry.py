@@ -137,6 +137,8 @@ class _Reading:
         setting = self._set(option, spelling, value, mark, lambda at: self.marks((*path, *at)) if self.marks else None)
         if setting is None:
             return
+        if option.is_output and mark is not None:
+            self.settings[spelling] = replace(setting, value=str(Path(mark.file).parent / Path(setting.value).expanduser()))
         if option.content and setting.value:
             self._open(setting, mark)
         if option.name.startswith("ge_options."):

@@ -44,13 +44,12 @@ class Record:
 
     def json(self, name: str, data: Mapping[str, Any]) -> None:
         """Write a file whole or not at all."""
-        text = json.dumps(plain(data), indent=2, allow_nan=False)
-        self._replace(name, text + "\n")
+        self.text(name, json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
 
     def yaml(self, name: str, data: Mapping[str, Any]) -> None:
-        self._replace(name, yaml.safe_dump(plain(data), sort_keys=False, allow_unicode=True))
+        self.text(name, yaml.safe_dump(plain(data), sort_keys=False, allow_unicode=True))
 
-    def _replace(self, name: str, text: str) -> None:
+    def text(self, name: str, text: str) -> None:
         part = self.folder / f".{name}.part"
         try:
             part.write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ from msctx.context import current
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
-from msctx.native import choices
+from msctx.native import choices, tuning, tuning_file
 from msctx.plan import Plan, make
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
@@ -111,6 +111,8 @@ def run_experiment(
             result, error = _call(entry, run)
             if made := choices.rows(choices.between(before)):
                 record.json("choices.json", made.as_dicts())
+                if tuned := tuning.used_by(made):
+                    record.text("tuning.json", tuning_file.text_of(tuned))
         left = _left_changed(found)
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:
@@ -182,7 +184,7 @@ def config(experiment: Experiment) -> dict[str, Any]:
                 continue
             group, _, key = setting.spelling.rpartition(".")
             value = setting.value
-            if value and setting.option.names_file:
+            if value and (setting.option.names_file or setting.option.is_output):
                 value = str(Path(value).expanduser().resolve())
             (options.setdefault(group, {}) if group else options)[key] = value
     entry = experiment.entry or ""

@@ -13,6 +13,7 @@ HOW = {
     "native.conv_allow_tf32": False,
     "native.allow_fp32_emulation": True,
     "native.frozen_weights": False,
+    "native.tuning_file": None,
     "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
 }
@@ -58,7 +59,7 @@ def test_details_are_part_of_the_policy_of_the_algorithms() -> None:
     assert {found[name].status for name in ("fallback", "conv_workspace_limit")} == {"honoured"}
 
 
-@pytest.mark.parametrize("options", [{"fallback": "error"}, {"conv_workspace_limit": 0}])
+@pytest.mark.parametrize("options", [{"fallback": "error"}, {"conv_workspace_limit": 0}, {"frozen_weights": True}])
 def test_a_detail_without_an_algorithm_is_inert(options: dict[str, object]) -> None:
     (row,) = rows(**options).values()
     assert row.status == "inert"

@@ -53,6 +53,18 @@ def case(
     return Case(n, c, k, sizes, along(window), along(stride), along(padding), along(dilation), **more)
 
 
+DEPTHWISE = (
+    case(2, 19, 19, (13, 30), 3, padding=1, groups=19),
+    case(1, 16, 16, (18, 11), 7, padding=3, groups=16),
+    case(1, 5, 5, (15, 18), 7, 2, 3, groups=5),
+    case(1, 3, 3, (40, 37), 31, padding=15, groups=3),
+    case(1, 17, 17, (9, 6), (5, 3), (1, 3), (4, 2), (2, 2), groups=17),
+    case(1, 9, 18, (8, 10), 3, (3, 2), 1, groups=9),
+    case(9, 4, 4, (3, 5), 9, padding=4, groups=4),
+    case(1, 2, 2, (1, 150), (1, 4), (1, 5), (2, 7), (1, 3), groups=2),
+)
+"""Windows larger than the map, channels that fill no vector or more than one, more than one channel of y for each of x."""
+
 CASES = (
     case(2, 8, 8, 14, 3, padding=1),
     case(1, 3, 16, (23, 19), 7, 2, 3),
@@ -70,6 +82,7 @@ CASES = (
     case(0, 4, 4, 8, 3, padding=1),
     case(2, 130, 20, 8, 3, padding=1),
     case(1, 2, 2, (3, 70), 2, (1, 4), 1),
+    *DEPTHWISE,
 )
 """2-D float32: odd sizes, all parameters, an empty batch."""
 

@@ -19,6 +19,8 @@ SMALL = (
     case(1, 20, 18, (6, 5), 3, padding=1),
     case(1, 3, 2, (9, 17), (4, 3), (3, 2), (2, 0), (1, 3)),
     case(1, 3, 4, 5, 3, 2, 1, dtype="float16"),
+    case(2, 17, 17, (7, 6), 3, padding=1, groups=17),
+    case(1, 3, 6, (5, 9), (4, 3), (2, 3), (3, 1), (1, 2), groups=3),
     case(2, 0, 4, 6, 3, padding=1),
     case(2, 4, 0, 6, 3, padding=1),
     case(2, 3, 4, (2, 5), 3),
@@ -40,6 +42,9 @@ def main(path: str) -> None:
                         result = kernels.run(row, each, stored(each), isa, threads, op)
                         assert distance(result, right) <= kernels.error(row, each, op) * largest(right), (row, each, isa)
                         count += 1
+                        if row.reads_channels_last:
+                            again = kernels.run(row, each, stored(each), isa, threads, op, channels_last=True)
+                            assert again.tobytes() == result.tobytes(), (row, each, isa)
     for op in OPS:  # what is not finite, and is computed again
         x, w, y = (t.copy() for t in stored(SMALL[0]))
         for tensor in (x, w, y):
@@ -50,6 +55,9 @@ def main(path: str) -> None:
                 assert not np.isfinite(result).all(), row
                 assert result.shape == SMALL[0].shapes[TARGETS[op]]
                 count += 1
+    for size in (0, 1, 7, 63, 64, 65, 1000, (512 << 10) + 13):
+        for isa in kernels.isas:
+            kernels.fingerprint(np.ones(size, np.uint8), isa, threads=3)
     print(f"{count} convolutions")
 
 

@@ -23,6 +23,9 @@ NONFINITE = (
     case(1, 3, 4, (10, 12), 1),
     case(1, 2, 2, (40, 45), 3, padding=1),
     case(1, 2, 2, (9, 33), (2, 5), (3, 2), (1, 4), (1, 3)),
+    case(2, 5, 5, (9, 15), 3, padding=(4, 1), groups=5),
+    case(1, 3, 6, (11, 10), (4, 7), 2, (2, 5), groups=3),
+    case(1, 18, 18, (5, 6), (9, 7), (1, 2), (4, 8), (1, 2), groups=18),
 )
 INF, NAN = np.inf, np.nan
 LARGE = 3e38
@@ -129,7 +132,7 @@ def test_the_data_are_what_they_are_for(op: int) -> None:
 @pytest.mark.parametrize("row", ROWS, indirect=True)
 def test_computed_again_only_where_it_must_be(kernels: Kernels, row: Row) -> None:
     """Finite results are not; those of a row that spreads an Inf over a tile are."""
-    each = NONFINITE[0]
+    each = next(c for c in NONFINITE if takes(row, c))
     values = [t.astype(np.float32) for t in tensors(each)]
     assert not kernels.run_in_place(row, each, [t.copy() for t in values])
     values[FACTORS[row.direction][1]].flat[0] = INF

@@ -18,6 +18,10 @@ VALUES = {
     "fallback": "silent",
     "deterministic": True,
     "thread_invariant": True,
+    "conv_allow_tf32": True,
+    "allow_fp32_emulation": False,
+    "frozen_weights": True,
+    "tuning_file": "tuning.json",
 }
 
 

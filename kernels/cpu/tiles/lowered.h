@@ -2,7 +2,8 @@
 //
 // The source (x, or the gradient of y) is split and stored as planes of pixels: [block of depth][part][phase][row][column][64 bytes].
 // The pixels under a tap are then the same plane from another pixel on: 16 neighbours are a tile, and nothing is unfolded. A plane's
-// row is as wide as the result's row and the taps reach; what lies behind the end of a row gives results that nobody stores.
+// row ends with as many zeros as taps reach over either border: those left of a row are the ones right of the row before. Positions
+// behind the end of a result's row give results that nobody stores.
 // Where the source is strided (forward) it has a phase for each remainder; where the result is (backward data) that has phases, each
 // with its own taps. Few channels: the taps of a row are folded into the depth; small groups are computed several at a time, with zeros
 // between them.
@@ -48,8 +49,6 @@ struct Axis {
   int64_t positions(int64_t r) const { return r < result ? (result - r - 1) / result_step + 1 : 0; }
   int64_t span() const { return folded ? 0 : high - low; }
   int64_t phases() const { return folded ? 1 : source_step; }
-  // The source position under position 0 of the planes of a phase, for the first tap.
-  int64_t start(int64_t phase) const { return folded ? -pad : source_step * low + phase; }
 };
 
 // Tap (y, x) of a phase of the result: where its pixels begin, from those of the result's position.
@@ -70,7 +69,7 @@ struct Lowered {
   int64_t merged, groups, depth, results;   // groups taken together; groups of these; channels of the source and the result in each
   int64_t deep, blocks, result_blocks;      // depth with what is folded; in blocks of S::depth; results in blocks of columns_together
   Axis y, x;
-  int64_t source_phases, width;             // of a row of a plane
+  int64_t source_phases, width, before;     // positions of a row of a plane; zeros before the first row
 
   Lowered(const ConvProblem& p, Op op_) : op(op_), images(p.n), gc(group_c(p)), gk(group_k(p)), y(p, op_, 1), x(p, op_, 2) {
     merged = 1;
@@ -89,7 +88,9 @@ struct Lowered {
     blocks = divide_up(deep, S::depth);
     result_blocks = divide_up(results, columns_together);
     source_phases = y.phases() * x.phases();
-    width = x.positions(0) + x.span();
+    before = x.folded ? 0 : larger(0, -x.low);
+    const int64_t stored = divide_up(x.source, x.source_step);
+    width = x.folded ? x.positions(0) : larger(stored + before, x.positions(0) + larger(0, x.high));
   }
   int64_t result_phases() const { return y.result_step * x.result_step; }
 
@@ -109,11 +110,14 @@ struct Lowered {
         if (!x.folded) {
           if (!x.find(kx, rx, phase, offset)) continue;
           tap.phase += phase;
-          tap.column = offset - x.low;
+          tap.column = offset + before;
         }
         body(tap);
       }
   }
+  // The source position under position 0 of the planes of a phase, for the first of the folded taps.
+  int64_t first_row(int64_t phase) const { return y.folded ? -y.pad : y.source_step * y.low + phase; }
+  int64_t first_column(int64_t phase) const { return x.folded ? -x.pad : phase; }
   // Which of the folded taps, and which channel, a place along the depth is.
   struct Place {
     int64_t channel, ky, kx;

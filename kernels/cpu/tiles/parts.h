@@ -44,14 +44,14 @@ struct FloatSums {
   }
   // Row i of the tile (row tile r, column tile c).
   static Floats row(const Block& from, int r, int c, int i) { return _mm512_load_ps(from.at[2 * r + c] + 16 * i); }
-  // Operands: part p of a is at a + p * apart, its row tiles `down` bytes apart; b holds [part][column tile].
+  // Operands: part p of a is at a + p * apart, its row tiles `down` bytes apart, with rows `stride` apart.
   static void load_a(const char* a, int64_t down, int64_t stride) {
     tile_load<4>(a, stride);
     tile_load<5>(a + down, stride);
   }
-  static void load_b(const char* b) {
+  static void load_b(const char* b, int64_t across) {
     tile_load<6>(b);
-    tile_load<7>(b + tile_size);
+    tile_load<7>(b + across);
   }
 };
 
@@ -105,10 +105,12 @@ struct Halves : Format {
   static void split_words(Floats v[], char* to, int64_t apart) {
     for (int p = 0; p < parts; p++, to += apart) _mm512_storeu_si512(to, word_of<Format>(v));
   }
-  static void step(const char* a, int64_t apart, int64_t down, int64_t stride, const char* b) {
-    constexpr int64_t next = 2 * tile_size;
+  // b holds [part][column tile], or those are as far apart as is said.
+  static void step(
+      const char* a, int64_t apart, int64_t down, int64_t stride, const char* b, int64_t b_apart = 2 * tile_size,
+      int64_t across = tile_size) {
     const auto left = [&](int p) { Format::load_a(a + p * apart, down, stride); };
-    const auto right = [&](int p) { Format::load_b(b + p * next); };
+    const auto right = [&](int p) { Format::load_b(b + p * b_apart, across); };
     const auto add = [] { Format::add_products(); };
     left(0);
     if constexpr (products == 6) right(2), add();
@@ -192,15 +194,16 @@ struct Digits {
     put(parts - 2, _mm512_mask_blend_epi8(high, odd_bytes[0], _mm512_slli_epi32(odd_bytes[1], 16)));
     put(parts - 1, _mm512_mask_blend_epi8(high, even_bytes[0], _mm512_slli_epi32(even_bytes[1], 16)));
   }
-  static void step(const char* a, int64_t apart, int64_t down, int64_t stride, const char* b) {
+  static void step(
+      const char* a, int64_t apart, int64_t down, int64_t stride, const char* b, int64_t b_apart = tile_size, int64_t = 0) {
     tile_load<6>(b);
     add<0, 0>(a, down, stride), add<1, 1>(a + apart, down, stride);
     if constexpr (parts == 3) add<2, 2>(a + 2 * apart, down, stride);
-    tile_load<6>(b + tile_size);
+    tile_load<6>(b + b_apart);
     add<1, 0>(a, down, stride);
     if constexpr (parts == 3) {
       add<2, 1>(a + apart, down, stride);
-      tile_load<6>(b + 2 * tile_size);
+      tile_load<6>(b + 2 * b_apart);
       add<2, 0>(a, down, stride);
     }
   }

@@ -27,19 +27,16 @@ class Planes {
     if (end <= begin) return {};
     const float* rows = source_ + begin * row_step_;
     if (channels_last_ && l_.groups == 1) return Spread::of(rows, (end - begin) * row_step_);
-    Spread all;
-    if (channels_last_)
-      for (int64_t i = 0; i < (end - begin) * l_.x.source; i++) all.join(Spread::of(rows + i * column_step_, l_.depth));
-    else
-      for (int64_t c = 0; c < l_.depth; c++) all.join(Spread::of(rows + c * channel_step_, (end - begin) * row_step_));
-    return all;
+    if (channels_last_) return Spread::of(rows, l_.depth, (end - begin) * l_.x.source, column_step_);
+    return Spread::of(rows, (end - begin) * row_step_, l_.depth, channel_step_);
   }
 
   void fill(const Scale& scale) const {
+    clear(data_, 0, l_.before);
     for (int64_t phase = 0; phase < l_.source_phases; phase++)
       for (int64_t i = 0; i < height_; i++) {
-        const int64_t row = source_row(phase / l_.x.phases(), i, 0), begin = l_.x.start(phase % l_.x.phases());
-        char* to = data_ + (phase * height_ + i) * l_.width * tile_bytes;
+        const int64_t row = source_row(phase / l_.x.phases(), i, 0), begin = l_.first_column(phase % l_.x.phases());
+        char* to = data_ + (l_.before + (phase * height_ + i) * l_.width) * tile_bytes;
         if (l_.x.folded)
           fill_folded(row, scale, to);
         else if (row < 0 || row >= l_.y.source)
@@ -56,10 +53,10 @@ class Planes {
 
   // What lies behind the planes is read, for results that nobody stores.
   static int64_t bytes_apart(const Lowered<S>& l, int64_t rows) {
-    const int64_t pixels = l.source_phases * (rows + l.y.span()) * l.width + l.rows_together + l.x.span();
+    const int64_t pixels = l.before + l.source_phases * (rows + l.y.span()) * l.width + l.rows_together + larger(0, l.x.high);
     return (pixels | 1) * tile_bytes;  // odd: blocks do not meet in the cache's sets
   }
-  int64_t source_row(int64_t phase, int64_t i, int64_t tap) const { return l_.y.source_step * (first_ + i) + l_.y.start(phase) + tap; }
+  int64_t source_row(int64_t phase, int64_t i, int64_t tap) const { return l_.y.source_step * (first_ + i) + l_.first_row(phase) + tap; }
 
   void clear(char* to, int64_t from, int64_t until) const {
     if (until <= from) return;
@@ -130,7 +127,7 @@ class Planes {
     } elements[Lowered<S>::most_folded];
     for (int64_t e = 0; e < l_.deep; e++) {
       const auto [channel, ky, kx] = l_.place(e);
-      const int64_t at = row + ky * l_.y.dilation, begin = l_.x.start(0) + kx * l_.x.dilation;
+      const int64_t at = row + ky * l_.y.dilation, begin = l_.first_column(0) + kx * l_.x.dilation;
       Element& element = elements[e];
       element = {at * row_step_ + begin * column_step_ + channel * channel_step_, 0, 0};
       if (at >= 0 && at < l_.y.source) inside(begin, element.j0, element.j1);

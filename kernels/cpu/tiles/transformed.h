@@ -58,7 +58,8 @@ static inline __attribute__((always_inline)) void transform(const Vec* from, Vec
   for (int i = 0; i < side; i++) apply_rows<M>(half[i], to + i * side);
 }
 
-// Of some values: their largest, and the largest in units of their root mean square.
+// Of some values: their largest, and the largest in units of their root mean square. `most_spread` is for the product of two of these:
+// errors are parts of the largest values, results are like the usual ones.
 struct Peak {
   __m512i largest = _mm512_setzero_si512();  // bits of |value|: Inf and NaN are above all others
   Floats squares = _mm512_setzero_ps();
@@ -67,6 +68,13 @@ struct Peak {
     largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7fffffff)));
     squares = _mm512_fmadd_ps(v, v, squares);
   }
+  bool is_finite() const { return _mm512_reduce_max_epu32(largest) < 0x7f800000; }
+  float of_all() const {
+    const uint32_t bits = _mm512_reduce_max_epu32(largest);
+    float value;
+    std::memcpy(&value, &bits, sizeof bits);
+    return value;
+  }
   // Of values whose squares are not float's, the crest is beyond all limits.
   static double crest(float largest, double squares, int64_t count) {
     if (largest == 0.0f) return 0.0;
@@ -74,7 +82,6 @@ struct Peak {
     return __builtin_sqrt(double(largest) * double(largest) * double(count) / squares);
   }
 };
-constexpr uint32_t infinite_bits = 0x7f800000;
 
 // What the shapes alone decide.
 template <class S>
@@ -195,7 +202,7 @@ class Filters {
     alignas(64) float largest[16], squares[16];
     _mm512_store_si512(largest, peak.largest);
     _mm512_store_ps(squares, peak.squares);
-    Found found = {0.0, _mm512_reduce_max_epu32(peak.largest) < infinite_bits};
+    Found found = {0.0, peak.is_finite()};
     if (!found.is_finite) return found;
     for (int i = 0; i < 16; i++) {
       const double crest = Peak::crest(largest[i], double(squares[i]), points * l_.depth);
@@ -242,7 +249,8 @@ struct Run {
   int64_t image, row, column, count;
   template <class S>
   Run(const Transformed<S>& l, int64_t tile, int64_t most)
-      : image(tile / (l.down * l.across)), row(tile / l.across % l.down), column(tile % l.across), count(smaller(most, l.across - column)) {}
+      : image(tile / (l.down * l.across)), row(tile / l.across % l.down), column(tile % l.across),
+        count(smaller(most, l.across - column)) {}
 };
 
 // What becomes of tiles.
@@ -264,8 +272,7 @@ class Sources {
     return run;
   }
 
-  // Tiles [first, end) of all to their places; operands(tile) is that of the first tile of a number of rows_together.
-  // The inverses of their scales go to `scales`, one for each tile from `first` on.
+  // Tiles [begin, end) of all: their rows of operands from `operands` on, and what takes their scales away, one for each, to `scales`.
   template <bool any_exponent>
   State fill(int64_t group, int64_t begin, int64_t end, double most, char* operands, Scale* scales) const {
     float* const zeros = stage_ + values_size(l_);
@@ -348,10 +355,8 @@ class Sources {
         out[i].store(values + i * Vec::width);
       }
     }
-    const uint32_t bits = _mm512_reduce_max_epu32(peak.largest);
-    if (bits >= infinite_bits) return State::not_finite;
-    float largest;
-    std::memcpy(&largest, &bits, sizeof bits);
+    if (!peak.is_finite()) return State::not_finite;
+    const float largest = peak.of_all();
     if (!any_exponent && Peak::crest(largest, double(_mm512_reduce_add_ps(peak.squares)), points * l_.depth) > most) return State::too_wide;
     const Scale scale = scale_up_to<S>(double(largest));
     inverse = {1.0f / scale.mantissa, lowered - scale.exponent};
@@ -370,11 +375,8 @@ class Sources {
     Peak peak;
     for (int i = 0; i < points; i++)
       for (int64_t c = 0; c < l_.depth; c += 16) peak.add(_mm512_maskz_loadu_ps(first(l_.depth - c), pixels[i] + c));
-    const uint32_t bits = _mm512_reduce_max_epu32(peak.largest);
-    float largest;
-    std::memcpy(&largest, &bits, sizeof bits);
     int exponent = 0;
-    if (bits < infinite_bits) __builtin_frexpf(largest, &exponent);
+    if (peak.is_finite()) __builtin_frexpf(peak.of_all(), &exponent);
     return float(exponent);
   }
 

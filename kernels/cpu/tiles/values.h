@@ -5,6 +5,10 @@
 
 namespace msctx::MSCTX_ISA {
 
+static inline __mmask16 first(int64_t lanes) {
+  return lanes >= 16 ? __mmask16(0xffff) : lanes <= 0 ? __mmask16(0) : __mmask16((1u << lanes) - 1);
+}
+
 // A factor in two parts: with one alone, a power of two may be out of range.
 struct Scale {
   float mantissa = 1.0f, exponent = 0.0f;
@@ -47,25 +51,30 @@ struct Spread {
   double sum = 0.0;           // of |value|
   int64_t count = 0;          // of those that are not zero
 
-  static Spread of(const float* values, int64_t count) {
+  // Of rows of `count` values, `step` apart.
+  static Spread of(const float* values, int64_t count, int64_t rows = 1, int64_t step = 0) {
     Spread found;
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m512i largest = _mm512_setzero_si512();
     // Sums in pieces, of values that are made smaller: none overflows, and what becomes zero by that is nearly nothing.
-    constexpr int64_t piece = 4096;
+    constexpr int64_t piece = 256;
     const Floats smaller_by = _mm512_set1_ps(0x1p-16f);
-    for (int64_t i = 0; i < count;) {
-      const int64_t end = smaller(count, i + piece);
-      Floats sum = _mm512_setzero_ps();
-      for (; i < end; i += 16) {
-        const __mmask16 there = end - i >= 16 ? __mmask16(0xffff) : __mmask16((1u << (end - i)) - 1);
-        const __m512i bits = _mm512_and_si512(_mm512_castps_si512(_mm512_maskz_loadu_ps(there, values + i)), magnitude);
+    __m512i largest = _mm512_setzero_si512();
+    Floats sum = _mm512_setzero_ps();
+    int64_t added = 0;
+    const auto flush = [&] {
+      found.sum += double(_mm512_reduce_add_ps(sum)) * 0x1p16;
+      sum = _mm512_setzero_ps();
+      added = 0;
+    };
+    for (int64_t row = 0; row < rows; row++, values += step)
+      for (int64_t i = 0; i < count; i += 16) {
+        const __m512i bits = _mm512_and_si512(_mm512_castps_si512(_mm512_maskz_loadu_ps(first(count - i), values + i)), magnitude);
         largest = _mm512_max_epu32(largest, bits);
         found.count += __builtin_popcount(_mm512_test_epi32_mask(bits, bits));
         sum = _mm512_fmadd_ps(_mm512_castsi512_ps(bits), smaller_by, sum);
+        if (++added == piece) flush();
       }
-      found.sum += double(_mm512_reduce_add_ps(sum)) * 0x1p16;
-    }
+    flush();
     found.largest_bits = _mm512_reduce_max_epu32(largest);
     return found;
   }
@@ -90,10 +99,6 @@ struct Spread {
     return scale_up_to<S>(double(largest()));
   }
 };
-
-static inline __mmask16 first(int64_t lanes) {
-  return lanes >= 16 ? __mmask16(0xffff) : lanes <= 0 ? __mmask16(0) : __mmask16((1u << lanes) - 1);
-}
 
 static inline void transpose(Floats r[16]) {
   Floats t[16];

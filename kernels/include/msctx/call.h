@@ -22,6 +22,8 @@ struct ConvText {
   std::string input, weight, stride, padding, dilation, output_padding, groups, transposed, dtype, layout, module;
 };
 ConvText text_of(const ConvCall&);
+// The problem in a line, without its module: as choices() prints it.
+std::string line_of(const ConvText&);
 
 static inline const char* name_of(Direction direction) {
   return direction == Direction::fprop ? "fprop" : direction == Direction::dgrad ? "dgrad" : "wgrad";

@@ -33,6 +33,7 @@ struct ConvTensors {
 
 // A weight as an algorithm wants it (transformed, packed): the caller may have it from an earlier call.
 struct Prepared {
+  static constexpr int most_forms = 4;
   // The weight in a form of the algorithm's, aligned to 64 bytes: what prepare() made for this `form`.
   const void* (*get)(void* arg, int form);
   void* arg;

@@ -1,4 +1,4 @@
-// `performance`, in a first form: all that can take the problem are run in turns with torch's own path; the fastest is taken.
+// `performance`: the rows that can take a problem are run in turns with torch's own path, once; see policy_tuning.cpp for what follows.
 #pragma once
 
 #include <functional>
@@ -7,10 +7,10 @@
 
 namespace msctx {
 
-// Computes the call once by a row, or (nullptr) by torch's own path.
+// Computes the call once by a row, or (nullptr) by torch's own path, as it would be computed if that were chosen.
 using Run = std::function<void(const ConvRow*)>;
 
-// The decision of a measurement, made now or before; `guessed` where none can be made (another thread is measuring; a forked worker).
+// The decision of a measurement, made now or before; `guessed` where none can be made at this call.
 const Decision* measured(Policy&, const ConvCall&, const Decision& guessed, Direction, int threads, const Run&);
 
 }  // namespace msctx

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "msctx/choices.h"
+#include "msctx/tuning.h"
 
 namespace msctx {
 
@@ -25,6 +26,7 @@ struct RuleText {
 struct PolicyText {
   const char* asked[3];
   int32_t fallback, deterministic, thread_invariant, allow_tf32, allow_fp32_emulation, frozen_weights;
+  int32_t tuning;           // the table of tuning results that `performance` looks into
   int64_t workspace_limit;  // bytes; negative: none
   int32_t rules;
   const RuleText* rule;
@@ -46,12 +48,12 @@ struct Decision {
 
 class Policy {
  public:
-  Policy(const PolicyText&, const ConvTable&, int threads);
+  Policy(const PolicyText&, const ConvTable&);
 
-  // nullptr: nothing is asked for in this direction.
-  const Decision* decide(const ConvCall&, Direction);
-  // What a measurement found: `row` (null: torch's own path), and for each of the others why it lost.
-  const Decision* decide_measured(const ConvCall&, Direction, const ConvRow* row, std::vector<std::string> reasons);
+  // nullptr: nothing is asked for in this direction. `threads` are those that torch would use.
+  const Decision* decide(const ConvCall&, Direction, int threads);
+  // Decides a call of `performance` anew, for good: by the result that is known by now, or as `normal` would, and why.
+  const Decision* decide_again(const ConvCall&, Direction, int threads, const std::string& why_not_measured);
   // A call that is not ours to compute: counted and refused. nullptr: nothing is asked for.
   const Decision* refuse(Direction, const ConvText&, const std::string& reason);
 
@@ -59,13 +61,15 @@ class Policy {
   bool asks(Direction) const;
 
   // The rows that `performance` may take for a call.
-  std::vector<const ConvRow*> candidates(const ConvCall&, Direction) const;
+  std::vector<const ConvRow*> candidates(const ConvCall&, Direction, int threads) const;
+  // What a tuning result for the call holds for.
+  TuningKey tuning_key(const ConvCall&, Direction) const;
+  // That result, if it may be used.
+  const Tuned* tuned_for(const ConvCall&, Direction, int threads) const;
 
   const ConvTable& table() const { return table_; }
   // On how many of these threads to run an algorithm: one, where its workspace for all would be above the limit.
   int threads_for(const ConvAlgorithm&, const ConvProblem&, Op, int threads) const;
-  // All that limits the candidates, as a key.
-  std::string constraints() const;
 
   Fallback fallback;
   bool thread_invariant, deterministic;
@@ -85,7 +89,10 @@ class Policy {
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
   bool is_exact(const ConvRow&, const ConvCall&) const;
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
-  void describe(Choice&, const ConvRow*, const ConvCall&, Op) const;
+  std::unique_ptr<Decision> make(const ConvCall&, Direction, int threads, const std::string& why_not_measured) const;
+  void tune(const ConvCall&, Direction, int threads, const std::string& why_not_measured, Choice&, Decision&) const;
+  bool follows(const Tuned&, const ConvCall&, Direction, int threads, Choice&, Decision&) const;
+  void describe(Choice&, const ConvRow*, const ConvCall&, Op, int threads) const;
   std::string complaint(const Choice&, const ConvCall&, Direction) const;
   const Decision* keep(const std::string& key, std::unique_ptr<Decision>);
 
@@ -94,13 +101,14 @@ class Policy {
   int64_t workspace_limit_;
   const ConvTable& table_;
   const ConvAlgorithm* safe_;  // what conv_run falls back to
-  int threads_;
+  int32_t tuning_;
   std::unordered_map<std::string, std::unique_ptr<Decision>> decisions_;
   std::vector<std::unique_ptr<Decision>> retired_;
 };
 
 // A row's name, and its arithmetic where that is not float32's own.
-std::string label_of(const ConvRow&);
+std::string label_of(const std::string& name, const std::string& math);
+inline std::string label_of(const ConvRow& row) { return label_of(row.name, row.algorithm->math); }
 
 // The policy in force, or nullptr. `in_force` is the one load that a convolution costs when there is none.
 extern std::atomic<bool> in_force;

@@ -12,7 +12,8 @@ enum class Direction : int32_t { fprop, dgrad, wgrad };
 enum class Merit : int32_t {
   last_resort,
   fair,         // among ours, a good guess
-  beats_torch,  // measured to beat torch's own path on problems like this
+  beats_torch_channels_first,  // measured to beat torch's own path on problems like this, but not that for channels_last
+  beats_torch,                 // measured to beat it in the layout of the call, if the row reads that
 };
 
 // Rows of one name differ in the arithmetic of their products: the first that is allowed and can take a problem computes it.

@@ -36,6 +36,27 @@ static inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
 static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }    // a * b + c
 static inline Vec fnma(Vec a, Vec b, Vec c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a * b
 
+constexpr int registers = 16;  // of vectors
+
+// Element j of v[i] and element i of v[j] change places.
+static inline void transpose(Vec v[Vec::width]) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 4) {  // 4x4 blocks, within each 16 bytes
+    for (int j = 0; j < 4; j += 2) {
+      a[i + j] = _mm256_unpacklo_ps(v[i + j].v, v[i + j + 1].v);
+      a[i + j + 1] = _mm256_unpackhi_ps(v[i + j].v, v[i + j + 1].v);
+    }
+    for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+      b[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+    }
+  }
+  for (int j = 0; j < 4; j++) {  // and the blocks as wholes
+    v[j] = {_mm256_permute2f128_ps(b[j], b[4 + j], 0x20)};
+    v[4 + j] = {_mm256_permute2f128_ps(b[j], b[4 + j], 0x31)};
+  }
+}
+
 // The block of a matrix product that stays in registers: rows x (vectors * Vec::width).
 constexpr int tile_rows = 6, tile_vectors = 2;
 

@@ -16,9 +16,10 @@ struct Words {
 
 static inline Words operator^(Words a, Words b) { return {_mm512_xor_si512(a.v, b.v)}; }
 static inline Words operator+(Words a, Words b) { return {_mm512_add_epi64(a.v, b.v)}; }
+// With a mask of all lanes, since GCC 12 warns of what it does not initialise in those without.
 // The product of the two halves of each word.
-static inline Words halves_product(Words a) { return {_mm512_mul_epu32(a.v, _mm512_srli_epi64(a.v, 32))}; }
+static inline Words halves_product(Words a) { return {_mm512_maskz_mul_epu32(0xff, a.v, _mm512_maskz_srli_epi64(0xff, a.v, 32))}; }
 // Words 2i and 2i + 1 change places.
-static inline Words swap_pairs(Words a) { return {_mm512_shuffle_epi32(a.v, _MM_PERM_BADC)}; }
+static inline Words swap_pairs(Words a) { return {_mm512_maskz_shuffle_epi32(0xffff, a.v, _MM_PERM_BADC)}; }
 
 }  // namespace msctx::avx512

@@ -67,6 +67,18 @@ MSCTX_INLINE Vec fnma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(-a.v[i], b.v[i], c.
 #undef MSCTX_LANES
 #undef MSCTX_INLINE
 
+constexpr int registers = 16;  // of vectors
+
+// Element j of v[i] and element i of v[j] change places.
+static inline void transpose(Vec v[Vec::width]) {
+  for (int i = 0; i < Vec::width; i++)
+    for (int j = 0; j < i; j++) {
+      const float kept = v[i].v[j];
+      v[i].v[j] = v[j].v[i];
+      v[j].v[i] = kept;
+    }
+}
+
 // The block of a matrix product that stays in registers: rows x (vectors * Vec::width).
 constexpr int tile_rows = 4, tile_vectors = 2;
 

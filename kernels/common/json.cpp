@@ -1,0 +1,31 @@
+// JSON for Python to read.
+#include "msctx/json.h"
+
+#include <cstdio>
+
+namespace msctx {
+
+void quote(std::string& json, const std::string& text) {
+  json += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') json += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
+      json += escaped;
+    } else {
+      json += c;
+    }
+  }
+  json += '"';
+}
+
+void member(std::string& json, const char* name, const std::string& value) {
+  json += '"';
+  json += name;
+  json += "\":";
+  quote(json, value);
+  json += ',';
+}
+
+}  // namespace msctx

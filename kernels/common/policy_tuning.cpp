@@ -1,0 +1,71 @@
+// `performance`: what a tuning result says, else what `normal` would take, and whether the problem is still to be measured.
+#include <cstdio>
+
+#include "msctx/policy.h"
+#include "msctx/process.h"
+
+namespace msctx {
+namespace {
+
+std::string comparison(const Measured& m, const std::string& winner) {
+  if (m.ratio <= 0) return m.label + ": not measured: no time was left, or no memory";
+  char ratio[32];
+  std::snprintf(ratio, sizeof ratio, "%.2f", m.ratio);
+  return m.label + ": measured at " + ratio + " times the time of " + winner;
+}
+
+}  // namespace
+
+TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
+  std::string permissions = "strict";
+  if (allow_fp32_emulation) permissions += ", fp32-grade";
+  if (allow_tf32) permissions += ", tf32";
+  if (workspace_limit_ >= 0) permissions += ", workspace " + std::to_string(workspace_limit_);
+  return {tuning_, name_of(direction), line_of(text_of(call)), permissions};
+}
+
+const Tuned* Policy::tuned_for(const ConvCall& call, Direction direction, int threads) const {
+  const TuningKey key = tuning_key(call, direction);
+  return thread_invariant ? tuned_for_any_threads(key, deterministic) : tuned(key, threads, deterministic);
+}
+
+void Policy::tune(
+    const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice,
+    Decision& decision) const {
+  const Tuned* known = tuned_for(call, direction, threads);
+  if (known && follows(*known, call, direction, threads, choice, decision)) return;
+  std::string why = why_not_measured;
+  if (known) why = choice.reasons.front();
+  else if (deterministic) why = "nothing is measured under deterministic=ON, and no entry of the tuning file with the same stamp has it";
+  else if (thread_invariant) why = "nothing is measured under thread_invariant=True, and the tuning file does not have it";
+  else if (why.empty() && forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
+  decision.to_measure = why.empty();
+  choice.reasons.clear();
+  decision.row = guess(call, direction, choice);
+  if (why.empty()) why = "not measured yet";
+  choice.reasons.insert(choice.reasons.begin(), "chosen as by normal: " + why);
+}
+
+// Takes the row of a result where this policy may; else says why not.
+bool Policy::follows(
+    const Tuned& known, const ConvCall& call, Direction direction, int threads, Choice& choice, Decision& decision) const {
+  const std::string label = label_of(known.name, known.math);
+  const std::string refused = known.source + ": " + label + ", which ";
+  if (known.name != "torch") {
+    for (const ConvRow* row : candidates(call, direction, threads))  // a file may say anything
+      if (known.name == row->name && known.math == row->algorithm->math) decision.row = row;
+    if (!decision.row) {
+      choice.reasons.push_back(refused + "performance may not take here");
+      return false;
+    }
+  } else if (thread_invariant) {
+    choice.reasons.push_back(refused + "promises no bits, and thread_invariant=True asks for them");
+    return false;
+  }
+  choice.reasons.push_back(known.source);
+  for (const Measured& m : known.measured)
+    if (m.label != label) choice.reasons.push_back(comparison(m, label));
+  return true;
+}
+
+}  // namespace msctx

@@ -1,0 +1,127 @@
+// The tables of tuning results, and the C functions by which Python fills them and takes what is new.
+#include "msctx/tuning.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "msctx/api.h"
+#include "msctx/json.h"
+#include "msctx/process.h"
+
+namespace msctx {
+namespace {
+
+using Place = std::pair<int, bool>;  // number of threads, whether the stamp is exact
+std::mutex& lock = fork_safe_mutex();
+struct Tables {
+  std::map<TuningKey, std::map<Place, Tuned>> known;  // never erased from: decisions are made of them without the lock
+  std::string fresh;                                  // for Python, as members of a JSON list
+  int64_t count = 0;                                  // how many problems were measured
+};
+Tables& tables() {
+  static auto* all = new Tables;
+  return *all;
+}
+int (*ask)() = nullptr;
+
+const Tuned* at(const std::map<Place, Tuned>& results, int threads, bool exact) {
+  const auto found = results.find({threads, exact});
+  return found == results.end() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+const Tuned* tuned(const TuningKey& key, int threads, bool exact_only) {
+  const std::lock_guard<std::mutex> guard(lock);
+  const auto found = tables().known.find(key);
+  if (found == tables().known.end()) return nullptr;
+  const Tuned* exact = at(found->second, threads, true);
+  return exact || exact_only ? exact : at(found->second, threads, false);
+}
+
+const Tuned* tuned_for_any_threads(const TuningKey& key, bool exact_only) {
+  const std::lock_guard<std::mutex> guard(lock);
+  const auto found = tables().known.find(key);
+  if (found == tables().known.end()) return nullptr;
+  const Tuned *exact = nullptr, *other = nullptr;
+  for (const auto& [place, result] : found->second) (place.second ? exact : other) = &result;  // in the order of threads
+  return exact || exact_only ? exact : other;
+}
+
+void learn(const TuningKey& key, int threads, Tuned result) {
+  const std::lock_guard<std::mutex> guard(lock);
+  tables().known[key].try_emplace({threads, result.exact}, std::move(result));
+}
+
+void report(const TuningKey& key, int threads, const Tuned& result) {
+  std::string json = "{";
+  member(json, "direction", key.direction);
+  member(json, "problem", key.problem);
+  member(json, "permissions", key.permissions);
+  member(json, "ran", result.name);
+  member(json, "math", result.math);
+  json += "\"table\":" + std::to_string(key.table) + ",\"threads\":" + std::to_string(threads) + ",\"measured\":{";
+  for (const Measured& m : result.measured) {
+    if (json.back() != '{') json += ',';
+    quote(json, m.label);
+    char ratio[40] = ":null";
+    if (m.ratio > 0) std::snprintf(ratio, sizeof ratio, ":%.3f", m.ratio);
+    json += ratio;
+  }
+  json += "}}";
+  Tables& all = tables();
+  const std::lock_guard<std::mutex> guard(lock);
+  if (!all.fresh.empty()) all.fresh += ',';
+  all.fresh += json;
+  all.count++;
+}
+
+Permission permission() { return ask ? Permission(ask()) : Permission::now; }
+
+}  // namespace msctx
+
+using namespace msctx;
+
+struct MeasuredText {
+  const char* label;
+  double ratio;
+};
+struct TunedText {
+  const char *direction, *problem, *permissions, *name, *math, *source;
+  int32_t threads, exact, count;
+  const MeasuredText* measured;
+};
+
+// Entries of a tuning file, for policies that name its table. 0: there was no memory for all of them.
+MSCTX_API int msctx_learn(int32_t table, const TunedText* entries, int count) try {
+  for (const TunedText* e = entries; e < entries + count; e++) {
+    Tuned result{e->name, e->math, e->source, e->exact != 0, {}};
+    for (int i = 0; i < e->count; i++) result.measured.push_back({e->measured[i].label, e->measured[i].ratio});
+    learn({table, e->direction, e->problem, e->permissions}, e->threads, std::move(result));
+  }
+  return 1;
+} catch (const std::exception&) {
+  return 0;
+}
+
+// What was measured since the last call, as JSON, to be freed; nullptr: nothing.
+MSCTX_API char* msctx_measured() try {
+  Tables& all = tables();
+  const std::lock_guard<std::mutex> guard(lock);
+  if (all.fresh.empty()) return nullptr;
+  char* text = strdup(('[' + all.fresh + ']').c_str());
+  if (text) all.fresh.clear();
+  return text;
+} catch (const std::exception&) {
+  return nullptr;
+}
+
+// How many problems this process has measured.
+MSCTX_API int64_t msctx_measurements() {
+  const std::lock_guard<std::mutex> guard(lock);
+  return tables().count;
+}
+
+MSCTX_API void msctx_ask_before_measuring(int (*function)()) { ask = function; }

@@ -1,0 +1,182 @@
+// The sums of a depthwise convolution, with channels as lanes: result(i, j) = sum over (u, v) of kernel(u, v) * source(i, j, u, v).
+// Forward the kernel is w and the source x; for the gradient of x it is w and y; for that of w it is y and x.
+#pragma once
+
+#include "msctx/lanes.h"
+
+namespace msctx::MSCTX_ISA {
+
+constexpr int64_t sum_length = 128;  // products summed from zero before they join the total, as in matrix products: for the error
+
+// One axis. Result i is at result + i * result_step; term u of its sum is the product of the kernel at kernel + u * kernel_step and
+// the source at source + i * source_step + u * term_step.
+struct SumAxis {
+  int64_t results, result, result_step;
+  int64_t terms, kernel, kernel_step;
+  int64_t source, source_step, term_step;
+};
+
+// What lies along an axis of the source: zeros, but for begin to end.
+struct SumRange {
+  int64_t begin, end;
+};
+
+struct Sums {
+  SumAxis rows, columns;
+  const float* kernel;
+  int64_t kernel_pitch;  // floats from one row to the next; from a column to the next it is `lanes`, and so in the source
+  const float* source;
+  int64_t source_pitch;
+  SumRange row_range, column_range;
+  float* result;
+  int64_t result_pitch, result_column;
+  int count;  // of the lanes are stored
+  bool add;   // to what is there
+};
+
+// What becomes of products with the zeros around the source.
+enum class Zeros {
+  skipped,     // as far as no others are lost: where the kernel is finite they add nothing
+  multiplied,  // Inf or NaN times zero counts
+  excluded,    // they do not exist
+};
+
+// Products are summed row by row of the kernel, these many rows from zero.
+static inline int64_t rows_at_once(int64_t columns) { return larger(1, sum_length / larger(1, columns)); }
+
+// What `terms` rows of `columns` products may be off, in units of rounding.
+static inline int64_t sum_chain(int64_t terms, int64_t columns) {
+  const int64_t once = rows_at_once(columns);
+  return smaller(terms, once) * columns + divide_up(terms, once);
+}
+
+// --- a block of results in registers ----------------------------------------------------------------------------------
+
+constexpr int64_t most_rows = 4, most_columns = 7, most_results = registers - 2;
+
+// `extent` in blocks of one length, at most `most`.
+static inline int64_t block_of(int64_t extent, int64_t most) { return extent < 1 ? 1 : divide_up(extent, divide_up(extent, most)); }
+
+struct Span {
+  int64_t begin, end;
+};
+// The terms that meet anything but zeros for one of `count` results from i on; exactly those, where count is 1.
+static inline Span terms_of(const SumAxis& axis, const SumRange& range, int64_t i, int64_t count) {
+  const int64_t first = axis.source + i * axis.source_step, last = first + (count - 1) * axis.source_step, step = axis.term_step;
+  if (range.begin >= range.end) return {0, 0};
+  const int64_t begin = range.begin > last ? divide_up(range.begin - last, step) : 0;
+  const int64_t end = range.end > first ? smaller(axis.terms, divide_up(range.end - first, step)) : 0;
+  return {begin, larger(begin, end)};
+}
+
+// A block of results, the first of them and the terms of all; where it goes. By reference: a copy on the stack waits for stores.
+struct Block {
+  int64_t i, j;
+  Span rows, columns;
+  float* to;
+  int64_t pitch, column;
+};
+
+// The totals of height x width results, each a vector; `step`: columns.source_step, where it is a constant, or 0.
+// The order of the additions is that of the kernel, whatever the block. The last one, to a total that begins with +0, makes +0 of -0,
+// so that zeros may be skipped or not.
+template <int height, int width, int step>
+static void sum_block(const Sums& s, const Block& b) {
+  const int64_t right = (step ? step : s.columns.source_step) * lanes, down = s.rows.source_step * s.source_pitch;
+  const int64_t source_step = s.columns.term_step * lanes, kernel_step = s.columns.kernel_step * lanes;
+  const int64_t once = rows_at_once(s.columns.terms);
+  const float* source = s.source + (s.rows.source + b.i * s.rows.source_step) * s.source_pitch +
+                        (s.columns.source + b.j * s.columns.source_step + b.columns.begin * s.columns.term_step) * lanes;
+  const float* kernel =
+      s.kernel + s.rows.kernel * s.kernel_pitch + (s.columns.kernel + b.columns.begin * s.columns.kernel_step) * lanes;
+  bool more = false;
+  int64_t u = b.rows.begin;
+  do {
+    Vec sum[height][width];
+#pragma GCC unroll 8
+    for (int r = 0; r < height; r++)
+#pragma GCC unroll 8
+      for (int c = 0; c < width; c++) sum[r][c] = Vec::zero();
+    for (const int64_t end = smaller(b.rows.end, (u / once + 1) * once); u < end; u++) {
+      const float* factor = kernel + u * s.rows.kernel_step * s.kernel_pitch;
+      const float* from[height];
+      for (int r = 0; r < height; r++) from[r] = source + u * s.rows.term_step * s.source_pitch + r * down;
+      for (int64_t v = b.columns.begin; v < b.columns.end; v++) {
+        const Vec left = Vec::load(factor);
+#pragma GCC unroll 8
+        for (int r = 0; r < height; r++) {
+#pragma GCC unroll 8
+          for (int c = 0; c < width; c++) sum[r][c] = fma(left, Vec::load(from[r] + c * right), sum[r][c]);
+          from[r] += source_step;
+        }
+        factor += kernel_step;
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < height; r++)
+#pragma GCC unroll 8
+      for (int c = 0; c < width; c++) {
+        float* total = b.to + r * b.pitch + c * b.column;
+        ((more ? Vec::load(total) : Vec::zero()) + sum[r][c]).store(total);
+      }
+    more = true;
+  } while (u < b.rows.end);
+}
+
+using SumBlock = void (*)(const Sums&, const Block&);
+
+template <int height, int width, int step>
+constexpr SumBlock block_sum() {
+  if constexpr (height * width <= most_results && (step || height == 1))
+    return sum_block<height, width, step>;
+  else
+    return nullptr;
+}
+template <int height, int step>
+constexpr SumBlock block_sums[most_columns] = {block_sum<height, 1, step>(), block_sum<height, 2, step>(), block_sum<height, 3, step>(),
+                                               block_sum<height, 4, step>(), block_sum<height, 5, step>(), block_sum<height, 6, step>(),
+                                               block_sum<height, 7, step>()};
+constexpr const SumBlock* sums_of_step[3][most_rows] = {
+    {block_sums<1, 0>},
+    {block_sums<1, 1>, block_sums<2, 1>, block_sums<3, 1>, block_sums<4, 1>},
+    {block_sums<1, 2>, block_sums<2, 2>, block_sums<3, 2>, block_sums<4, 2>}};
+
+// The lengths of blocks in which results are computed. The source must hold zeros for those of the last block that do not exist.
+struct BlockSize {
+  int64_t height, width;
+};
+static inline BlockSize block_size(int64_t rows, int64_t columns, int64_t step) {
+  const int64_t width = block_of(columns, most_columns);
+  return {step > 2 ? 1 : block_of(rows, smaller(most_rows, most_results / width)), width};
+}
+
+static inline void run_sums(const Sums& s, Zeros zeros) {
+  const bool single = zeros == Zeros::excluded, all = zeros == Zeros::multiplied;
+  const int64_t step = s.columns.source_step;
+  const auto [height, width] = single ? BlockSize{1, 1} : block_size(s.rows.results, s.columns.results, step);
+  const SumBlock block = sums_of_step[step > 2 ? 0 : step][height - 1][width - 1];
+  alignas(64) float part[most_results * lanes];
+  for (int64_t i = 0; i < s.rows.results; i += height) {
+    const Span rows = all ? Span{0, s.rows.terms} : terms_of(s.rows, s.row_range, i, height);
+    for (int64_t j = 0; j < s.columns.results; j += width) {
+      const Span columns = all ? Span{0, s.columns.terms} : terms_of(s.columns, s.column_range, j, width);
+      const int64_t down = s.rows.result_step * s.result_pitch, right = s.columns.result_step * s.result_column;
+      float* to = s.result + (s.rows.result + i * s.rows.result_step) * s.result_pitch +
+                  (s.columns.result + j * s.columns.result_step) * s.result_column;
+      const int64_t r1 = smaller(height, s.rows.results - i), c1 = smaller(width, s.columns.results - j);
+      if (r1 == height && c1 == width && s.count == lanes && !s.add) {
+        block(s, {i, j, rows, columns, to, down, right});
+        continue;
+      }
+      block(s, {i, j, rows, columns, part, width * lanes, lanes});
+      for (int64_t r = 0; r < r1; r++)
+        for (int64_t c = 0; c < c1; c++) {
+          const Vec total = Vec::load(part + (r * width + c) * lanes);
+          float* at = to + r * down + c * right;
+          (s.add ? Vec::load(at, s.count) + total : total).store(at, s.count);
+        }
+    }
+  }
+}
+
+}  // namespace msctx::MSCTX_ISA

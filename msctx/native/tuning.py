@@ -1,0 +1,184 @@
+"""Tuning results between the library and the file: what is known goes in when a policy is entered, what was measured comes out."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from msctx import notices
+from msctx.errors import FileError, MsctxWarning
+from msctx.native import core, ranks, tuning_file
+from msctx.native.choices import Choice
+from msctx.native.core import Core, Tuned
+from msctx.native.stamp import stamp
+from msctx.native.tuning_file import Entry, Groups
+
+
+class Permission(IntEnum):
+    """What the library is told when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
+
+    NOW = 0
+    LATER = 1
+    FOR_NEXT_RUN = 2
+    OTHER_RANK = 3
+    FORKED = 4
+
+
+class _Table:
+    """The results of one file as the library knows them; under torch.distributed those of one run."""
+
+    def __init__(self, number: int, path: Path, name: str, run: int) -> None:
+        self.number, self.path, self.name, self.run = number, path, name, run
+        self.read: Any = None  # the state of the file when it was read
+        self.usable = True
+
+    def refresh(self, library: Core) -> None:
+        """Tell the library what the file has got since; what it knows already stays."""
+        if (now := _state_of(self.path)) == self.read or (self.run and self.read is not None):
+            return
+        self.read = now
+        try:
+            known = list(matching(tuning_file.read(self.path), library))
+            self.usable = True
+        except FileError as error:
+            known, self.usable = [], False
+            notices.tell("tuning_file", str(error), f"the tuning file is not used: {_told(error)}")
+        library.learn(self.number, _shared(self.name, known) if self.run else known)
+
+    def keep(self, library: Core, found: list[Entry]) -> None:
+        """Write what was measured; what cannot be written is told once, and holds for this process."""
+        if not self.usable:
+            return
+        try:
+            tuning_file.merge(self.path, {stamp(library): {entry.key: entry for entry in found}}, override=False)
+        except FileError as error:
+            try:
+                notices.tell("tuning_file", str(error), f"what was measured is not kept: {_told(error)}")
+            except MsctxWarning as warning:  # warnings turned into errors: a scope that closes must be put back all the same
+                print(f"warning: {warning}", file=sys.stderr)
+
+
+_lock = threading.RLock()
+_tables: dict[tuple[Path, int], _Table] = {}
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def table(library: Core, said: str | None) -> int:
+    """The number under which the library knows the results of the file of ``tuning_file``, as the file is now."""
+    keep(library)
+    with _lock:
+        if not _tables:
+            library.ask_before_measuring(lambda: _permission(library))
+            atexit.register(keep, library)
+        path, run = tuning_file.location(said), ranks.run()
+        found = _tables.setdefault((path, run), _Table(len(_tables) + 1, path, said or "", run))
+        found.refresh(library)
+        return found.number
+
+
+def keep(library: Core) -> None:
+    """Write what was measured since the last time to the files."""
+    with _lock:
+        when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
+        found: dict[int, list[Entry]] = {}
+        for row in library.measured():
+            found.setdefault(row.pop("table"), []).append(Entry(**row, when=when))
+        for one in _tables.values():
+            if one.number in found:
+                one.keep(library, found[one.number])
+
+
+def used_by(rows: Iterable[Choice]) -> Groups:
+    """The entries for the problems of these choices, from the files that this process has used."""
+    library = core.loaded()
+    wanted = {(row.direction, str(row.problem)) for row in rows if row.asked == "performance"}
+    found: Groups = {}
+    if library is None or not wanted:
+        return found
+    keep(library)
+    for path in {one.path for one in _tables.values()}:
+        try:
+            groups = tuning_file.read(path)
+        except FileError:  # told when it was to be used
+            continue
+        for which, entries in groups.items():
+            mine = {key: entry for key, entry in entries.items() if key[:2] in wanted}
+            if mine and not which.differs(stamp(library))[0]:
+                found.setdefault(which, {}).update(mine)
+    return found
+
+
+def matching(groups: Groups, library: Core) -> Iterable[Tuned]:
+    """The entries that hold here, and how they came about; those with the very stamp of this process first."""
+    here = stamp(library)
+    for which in sorted(groups, key=lambda s: (s != here, s)):
+        hard, soft = which.differs(here)
+        for entry in () if hard else groups[which].values():
+            other = "".join(f", with {name} {getattr(which, name)}" for name in soft)
+            yield Tuned(
+                **{name: getattr(entry, name) for name in Tuned._fields if hasattr(entry, name)},
+                source=f"from the tuning file: measured {entry.when} by {entry.threads} threads{other}",
+                exact=not soft,
+            )
+
+
+def _permission(library: Core) -> int:
+    """Called by the library in the thread of a convolution. What was measured before is written first: a crash loses one."""
+    try:
+        keep(library)
+        if core.forked:
+            return Permission.FORKED
+        if _is_compiling() or _is_near_memory_cap():
+            return Permission.LATER
+        rank = ranks.rank()
+        return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK
+    except BaseException as error:
+        print(f"msctx: nothing is measured: {error}", file=sys.stderr)
+        return Permission.LATER
+
+
+def _is_compiling() -> bool:
+    """Whether this thread is tracing or compiling: what runs meanwhile runs once, and not as it will."""
+    import torch
+
+    guards = sys.modules.get("torch._guards")
+    return torch.jit.is_tracing() or (guards is not None and guards.TracingContext.try_get() is not None)
+
+
+def _is_near_memory_cap() -> bool:
+    """Whether less than 20 % of max_device_memory is left. The CPU has no such cap yet: it is to be asked for here."""
+    return False
+
+
+def _shared(name: str, mine: list[Tuned]) -> list[Tuned]:
+    """The entries by which all processes of the run choose."""
+    text = ranks.agreed(name, json.dumps(mine))
+    return [Tuned(*fields) for fields in json.loads(text)] if text is not None else []
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _told(error: FileError) -> str:
+    return "\n".join(map(str, error.problems))

@@ -1,0 +1,364 @@
+"""performance: what is measured and when, and what the tuning file decides. None of it depends on who is fastest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import tuned
+from convs import bits, conv
+from torch.nn import functional as fn
+
+import msctx
+from msctx.native.choices import Choice
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ROOT = Path(__file__).parents[2]
+X, W = torch.randn(1, 5, 11, 13), torch.randn(3, 5, 3, 3)
+PROBLEM = "1x5x11x13 * 3x5x3x3, float32, channels_first"
+
+
+def forward(**options: Any) -> tuple[Choice, int]:
+    """The choice for one forward convolution under performance, and how many problems were measured for it."""
+    before = tuned.measurements()
+    with msctx.context(conv_fprop_algo="performance", **options) as ctx:
+        fn.conv2d(X, W)
+    (row,) = ctx.choices()
+    return row, tuned.measurements() - before
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_measured_is_written_as_choices_shows_it(own_tuning_file: Path) -> None:
+    problem = conv("all", (2, 4, 9, 8), (6, 2, 3, 3), True, stride=(2, 1), padding=1, dilation=2, groups=2)
+    other = conv("transposed", (1, 3, 5, 6), (3, 2, 3, 3), stride=2, padding=(1, 0), output_padding=1, transposed=True)
+    before = tuned.measurements()
+    with msctx.context(**tuned.PERFORMANCE) as ctx:
+        for one in (problem, other):
+            one.compute(one.tensors())
+            one.compute(one.tensors())
+    assert tuned.measurements() == before + 6
+    written = {(e.direction, e.problem): e for e in tuned.entries(own_tuning_file)}
+    assert set(written) == {(row.direction, str(row.problem)) for row in ctx.choices()}
+    for row in ctx.choices():
+        found = written[row.direction, str(row.problem)]
+        assert (found.ran, found.math) == (row.ran, row.math)
+        assert (found.threads, found.permissions) == (1, tuned.USUAL)
+        assert row.reasons[0] == "measured in this process"
+        assert "torch" in found.measured
+        assert len(row.reasons) == len(found.measured)  # one line for the source, one for each that lost
+
+
+def test_torch_is_left_only_for_a_proven_gain(own_tuning_file: Path) -> None:
+    with msctx.context(**tuned.PERFORMANCE) as ctx:
+        for size in (6, 7, 8, 9):
+            problem = conv("small", (1, 3, size, size), (4, 3, 3, 3), True)
+            problem.compute(problem.tensors())
+    assert len(ctx.choices()) == 12
+    for found in tuned.entries(own_tuning_file):
+        assert found.ran == "torch" or found.measured["torch"] >= 1.03
+
+
+def test_another_number_of_threads_is_another_problem(threads: Callable[[int], Any], own_tuning_file: Path) -> None:
+    with threads(2):
+        assert forward()[1] == 1
+    assert forward()[1] == 1
+    assert {e.threads for e in tuned.entries(own_tuning_file)} == {1, 2}
+
+
+def test_modules_with_the_same_problem_are_measured_once() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
+    before = tuned.measurements()
+    with msctx.context(conv_fprop_algo="performance") as ctx, torch.no_grad():
+        ctx.watch(model)
+        model(torch.randn(1, 3, 8, 8))
+    assert [row.module for row in ctx.choices()] == ["0", "1", "2"]
+    assert len({row.ran for row in ctx.choices()}) == 1
+    assert tuned.measurements() == before + 1
+
+
+def test_traced_code_is_not_measured_and_what_runs_later_is() -> None:
+    before = tuned.measurements()
+    with msctx.context(conv_fprop_algo="performance") as ctx:
+        torch.jit.trace(lambda x: fn.conv2d(x, W), X, check_trace=False)
+        assert tuned.measurements() == before
+        assert ctx.choices()[0].reasons[0] == "chosen as by normal: not measured yet"
+        fn.conv2d(X, W)
+    assert tuned.measurements() == before + 1
+
+
+def test_what_fails_is_not_kept_and_fails_for_the_caller(passes: Callable[..., str], tmp_path: Path) -> None:
+    passes(
+        f"""
+        import torch, msctx
+        from msctx.native import core
+        def broken(*args):
+            raise ValueError("no such convolution")
+        other = torch.library.Library("aten", "IMPL")
+        other.impl("convolution", broken, "CPU")
+        for _ in range(2):
+            try:
+                with msctx.context(conv_fprop_algo="performance", tuning_file={str(tmp_path / "tuning.json")!r}):
+                    torch.conv3d(torch.randn(1, 2, 3, 4, 5, dtype=torch.float64), torch.randn(2, 2, 3, 3, 3, dtype=torch.float64))
+            except ValueError as error:
+                assert "no such convolution" in str(error)
+            else:
+                raise AssertionError
+        assert core.loaded().measurements() == 0
+        """
+    )
+    assert not (tmp_path / "tuning.json").exists()
+
+
+def test_a_forked_worker_measures_nothing(passes: Callable[..., str], tmp_path: Path) -> None:
+    passes(
+        f"""
+        import os, signal, torch, msctx
+        from msctx.native import build, core
+        build.library()  # before the clock runs
+        torch.set_num_threads(1)  # torch's own threads do not come along
+        x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
+
+        def child():
+            signal.alarm(50)
+            with msctx.context(conv_fprop_algo="performance", tuning_file={str(tmp_path / "tuning.json")!r}) as ctx:
+                torch.conv2d(x, w)
+            (row,) = ctx.choices()
+            ok = "forked worker" in row.reasons[0] and core.loaded().measurements() == 0
+            os._exit(0 if ok else 1)
+
+        for load in (lambda: None, core.load):  # before and after the library is there
+            load()
+            if (pid := os.fork()) == 0:
+                child()
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    )
+    assert not (tmp_path / "tuning.json").exists()
+
+
+# --- the file decides -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_measures_nothing_and_chooses_the_same(passes: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    code = f"""
+        import json, torch, msctx
+        from msctx.native import core
+        torch.manual_seed(0)
+        x, w = torch.randn(1, 5, 11, 13, requires_grad=True), torch.randn(3, 5, 3, 3, requires_grad=True)
+        with msctx.context(**{tuned.PERFORMANCE!r}, tuning_file={str(path)!r}, runtime_num_threads=1) as ctx:
+            y = torch.conv2d(x, w)
+            y.sum().backward()
+        rows = [(r.direction, r.ran, r.math, r.reasons[1:]) for r in ctx.choices()]
+        sums = [float(t.double().sum()) for t in (y, x.grad, w.grad)]
+        print(json.dumps([core.loaded().measurements(), rows, sums, [r.reasons[0] for r in ctx.choices()]]))
+    """
+    first = json.loads(passes(code))
+    written = path.read_bytes()
+    second = json.loads(passes(code))
+    assert (first[0], second[0]) == (3, 0)
+    assert first[2] == second[2]
+    assert [row[:3] for row in first[1]] == [row[:3] for row in second[1]]
+    assert all(reason.startswith("from the tuning file: measured 2") for reason in second[3])
+    assert path.read_bytes() == written
+
+
+def test_an_entry_is_followed(own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM, "direct"))
+    row, measured = forward()
+    assert (row.asked, row.ran, measured) == ("performance", "direct", 0)
+    assert row.reasons == (
+        "from the tuning file: measured 2026-01-02T03:04Z by 1 threads",
+        "torch: measured at 2.00 times the time of direct",
+        "fft: not measured: no time was left, or no memory",
+    )
+
+
+def test_a_file_beside_an_experiment_takes_the_place_of_the_one_in_the_cache(tmp_path: Path, own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM, "direct"))
+    a = tuned.write(tmp_path / "a.json", tuned.entry(PROBLEM, "gemm"))
+    b = tuned.write(tmp_path / "b.json", tuned.entry(PROBLEM, "torch"))
+    for _ in range(2):  # each file has a table of its own
+        assert forward(tuning_file=a)[0].ran == "gemm"
+        assert forward(tuning_file=str(b))[0].ran == "torch"
+        assert forward()[0].ran == "direct"
+    before = own_tuning_file.read_bytes()
+    with msctx.context(conv_fprop_algo="performance", tuning_file=a):
+        fn.conv2d(X, W[:2])
+    assert len(tuned.entries(a)) == 2
+    assert own_tuning_file.read_bytes() == before
+
+
+def test_what_others_measure_meanwhile_is_used_by_the_next_scope(own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry("another, problem"))
+    with msctx.context(conv_fprop_algo="performance"):
+        pass
+    tuned.write(own_tuning_file, tuned.entry("another, problem"), tuned.entry(PROBLEM, "direct"))
+    row, measured = forward()
+    assert (row.ran, measured) == ("direct", 0)
+
+
+@pytest.mark.parametrize("field", ["cpu", "flags", "isa", "torch", "kernels"])
+def test_a_result_of_another_machine_or_library_is_not_used(field: str, own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM), **{field: "another"})
+    row, measured = forward()
+    assert measured == 1
+    assert row.reasons[0] == "measured in this process"
+    assert len(tuned.entries(own_tuning_file)) == 2  # each under its stamp
+    assert "another" in own_tuning_file.read_text()
+
+
+@pytest.mark.parametrize("field", ["compiler", "msctx"])
+def test_a_result_of_another_compiler_is_used_and_told(field: str, own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM), **{field: "another"})
+    row, measured = forward()
+    assert (row.ran, measured) == ("direct", 0)
+    assert row.reasons[0].endswith(f"by 1 threads, with {field} another")
+
+
+def test_determinism_uses_the_very_stamp_alone(tmp_path: Path) -> None:
+    with msctx.context(conv_fprop_algo="normal") as ctx:
+        fn.conv2d(X, W)
+    normal = ctx.choices()[0].ran
+    exact = tuned.write(tmp_path / "exact.json", tuned.entry(PROBLEM, "direct"))
+    row, measured = forward(deterministic="ON", tuning_file=exact)
+    assert (row.ran, measured) == ("direct", 0)
+    for field in ("compiler", "kernels"):
+        other = tuned.write(tmp_path / f"{field}.json", tuned.entry(PROBLEM, "direct"), **{field: "another"})
+        row, measured = forward(deterministic="ON", tuning_file=other)
+        assert (row.ran, measured) == (normal, 0)
+        assert "nothing is measured under deterministic=ON" in row.reasons[0]
+
+
+def test_thread_invariance_takes_an_entry_for_any_number_of_threads(
+    threads: Callable[[int], Any], own_tuning_file: Path
+) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM, "gemm", threads=2), tuned.entry(PROBLEM, "direct", threads=16))
+    for count in (1, 2, 3):
+        with threads(count):
+            row, measured = forward(thread_invariant=True)
+        assert (row.ran, measured) == ("direct", 0)
+        assert "by 16 threads" in row.reasons[0]
+
+
+def test_thread_invariance_takes_neither_torch_nor_a_row_without_a_fixed_order(own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM, "torch"), tuned.entry(PROBLEM, "algo_0", direction="dgrad"))
+    problem = conv("both", (1, 5, 11, 13), (3, 5, 3, 3))
+    with msctx.context(conv_fprop_algo="performance", conv_dgrad_algo="performance", thread_invariant=True) as ctx:
+        problem.compute(problem.tensors())
+    rows = {row.direction: row for row in ctx.choices()}
+    for direction, why in (
+        ("fprop", "torch, which promises no bits"),
+        ("dgrad", "algo_0, which performance may not take here"),
+    ):
+        assert rows[direction].provider == "msctx"
+        assert rows[direction].ran != "algo_0"
+        assert why in rows[direction].reasons[0]
+
+
+@pytest.mark.parametrize("entry", [{"ran": "quantum"}, {"ran": "direct", "math": "tf32"}, {"ran": "reference"}])
+def test_an_entry_that_cannot_be_followed_is_told(entry: dict[str, str], own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM, **entry))
+    row, measured = forward()
+    assert measured == 0
+    assert row.reasons[0].startswith("chosen as by normal: from the tuning file")
+    assert row.reasons[0].endswith("which performance may not take here")
+
+
+@pytest.mark.parametrize("options", [{"allow_fp32_emulation": False}, {"conv_workspace_limit": "64MB"}])
+def test_what_may_run_is_part_of_the_key(options: dict[str, Any], own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM))
+    assert forward(**options)[1] == 1
+    permissions = {e.permissions for e in tuned.entries(own_tuning_file)}
+    assert len(permissions) == 2
+    before = tuned.measurements()
+    forward(**options)
+    assert tuned.measurements() == before
+
+
+def test_rules_measure_too(own_tuning_file: Path) -> None:
+    tuned.write(own_tuning_file, tuned.entry(PROBLEM, "direct"))
+    with msctx.context(conv_algo_rules="weight=3x5x3x3: fprop=performance") as ctx:
+        fn.conv2d(X, W)
+    assert [(row.asked, row.ran) for row in ctx.choices()] == [("performance", "direct")]
+
+
+def test_set_context_measures_and_writes_before_the_process_ends(passes: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    passes(
+        f"""
+        import torch, msctx
+        msctx.set_context(conv_fprop_algo="performance", tuning_file={str(path)!r})
+        for size in (8, 9):
+            torch.conv2d(torch.randn(1, 3, size, size), torch.randn(4, 3, 3, 3))
+        """
+    )
+    assert len(tuned.entries(path)) == 2
+
+
+def test_choices_are_the_same_to_the_last_bit_once_they_are_made() -> None:
+    problem = conv("again", (1, 6, 10, 9), (4, 6, 3, 3), True)
+    tensors = problem.tensors()
+    with msctx.context(**tuned.PERFORMANCE) as first:
+        one = problem.compute(tensors)
+        two = problem.compute(tensors)
+    with msctx.context(**tuned.PERFORMANCE) as second:
+        three = problem.compute(tensors)
+    assert [(r.ran, r.reasons) for r in first.choices()] == [(r.ran, r.reasons) for r in second.choices()]
+    assert bits(one) == bits(two) == bits(three)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+RANK = """
+import json, os, sys, torch, msctx
+import torch.distributed as dist
+from msctx.native import core
+rank, store = int(sys.argv[1]), sys.argv[2]
+os.chdir(f"{os.path.dirname(store)}/{rank}")
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+def scope():
+    with msctx.context(conv_fprop_algo="performance", tuning_file="tuning.json") as ctx:
+        torch.conv2d(torch.ones(1, 5, 11, 13), torch.ones(3, 5, 3, 3))
+        torch.conv2d(torch.ones(1, 5, 9, 9), torch.ones(3, 5, 3, 3))
+    return [(row.ran, row.reasons[0]) for row in ctx.choices()]
+if rank == 0:
+    scope()  # alone: nothing waits for the other
+dist.barrier()
+found = scope()
+print(json.dumps([found, core.loaded().measurements()]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_the_processes_of_a_run_choose_alike_and_rank_0_measures_for_the_next(tmp_path: Path) -> None:
+    unknown = "1x5x9x9 * 3x5x3x3, float32, channels_first"
+    for rank, ran in enumerate(("direct", "gemm")):
+        (tmp_path / str(rank)).mkdir()
+        tuned.write(tmp_path / str(rank) / "tuning.json", tuned.entry(PROBLEM, ran))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")], cwd=ROOT, text=True, stdout=-1, stderr=-1
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    (zero, measured), (one, nothing) = (json.loads(out.splitlines()[-1]) for out, _ in outputs)
+    assert [ran for ran, _ in zero] == [ran for ran, _ in one]
+    assert zero[0][0] == "direct", "rank 0 was there first"
+    assert (measured, nothing) == (1, 0)
+    assert "measured for the next run" in zero[1][1]
+    assert "rank 0 alone measures" in one[1][1]
+    assert {e.problem for e in tuned.entries(tmp_path / "0" / "tuning.json")} == {PROBLEM, unknown}
+    assert {e.problem for e in tuned.entries(tmp_path / "1" / "tuning.json")} == {PROBLEM}

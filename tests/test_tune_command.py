@@ -1,0 +1,152 @@
+"""msctx tune: show, export, import and clear; and where a tuning file is looked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msctx.cli import main
+from msctx.native import build, core, tuning_file
+from msctx.native.stamp import Stamp, stamp
+from msctx.native.tuning_file import Entry
+from msctx.run.config import read
+from msctx.run.runner import config
+
+OTHER = Stamp("Processor 9", "avx2 fma", "avx2", "2.13.0 AVX2", "0123456789abcdef", "c++ 12", "0.1.0")
+ENTRY = Entry(
+    "fprop", "1x3x8x8 * 4x3x3x3, float32", 2, "strict", "gemm", "strict", {"torch": 1.25, "gemm": 1.0}, "2026-01-02T03:04Z"
+)
+
+
+@pytest.fixture
+def tune(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run a command; returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["tune", *map(str, words)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+def write(path: Path, which: Stamp, *entries: Entry) -> Path:
+    tuning_file.merge(path, {which: {e.key: e for e in entries}}, override=True)
+    return path
+
+
+def here() -> Stamp:
+    if why := build.obstacle():
+        pytest.skip(why)
+    return stamp(core.load())
+
+
+def test_show(tune: Any, own_tuning_file: Path) -> None:
+    assert tune("show")[1].startswith(f"{own_tuning_file}: not there yet")
+    write(own_tuning_file, here(), ENTRY)
+    write(own_tuning_file, OTHER, ENTRY, replace(ENTRY, threads=4))
+    write(own_tuning_file, here()._replace(compiler="c++ 1"), ENTRY)
+    code, out, _ = tune("show")
+    assert code == 0
+    for part in (
+        "4 entries",
+        "used here\n",
+        "used here (another compiler)",
+        "not used here: another cpu, flags",
+        ENTRY.problem,
+        "1.25x",
+    ):
+        assert part in out
+    found = json.loads(tune("show", "--json")[1])
+    assert (found["file"], found["stamp_here"]) == (str(own_tuning_file), here()._asdict())
+    assert {(g["stamp"]["cpu"], g["used"], len(g["entries"])) for g in found["groups"]} == {
+        ("Processor 9", False, 2),
+        (here().cpu, True, 1),
+    }
+    assert found["groups"][0]["entries"][0]["measured"] == ENTRY.measured
+
+
+def test_export_and_import_are_round_trips(tune: Any, tmp_path: Path, own_tuning_file: Path) -> None:
+    write(own_tuning_file, OTHER, ENTRY)
+    exported = tmp_path / "mine.json"
+    code, out, _ = tune("export", exported, "--json")
+    assert (code, json.loads(out)) == (
+        0,
+        {"from": str(own_tuning_file), "to": str(exported), "added": 1, "replaced": 0, "same": 0},
+    )
+    assert exported.read_bytes() == own_tuning_file.read_bytes()
+    own_tuning_file.unlink()
+    tune("import", exported)
+    assert exported.read_bytes() == own_tuning_file.read_bytes()
+
+
+def test_what_is_imported_wins(tune: Any, tmp_path: Path, own_tuning_file: Path) -> None:
+    write(own_tuning_file, OTHER, ENTRY, replace(ENTRY, problem="mine alone"))
+    theirs = write(tmp_path / "theirs.json", OTHER, replace(ENTRY, ran="fft"), replace(ENTRY, threads=8))
+    found = json.loads(tune("import", theirs, "--json")[1])
+    assert (found["added"], found["replaced"], found["same"]) == (1, 1, 0)
+    merged = tuning_file.read(own_tuning_file)[OTHER]
+    assert {(e.problem, e.threads): e.ran for e in merged.values()} == {
+        (ENTRY.problem, 2): "fft",
+        (ENTRY.problem, 8): "gemm",
+        ("mine alone", 2): "gemm",
+    }
+    assert json.loads(tune("import", theirs, "--json")[1])["same"] == 2
+
+
+def test_clear_says_what_it_removed(tune: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "tuning.json", here(), ENTRY)
+    write(path, OTHER, ENTRY, replace(ENTRY, threads=4))
+    assert json.loads(tune("clear", "--stale", "--file", path, "--json")[1]) == {"file": str(path), "removed": 2}
+    assert set(tuning_file.read(path)) == {here()}
+    assert json.loads(tune("clear", "--file", path, "--json")[1])["removed"] == 1
+    assert not path.exists()
+    assert "removed" in tune("clear", "--file", path)[1]
+
+
+@pytest.mark.parametrize("words", [("show", "--file"), ("export", "x.json", "--file"), ("import",), ("clear", "--file")])
+def test_a_broken_file_ends_the_command_and_stays(tune: Any, words: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    code, out, err = tune(*words, "broken.json")
+    assert (code, out) == (3, "")
+    assert f"{tmp_path / 'broken.json'}:1:2  this is not JSON" in err
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["broken.json"]
+
+
+@pytest.mark.parametrize("words", [("export", "x.json"), ("import", "none.json")])
+def test_what_is_not_there_cannot_be_copied(tune: Any, words: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = tune(*words)
+    assert (code, "there is no such file" in err) == (3, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_option_names_the_file_of_the_commands(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "tuning.json", OTHER, ENTRY)
+    monkeypatch.setenv("MSCTX_TUNING_FILE", str(path))
+    assert json.loads(tune("show", "--json")[1])["file"] == str(path)
+
+
+def test_in_an_experiment_it_lies_beside_the_file_and_is_recorded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "job.yaml").write_text("context: {conv_fprop_algo: performance, tuning_file: tuned/job.json}\n")
+    experiment = read("../job.yaml", ())
+    setting = experiment.settings.get("tuning_file")
+    assert setting is not None
+    assert Path(setting.value).resolve() == tmp_path / "tuned" / "job.json"
+    assert config(experiment)["context"]["tuning_file"] == str(tmp_path / "tuned" / "job.json")
+    said = read(None, ["tuning_file=here.json"]).settings.get("tuning_file")
+    assert said is not None
+    assert tuning_file.location(said.value) == tmp_path / "elsewhere" / "here.json"
