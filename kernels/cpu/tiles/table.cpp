@@ -13,12 +13,13 @@ constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = 
 
 Merit beats(const ConvProblem&, Op) { return Merit::beats_torch; }
 
-// Winograd's transforms pay when many channels share them, and its 36 windows for each of the others' 9 when many tiles do.
+// Winograd's transforms pay when many channels share them; that it reads 36 points of each window, not 9 taps, when many tiles do.
+// Where TF32 is allowed, nothing is faster than its products: those come first.
 bool winograd_pays(const ConvProblem& p, Op op) {
   const bool forward = op == Op::forward;
   const int64_t channels = smaller(group_c(p), group_k(p));
   const int64_t tiles = p.n * divide_up(forward ? p.out[1] : p.in[1], 4) * divide_up(forward ? p.out[2] : p.in[2], 4);
-  return channels >= 48 && tiles >= 16 && 8 * tiles >= channels;
+  return channels >= 48 && tiles >= 16 && 12 * tiles >= channels;
 }
 // Tiles of more channels do not stay in the second cache beside the windows.
 bool stays(const ConvProblem& p, Op op) { return (op == Op::forward ? group_c(p) : group_k(p)) <= 320; }
@@ -26,16 +27,16 @@ Merit winograd(const ConvProblem& p, Op op) { return winograd_pays(p, op) && sta
 Merit winograd_nonfused(const ConvProblem& p, Op op) { return winograd_pays(p, op) ? Merit::beats_torch : Merit::fair; }
 
 constexpr ConvRow rows[] = {
+    {fprop, "implicit_precomp_gemm", &conv_tiles_gemm_tf32, beats},
     {fprop, "winograd", &conv_tiles_winograd, winograd},
     {fprop, "winograd_nonfused", &conv_tiles_winograd_nonfused, winograd_nonfused},
-    {fprop, "implicit_precomp_gemm", &conv_tiles_gemm_tf32, beats},
     {fprop, "implicit_precomp_gemm", &conv_tiles_gemm, beats},
     {fprop, "implicit_gemm", &conv_tiles_gemm_tf32, beats},
     {fprop, "implicit_gemm", &conv_tiles_gemm, beats},
 
+    {dgrad, "algo_1", &conv_tiles_gemm_tf32, beats},
     {dgrad, "winograd", &conv_tiles_winograd, winograd},
     {dgrad, "winograd_nonfused", &conv_tiles_winograd_nonfused, winograd_nonfused},
-    {dgrad, "algo_1", &conv_tiles_gemm_tf32, beats},
     {dgrad, "algo_1", &conv_tiles_gemm, beats},
 
     {wgrad, "algo_1", &conv_tiles_wgrad_tf32, beats},
