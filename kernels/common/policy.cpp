@@ -152,6 +152,8 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || std::strcmp(row.name, "reference") == 0) continue;
     if (!allows_math(row) || !obstacles(row, call).empty()) continue;
+    const auto same = [&](const ConvRow* other) { return other->algorithm == row.algorithm; };  // under another name
+    if (std::any_of(found.begin(), found.end(), same)) continue;
     const Op op = op_of(direction, call.transposed);
     if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, threads) <= largest_trial) found.push_back(&row);
   }

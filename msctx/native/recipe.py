@@ -22,7 +22,7 @@ AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "
 VECTORS = {"generic": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512}
 """Instruction sets that all of cpu/*.cpp is compiled for."""
 # GCC 12 takes what its own headers leave undefined on purpose for a mistake
-TILES = dict.fromkeys(("amx", "amx_fp16"), (*AVX512, "-Wno-maybe-uninitialized", "-Icpu/tiles"))
+TILES = dict.fromkeys(("amx", "amx_fp16"), (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Icpu/tiles"))
 """Those with a matrix unit: cpu/tiles/*.cpp is compiled for them, and what that does not compute is left to avx512."""
 EMULATED = {f"{isa}_emulated": (*flags, "-DMSCTX_EMULATED_TILES") for isa, flags in TILES.items()}
 """The same with a matrix unit in software, so that tests of it run anywhere: not in the library that is used."""

@@ -55,9 +55,9 @@ def takes(row: Row, case: Case) -> bool:
         return True
     if len(case.size) != 2 or case.dtype != "float32":
         return False
-    if row.algorithm.startswith("tiles"):
-        return prod(case.window) <= 1024
+    if "winograd" in row.algorithm:
+        windows = {(3, 3)} if row.algorithm.startswith("tiles") else {(3, 3), (5, 5)}
+        return case.window in windows and set(case.stride + case.dilation) == {1}
     if row.algorithm == "depthwise":
         return 1 < case.groups == case.c <= case.k
-    is_plain = case.window in ((3, 3), (5, 5)) and set(case.stride + case.dilation) == {1}
-    return is_plain or not row.algorithm.startswith("winograd")
+    return not row.algorithm.startswith("tiles") or prod(case.window) <= 1024

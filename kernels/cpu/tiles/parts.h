@@ -176,15 +176,23 @@ struct Digits {
     digits(v, d);
     for (int p = 0; p < parts; p++) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + p * apart), _mm512_cvtepi32_epi8(d[p]));
   }
+  // With 128 added to each digit, they are the bytes of an integer: bytes of four values are brought together.
   static void split_words(Floats v[], char* to, int64_t apart) {
-    __m512i d[4][parts];
-    for (int i = 0; i < 4; i++) digits(v[i], d[i]);
-    const __m512i byte = _mm512_set1_epi32(255);
-    for (int p = 0; p < parts; p++) {
-      __m512i word = _mm512_slli_epi32(d[3][p], 24);
-      for (int i = 0; i < 3; i++) word = _mm512_or_si512(word, _mm512_slli_epi32(_mm512_and_si512(d[i][p], byte), 8 * i));
-      _mm512_storeu_si512(to + p * apart, word);
+    const __m512i bias = _mm512_set1_epi32(parts == 3 ? 0x808080 : 0x8080);
+    __m512i d[4];
+    for (int i = 0; i < 4; i++) d[i] = _mm512_add_epi32(_mm512_cvtps_epi32(v[i]), bias);
+    const __mmask64 odd = 0xaaaaaaaaaaaaaaaa, high = 0xcccccccccccccccc;
+    __m512i even_bytes[2], odd_bytes[2];  // of two neighbours, in turn
+    for (int i = 0; i < 2; i++) {
+      even_bytes[i] = _mm512_mask_blend_epi8(odd, d[2 * i], _mm512_slli_epi32(d[2 * i + 1], 8));
+      odd_bytes[i] = _mm512_mask_blend_epi8(odd, _mm512_srli_epi32(d[2 * i], 8), d[2 * i + 1]);
     }
+    const auto put = [&](int p, __m512i bytes) {
+      _mm512_storeu_si512(to + p * apart, _mm512_xor_si512(bytes, _mm512_set1_epi32(int(0x80808080))));
+    };
+    if constexpr (parts == 3) put(0, _mm512_mask_blend_epi8(high, _mm512_srli_epi32(even_bytes[0], 16), even_bytes[1]));
+    put(parts - 2, _mm512_mask_blend_epi8(high, odd_bytes[0], _mm512_slli_epi32(odd_bytes[1], 16)));
+    put(parts - 1, _mm512_mask_blend_epi8(high, even_bytes[0], _mm512_slli_epi32(even_bytes[1], 16)));
   }
   static void step(
       const char* a, int64_t apart, int64_t down, int64_t stride, const char* b, int64_t b_apart = tile_size, int64_t = 0) {

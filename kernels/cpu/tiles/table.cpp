@@ -4,7 +4,8 @@
 
 namespace msctx::MSCTX_ISA {
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_wgrad, conv_tiles_wgrad_tf32;
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_wgrad, conv_tiles_wgrad_tf32, conv_tiles_winograd,
+    conv_tiles_winograd_nonfused;
 
 namespace {
 
@@ -17,13 +18,30 @@ Merit gemm(const ConvProblem& p, Op) {
   return much && (taps >= 9 ? channels >= 32 : channels >= 256) ? Merit::beats_torch : Merit::fair;
 }
 
+// Winograd's transforms pay when many channels share them; that it reads 36 points of each window, not 9 taps, when many tiles do.
+// Where TF32 is allowed, nothing is faster than its products: those come first.
+bool winograd_pays(const ConvProblem& p, Op op) {
+  const bool forward = op == Op::forward;
+  const int64_t channels = smaller(group_c(p), group_k(p));
+  const int64_t tiles = p.n * divide_up(forward ? p.out[1] : p.in[1], 4) * divide_up(forward ? p.out[2] : p.in[2], 4);
+  return channels >= 48 && tiles >= 16 && 12 * tiles >= channels;
+}
+// Tiles of more channels do not stay in the second cache beside the windows.
+bool stays(const ConvProblem& p, Op op) { return (op == Op::forward ? group_c(p) : group_k(p)) <= 320; }
+Merit winograd(const ConvProblem& p, Op op) { return winograd_pays(p, op) && stays(p, op) ? Merit::beats_torch : Merit::fair; }
+Merit winograd_nonfused(const ConvProblem& p, Op op) { return winograd_pays(p, op) ? Merit::beats_torch : Merit::fair; }
+
 constexpr ConvRow rows[] = {
     {fprop, "implicit_precomp_gemm", &conv_tiles_gemm_tf32, gemm},
+    {fprop, "winograd", &conv_tiles_winograd, winograd},
+    {fprop, "winograd_nonfused", &conv_tiles_winograd_nonfused, winograd_nonfused},
     {fprop, "implicit_precomp_gemm", &conv_tiles_gemm, gemm},
     {fprop, "implicit_gemm", &conv_tiles_gemm_tf32, gemm},
     {fprop, "implicit_gemm", &conv_tiles_gemm, gemm},
 
     {dgrad, "algo_1", &conv_tiles_gemm_tf32, gemm},
+    {dgrad, "winograd", &conv_tiles_winograd, winograd},
+    {dgrad, "winograd_nonfused", &conv_tiles_winograd_nonfused, winograd_nonfused},
     {dgrad, "algo_1", &conv_tiles_gemm, gemm},
 
     {wgrad, "algo_1", &conv_tiles_wgrad_tf32, gemm},

@@ -63,7 +63,7 @@ MSCTX_TILE_PRODUCT(add_product_fp16, 0x03, "0x5c")
 struct Tile {
   alignas(64) uint8_t bytes[tile_size];
 };
-static inline Tile& tile(int t) {
+inline Tile& tile(int t) {  // not static: files that share the functions below share the tiles
   static thread_local Tile all[8];
   return all[t];
 }

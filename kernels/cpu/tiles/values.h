@@ -13,6 +13,17 @@ static inline __mmask16 first(int64_t lanes) {
 struct Scale {
   float mantissa = 1.0f, exponent = 0.0f;
 };
+// For values of at most `largest`.
+template <class S>
+static inline Scale scale_up_to(double largest) {
+  if (largest == 0.0) return {};
+  int exponent;
+  const double mantissa = __builtin_frexp(largest, &exponent);
+  if (!S::is_fixed_point) return {1.0f, float(S::top_exponent - exponent)};
+  float factor = float(S::largest / (mantissa * 0x1p24));  // 1/2 to 1 for three digits
+  while (mantissa * 0x1p24 * factor > S::largest) factor = __builtin_nextafterf(factor, 0.0f);
+  return {factor, float(24 - exponent)};
+}
 // The power first: what is denormal keeps its bits.
 template <class S>
 static inline Floats scaled(Floats v, Floats mantissa, Floats exponent) {
@@ -85,13 +96,7 @@ struct Spread {
   // By what they are multiplied before they are split. Finite values only.
   template <class S>
   Scale scale() const {
-    if (largest_bits == 0) return {};
-    int exponent;
-    const float mantissa = __builtin_frexpf(largest(), &exponent);
-    if (!S::is_fixed_point) return {1.0f, float(S::top_exponent - exponent)};
-    float factor = S::largest / (mantissa * 0x1p24f);  // 1/2 to 1 for three digits
-    while (mantissa * factor * 0x1p24f > S::largest) factor = __builtin_nextafterf(factor, 0.0f);
-    return {factor, float(24 - exponent)};
+    return scale_up_to<S>(double(largest()));
   }
 };
 

@@ -1,0 +1,133 @@
+// winograd_nonfused on the matrix unit: the transforms of many tiles, 36 large products, and the transforms back, one after the other,
+// by way of the workspace: the windows at a point are read once for all of them. See transformed.h.
+
+#include "transformed.h"
+
+namespace msctx::MSCTX_ISA {
+namespace {
+
+constexpr int64_t workspace_bytes = 32 << 20;  // about what the tiles of a batch may take
+constexpr int64_t task_tiles = 8, task_columns = 2;
+
+// Batches of tiles are cut by the parts that are tried first.
+int64_t batch_of(const Transformed<Graded>& l) {
+  constexpr int64_t rows = Transformed<Graded>::rows_together;
+  const int64_t each = l.source_bytes() + Graded::row_tiles * l.columns * l.sums_bytes;
+  return smaller(larger(1, workspace_bytes / each), divide_up(l.tiles(), rows)) * rows;
+}
+
+template <class S>
+struct Plan {
+  Transformed<S> l;
+  int64_t together;  // tiles in a batch
+  Plan(const ConvProblem& p, Op op, int64_t together) : l(p, op), together(together) {}
+
+  // Operands, sums [tile / 16][column], scales, what became of the tiles of each task, and a stage for each thread.
+  size_t source_size() const { return align64(size_t(divide_up(together, l.rows_together) * l.source_bytes())); }
+  size_t sums_size() const { return size_t(divide_up(together, l.rows_together) * S::row_tiles * l.columns * l.sums_bytes); }
+  size_t scales_size() const { return align64(sizeof(Scale) * size_t(together)); }
+  size_t states_size() const { return align64(size_t(divide_up(together, task_tiles))); }
+  size_t stage_bytes() const { return align64(sizeof(float) * Sources<S>::stage_size(l)); }
+  size_t size(int threads) const { return source_size() + sums_size() + scales_size() + states_size() + size_t(threads) * stage_bytes(); }
+};
+
+template <class S, bool any_exponent>
+State run_batch(
+    const Plan<S>& plan, const ConvTensors& t, const Filters<S>& filters, double most, int64_t group, int64_t begin, char* workspace,
+    const Parallel& parallel) {
+  const Transformed<S>& l = plan.l;
+  const bool forward = l.op == Op::forward;
+  const int64_t tiles = smaller(plan.together, l.tiles() - begin), rows = l.rows_together, blocks = l.columns / S::column_tiles;
+  char* const operands = workspace;
+  char* const sums = operands + plan.source_size();
+  auto* const scales = reinterpret_cast<Scale*>(sums + plan.sums_size());
+  auto* const states = reinterpret_cast<State*>(reinterpret_cast<char*>(scales) + plan.scales_size());
+  char* const stages = reinterpret_cast<char*>(states) + plan.states_size();
+
+  parallel_for(parallel, divide_up(tiles, task_tiles), [&](int64_t task, int slot) {
+    const int64_t first = task * task_tiles, last = smaller(first + task_tiles, tiles);
+    auto* const stage = reinterpret_cast<float*>(stages + size_t(slot) * plan.stage_bytes());
+    const Sources<S> sources(l, static_cast<const float*>(forward ? t.x : t.y), t.channels_last, stage);
+    char* const to = operands + first / rows * l.source_bytes() + first % rows * tile_bytes;
+    states[task] = sources.template fill<any_exponent>(group, begin + first, begin + last, most, to, scales + first);
+  });
+  State worst = State::done;
+  for (int64_t i = 0; i < divide_up(tiles, task_tiles); i++) worst = states[i] > worst ? states[i] : worst;
+  if (worst != State::done) return worst;
+
+  constexpr int64_t parts = 2;  // of the results' channels: more tasks for few points
+  parallel_for(parallel, points * parts, [&](int64_t task, int) {
+    const int64_t point = task / parts, part = task % parts, from = part * blocks / parts, until = (part + 1) * blocks / parts;
+    const TileUse use;
+    for (int64_t i = 0; i < divide_up(tiles, rows); i++)
+      for (int64_t b = from; b < until; b++)
+        multiply(
+            l, operands + i * l.source_bytes() + point * l.source_apart(), filters.operand(group, b, point),
+            sums + (i * S::row_tiles * l.columns + b * S::column_tiles) * l.sums_bytes + point * l.sums_apart, l.columns * l.sums_bytes,
+            l.sums_bytes);
+  });
+
+  const Results<S> results(l, filters, static_cast<float*>(forward ? t.y : t.x), t.channels_last);
+  const int64_t column_tasks = divide_up(l.columns, task_columns);
+  parallel_for(parallel, divide_up(tiles, 16) * column_tasks, [&](int64_t task, int) {
+    const int64_t first = task / column_tasks * 16, column = task % column_tasks * task_columns;
+    for (int64_t i = first; i < smaller(first + 16, tiles); i++)
+      for (int64_t c = column; c < smaller(column + task_columns, l.columns); c++)
+        results.put(group, begin + i, c, scales[i], sums + (i / 16 * l.columns + c) * l.sums_bytes + i % 16 * tile_bytes);
+  });
+  return State::done;
+}
+
+struct Both {
+  const Transformed<Graded> shapes;
+  const Plan<Graded> first;
+  const Plan<Wide> wide;
+  Both(const ConvProblem& p, Op op) : shapes(p, op), first(p, op, batch_of(shapes)), wide(p, op, batch_of(shapes)) {}
+};
+
+size_t workspace(const ConvProblem& p, Op op, int threads) {
+  if (is_empty(p)) return 0;
+  const Both both(p, op);
+  return larger(int64_t(both.first.size(threads)), int64_t(both.wide.size(threads)));
+}
+
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
+  if (is_empty(p)) {
+    store_zeros(p, op, t);
+    return true;
+  }
+  const Both both(p, op);
+  char* const data = static_cast<char*>(workspace);
+  const Filters<Graded> first(both.first.l, weights(0));
+  if (!first.head().is_finite) return false;
+  const bool fits = both.first.l.takes() && first.head().crest <= most_spread;
+  const double most = most_spread / first.head().crest;
+  for (int64_t group = 0; group < p.groups; group++)
+    for (int64_t begin = 0; begin < both.first.l.tiles(); begin += both.first.together) {
+      State state = fits ? run_batch<Graded, false>(both.first, t, first, most, group, begin, data, parallel) : State::too_wide;
+      if (state == State::too_wide)
+        state = run_batch<Wide, true>(both.wide, t, Filters<Wide>(both.wide.l, weights(1)), 0.0, group, begin, data, parallel);
+      if (state == State::not_finite) return false;
+    }
+  return true;
+}
+
+}  // namespace
+
+extern const ConvAlgorithm conv_tiles_winograd_nonfused;
+const ConvAlgorithm conv_tiles_winograd_nonfused = {
+    .name = "tiles_winograd_nonfused",
+    .math = "fp32-grade",
+    .fixed_order = true,
+    .same_on_every_isa = false,
+    .reasons = winograd_reasons,
+    .workspace = workspace,
+    .error = winograd_error,
+    .run = run,
+    .reads_channels_last = true,
+    .prepared_size = winograd_prepared_size,
+    .prepare = winograd_prepare,
+    .prepared_for_all_sizes = true,
+};
+
+}  // namespace msctx::MSCTX_ISA
