@@ -84,37 +84,48 @@ static inline void tile_store(void* to, int64_t stride = tile_bytes) {
   for (int i = 0; i < tile_rows; i++) std::memcpy(static_cast<char*>(to) + i * stride, tile(t).bytes + i * tile_bytes, tile_bytes);
 }
 
+static inline __m512i row_of(int t, int64_t i) { return _mm512_load_si512(tile(t).bytes + i * tile_bytes); }
+
+// Adds to row i of the sum what `add(sum, word of a, row of b)` says, for each word of a's row i.
+template <class Add>
+static inline void for_words(int sum, int a, int b, const Add& add) {
+  for (int64_t i = 0; i < tile_rows; i++) {
+    __m512i total = row_of(sum, i);
+    for (int64_t k = 0; k < 16; k++) {
+      int32_t word;
+      std::memcpy(&word, tile(a).bytes + i * tile_bytes + 4 * k, sizeof word);
+      total = add(total, _mm512_set1_epi32(word), row_of(b, k));
+    }
+    _mm512_store_si512(tile(sum).bytes + i * tile_bytes, total);
+  }
+}
 template <int sum, int a, int b>
 static inline void add_product_int8() {
-  for (int i = 0; i < 16; i++)
-    for (int k = 0; k < 64; k++) {
-      const int left = int8_t(tile(a).bytes[i * 64 + k]);
-      for (int j = 0; j < 16; j++)
-        reinterpret_cast<int32_t*>(tile(sum).bytes)[i * 16 + j] += left * int8_t(tile(b).bytes[k / 4 * 64 + j * 4 + k % 4]);
+  for_words(sum, a, b, [](__m512i total, __m512i left, __m512i right) {
+    for (int shift = 0; shift < 32; shift += 8) {
+      const auto digit = [&](__m512i v) { return _mm512_srai_epi32(_mm512_slli_epi32(v, unsigned(24 - shift)), 24); };
+      total = _mm512_add_epi32(total, _mm512_mullo_epi32(digit(left), digit(right)));
     }
-}
-template <int sum, int a, int b, class Widen>
-static inline void add_product_halves(Widen widen) {
-  const auto* left = reinterpret_cast<const uint16_t*>(tile(a).bytes);
-  const auto* right = reinterpret_cast<const uint16_t*>(tile(b).bytes);
-  auto* to = reinterpret_cast<float*>(tile(sum).bytes);
-  for (int i = 0; i < 16; i++)
-    for (int k = 0; k < 32; k++)
-      for (int j = 0; j < 16; j++)
-        to[i * 16 + j] = __builtin_fmaf(widen(left[i * 32 + k]), widen(right[k / 2 * 32 + j * 2 + k % 2]), to[i * 16 + j]);
+    return total;
+  });
 }
 template <int sum, int a, int b>
 static inline void add_product_bf16() {
-  add_product_halves<sum, a, b>([](uint16_t half) {
-    const uint32_t bits = uint32_t(half) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
+  for_words(sum, a, b, [](__m512i total, __m512i left, __m512i right) {
+    const auto low = [](__m512i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); };
+    const auto high = [](__m512i v) { return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int(0xffff0000)))); };
+    const __m512 both = _mm512_fmadd_ps(low(left), low(right), _mm512_castsi512_ps(total));
+    return _mm512_castps_si512(_mm512_fmadd_ps(high(left), high(right), both));
   });
 }
 template <int sum, int a, int b>
 static inline void add_product_fp16() {
-  add_product_halves<sum, a, b>([](uint16_t half) { return _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_set1_epi16(short(half)))); });
+  for_words(sum, a, b, [](__m512i total, __m512i left, __m512i right) {
+    const auto low = [](__m512i v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); };
+    const auto high = [&](__m512i v) { return low(_mm512_srli_epi32(v, 16)); };
+    const __m512 both = _mm512_fmadd_ps(low(left), low(right), _mm512_castsi512_ps(total));
+    return _mm512_castps_si512(_mm512_fmadd_ps(high(left), high(right), both));
+  });
 }
 
 #endif
