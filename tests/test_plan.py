@@ -41,7 +41,7 @@ def test_nothing_set_nothing_planned() -> None:
 def test_a_group_beats_the_flat_spelling_inside_a_layer() -> None:
     found = make({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, devices=("cpu", "cuda"))
     assert rows(found) == {
-        ("conv_allow_tf32", "cpu"): (True, "not_built", "layer 0"),
+        ("conv_allow_tf32", "cpu"): (True, "inert", "layer 0"),
         ("conv_allow_tf32", "cuda"): (True, "inert", "layer 0"),
         ("gpu_config.conv_allow_tf32", "cuda"): (False, "approximated", "layer 0"),
     }
@@ -228,31 +228,31 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
         ({"deterministic": "ON"}, DEVICES, []),
         # not carried out on the only device
         ({"mode": 0}, ("cpu",), ["cpu"]),
-        ({"conv_allow_tf32": True}, ("cpu",), ["cpu"]),
+        ({"matmul_allow_tf32": True}, ("cpu",), ["cpu"]),
         # the accelerator counts: it carries out what the CPU does not
-        ({"conv_allow_tf32": True}, ("cpu", "cuda"), []),
+        ({"matmul_allow_tf32": True}, ("cpu", "cuda"), []),
         ({"max_device_memory": "4GB"}, ("cpu", "cuda"), []),
         # once, where it counts
         ({"mode": 0}, ("cpu", "cuda"), ["cuda"]),
         ({"mode": 0}, DEVICES, ["ascend"]),
         # what the device that counts has no use for, another one carries out
-        ({"conv_allow_tf32": True}, DEVICES, []),
+        ({"matmul_allow_tf32": True}, DEVICES, []),
         ({"conv_fprop_algo": "winograd"}, DEVICES, []),
         # ... or nobody does
         ({"disable_format_transform": True}, DEVICES, ["ascend"]),
         ({"variable_placement": "Host"}, ("cpu",), ["cpu"]),
         # the target counts, whatever else is here
-        ({"conv_allow_tf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
-        ({"conv_allow_tf32": True, "device_target": "GPU"}, ("cpu", "cuda"), []),
+        ({"matmul_allow_tf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
+        ({"matmul_allow_tf32": True, "device_target": "GPU"}, ("cpu", "cuda"), []),
         ({"conv_allow_hf32": True, "device_target": "GPU"}, DEVICES, ["cuda"]),
         ({"mode": 0, "device_target": "GPU"}, DEVICES, ["cuda"]),
         # a target that is not here counts too
         ({"mode": 0, "device_target": "GPU"}, ("cpu",), ["cuda"]),
         # a group means its device, whatever the target
-        ({"gpu_config": {"conv_allow_tf32": True}, "device_target": "CPU"}, ("cpu", "cuda"), []),
+        ({"gpu_config": {"matmul_allow_tf32": True}, "device_target": "CPU"}, ("cpu", "cuda"), []),
         ({"gpu_config": {"conv_fprop_algo": "fft"}, "device_target": "CPU"}, ("cpu", "cuda"), ["cuda"]),
-        ({"gpu_config": {"conv_allow_tf32": True}, "device_target": "CPU"}, ("cpu",), ["cuda"]),
-        ({"cpu_config": {"conv_allow_tf32": True}}, ("cpu", "cuda"), ["cpu"]),
+        ({"gpu_config": {"matmul_allow_tf32": True}, "device_target": "CPU"}, ("cpu",), ["cuda"]),
+        ({"cpu_config": {"matmul_allow_tf32": True}}, ("cpu", "cuda"), ["cpu"]),
         # inert alike
         ({"enable_dump": True}, ("cpu",), ["cpu"]),
         ({"device_id": 1}, ("cpu",), ["cpu"]),

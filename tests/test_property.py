@@ -279,6 +279,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
         for direction in ("fprop", "dgrad", "wgrad")
     },
     "native.conv_algo_rules": st.sampled_from([None, "layer.*: fprop=gemm", "weight=3x*: dgrad=algo_1, wgrad=fft"]),
+    "native.tuning_file": st.sampled_from([None]),
     "native.conv_workspace_limit": st.sampled_from([None, 0, 2**20]),
     "native.fallback": st.sampled_from(["warn", "error", "silent"]),
 }

@@ -203,15 +203,17 @@ std::unique_ptr<Decision> Policy::make(
 
 // The first row of the name asked for that can take the call. nullptr: none, and why; or no algorithm is named.
 const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& choice) const {
-  const ConvRow* refused = nullptr;  // the last one of those
+  std::string label, reason;  // of the last one that could not
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || choice.asked != row.name || !allows_math(row)) continue;
     const std::vector<std::string> why = obstacles(row, call);
-    if (refused && label_of(*refused) == label_of(row)) choice.reasons.pop_back();  // a row for more problems in the same arithmetic
+    // The rows after it take more problems in the same arithmetic, or cannot take this one for the same reason: one is enough.
+    if (!choice.reasons.empty() && (label == label_of(row) || reason == sentence(why))) choice.reasons.pop_back();
     if (why.empty()) return &row;
-    choice.reasons.push_back(label_of(row) + ": " + sentence(why));
-    refused = &row;
+    label = label_of(row);
+    reason = sentence(why);
+    choice.reasons.push_back(label + ": " + reason);
   }
   return nullptr;
 }

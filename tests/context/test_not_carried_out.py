@@ -20,7 +20,7 @@ FAILING: list[Any] = [
         {"gpu_config": {"conv_allow_tf32": False}}, r"gpu_config\.conv_allow_tf32.*refused: no CUDA device", id="refused",
         marks=without_cuda,
     ),
-    pytest.param({"conv_allow_tf32": False}, r"conv_allow_tf32.*not_built", id="flat", marks=without_cuda),
+    pytest.param({"matmul_allow_tf32": False}, r"matmul_allow_tf32.*not_built", id="flat", marks=without_cuda),
 ]  # fmt: skip
 
 
