@@ -5,7 +5,7 @@ contender, and the figure is the median over processes; torch measured twice in 
 every call; weights are those of inference, which do not. A figure is printed only where the result is within its row's bound.
 
     python bench/convolutions.py --processes 5 --threads 1,2 --out bench/results/NAME.json
-    python bench/convolutions.py --table bench/results/NAME.json
+    python bench/convolutions.py --readme bench/results/NAME.json
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 Tensors = tuple[Any, Any, Any]
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- convolutions: written by bench/convolutions.py --readme -->", "<!-- /convolutions -->"
 
 
 @dataclass(frozen=True)
@@ -319,6 +321,13 @@ def table(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def into_readme(lines: list[str]) -> None:
+    text = README.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    README.write_text("\n".join([head + BEGIN, *lines, END + tail]), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     numbers = lambda text: [int(n) for n in text.split(",")]  # noqa: E731
@@ -328,13 +337,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for one problem in one process")
     parser.add_argument("--groups", default="", metavar="NAME,NAME", help=", ".join(g.name for g in GROUPS))
     parser.add_argument("--out", type=Path, metavar="FILE")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a result, and measure nothing")
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="write the table of a result into the README, and measure nothing"
+    )
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
         work(given.work.split(","), given.batches, given.threads[0], given.seconds)
         return
-    result = json.loads(given.table.read_text()) if given.table else collect(given)
+    if given.readme:
+        into_readme(table(json.loads(given.readme.read_text(encoding="utf-8"))))
+        return
+    result = collect(given)
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(result, indent=1) + "\n")
