@@ -224,26 +224,30 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
   const bool torch_allowed = !thread_invariant;
   const ConvRow *best = nullptr, *inexact = nullptr, *resort = nullptr;  // the latter two only where torch is not allowed
   std::vector<std::string> passed;
+  std::string last;  // of two rows of one label that stand side by side the later one takes more
+  const auto pass = [&](const ConvRow& row, const std::string& why) {
+    if (!passed.empty() && last == label_of(row)) passed.pop_back();
+    last = label_of(row);
+    passed.push_back(last + ": " + why);
+  };
   for (int i = 0; i < table_.count && !best; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || choice.asked == row.name || !allows_math(row)) continue;
     const std::vector<std::string> why = obstacles(row, call);
     if (!why.empty()) {
-      passed.push_back(label_of(row) + ": " + sentence(why));
+      pass(row, sentence(why));
       continue;
     }
     const Merit merit = row.merit(call.problem, op);
     const bool first_only = merit == Merit::beats_torch_channels_first, beats = first_only || merit == Merit::beats_torch;
     const bool other_layout = call.channels_last && (first_only || !row.algorithm->reads_channels_last);
     if (!is_exact(row, call)) {
-      passed.push_back(label_of(row) + ": its error bound is above 3e-5");
+      pass(row, "its error bound is above 3e-5");
       if (!inexact && merit != Merit::last_resort) inexact = &row;
     } else if (beats ? !other_layout || !torch_allowed : merit == Merit::fair && !torch_allowed) {
       best = &row;
     } else {
-      passed.push_back(
-          label_of(row) +
-          (torch_allowed ? ": torch's own path is expected to be as fast" : ": another of ours is expected to be faster"));
+      pass(row, torch_allowed ? "torch's own path is expected to be as fast" : "another of ours is expected to be faster");
       if (!resort && row.algorithm->fixed_order) resort = &row;
     }
   }
