@@ -120,6 +120,19 @@ void sum_channels(const T* y, int64_t n, int64_t channels, int64_t positions, T*
   });
 }
 
+// The same of y with channels last: some neighbouring channels at a time.
+template <class T>
+void sum_channels_last(const T* y, int64_t rows, int64_t channels, T* bias, const Parallel& parallel) {
+  constexpr int64_t together = 16;
+  parallel_for(parallel, divide_up(channels, together), [&](int64_t task, int) {
+    const int64_t first = task * together, count = smaller(together, channels - first);
+    double sums[together] = {};
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t c = 0; c < count; c++) sums[c] += generic::to_double(y[i * channels + first + c]);
+    for (int64_t c = 0; c < count; c++) bias[first + c] = generic::from_double<T>(sums[c]);
+  });
+}
+
 }  // namespace
 
 const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
@@ -151,10 +164,14 @@ bool conv_run(
   return true;
 }
 
-void bias_gradient(const ConvProblem& p, const void* y, int64_t channels, int64_t positions, void* bias, const Parallel& parallel) {
+void bias_gradient(
+    const ConvProblem& p, const void* y, bool channels_last, int64_t channels, int64_t positions, void* bias, const Parallel& parallel) {
   generic::with_type(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    sum_channels(static_cast<const T*>(y), p.n, channels, positions, static_cast<T*>(bias), parallel);
+    if (channels_last)
+      sum_channels_last(static_cast<const T*>(y), p.n * positions, channels, static_cast<T*>(bias), parallel);
+    else
+      sum_channels(static_cast<const T*>(y), p.n, channels, positions, static_cast<T*>(bias), parallel);
   });
 }
 

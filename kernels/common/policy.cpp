@@ -129,7 +129,8 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
   if (!a.fixed_order && deterministic) why.push_back("it adds in no fixed order, and deterministic=ON asks for the same bits");
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
-  if (a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32")) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));  // see conv_run
+  const bool may_fall_back = a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32");  // see conv_run
+  if (may_fall_back) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
   if (workspace_limit_ >= 0 && bytes > size_t(workspace_limit_))
     why.push_back(
         "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit_));

@@ -16,7 +16,8 @@ void backward_data(const ConvProblem& p, const ConvTensors& t, const Parallel& p
   const int64_t pieces = divide_up(gk, channels);
   std::memset(x, 0, sizeof(float) * x_size(p));
   parallel_for(parallel, p.n * p.groups * pieces * gc, [&](int64_t task, int) {
-    const int64_t c = task % gc, first = task / gc % pieces * channels, g = task / gc / pieces % p.groups, n = task / gc / pieces / p.groups;
+    const int64_t c = task % gc, first = task / gc % pieces * channels;
+    const int64_t g = task / gc / pieces % p.groups, n = task / gc / pieces / p.groups;
     const int64_t count = smaller(channels, gk - first);
     const float* gradient = y + (n * p.k + g * gk + first) * out;
     const float* weights = w + ((g * gk + first) * gc + c) * taps;

@@ -100,7 +100,8 @@ template <class Torch>
 at::Tensor forward(
     const Asked& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch) {
   if (asked.call && bias && bias->defined()) {
-    const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == result_shape(*asked.call, Direction::fprop)[1];
+    const int64_t channels = result_shape(*asked.call, Direction::fprop)[1];
+    const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == channels;
     if (!fits) {  // mostly a mistake: torch's own error is the better one
       const Decision* decision = asked.policy->refuse(Direction::fprop, text_of(*asked.call), "its bias has another type or shape");
       at::Tensor result = torch();
@@ -137,10 +138,11 @@ at::Tensor forward(
 }
 
 at::Tensor gradient_of_bias(const Asked& asked, const at::Tensor& grad_output) {
-  const at::Tensor gradient = grad_output.contiguous();
+  const bool last = grad_output.is_contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor gradient = last ? grad_output : grad_output.contiguous();
   at::Tensor result = at::empty({gradient.size(1)}, gradient.options());
   const int64_t positions = asked.call->transposed ? volume(asked.call->problem.in) : volume(asked.call->problem.out);
-  bias_gradient(asked.call->problem, gradient.data_ptr(), gradient.size(1), positions, result.data_ptr(), threads_of_torch());
+  bias_gradient(asked.call->problem, gradient.data_ptr(), last, gradient.size(1), positions, result.data_ptr(), threads_of_torch());
   return result;
 }
 
@@ -206,8 +208,10 @@ Three convolution_backward(
   if (!policy) return torch(output_mask);
   const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   forget_forward(storage_of(weight));
-  if (asked.call && (grad_output.scalar_type() != input.scalar_type() || grad_output.sizes() != result_shape(*asked.call, Direction::fprop)))
-    return torch(output_mask);
+  const auto is_its_gradient = [&] {
+    return grad_output.scalar_type() == input.scalar_type() && grad_output.sizes() == result_shape(*asked.call, Direction::fprop);
+  };
+  if (asked.call && !is_its_gradient()) return torch(output_mask);
 
   std::array<bool, 3> left = output_mask;  // what torch still has to compute
   std::array<at::Tensor, 3> found;
@@ -237,7 +241,9 @@ Three convolution_backward(
   };
   one(Direction::dgrad, 0, grad_output, weight);
   one(Direction::wgrad, 1, input, grad_output);
-  const bool ours = output_mask[1] ? !left[1] : asked.call && asked.decide(Direction::wgrad, input, weight) && asked.policy->thread_invariant;
+  const bool ours = output_mask[1]
+                        ? !left[1]
+                        : asked.call && asked.decide(Direction::wgrad, input, weight) && asked.policy->thread_invariant;
   if (output_mask[2] && ours) {
     found[2] = gradient_of_bias(asked, grad_output);
     left[2] = false;

@@ -271,6 +271,7 @@ const ConvAlgorithm conv_tiles_gemm = {
     .reads_channels_last = true,
     .prepared_size = prepared_size<Graded>,
     .prepare = prepare<Graded>,
+    .prepared_for_all_sizes = true,
 };
 const ConvAlgorithm conv_tiles_gemm_tf32 = {
     .name = "tiles_gemm_tf32",
@@ -284,6 +285,7 @@ const ConvAlgorithm conv_tiles_gemm_tf32 = {
     .reads_channels_last = true,
     .prepared_size = prepared_size<Rounded>,
     .prepare = prepare<Rounded>,
+    .prepared_for_all_sizes = true,
 };
 
 }  // namespace msctx::MSCTX_ISA

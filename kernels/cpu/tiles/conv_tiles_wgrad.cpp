@@ -26,7 +26,8 @@ struct Plan {
   int64_t together;                  // images in a chunk
   int64_t copy[4] = {-1, -1, -1, -1}, copies = 0;  // which copy of x begins at a place in a group
 
-  explicit Plan(const ConvProblem& p) : l(p, Op::forward), y_blocks(divide_up(l.results, rows)), x_blocks(divide_up(l.deep, columns)), taps(l.count_taps(0)) {
+  explicit Plan(const ConvProblem& p)
+      : l(p, Op::forward), y_blocks(divide_up(l.results, rows)), x_blocks(divide_up(l.deep, columns)), taps(l.count_taps(0)) {
     const int64_t all = l.y.positions(0);
     height = all;
     for (bool is_found = false; !is_found; height = is_found ? height : divide_up(height, 2)) {
@@ -45,7 +46,9 @@ struct Plan {
   int64_t y_pitch() const { return steps() * tile_bytes; }
   int64_t y_part() const { return rows * y_pitch(); }
   int64_t y_size() const { return y_blocks * S::parts * y_part(); }
-  int64_t values() const { return l.before + l.source_phases * (height + l.y.span()) * l.width + larger(0, l.x.high) + S::depth + S::together; }
+  int64_t values() const {
+    return l.before + l.source_phases * (height + l.y.span()) * l.width + larger(0, l.x.high) + S::depth + S::together;
+  }
   int64_t x_part() const { return divide_up(values(), S::together) * tile_bytes; }
   int64_t x_across() const { return S::parts * x_part(); }
   int64_t x_copy() const { return S::column_tiles * x_across(); }
@@ -109,10 +112,12 @@ class Segment {
         const int64_t there = smaller(lanes, plan_->l.x.result - j);
         Floats v[lanes];
         if (channels_last_) {
-          for (int64_t e = 0; e < lanes; e++) v[e] = e < there ? _mm512_maskz_loadu_ps(first(count), from + e * y_.column_step) : _mm512_setzero_ps();
+          for (int64_t e = 0; e < lanes; e++)
+            v[e] = e < there ? _mm512_maskz_loadu_ps(first(count), from + e * y_.column_step) : _mm512_setzero_ps();
           transpose(v);
         } else {
-          for (int64_t e = 0; e < lanes; e++) v[e] = e < count ? _mm512_maskz_loadu_ps(first(there), from + e * y_.channel_step) : _mm512_setzero_ps();
+          for (int64_t e = 0; e < lanes; e++)
+            v[e] = e < count ? _mm512_maskz_loadu_ps(first(there), from + e * y_.channel_step) : _mm512_setzero_ps();
         }
         char* to = base + (i * plan_->l.width + j) * plan_->each;
         for (int64_t c = 0; c < count; c++, to += plan_->y_pitch()) {
@@ -181,8 +186,6 @@ class Segment {
       }
       return;
     }
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i index = _mm512_mullo_epi32(lane, _mm512_set1_epi32(int(step * x_.column_step)));
     for (int64_t j = 0; j < plan_->l.width; j += lanes) {
       Floats v[lanes];
       for (int64_t e = 0; e < lanes; e++) {
@@ -191,10 +194,11 @@ class Segment {
         const auto [c, ky, kx] = plan_->l.x.folded ? plan_->l.place(channel + e) : typename Lowered<S>::Place{channel + e, 0, 0};
         const int64_t at = row + ky * plan_->l.y.dilation, start = begin + kx * plan_->l.x.dilation + j * step;
         if (at < 0 || at >= plan_->l.y.source) continue;
-        const int64_t low = start < 0 ? divide_up(-start, step) : 0, high = plan_->l.x.source > start ? divide_up(plan_->l.x.source - start, step) : 0;
+        const int64_t low = start < 0 ? divide_up(-start, step) : 0;
+        const int64_t high = plan_->l.x.source > start ? divide_up(plan_->l.x.source - start, step) : 0;
         const __mmask16 there = __mmask16(first(smaller(high, plan_->l.width - j)) & ~first(low));
         const float* from = x_.data + c * x_.channel_step + at * x_.row_step + start * x_.column_step;
-        v[e] = step * x_.column_step == 1 ? _mm512_maskz_loadu_ps(there, from) : _mm512_mask_i32gather_ps(v[e], there, index, from, 4);
+        v[e] = strided(from, step * x_.column_step, there);
       }
       transpose(v);
       for (int64_t e = 0; e < smaller(lanes, plan_->l.width - j); e++) _mm512_storeu_ps(to + (j + e) * lanes, scaled<S>(v[e], scale));
@@ -281,7 +285,8 @@ bool is_empty(const ConvProblem& p) { return x_size(p) == 0 || y_size(p) == 0 ||
 
 // One group. `too_wide`: nothing was computed, since values are spread too far. false: some are not finite.
 template <class S>
-bool run_group(const Plan<S>& plan, const ConvTensors& t, int64_t group, double most, bool& too_wide, char* workspace, const Parallel& parallel) {
+bool run_group(
+    const Plan<S>& plan, const ConvTensors& t, int64_t group, double most, bool& too_wide, char* workspace, const Parallel& parallel) {
   const Layout<S> layout(plan);
   auto* sums = reinterpret_cast<float*>(workspace);
   char *data = workspace + layout.sums, *stages = data + layout.data;
@@ -294,7 +299,9 @@ bool run_group(const Plan<S>& plan, const ConvTensors& t, int64_t group, double 
     Segment<S> segments[most_together];
     for (int64_t i = 0; i < count; i++) segments[i] = Segment<S>(plan, t, group, image + i, first_row, data + i * plan.size());
 
-    parallel_for(parallel, 2 * count, [&](int64_t i, int) { spreads[i] = i < count ? segments[i].spread_x() : segments[i - count].spread_y(); });
+    parallel_for(parallel, 2 * count, [&](int64_t i, int) {
+      spreads[i] = i < count ? segments[i].spread_x() : segments[i - count].spread_y();
+    });
     Spread x, y;
     for (int64_t i = 0; i < count; i++) x.join(spreads[i]), y.join(spreads[count + i]);
     if (!x.is_finite() || !y.is_finite()) return false;

@@ -140,7 +140,8 @@ struct Lowered {
   int64_t weight_bytes(int64_t result_phase) const { return blocks * count_taps(result_phase) * step_bytes; }
 };
 
-// Weights as operands: a head, the scale of each result's channel (mantissas, exponents), then [phase][group][block of results] of weight_bytes.
+// Weights as operands: a head, the scale of each result's channel (mantissas, exponents), then [phase][group][block of results] of
+// weight_bytes.
 struct WeightHead {
   double crest;
   bool is_finite;
@@ -162,7 +163,8 @@ class Weights {
     return data + offset_of_tiles() + before + (group * l.result_blocks + block) * l.weight_bytes(phase);
   }
   size_t size() const {
-    const size_t all = size_t(tiles(l.result_phases(), 0, 0) - data), spreads = size_t(offset_of_tiles()) + sizeof(Spread) * size_t(channels());
+    const size_t all = size_t(tiles(l.result_phases(), 0, 0) - data);
+    const size_t spreads = size_t(offset_of_tiles()) + sizeof(Spread) * size_t(channels());
     return all > spreads ? all : spreads;
   }
 

@@ -9,7 +9,9 @@ template <class S>
 class Planes {
  public:
   // For result rows [first, first + rows) of each phase. `source` is the image's, with `channels` in all.
-  Planes(const Lowered<S>& l, int64_t group, int64_t first, int64_t rows, const float* source, bool channels_last, int64_t channels, char* data)
+  Planes(
+      const Lowered<S>& l, int64_t group, int64_t first, int64_t rows, const float* source, bool channels_last, int64_t channels,
+      char* data)
       : l_(l), data_(data), first_(first), height_(rows + l.y.span()), apart_(bytes_apart(l, rows)), channels_last_(channels_last),
         channel_step_(channels_last ? 1 : l.y.source * l.x.source), column_step_(channels_last ? channels : 1),
         row_step_(l.x.source * column_step_), source_(source + group * l.depth * channel_step_) {}
@@ -60,7 +62,8 @@ class Planes {
 
   void clear(char* to, int64_t from, int64_t until) const {
     if (until <= from) return;
-    for (int64_t i = 0; i < l_.blocks * S::parts; i++) std::memset(to + i * apart_ + from * tile_bytes, 0, size_t(until - from) * tile_bytes);
+    for (int64_t i = 0; i < l_.blocks * S::parts; i++)
+      std::memset(to + i * apart_ + from * tile_bytes, 0, size_t(until - from) * tile_bytes);
   }
   // Positions of a plane's row, which begins at source column `begin`, that have a source: [first, second).
   void inside(int64_t begin, int64_t& j0, int64_t& j1) const {
@@ -106,12 +109,7 @@ class Planes {
       }
     }
   }
-  Floats neighbours(const float* from, __mmask16 there) const {
-    if (l_.x.source_step * column_step_ == 1) return _mm512_maskz_loadu_ps(there, from);
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i index = _mm512_mullo_epi32(lane, _mm512_set1_epi32(int(l_.x.source_step * column_step_)));
-    return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), there, index, from, 4);
-  }
+  Floats neighbours(const float* from, __mmask16 there) const { return strided(from, l_.x.source_step * column_step_, there); }
   void fill_first(const float* row, int64_t begin, const Scale& scale, char* to) const {
     int64_t j0, j1;
     inside(begin, j0, j1);
@@ -121,7 +119,24 @@ class Planes {
       put_pixels(j, to, [&](int64_t at) { return scaled<S>(neighbours(from + at * channel_step_, there), scale); });
     }
   }
+  // Channels last: the taps of a row are neighbours.
+  void fill_folded_last(int64_t row, const Scale& scale, char* to) const {
+    float pixel[Lowered<S>::most_folded];
+    for (int64_t j = 0; j < l_.width; j++) {
+      const int64_t column = l_.first_column(0) + j * l_.x.source_step;
+      const int64_t begin = larger(0, -column), count = smaller(l_.x.taps, l_.x.source - column) - begin;
+      std::memset(pixel, 0, sizeof(float) * size_t(l_.deep));
+      for (int64_t ky = 0; ky < (l_.y.folded ? l_.y.taps : 1); ky++) {
+        const int64_t at = row + ky * l_.y.dilation;
+        if (count <= 0 || at < 0 || at >= l_.y.source) continue;
+        const float* from = source_ + at * row_step_ + (column + begin) * column_step_;
+        std::memcpy(pixel + (ky * l_.x.taps + begin) * l_.depth, from, sizeof(float) * size_t(count * l_.depth));
+      }
+      put_pixel(pixel, l_.deep, scale, to + j * tile_bytes);
+    }
+  }
   void fill_folded(int64_t row, const Scale& scale, char* to) const {
+    if (channels_last_ && column_step_ == l_.depth && l_.x.dilation == 1) return fill_folded_last(row, scale, to);
     struct Element {
       int64_t from, j0, j1;
     } elements[Lowered<S>::most_folded];

@@ -100,6 +100,19 @@ struct Spread {
   }
 };
 
+// 16 values, `step` apart, of which those of some neighbouring lanes are there: zeros for the others, which are not read.
+static inline Floats strided(const float* from, int64_t step, __mmask16 there) {
+  if (step == 1) return _mm512_maskz_loadu_ps(there, from);
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  if (step == 2 && there != 0) {
+    const int low = __builtin_ctz(there), high = 32 - __builtin_clz(unsigned(there));
+    const uint64_t span = ((uint64_t(1) << (2 * high - 1)) - 1) & ~((uint64_t(1) << (2 * low)) - 1);
+    const Floats a = _mm512_maskz_loadu_ps(__mmask16(span), from), b = _mm512_maskz_loadu_ps(__mmask16(span >> 16), from + 16);
+    return _mm512_permutex2var_ps(a, _mm512_add_epi32(lane, lane), b);
+  }
+  return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), there, _mm512_mullo_epi32(lane, _mm512_set1_epi32(int(step))), from, 4);
+}
+
 static inline void transpose(Floats r[16]) {
   Floats t[16];
   for (int i = 0; i < 8; i++) {

@@ -32,7 +32,8 @@ inline constexpr Prepared none_kept{[](void*, int) -> const void* { return nullp
 size_t memory_of(const ConvAlgorithm&, const ConvProblem&, Op, int threads);
 
 // The sums of y over images and positions: the gradient of the bias, [k], in a fixed order.
-void bias_gradient(const ConvProblem&, const void* y, int64_t channels, int64_t positions, void* bias, const Parallel&);
+void bias_gradient(
+    const ConvProblem&, const void* y, bool channels_last, int64_t channels, int64_t positions, void* bias, const Parallel&);
 
 Parallel serial();
 
