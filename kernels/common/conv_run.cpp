@@ -142,19 +142,26 @@ const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
 }
 
 size_t memory_of(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int threads) {
+  if (is_empty(p)) return 0;
   return algorithm.workspace(p, op, threads) + (algorithm.prepared_size ? align64(algorithm.prepared_size(p, op, 0)) : 0);
 }
 
 bool conv_run(
     const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept,
     const Memory& memory, const Parallel& parallel) {
+  void* const result = op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w;
+  const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
+  if (is_empty(p)) {
+    generic::with_type(p.dtype, [&](auto zero) {
+      if (count) std::memset(result, 0, sizeof zero * size_t(count));
+    });
+    return false;
+  }
   {
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
     Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
     const bool done = algorithm.run(p, op, t, {Weights::get, &weights}, scratch.data, parallel);
-    const auto* result = static_cast<const float*>(op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w);
-    const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
-    if (done && !(algorithm.spreads_nonfinite && !all_finite(result, count, parallel))) return false;
+    if (done && !(algorithm.spreads_nonfinite && !all_finite(static_cast<const float*>(result), count, parallel))) return false;
   }
   const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
   Plain plain(p, op, t, memory, parallel);

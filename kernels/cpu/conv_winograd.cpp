@@ -68,7 +68,6 @@ void reasons(const ConvProblem& p, Op op, Reasons& reasons) {
 }
 
 size_t workspace(const ConvProblem& p, Op op, int threads) {
-  if (is_empty(p)) return 0;
   const Plan plan(p, op, {});
   return sizeof(float) * size_t(threads * plan.slot_size());
 }
@@ -76,10 +75,6 @@ size_t workspace(const ConvProblem& p, Op op, int threads) {
 double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {
-  if (is_empty(p)) {
-    store_zeros(p, op, t);
-    return true;
-  }
   const Plan plan(p, op, t);
   (p.window[1] == 3 ? run_taps<3> : run_taps<5>)(plan, static_cast<const float*>(weight()), static_cast<float*>(workspace), parallel);
   return true;

@@ -208,17 +208,12 @@ void run_weight(const ConvProblem& p, const ConvTensors& t, float* workspace, co
 void reasons(const ConvProblem& p, Op, Reasons& reasons) { winograd_reasons(p, reasons); }
 
 size_t workspace(const ConvProblem& p, Op op, int) {
-  if (is_empty(p)) return 0;
   return sizeof(float) * size_t(op == Op::backward_weight ? WeightPlan(p).size() : MapPlan(p, op, {}).size());
 }
 
 double error(const ConvProblem& p, Op op) { return winograd_error(p, op); }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {
-  if (is_empty(p)) {
-    store_zeros(p, op, t);
-    return true;
-  }
   float* const floats = static_cast<float*>(workspace);
   if (op == Op::backward_weight)
     (p.window[1] == 3 ? run_weight<3> : run_weight<5>)(p, t, floats, parallel);

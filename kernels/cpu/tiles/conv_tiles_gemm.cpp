@@ -9,7 +9,6 @@ namespace {
 
 constexpr int64_t strip_bytes = 640 << 10, weights_together = 768 << 10;  // what shares the second cache
 constexpr int64_t enough_tasks = 4;
-constexpr int64_t most_taps = 1024;
 
 // How the work is cut: strips of rows of an image, each with a scale of its own, and so by the image alone; and parts of the results'
 // channels where that gives few tasks. No sum is cut.
@@ -169,14 +168,10 @@ class Product {
   bool channels_last_;
 };
 
-bool is_empty(const ConvProblem& p) { return x_size(p) == 0 || y_size(p) == 0 || w_size(p) == 0; }
-
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
-  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
+  lowered_reasons(p, why);
   why.add_if(op == Op::backward_weight, "it has no weight gradient");
-  why.add_if(volume(p.window) > most_taps, "it takes windows of up to 1024 taps");
   why.add_if(op == Op::backward_data && volume(p.stride) > Lowered<Graded>::most_phases, "it takes strides of up to 8 by 8");
-  why.add_if(larger(x_size(p), y_size(p)) / larger(1, p.n) >= int64_t(1) << 31, "it takes images of less than 2 billion values");
 }
 
 // Parts of the first kind, and those for values that are spread too far.
@@ -198,14 +193,12 @@ struct Both {
 
 template <class First>
 size_t workspace(const ConvProblem& p, Op op, int threads) {
-  if (is_empty(p)) return 0;
   const Both<First> both(p, op);
   return size_t(threads) * both.slot_bytes() + align64(both.states());
 }
 
 template <class First>
 size_t prepared_size(const ConvProblem& p, Op op, int form) {
-  if (is_empty(p)) return 0;
   const Both<First> both(p, op);
   return form == 0 ? Weights(both.first, nullptr).size() : Weights(both.wide, nullptr).size();
 }
@@ -220,10 +213,6 @@ void prepare(const ConvProblem& p, Op op, int form, const void* w, void* prepare
 
 template <class First>
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
-  if (is_empty(p)) {
-    std::memset(op == Op::forward ? t.y : t.x, 0, sizeof(float) * size_t(op == Op::forward ? y_size(p) : x_size(p)));
-    return true;
-  }
   const Both<First> both(p, op);
   char* const slots = static_cast<char*>(workspace);
   auto* const states = reinterpret_cast<State*>(slots + size_t(parallel.threads) * both.slot_bytes());
@@ -249,12 +238,9 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   return !any(State::not_finite, wide.tasks());
 }
 
-// Measured at a third of this and less.
 double graded_error(const ConvProblem& p, Op op) {
-  const double depth = double(op == Op::forward ? group_c(p) : group_k(p)) * double(volume(p.window));
-  return 0x1p-24 * (24 + __builtin_sqrt(depth));
+  return graded_error_of(double(op == Op::forward ? group_c(p) : group_k(p)) * double(volume(p.window)));
 }
-double rounded_error(const ConvProblem&, Op) { return 9e-4; }
 
 }  // namespace
 

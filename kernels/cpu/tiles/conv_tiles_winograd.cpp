@@ -88,16 +88,11 @@ struct Both {
 };
 
 size_t workspace(const ConvProblem& p, Op op, int threads) {
-  if (is_empty(p)) return 0;
   const Both both(p, op);
   return size_t(threads) * both.slot_bytes() + align64(size_t(both.first.tasks()));
 }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
-  if (is_empty(p)) {
-    store_zeros(p, op, t);
-    return true;
-  }
   const Both both(p, op);
   char* const slots = static_cast<char*>(workspace);
   auto* const states = reinterpret_cast<State*>(slots + size_t(parallel.threads) * both.slot_bytes());

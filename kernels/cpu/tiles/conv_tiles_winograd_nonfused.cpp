@@ -86,16 +86,11 @@ struct Both {
 };
 
 size_t workspace(const ConvProblem& p, Op op, int threads) {
-  if (is_empty(p)) return 0;
   const Both both(p, op);
   return larger(int64_t(both.first.size(threads)), int64_t(both.wide.size(threads)));
 }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
-  if (is_empty(p)) {
-    store_zeros(p, op, t);
-    return true;
-  }
   const Both both(p, op);
   char* const data = static_cast<char*>(workspace);
   const Filters<Graded> first(both.first.l, weights(0));

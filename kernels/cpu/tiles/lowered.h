@@ -140,6 +140,21 @@ struct Lowered {
   int64_t weight_bytes(int64_t result_phase) const { return blocks * count_taps(result_phase) * step_bytes; }
 };
 
+// --- what all algorithms on lowered problems say of themselves -----------------------------------------------------------------
+
+constexpr int64_t most_taps = 1024;
+
+static inline void lowered_reasons(const ConvProblem& p, Reasons& why) {
+  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
+  why.add_if(volume(p.window) > most_taps, "it takes windows of up to 1024 taps");
+  why.add_if(larger(x_size(p), y_size(p)) / larger(1, p.n) >= int64_t(1) << 31, "it takes images of less than 2 billion values");
+}
+// For sums of `depth` products. Measured at a third of this and less.
+static inline double graded_error_of(double depth) { return 0x1p-24 * (24 + __builtin_sqrt(depth)); }
+static inline double rounded_error(const ConvProblem&, Op) { return 9e-4; }
+
+// --- weights --------------------------------------------------------------------------------------------------------------------
+
 // Weights as operands: a head, the scale of each result's channel (mantissas, exponents), then [phase][group][block of results] of
 // weight_bytes.
 struct WeightHead {

@@ -460,12 +460,6 @@ class Results {
 
 // --- what both algorithms say of themselves ------------------------------------------------------------------------------------
 
-static inline bool is_empty(const ConvProblem& p) { return x_size(p) == 0 || y_size(p) == 0 || w_size(p) == 0; }
-
-static inline void store_zeros(const ConvProblem& p, Op op, const ConvTensors& t) {
-  std::memset(op == Op::forward ? t.y : t.x, 0, sizeof(float) * size_t(op == Op::forward ? y_size(p) : x_size(p)));
-}
-
 static inline void winograd_reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   why.add_if(p.window[0] != 1 || p.window[1] != 3 || p.window[2] != 3, "its window is 3x3");
@@ -477,7 +471,6 @@ static inline void winograd_reasons(const ConvProblem& p, Op op, Reasons& why) {
 using Wide = typename WideOf<Graded>::type;  // for values that are spread too far
 
 static inline size_t winograd_prepared_size(const ConvProblem& p, Op op, int form) {
-  if (is_empty(p)) return 0;
   const Transformed<Graded> graded(p, op);
   const Transformed<Wide> wide(p, op);
   return form == 0 ? Filters(graded, nullptr).size() : Filters(wide, nullptr).size();

@@ -77,7 +77,7 @@ struct ConvAlgorithm {
   size_t (*workspace)(const ConvProblem&, Op, int threads);
   // Bound of |error| in units of max|result|; see kernels/README.md for the data on which it is tested.
   double (*error)(const ConvProblem&, Op);
-  // workspace is aligned to 64 bytes and holds what workspace() said. Problems without reasons only. false: these values are
+  // workspace is aligned to 64 bytes and holds what workspace() said. Problems without reasons that are not empty only. false: these values are
   // beyond its arithmetic (Inf, NaN, too wide a spread), and nothing of use was written: conv_run has gemm compute them.
   bool (*run)(const ConvProblem&, Op, const ConvTensors&, const Prepared&, void* workspace, const Parallel&);
   // An Inf or NaN, or an overflow inside, reaches results that do not depend on it: where a result is not finite, conv_run
@@ -101,6 +101,8 @@ static inline int64_t x_size(const ConvProblem& p) { return p.n * p.c * volume(p
 static inline int64_t y_size(const ConvProblem& p) { return p.n * p.k * volume(p.out); }
 static inline int64_t w_size(const ConvProblem& p) { return p.k * group_c(p) * volume(p.window); }
 static inline bool is_2d_f32(const ConvProblem& p) { return p.dims == 2 && p.dtype == DType::f32; }
+// Sums without terms: the result, if there is one, is zeros.
+static inline bool is_empty(const ConvProblem& p) { return x_size(p) == 0 || y_size(p) == 0 || w_size(p) == 0; }
 static inline bool has_unit(const int64_t v[3]) { return v[0] == 1 && v[1] == 1 && v[2] == 1; }
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

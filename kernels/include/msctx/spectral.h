@@ -344,9 +344,6 @@ struct SpectralConv {
   }
 };
 
-// Whether there are no products at all: the result, if it has elements, is zeros.
-static inline bool has_no_products(const ConvProblem& p) { return x_size(p) == 0 || w_size(p) == 0 || y_size(p) == 0; }
-
 static inline void write_zeros(float* to, int64_t count, const Parallel& parallel) {
   constexpr int64_t slice = 1 << 16;
   parallel_for(parallel, divide_up(count, slice), [&](int64_t task, int) {
@@ -377,7 +374,7 @@ static inline void tell_of_nonfinite(const ConvProblem& p, Op op, const ConvTens
 // tiles_of(p, op, axis) gives the Tiles of the axes 1 and 2.
 template <class TilesOf>
 static inline size_t spectral_workspace(const ConvProblem& p, Op op, int threads, TilesOf tiles_of) {
-  return has_no_products(p) ? 0 : SpectralConv{p, op, tiles_of(p, op, 1), tiles_of(p, op, 2)}.workspace(threads);
+  return SpectralConv{p, op, tiles_of(p, op, 1), tiles_of(p, op, 2)}.workspace(threads);
 }
 
 template <class TilesOf>
@@ -385,13 +382,8 @@ static inline void run_spectral(const ConvProblem& p, Op op, const ConvTensors& 
                                 TilesOf tiles_of) {
   // Not all elements of x need be in a phase with taps, or be reached.
   if (op == Op::backward_data) write_zeros(static_cast<float*>(t.x), x_size(p), parallel);
-  if (!has_no_products(p)) {
-    SpectralConv{p, op, tiles_of(p, op, 1), tiles_of(p, op, 2)}.run(t, static_cast<float*>(workspace), parallel);
-    tell_of_nonfinite(p, op, t);
-  } else if (op == Op::forward)
-    write_zeros(static_cast<float*>(t.y), y_size(p), parallel);
-  else if (op == Op::backward_weight)
-    write_zeros(static_cast<float*>(t.w), w_size(p), parallel);
+  SpectralConv{p, op, tiles_of(p, op, 1), tiles_of(p, op, 2)}.run(t, static_cast<float*>(workspace), parallel);
+  tell_of_nonfinite(p, op, t);
 }
 
 }  // namespace msctx::MSCTX_ISA

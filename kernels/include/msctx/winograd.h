@@ -274,15 +274,6 @@ static inline void winograd_reasons(const ConvProblem& p, Reasons& reasons) {
   reasons.add_if(!has_unit(p.dilation), "its dilation is 1");
 }
 
-// Sums without terms: the result, if there is one, is zeros.
-static inline bool is_empty(const ConvProblem& p) { return x_size(p) == 0 || w_size(p) == 0 || y_size(p) == 0; }
-
-static inline void store_zeros(const ConvProblem& p, Op op, const ConvTensors& t) {
-  float* result = static_cast<float*>(op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w);
-  const int64_t size = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
-  for (int64_t i = 0; i < size; i++) result[i] = 0.0f;
-}
-
 // About twice the worst of some thousand problems: normal, uniform and tiny data, data times 2^-20 to 2^20, and one outlier of
 // 1e4; up to 512 channels. Outliers in both factors that share a tile but no window leave their rounding without being in the
 // result: in units of the result, no bound holds then.
