@@ -146,6 +146,7 @@ constexpr int64_t most_taps = 1024;
 
 static inline void lowered_reasons(const ConvProblem& p, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
+  why.add_if(p.groups > 1 && p.groups == p.c, "it adds over channels, and a depthwise convolution has one a group");
   why.add_if(volume(p.window) > most_taps, "it takes windows of up to 1024 taps");
   why.add_if(larger(x_size(p), y_size(p)) / larger(1, p.n) >= int64_t(1) << 31, "it takes images of less than 2 billion values");
 }
