@@ -1,0 +1,140 @@
+"""How contenders are timed here: in turns, each judged by its fastest run; in several processes, of which the median counts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+README = Path(__file__).parents[1] / "README.md"
+HOPELESS = 2.5
+"""How many times slower than the fastest of its side a contender is in its warm-up when it is run no more."""
+LONG = 8.0
+"""Seconds after which no further round begins, even if there were but two."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    side: str
+    """Whose it is: the fastest of a side is what counts."""
+    name: str
+    scope: Callable[[], AbstractContextManager[Any]]
+    """Entered around each run, outside the time."""
+    run: Callable[[int], Any]
+    """Gets the number of the round: inputs change."""
+
+
+def fastest(contenders: Iterable[Contender], seconds: float) -> dict[str, dict[str, float]]:
+    """Side → name → the fastest run in ms."""
+
+    def timed(contender: Contender, number: int) -> float:
+        with contender.scope():
+            start = time.perf_counter()
+            contender.run(number)
+            return (time.perf_counter() - start) * 1e3
+
+    everyone = list(contenders)
+    for one in everyone:
+        timed(one, 0)
+    began = time.perf_counter()
+    warm = {one: timed(one, 1) for one in everyone}
+    limit = {side: HOPELESS * min(t for one, t in warm.items() if one.side == side) for side in {one.side for one in everyone}}
+    taking_part = [one for one in everyone if warm[one] <= limit[one.side]]
+    best: dict[str, dict[str, float]] = {}
+    for one in taking_part:
+        best.setdefault(one.side, {})[one.name] = warm[one]
+    number = 1
+    while number < 3 or time.perf_counter() - began < seconds:
+        if number > 100 or time.perf_counter() - began > LONG:
+            break
+        for one in taking_part if number % 2 else reversed(taking_part):
+            best[one.side][one.name] = min(best[one.side][one.name], timed(one, number))
+        number += 1
+    return best
+
+
+def ratio(ms: dict[str, dict[str, float]], ours: str = "ours", theirs: str = "torch") -> float:
+    return min(ms[theirs].values()) / min(ms[ours].values())
+
+
+def lower_bound(values: list[float], rounds: int = 2000) -> float:
+    """The 5 % quantile of the median over bootstrap samples (Efron 1979)."""
+    choose = random.Random(0)
+    return sorted(statistics.median(choose.choices(values, k=len(values))) for _ in range(rounds))[rounds // 20]
+
+
+def geomean(values: Iterable[float]) -> float:
+    found = list(values)
+    return math.exp(sum(map(math.log, found)) / len(found))
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    from msctx.native import core
+
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    fp16 = bool(getattr(torch.cpu, "_is_amx_fp16_supported", lambda: False)())
+    return {"cpu": cpu, "isa": core.load().isa(), "amx_fp16": fp16, "cores": os.cpu_count(), "torch": torch.__version__}
+
+
+def described(where: dict[str, Any]) -> str:
+    amx = "with" if where["amx_fp16"] else "without"
+    return f"{where['cpu']}, instruction set `{where['isa']}` ({amx} AMX-FP16), torch {where['torch']}"
+
+
+def whole_numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+def arguments(description: str, names: Iterable[str], batches: list[int]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--threads", type=whole_numbers, default=[1], metavar="N,N")
+    parser.add_argument("--batches", type=whole_numbers, default=batches, metavar="N,N")
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.5, help="for one problem in one process")
+    parser.add_argument("--only", default="", metavar="NAME,NAME", help=", ".join(names))
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept; written after each process")
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="write the table of a result into the README; measures nothing"
+    )
+    parser.add_argument("--work", default="", help=argparse.SUPPRESS)
+    return parser
+
+
+def lines_of(script: str, work: str, threads: int, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What a process of its own printed, a line of JSON each."""
+    command = [sys.executable, script, "--work", work, "--threads", str(threads), "--seconds", str(given.seconds)]
+    command += ["--batches", ",".join(map(str, given.batches))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        for line in running.stdout or ():
+            yield json.loads(line)
+    if running.returncode:
+        sys.exit(f"{' '.join(command)} ended with exit code {running.returncode}")
+
+
+def keep(path: Path | None, result: dict[str, Any]) -> None:
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def into_readme(name: str, lines: Iterable[str]) -> None:
+    """Puts lines between the markers of a name."""
+    begin, end = f"<!-- {name}: written by a script of bench/ with --readme -->", f"<!-- /{name} -->"
+    head, _, rest = README.read_text(encoding="utf-8").partition(begin)
+    _, _, tail = rest.partition(end)
+    README.write_text("\n".join([head + begin, *lines, end + tail]), encoding="utf-8")

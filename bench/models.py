@@ -1,0 +1,190 @@
+"""The speed of whole networks under msctx: the fastest of torch's own ways over ours, for inference and for a training step.
+
+torch's ways are eager and inductor, in both memory formats, for inference also inductor with freezing; bf16 autocast stands beside
+them with its error, and counts for neither side. Ours are eager and inductor under a context. Errors are those of the last layer
+against float64, over its largest value; for a training step those of the gradient of the first weight.
+
+    python bench/models.py --threads 1,2 --out bench/results/NAME.json
+    python bench/models.py --readme bench/results/NAME.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import contest
+from networks import NETWORKS
+
+CLASSES = {"fp32-grade": {}, "TF32 class": {"conv_allow_tf32": True}}
+DIRECTIONS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
+PHASES = ("inference", "training")
+TRAINING_BATCH = 4
+FORMATS = ("channels_first", "channels_last")
+
+
+def step_of(model: Any, is_training: bool) -> Callable[[Any], Any]:
+    """What is timed: the output of a network, or its weights' gradients."""
+    import torch
+
+    if not is_training:
+        return model
+
+    def step(images: Any) -> Any:
+        model.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(model(images), torch.zeros(len(images), dtype=torch.long)).backward()
+        return next(model.parameters()).grad
+
+    return step
+
+
+def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bool) -> dict[str, Any]:
+    import torch
+
+    import msctx
+
+    is_training = phase == "training"
+    formats = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
+    torch.manual_seed(0)
+    plain = NETWORKS[name]().train(is_training)
+    images = [torch.randn(batch, 3, 224, 224) for _ in range(3)]
+    by_format = {f: [i.contiguous(memory_format=kind) for i in images] for f, kind in formats.items()}
+    models = {f: copy.deepcopy(plain).to(memory_format=kind) for f, kind in formats.items()}
+    asked = dict.fromkeys(DIRECTIONS if is_training else DIRECTIONS[:1], "normal")
+    contexts = {
+        math: msctx.context(**asked, **options, fallback="silent", frozen_weights=not is_training)
+        for math, options in CLASSES.items()
+    }
+    contenders: list[contest.Contender] = []
+    results: dict[tuple[str, str], Callable[[], Any]] = {}
+
+    def enter(
+        side: str, how: str, f: str, scope: Callable[[], AbstractContextManager[Any]], options: dict[str, Any] | None
+    ) -> None:
+        """A contender; compiled unless its options are None."""
+        model = copy.deepcopy(models[f])
+        step = step_of(model if options is None else torch.compile(model, options=options), is_training)
+
+        def run(number: int) -> Any:
+            with torch.set_grad_enabled(is_training):
+                return step(by_format[f][number % 3])
+
+        label = f"{how}, {f}"
+        contenders.append(contest.Contender(side, label, scope, run))
+
+        def result() -> Any:
+            with scope():
+                return run(1)
+
+        results[side, label] = result
+
+    ways: list[tuple[str, dict[str, Any] | None]] = [("eager", None)]
+    if with_inductor:
+        ways.append(("inductor", {}))
+    for f in FORMATS:
+        for how, options in ways:
+            enter("torch", how, f, nullcontext, options)
+            for math, context in contexts.items():
+                enter(math, how, f, lambda context=context: context, options)
+        if with_inductor and not is_training:
+            enter("torch", "inductor with freezing", f, nullcontext, {"freezing": True})
+        enter("bf16 autocast", "eager", f, lambda: torch.autocast("cpu", torch.bfloat16), None)
+    for f in FORMATS:  # the control
+        enter("again", "eager", f, nullcontext, None)
+    found = contest.fastest(contenders, seconds)
+    with torch.set_grad_enabled(is_training):
+        truth = step_of(copy.deepcopy(plain).double(), is_training)(images[1].double())
+    scale = float(truth.abs().max())
+    winners = {side: min(ms, key=lambda label: ms[label]) for side, ms in found.items()}
+    return {
+        "ms": found,
+        "winners": winners,
+        "errors": {side: float((results[side, label]() - truth).abs().max()) / scale for side, label in winners.items()},
+    }
+
+
+def work(what: str, batches: list[int], threads: int, seconds: float) -> None:
+    """A process: a line of JSON for each batch size of a network's phase."""
+    import torch
+
+    torch.set_num_threads(threads)
+    name, phase, compiled = what.split(":")
+    for batch in batches if phase == "inference" else [TRAINING_BATCH]:
+        found = measure(name, phase, batch, seconds, with_inductor=compiled == "inductor")
+        print(json.dumps({"network": name, "phase": phase, "batch": batch, **found}), flush=True)
+
+
+def summary(key: tuple[Any, ...], found: list[dict[str, Any]]) -> dict[str, Any]:
+    def median(side: str, theirs: str = "torch") -> float:
+        return statistics.median(contest.ratio(f["ms"], side, theirs) for f in found)
+
+    return {
+        **dict(zip(("network", "phase", "batch", "threads"), key, strict=True)),
+        "ratios": {side: median(side) for side in (*CLASSES, "bf16 autocast")},
+        "control": statistics.median(
+            f["ms"]["again"][how] / f["ms"]["torch"][how] for f in found for how in f["ms"]["again"] if how in f["ms"]["torch"]
+        ),
+        "ms": {side: statistics.median(min(f["ms"][side].values()) for f in found) for side in found[0]["ms"]},
+        "winners": {side: sorted({f["winners"][side] for f in found}) for side in found[0]["winners"]},
+        "errors": {side: max(f["errors"][side] for f in found) for side in found[0]["errors"]},
+    }
+
+
+def collect(given: argparse.Namespace) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    names = [name for name in NETWORKS if not given.only or name in given.only.split(",")]
+    phases = given.phases.split(",")
+    compiled = "eager" if given.without_inductor else "inductor"
+    rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    result = {"machine": contest.machine(), "inductor": not given.without_inductor, "processes": 0, "networks": []}
+    with Progress(console=Console(stderr=True)) as progress:
+        each = len(names) * sum(len(given.batches) if phase == "inference" else 1 for phase in phases)
+        bar = progress.add_task("measuring", total=each * given.processes * len(given.threads))
+        for number in range(given.processes):
+            for threads in given.threads:
+                for name, phase in itertools.product(names, phases):
+                    for found in contest.lines_of(__file__, f"{name}:{phase}:{compiled}", threads, given):
+                        rows.setdefault((name, phase, found["batch"], threads), []).append(found)
+                        progress.advance(bar)
+            result |= {"processes": number + 1, "networks": [summary(key, found) for key, found in rows.items()]}
+            contest.keep(given.out, result)
+    return result
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Markdown: a line for each network, phase, batch size and number of threads."""
+    sides = [*CLASSES, "bf16 autocast"]
+    lines = ["| network | batch | threads | torch, ms | " + " | ".join(f"{s}, error" for s in sides) + " | A/A |"]
+    lines.append("|---" * (5 + len(sides)) + "|")
+    for row in result["networks"]:
+        best = f"{row['ms']['torch']:.0f} ({' or '.join(row['winners']['torch'])})"
+        cells = [f"{row['network']}, {row['phase']}", row["batch"], row["threads"], best]
+        cells += [f"**{row['ratios'][side]:.2f}**, {row['errors'][side]:.0e}" for side in sides]
+        lines.append("| " + " | ".join(map(str, [*cells, f"{row['control']:.2f}"])) + " |")
+    return [*lines, "", f"{contest.described(result['machine'])}; {result['processes']} processes."]
+
+
+def main() -> None:
+    assert __doc__
+    parser = contest.arguments(__doc__.splitlines()[0], NETWORKS, [1, 8])
+    parser.add_argument("--phases", default=",".join(PHASES), metavar="NAME,NAME")
+    parser.add_argument("--without-inductor", action="store_true", help="eager alone: compiling takes minutes a process")
+    given = parser.parse_args()
+    if given.work:
+        work(given.work, given.batches, given.threads[0], given.seconds)
+    elif given.readme:
+        contest.into_readme("networks", table(json.loads(given.readme.read_text(encoding="utf-8"))))
+    else:
+        print("\n".join(table(collect(given))))
+
+
+if __name__ == "__main__":
+    main()
