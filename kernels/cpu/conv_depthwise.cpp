@@ -90,9 +90,6 @@ struct Source {
   SumRange row_range, column_range;
   int64_t pitch() const { return columns.extent * lanes; }
 };
-static inline void zeros(float* to, int64_t vectors) {
-  for (int64_t i = 0; i < vectors; i++) Vec::zero().store(to + i * lanes);
-}
 Source read_source(const Planes& from, const int64_t size[3], Window rows, Window columns, float* data) {
   const auto range = [](const Window& w, int64_t extent) {
     const int64_t begin = larger(0, -w.origin);
@@ -101,12 +98,12 @@ Source read_source(const Planes& from, const int64_t size[3], Window rows, Windo
   const Source source{data, rows, columns, range(rows, size[1]), range(columns, size[2])};
   const auto [top, bottom] = source.row_range;
   const auto [left, right] = source.column_range;
-  zeros(data, smaller(top, rows.extent) * columns.extent);
+  fill_zeros(data, smaller(top, rows.extent) * columns.extent);
   for (int64_t r = top; r < bottom; r++) {
-    zeros(data + r * source.pitch(), left);
-    zeros(data + r * source.pitch() + right * lanes, columns.extent - right);
+    fill_zeros(data + r * source.pitch(), left);
+    fill_zeros(data + r * source.pitch() + right * lanes, columns.extent - right);
   }
-  if (bottom < rows.extent) zeros(data + bottom * source.pitch(), (rows.extent - bottom) * columns.extent);
+  if (bottom < rows.extent) fill_zeros(data + bottom * source.pitch(), (rows.extent - bottom) * columns.extent);
   if (top < bottom && left < right)
     read_lanes(
         from, (rows.origin + top) * size[2], (bottom - top) * size[2], data + top * source.pitch() + left * lanes, size[2], source.pitch());
@@ -220,7 +217,7 @@ void weight_gradient(const ConvProblem& p, const ConvTensors& t, float* workspac
     const int count = count_of(p.k, block);
     float *source_at = scratch + slot * needed.all(), *kernel = source_at + needed.source;
     float* result = sums_of_parts + task * taps * lanes;
-    zeros(result, taps);
+    fill_zeros(result, taps);
     for (int64_t n = part * each; n < smaller(p.n, (part + 1) * each); n++) {
       const Planes from = planes_of(x + n * p.c * in, in, p.c, t.channels_last, channel, count, 1, multiplier(p));
       const Planes with = planes_of(y + n * p.k * out, out, p.k, t.channels_last, channel, count);

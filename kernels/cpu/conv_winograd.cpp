@@ -6,58 +6,58 @@
 namespace msctx::MSCTX_ISA {
 namespace {
 
-// What a slot holds: the values of one block of tiles for some channels of the source, and for a part of those of the result.
-// 72 rows are whole panels on every ISA. Where all channels of the source fit, they are transformed once for all parts.
-constexpr int64_t most_rows = 72, most_depth = 4 * sum_block;
-static_assert(most_rows % tile_rows == 0);
+// The values of a block of tiles, and one panel of its results, are to stay in the second cache; but the windows are read once for
+// each block.
+constexpr int64_t block_bytes = 1 << 20, most_tiles = 96, fewest_tiles = 24;
+static_assert(fewest_tiles % tile_rows == 0);
 
 struct Plan {
   Mapping m;
   Grid grid;
-  int64_t held_depth, held_rows;
-  int64_t source_apart, product_apart;  // in a slot: [point][held_depth * block_tiles], [point][held_rows][block_tiles]
-  int64_t blocks, parts, splits;        // a task does a block of tiles for 1/splits of the parts of the result's channels
+  int64_t tiles;                        // of a block
+  int64_t source_apart, product_apart;  // in a slot: [point] of Sources, [point][tiles][tile_columns]
+  int64_t blocks, splits;               // a task does a block of tiles for 1/splits of the panels of results
 
-  Plan(const ConvProblem& p, Op op, const ConvTensors& t)
-      : m(p, op, t), grid(side + 1 - p.window[1], m.images, m.to), held_depth(smaller(m.depth, most_depth)),
-        held_rows(smaller(round_up(m.rows, tile_rows), most_rows)), source_apart(apart(held_depth * block_tiles)),
-        product_apart(apart(held_rows * block_tiles)),
-        blocks(divide_up(grid.count(), block_tiles)), parts(divide_up(m.rows, most_rows)) {
-    constexpr int64_t enough_tasks = 16;  // rather repeat the transforms of tiles than have less
-    splits = smaller(parts, larger(1, enough_tasks / larger(1, m.groups * blocks)));
+  Plan(const ConvProblem& p, Op op, const ConvTensors& t) : m(p, op, t), grid(side + 1 - p.window[1], m.images, m.to) {
+    constexpr int64_t enough_blocks = 4, enough_tasks = 16;  // rather repeat the transforms of tiles than have less
+    const int64_t each = int64_t(sizeof(float)) * points * (m.depth_blocks() * lanes + tile_columns);
+    const int64_t wanted = smaller(smaller(block_bytes / each, grid.count() / enough_blocks), most_tiles);
+    tiles = larger(1, wanted / fewest_tiles) * fewest_tiles;
+    source_apart = apart(Sources::size(tiles, m.depth_blocks())), product_apart = apart(tiles * tile_columns);
+    blocks = divide_up(grid.count(), tiles);
+    splits = smaller(m.row_panels(), larger(1, enough_tasks / larger(1, m.groups * blocks)));
   }
   int64_t slot_size() const { return points * (source_apart + product_apart); }
 };
 
-// One block of tiles, the parts [part, last) of the result's channels of one group.
+// One block of tiles, the panels [panel, last) of the results of one group.
 template <int taps>
-void run_block(const Plan& plan, int64_t group, int64_t block, int64_t part, int64_t last, const float* filters, float* slot) {
+void run_block(const Plan& plan, int64_t group, int64_t block, int64_t panel, int64_t last, const float* filters, float* slot) {
   const Mapping& m = plan.m;
   float* const source = slot;
   float* const product = slot + points * plan.source_apart;
-  const int64_t tiles = smaller(block_tiles, plan.grid.count() - block * block_tiles);
-  for (bool is_held = false; part < last; part++) {
-    const int64_t row = part * most_rows, rows = smaller(most_rows, m.rows - row);
-    for (int64_t channel = 0; channel < m.depth; channel += most_depth) {
-      const int64_t depth = smaller(most_depth, m.depth - channel);
-      if (!is_held)
-        transform_tiles(m, plan.grid, block, group, channel, depth, plan.held_depth, source, plan.source_apart);
-      is_held = m.depth <= most_depth;
-      for (int point = 0; point < points; point++)
-        multiply(rows, divide_up(tiles, tile_columns), depth,
-                 {filters + (group * points + point) * filters_apart(m) + row * m.depth + channel * tile_rows, m.depth},
-                 {source + point * plan.source_apart, plan.held_depth}, product + point * plan.product_apart, block_tiles,
-                 channel > 0);
-    }
-    store_tiles<side + 1 - taps>(m, plan.grid, block, group, row, rows, product, plan.product_apart);
+  const int64_t begin = block * plan.tiles, end = smaller(begin + plan.tiles, plan.grid.count());
+  for (int64_t b = 0; b < m.depth_blocks(); b++)
+    transform_tiles<InputMatrix>(
+        plan.grid, begin, end, m.sources(group, b), m.from, m.pad,
+        [&](int64_t tile) { return Sources{source, m.depth_blocks()}.at(tile, b); }, plan.source_apart);
+  for (; panel < last; panel++) {
+    const float* right = filters + group * points * filters_apart(m) + panel * m.depth * tile_columns;
+    for (int64_t point = 0; point < points; point++)
+      multiply(
+          end - begin, m.depth, Sources{source + point * plan.source_apart, m.depth_blocks()}, right + point * filters_apart(m),
+          product + point * plan.product_apart, tile_columns, false);
+    for (int64_t first = 0; first < tile_columns && panel * tile_columns + first < m.rows; first += lanes)
+      store_tiles<side + 1 - taps>(
+          plan.grid, begin, end, product + first, plan.product_apart, tile_columns, m.results(group, panel * tile_columns + first), m.to);
   }
 }
 
 template <int taps>
 void run_taps(const Plan& plan, const float* filters, float* slots, const Parallel& parallel) {
   parallel_for(parallel, plan.m.groups * plan.splits * plan.blocks, [&](int64_t task, int slot) {
-    const int64_t block = task % plan.blocks, split = task / plan.blocks % plan.splits;
-    const int64_t first = split * plan.parts / plan.splits, last = (split + 1) * plan.parts / plan.splits;
+    const int64_t block = task % plan.blocks, split = task / plan.blocks % plan.splits, panels = plan.m.row_panels();
+    const int64_t first = split * panels / plan.splits, last = (split + 1) * panels / plan.splits;
     run_block<taps>(plan, task / plan.blocks / plan.splits, block, first, last, filters, slots + slot * plan.slot_size());
   });
 }
@@ -93,6 +93,7 @@ const ConvAlgorithm conv_winograd = {
     .error = error,
     .run = run,
     .spreads_nonfinite = true,
+    .reads_channels_last = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

@@ -7,6 +7,10 @@ namespace msctx::MSCTX_ISA {
 namespace {
 
 constexpr int64_t workspace_floats = 16 << 20;  // about what the transforms may take: 64 MB
+constexpr int64_t task_vectors = 4;             // of channels, and
+constexpr int64_t task_tiles = 48;              // of tiles: what a task transforms
+constexpr int64_t block_tiles = 96;             // what a task multiplies: with many channels, what the second cache holds
+static_assert(block_tiles % tile_rows == 0 && block_tiles % task_tiles == 0);
 
 // [0, count) in pieces of `size`, as many as there is room for; the last may be smaller.
 struct Pieces {
@@ -20,74 +24,77 @@ struct Pieces {
 struct MapPlan {
   Mapping m;
   Grid grid;
-  int64_t padded_rows;
   Pieces groups, blocks;  // of tiles
-  // From point to point of [group][point][block][depth * block_tiles] and [group][point][block][padded_rows][block_tiles].
+  int64_t tiles;          // at a time
+  // From point to point of [group][point] of Sources and [group][point][tiles][padded_rows].
   int64_t source_apart, product_apart;
 
   MapPlan(const ConvProblem& p, Op op, const ConvTensors& t)
-      : m(p, op, t), grid(side + 1 - p.window[1], m.images, m.to), padded_rows(round_up(m.rows, tile_rows)),
-        groups(m.groups, workspace_floats / (points * block_tiles * (m.depth + padded_rows))),
-        blocks(divide_up(grid.count(), block_tiles),
-               workspace_floats / (groups.size * points * block_tiles * (m.depth + padded_rows))),
-        source_apart(apart(blocks.size * m.depth * block_tiles)),
-        product_apart(apart(blocks.size * padded_rows * block_tiles)) {}
+      : m(p, op, t), grid(side + 1 - p.window[1], m.images, m.to), groups(m.groups, workspace_floats / block_floats()),
+        blocks(divide_up(grid.count(), block_tiles), workspace_floats / (groups.size * block_floats())),
+        tiles(smaller(blocks.size * block_tiles, round_up(grid.count(), tile_rows))),
+        source_apart(apart(Sources::size(tiles, m.depth_blocks()))), product_apart(apart(tiles * m.padded_rows())) {}
+  int64_t block_floats() const { return points * block_tiles * (m.depth_blocks() * lanes + m.padded_rows()); }
   int64_t source_size() const { return groups.size * points * source_apart; }
   int64_t size() const { return source_size() + groups.size * points * product_apart; }
 };
 
-// The blocks of tiles [block, block + blocks) of the groups [group, group + groups).
+// The tiles [tile, tile + tiles) of the groups [group, group + groups).
 template <int taps>
-void run_map_piece(const MapPlan& plan, int64_t group, int64_t groups, int64_t block, int64_t blocks, const float* filters,
-                   float* workspace, const Parallel& parallel) {
+void run_map_piece(
+    const MapPlan& plan, int64_t group, int64_t groups, int64_t tile, int64_t tiles, const float* filters, float* workspace,
+    const Parallel& parallel) {
   const Mapping& m = plan.m;
-  const Grid& grid = plan.grid;
-  float* const source = workspace;
-  float* const product = source + plan.source_size();
-  constexpr int64_t task_channels = 32, task_blocks = 8;
+  float* const sources = workspace;
+  float* const products = sources + plan.source_size();
+  const int64_t tile_parts = divide_up(tiles, task_tiles);
 
-  const int64_t depth_parts = divide_up(m.depth, task_channels);
-  parallel_for(parallel, groups * blocks * depth_parts, [&](int64_t task, int) {
-    const int64_t channel = task % depth_parts * task_channels;
-    const int64_t b = task / depth_parts % blocks, g = task / depth_parts / blocks;
-    float* to = source + g * points * plan.source_apart + b * m.depth * block_tiles + channel * tile_columns;
-    transform_tiles(m, grid, block + b, group + g, channel, smaller(task_channels, m.depth - channel), m.depth, to,
-                    plan.source_apart);
+  const int64_t depth_parts = divide_up(m.depth_blocks(), task_vectors);
+  parallel_for(parallel, groups * tile_parts * depth_parts, [&](int64_t task, int) {
+    const int64_t block = task % depth_parts * task_vectors, first = task / depth_parts % tile_parts * task_tiles;
+    const int64_t g = task / depth_parts / tile_parts, last = smaller(first + task_tiles, tiles);
+    const Sources to{sources + g * points * plan.source_apart, m.depth_blocks()};
+    for (int64_t b = block; b < smaller(block + task_vectors, m.depth_blocks()); b++)
+      transform_tiles<InputMatrix>(
+          plan.grid, tile + first, tile + last, m.sources(group + g, b), m.from, m.pad,
+          [&](int64_t i) { return to.at(first + i, b); }, plan.source_apart);
   });
 
-  const int64_t block_parts = divide_up(blocks, task_blocks);
-  parallel_for(parallel, groups * points * block_parts, [&](int64_t task, int) {
-    const int64_t first = task % block_parts * task_blocks, point = task / block_parts;  // of all groups
-    const float* a = filters + (group * points + point) * filters_apart(m);
-    for (int64_t b = first; b < smaller(first + task_blocks, blocks); b++) {
-      const int64_t tiles = smaller(block_tiles, grid.count() - (block + b) * block_tiles);
-      multiply(m.rows, divide_up(tiles, tile_columns), m.depth, {a, m.depth},
-               {source + point * plan.source_apart + b * m.depth * block_tiles, m.depth},
-               product + point * plan.product_apart + b * plan.padded_rows * block_tiles, block_tiles, false);
-    }
+  const int64_t blocks = divide_up(tiles, block_tiles);
+  parallel_for(parallel, groups * points * blocks, [&](int64_t task, int) {
+    const int64_t first = task % blocks * block_tiles, point = task / blocks;  // of all groups
+    const float* right = filters + (group * points + point) * filters_apart(m);
+    const Sources all{sources + point * plan.source_apart, m.depth_blocks()}, left{all.at(first, 0), m.depth_blocks()};
+    float* to = products + point * plan.product_apart + first * m.padded_rows();
+    for (int64_t panel = 0; panel < m.row_panels(); panel++)
+      multiply(
+          smaller(block_tiles, tiles - first), m.depth, left, right + panel * m.depth * tile_columns, to + panel * tile_columns,
+          m.padded_rows(), false);
   });
 
-  const int64_t row_parts = divide_up(m.rows, task_channels);
-  parallel_for(parallel, groups * blocks * row_parts, [&](int64_t task, int) {
-    const int64_t row = task % row_parts * task_channels, b = task / row_parts % blocks, g = task / row_parts / blocks;
-    const float* from = product + g * points * plan.product_apart + (b * plan.padded_rows + row) * block_tiles;
-    store_tiles<side + 1 - taps>(m, grid, block + b, group + g, row, smaller(task_channels, m.rows - row), from,
-                                 plan.product_apart);
+  const int64_t row_parts = divide_up(m.rows, task_vectors * lanes);
+  parallel_for(parallel, groups * tile_parts * row_parts, [&](int64_t task, int) {
+    const int64_t row = task % row_parts * task_vectors * lanes, first = task / row_parts % tile_parts * task_tiles;
+    const int64_t g = task / row_parts / tile_parts, last = smaller(first + task_tiles, tiles);
+    const float* from = products + g * points * plan.product_apart + first * m.padded_rows();
+    for (int64_t r = row; r < smaller(row + task_vectors * lanes, m.rows); r += lanes)
+      store_tiles<side + 1 - taps>(
+          plan.grid, tile + first, tile + last, from + r, plan.product_apart, m.padded_rows(), m.results(group + g, r), m.to);
   });
 }
 
 template <int taps>
-void run_map(const ConvProblem& p, Op op, const ConvTensors& t, const float* filters, float* workspace,
-             const Parallel& parallel) {
+void run_map(const ConvProblem& p, Op op, const ConvTensors& t, const float* filters, float* workspace, const Parallel& parallel) {
   const MapPlan plan(p, op, t);
+  const int64_t all = plan.grid.count();
   for (int64_t group = 0; group < plan.groups.count; group += plan.groups.size)
-    for (int64_t block = 0; block < plan.blocks.count; block += plan.blocks.size)
-      run_map_piece<taps>(plan, group, plan.groups.at(group), block, plan.blocks.at(block), filters, workspace, parallel);
+    for (int64_t tile = 0; tile < all; tile += plan.tiles)
+      run_map_piece<taps>(plan, group, plan.groups.at(group), tile, smaller(plan.tiles, all - tile), filters, workspace, parallel);
 }
 
 // --- backward_weight -----------------------------------------------------------------------------------------------------
 // Each tile of the gradient of y is a window for the inputs of that tile, and gives taps x taps outputs: their sum over all
-// tiles is the gradient of w. So here the lanes are channels, and the products sum over the tiles.
+// tiles is the gradient of w. So here the products sum over the tiles.
 
 struct WeightPlan {
   int64_t gc, gk, padded_gc, padded_gk;
@@ -110,84 +117,67 @@ struct WeightPlan {
   int64_t size() const { return x_size() + y_size() + groups.size * points * w_apart; }
 };
 
-// The planes of `lanes` channels of all images, as many as `used` of them; the rest counts as zeros.
-struct Channels {
-  const float* first;
-  int64_t used, all;  // an image has `all` planes
-  Extent extent;
-  int64_t pad[2];
-};
-
-// The values of `lanes` channels for the tiles [first, first + tiles): to[point * stride + tile * panel].
-template <class M, int lanes>
-void transform_channels(const Grid& grid, int64_t first, int64_t tiles, const Channels& from, float* to, int64_t stride,
-                        int64_t panel) {
-  const int64_t plane = from.extent.height * from.extent.width;
-  Staged staged = {};
-  for (int64_t i = first; i < first + tiles; i++, to += panel) {
-    const Tile tile = grid.tile(i);
-    for (int64_t lane = 0; lane < smaller(from.used, lanes); lane++)
-      stage_patch<M::matrix.columns>(from.first + (tile.image * from.all + lane) * plane, from.extent, tile.row - from.pad[0],
-                                     tile.column - from.pad[1], staged.at + lane);
-    to_points<M, lanes>(staged, to, stride);
-  }
-}
-
 // Adds the tiles [first, first + tiles) of the groups [group, group + groups) to the products.
 template <int taps>
-void add_tiles(const WeightPlan& plan, const ConvProblem& p, const ConvTensors& t, int64_t group, int64_t groups, int64_t first,
-               int64_t tiles, float* workspace, const Parallel& parallel) {
+void add_tiles(
+    const WeightPlan& plan, const ConvProblem& p, const ConvTensors& t, int64_t group, int64_t groups, int64_t first, int64_t tiles,
+    float* workspace, const Parallel& parallel) {
   float* const x = workspace;
   float* const y = x + plan.x_size();
   float* const w = y + plan.y_size();
-  constexpr int64_t task_tiles = 32;
   const Extent in = {p.in[1], p.in[2]}, out = {p.out[1], p.out[2]};
   const int64_t tile_parts = divide_up(tiles, task_tiles);
+  const auto images = [&](void* data, Extent extent, int64_t channels, int64_t channel, int64_t count) {
+    return [=, last = t.channels_last](int64_t image) {
+      return planes_of(static_cast<float*>(data) + image * channels * extent.size(), extent.size(), channels, last, channel, int(count));
+    };
+  };
 
-  const int64_t vectors = plan.padded_gc / Vec::width;
+  const int64_t vectors = divide_up(plan.gc, lanes);
   parallel_for(parallel, groups * vectors * tile_parts, [&](int64_t task, int) {
-    const int64_t tile = task % tile_parts * task_tiles, c = task / tile_parts % vectors * Vec::width;
-    const int64_t g = task / tile_parts / vectors, channel = (group + g) * plan.gc + c;
-    const Channels from = {static_cast<const float*>(t.x) + channel * in.height * in.width, larger(0, plan.gc - c), p.c, in,
-                           {p.pad[1], p.pad[2]}};
+    const int64_t tile = task % tile_parts * task_tiles, c = task / tile_parts % vectors * lanes, g = task / tile_parts / vectors;
+    const auto planes = images(t.x, in, p.c, (group + g) * plan.gc + c, smaller(lanes, plan.gc - c));
     float* to = x + g * points * plan.x_apart + (c / tile_columns * plan.tiles + tile) * tile_columns + c % tile_columns;
-    transform_channels<InputMatrix, Vec::width>(plan.grid, first + tile, smaller(task_tiles, tiles - tile), from, to,
-                                                plan.x_apart, tile_columns);
+    transform_tiles<InputMatrix>(
+        plan.grid, first + tile, first + smaller(tile + task_tiles, tiles), planes, in, p.pad + 1,
+        [&](int64_t i) { return to + i * tile_columns; }, plan.x_apart);
   });
 
   const int64_t row_panels = plan.padded_gk / tile_rows;
   parallel_for(parallel, groups * row_panels * tile_parts, [&](int64_t task, int) {
     const int64_t tile = task % tile_parts * task_tiles, k = task / tile_parts % row_panels * tile_rows;
-    const int64_t g = task / tile_parts / row_panels, channel = (group + g) * plan.gk + k;
-    const Channels from = {static_cast<const float*>(t.y) + channel * out.height * out.width, plan.gk - k, p.k, out, {0, 0}};
+    const int64_t g = task / tile_parts / row_panels, none[2] = {0, 0};
+    const auto planes = images(t.y, out, p.k, (group + g) * plan.gk + k, smaller(tile_rows, plan.gk - k));
     float* to = y + g * points * plan.y_apart + k * plan.tiles + tile * tile_rows;
-    using GradientMatrix = FilterMatrix<side + 1 - taps>;
-    transform_channels<GradientMatrix, tile_rows>(plan.grid, first + tile, smaller(task_tiles, tiles - tile), from, to,
-                                                  plan.y_apart, tile_rows);
+    transform_tiles<FilterMatrix<side + 1 - taps>, tile_rows>(
+        plan.grid, first + tile, first + smaller(tile + task_tiles, tiles), planes, out, none,
+        [&](int64_t i) { return to + i * tile_rows; }, plan.y_apart);
   });
 
   const int64_t panels = plan.padded_gc / tile_columns;
   parallel_for(parallel, groups * points * panels, [&](int64_t task, int) {
     const int64_t panel = task % panels, point = task / panels;  // of all groups
-    multiply(plan.gk, 1, tiles, {y + point * plan.y_apart, plan.tiles},
-             {x + point * plan.x_apart + panel * plan.tiles * tile_columns, plan.tiles},
-             w + point * plan.w_apart + panel * tile_columns, plan.padded_gc, first > 0);
+    const float* right = x + point * plan.x_apart + panel * plan.tiles * tile_columns;
+    float* to = w + point * plan.w_apart + panel * tile_columns;
+    const auto left = [&](int64_t k, int64_t term) {
+      return Left<1>{y + point * plan.y_apart + k * plan.tiles + term * tile_rows, tile_rows, sum_block, 0};
+    };
+    multiply(plan.gk, tiles, left, right, to, plan.padded_gc, first > 0);
   });
 }
 
 // The inverse transforms of the groups [group, group + groups).
 template <int taps>
-void store_weights(const WeightPlan& plan, float* result, int64_t group, int64_t groups, const float* workspace,
-                   const Parallel& parallel) {
+void store_weights(
+    const WeightPlan& plan, float* result, int64_t group, int64_t groups, const float* workspace, const Parallel& parallel) {
   const float* const products = workspace + plan.x_size() + plan.y_size();
   parallel_for(parallel, groups * plan.gk, [&](int64_t task, int) {
     const int64_t k = task % plan.gk, g = task / plan.gk;
     float* const to = result + (group * plan.gk + task) * plan.gc * taps * taps;
-    Staged staged;
-    for (int64_t c = 0; c < plan.gc; c += Vec::width) {
-      from_points<taps>(products + g * points * plan.w_apart + k * plan.padded_gc + c, plan.w_apart, staged);
-      for (int64_t lane = 0; lane < smaller(Vec::width, plan.gc - c); lane++)
-        store_patch<taps>(staged.at + lane, to + (c + lane) * taps * taps, {taps, taps}, 0, 0);
+    alignas(64) float window[taps * taps * lanes];
+    for (int64_t c = 0; c < plan.gc; c += lanes) {
+      from_points<taps>(products + g * points * plan.w_apart + k * plan.padded_gc + c, plan.w_apart, window, taps * lanes);
+      write_lanes(planes_of(to, taps * taps, plan.gc, false, c, int(smaller(lanes, plan.gc - c))), 0, taps * taps, window);
     }
   });
 }
@@ -235,6 +225,7 @@ const ConvAlgorithm conv_winograd_nonfused = {
     .error = error,
     .run = run,
     .spreads_nonfinite = true,
+    .reads_channels_last = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

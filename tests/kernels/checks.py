@@ -58,6 +58,7 @@ def takes(row: Row, case: Case) -> bool:
     if "winograd" in row.algorithm:
         windows = {(3, 3)} if row.algorithm.startswith("tiles") else {(3, 3), (5, 5)}
         return case.window in windows and set(case.stride + case.dilation) == {1}
+    is_depthwise = 1 < case.groups == case.c
     if row.algorithm == "depthwise":
-        return 1 < case.groups == case.c <= case.k
-    return not row.algorithm.startswith("tiles") or prod(case.window) <= 1024
+        return is_depthwise and case.c <= case.k
+    return not row.algorithm.startswith("tiles") or (prod(case.window) <= 1024 and not is_depthwise)

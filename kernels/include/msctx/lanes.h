@@ -28,6 +28,10 @@ static inline Planes planes_of(
   return planes;
 }
 
+static inline void fill_zeros(float* to, int64_t vectors) {
+  for (int64_t i = 0; i < vectors; i++) Vec::zero().store(to + i * lanes);
+}
+
 // The vectors of `pixels` elements from `first` on, `columns` of them side by side, the next row `pitch` floats further.
 static inline void read_lanes(const Planes& from, int64_t first, int64_t pixels, float* to, int64_t columns, int64_t pitch) {
   int64_t column = 0;
@@ -68,8 +72,14 @@ static inline void read_lanes(const Planes& from, int64_t first, int64_t pixels,
   }
 }
 
-// The way back, of vectors that lie side by side, to planes with a step of 1.
+// The way back, of vectors that lie side by side.
 static inline void write_lanes(const Planes& to, int64_t first, int64_t pixels, const float* from) {
+  if (to.adjacent()) {
+    float* at = to.data + to.offset[0] + first * to.step;
+    for (int64_t i = 0; i < pixels; i++, at += to.step)
+      to.count == lanes ? Vec::load(from + i * lanes).store(at) : Vec::load(from + i * lanes).store(at, to.count);
+    return;
+  }
   for (int64_t i = 0; i < pixels; i += lanes) {
     const int count = int(smaller(lanes, pixels - i));
     Vec block[lanes];

@@ -2,9 +2,10 @@
 // arXiv 1509.09308). The inputs of a tile of outputs, 6 x 6 of them, and the taps of the window become values at 6 x 6 points;
 // there the convolution is a product. 36 matrix products sum it over the channels; then the values become outputs.
 //
-// All transforms run on vectors whose lanes are independent results (tiles or channels): no sum depends on Vec::width.
+// All transforms run on vectors whose lanes are channels, which either layout of a tensor gives: no sum depends on Vec::width.
 #pragma once
 
+#include "msctx/lanes.h"
 #include "msctx/tile.h"
 #include "msctx/toom_cook.h"
 
@@ -13,20 +14,16 @@ namespace {
 
 // --- two-dimensional transforms of one Vec of lanes ---------------------------------------------------------------------
 
-// Values that wait for a transform or for being stored: [row][column][lane], one Vec of lanes.
-struct alignas(64) Staged {
-  float at[points * Vec::width];
-};
-
-// staged [columns][columns] (columns of M) becomes values at the points: to[point * stride], `lanes` of them.
-template <class M, int lanes = Vec::width>
-static inline void to_points(const Staged& staged, float* to, int64_t stride) {
+// from [columns][columns] (columns of M), a vector each and `pitch` floats from row to row, becomes values at the points:
+// to[point * stride], `kept` lanes of each.
+template <class M, int64_t kept = lanes>
+static inline void to_points(const float* from, int64_t pitch, float* to, int64_t stride) {
   constexpr int size = M::matrix.columns;
   Vec half[side][size];
   for (int j = 0; j < size; j++) {
     Vec column[size], out[side];
 #pragma GCC unroll 6
-    for (int i = 0; i < size; i++) column[i] = Vec::load(staged.at + (i * size + j) * Vec::width);
+    for (int i = 0; i < size; i++) column[i] = Vec::load(from + i * pitch + j * lanes);
     apply_rows<M>(column, out);
 #pragma GCC unroll 6
     for (int i = 0; i < side; i++) half[i][j] = out[i];
@@ -36,16 +33,16 @@ static inline void to_points(const Staged& staged, float* to, int64_t stride) {
     apply_rows<M>(half[i], out);
 #pragma GCC unroll 6
     for (int j = 0; j < side; j++)
-      if constexpr (lanes == Vec::width)
+      if constexpr (kept == lanes)
         out[j].store(to + j * stride);
       else
-        out[j].store(to + j * stride, lanes);
+        out[j].store(to + j * stride, int(kept));
   }
 }
 
-// Values at the points, from[point * stride], become staged [outputs][outputs].
+// Values at the points, from[point * stride], become to [outputs][outputs], a vector each and `pitch` floats from row to row.
 template <int outputs>
-static inline void from_points(const float* from, int64_t stride, Staged& staged) {
+static inline void from_points(const float* from, int64_t stride, float* to, int64_t pitch) {
   Vec half[outputs][side];
   for (int j = 0; j < side; j++) {
     Vec column[side], out[outputs];
@@ -59,56 +56,16 @@ static inline void from_points(const float* from, int64_t stride, Staged& staged
     Vec out[outputs];
     apply_columns<OutputMatrix<outputs>>(half[i], out);
 #pragma GCC unroll 6
-    for (int j = 0; j < outputs; j++) out[j].store(staged.at + (i * outputs + j) * Vec::width);
+    for (int j = 0; j < outputs; j++) out[j].store(to + i * pitch + j * lanes);
   }
-}
-
-// --- patches of planes: one lane of a Staged -----------------------------------------------------------------------------
-
-// A plane of an image, row after row.
-struct Extent {
-  int64_t height, width;
-};
-
-// The size x size elements of the plane from (row, column) on, zeros outside of it.
-template <int size>
-static inline void stage_patch(const float* plane, Extent extent, int64_t row, int64_t column, float* lane) {
-  if (row >= 0 && column >= 0 && row + size <= extent.height && column + size <= extent.width) {
-    const float* at = plane + row * extent.width + column;
-    for (int i = 0; i < size; i++, at += extent.width)
-#pragma GCC unroll 6
-      for (int j = 0; j < size; j++) lane[(i * size + j) * Vec::width] = at[j];
-    return;
-  }
-  for (int i = 0; i < size; i++)
-    for (int j = 0; j < size; j++) {
-      const int64_t h = row + i, v = column + j;
-      const bool inside = h >= 0 && v >= 0 && h < extent.height && v < extent.width;
-      lane[(i * size + j) * Vec::width] = inside ? plane[h * extent.width + v] : 0.0f;
-    }
-}
-
-template <int size>
-static inline void stage_zeros(float* lane) {
-  for (int i = 0; i < size * size; i++) lane[i * Vec::width] = 0.0f;
-}
-
-// The lane's size x size elements go to the plane from (row, column) on; those outside are dropped.
-template <int size>
-static inline void store_patch(const float* lane, float* plane, Extent extent, int64_t row, int64_t column) {
-  const int64_t rows = smaller(size, extent.height - row), columns = smaller(size, extent.width - column);
-  float* at = plane + row * extent.width + column;
-  if (rows == size && columns == size) {
-    for (int i = 0; i < size; i++, at += extent.width)
-#pragma GCC unroll 6
-      for (int j = 0; j < size; j++) at[j] = lane[(i * size + j) * Vec::width];
-    return;
-  }
-  for (int64_t i = 0; i < rows; i++)
-    for (int64_t j = 0; j < columns; j++) at[i * extent.width + j] = lane[(i * size + j) * Vec::width];
 }
 
 // --- tiles ---------------------------------------------------------------------------------------------------------------
+
+struct Extent {
+  int64_t height, width;
+  int64_t size() const { return height * width; }
+};
 
 struct Tile {
   int64_t image, row, column;  // of its first output
@@ -125,24 +82,88 @@ struct Grid {
   }
 };
 
+// Tiles that lie side by side are staged together: their rows, a vector for each pixel.
+constexpr int64_t longest_run = 16;
+constexpr int64_t longest_row = longest_run * side;  // in pixels, and so enough for all sizes of a tile
+
+struct alignas(64) Staged {
+  float at[side * longest_row * lanes];
+};
+
+// body(first, count) for each run of the tiles from `begin` to `end`.
+template <class Body>
+static inline void for_runs(const Grid& grid, int64_t begin, int64_t end, const Body& body) {
+  for (int64_t first = begin; first < end;) {
+    const int64_t row_end = (first / grid.across + 1) * grid.across;
+    const int64_t count = smaller(longest_run, smaller(row_end, end) - first);
+    body(first, count);
+    first += count;
+  }
+}
+
+// The pixels [row, row + rows) x [column, column + columns) of some channels of an image, zeros outside of it.
+static inline void stage(const Planes& from, Extent extent, int64_t row, int64_t column, int64_t rows, int64_t columns, float* to) {
+  const int64_t left = smaller(columns, larger(0, -column)), right = larger(left, smaller(columns, extent.width - column));
+  for (int64_t i = row; i < row + rows; i++, to += columns * lanes) {
+    if (i < 0 || i >= extent.height) {
+      fill_zeros(to, columns);
+      continue;
+    }
+    fill_zeros(to, left);
+    if (right > left) read_lanes(from, i * extent.width + column + left, right - left, to + left * lanes, right - left, 0);
+    fill_zeros(to + right * lanes, columns - right);
+  }
+}
+
+// The values at the points of the tiles [begin, end), for the channels of `planes(image)`: to(tile - begin)[point * stride].
+template <class M, int64_t kept = lanes, class PlanesOf, class To>
+static inline void transform_tiles(
+    const Grid& grid, int64_t begin, int64_t end, const PlanesOf& planes, Extent extent, const int64_t pad[2], const To& to, int64_t stride) {
+  constexpr int64_t reach = M::matrix.columns;
+  Staged staged;
+  for_runs(grid, begin, end, [&](int64_t first, int64_t count) {
+    const Tile tile = grid.tile(first);
+    const int64_t columns = (count - 1) * grid.size + reach, pitch = columns * lanes;
+    stage(planes(tile.image), extent, tile.row - pad[0], tile.column - pad[1], reach, columns, staged.at);
+    for (int64_t i = 0; i < count; i++)
+      to_points<M, kept>(staged.at + i * grid.size * lanes, pitch, to(first - begin + i), stride);
+  });
+}
+
+// The inverse, from[point * stride + (tile - begin) * step], to the pixels of the tiles that the image has.
+template <int size, class PlanesOf>
+static inline void store_tiles(
+    const Grid& grid, int64_t begin, int64_t end, const float* from, int64_t stride, int64_t step, const PlanesOf& planes, Extent extent) {
+  Staged staged;
+  for_runs(grid, begin, end, [&](int64_t first, int64_t count) {
+    const Tile tile = grid.tile(first);
+    const int64_t pitch = count * size * lanes;
+    for (int64_t i = 0; i < count; i++)
+      from_points<size>(from + (first - begin + i) * step, stride, staged.at + i * size * lanes, pitch);
+    const Planes to = planes(tile.image);
+    for (int64_t i = 0; i < smaller(size, extent.height - tile.row); i++)
+      write_lanes(to, (tile.row + i) * extent.width + tile.column, smaller(count * size, extent.width - tile.column), staged.at + i * pitch);
+  });
+}
+
 // --- the convolution that forward and backward_data are ------------------------------------------------------------------
 
 // result [images][groups * rows] = source [images][groups * depth] with the windows w. backward_data is the forward convolution
 // of the gradient of y with the windows turned by half a turn, and another padding (below 0 where that of x is wide).
 struct Mapping {
-  const float* source;
-  float* result;
+  float *source, *result;
+  bool channels_last;
   int64_t images, groups, depth, rows;
   Extent from, to;
   int64_t pad[2];
   int64_t row_step, depth_step;  // from one window to the next: w is [rows][depth] or [depth][rows]
   bool turned;
 
-  Mapping(const ConvProblem& p, Op op, const ConvTensors& t) : images(p.n), groups(p.groups) {
+  Mapping(const ConvProblem& p, Op op, const ConvTensors& t) : channels_last(t.channels_last), images(p.n), groups(p.groups) {
     const bool forward = op == Op::forward;
     const Extent x = {p.in[1], p.in[2]}, y = {p.out[1], p.out[2]};
     const int64_t gc = group_c(p), gk = group_k(p);
-    source = static_cast<const float*>(forward ? t.x : t.y);
+    source = static_cast<float*>(forward ? t.x : t.y);
     result = static_cast<float*>(forward ? t.y : t.x);
     depth = forward ? gc : gk, rows = forward ? gk : gc;
     from = forward ? x : y, to = forward ? y : x;
@@ -150,65 +171,80 @@ struct Mapping {
     row_step = forward ? gc : 1, depth_step = forward ? 1 : gc;
     turned = !forward;
   }
-  const float* source_plane(int64_t image, int64_t group, int64_t channel) const {
-    return source + ((image * groups + group) * depth + channel) * from.height * from.width;
+  int64_t depth_blocks() const { return divide_up(depth, lanes); }
+  int64_t row_panels() const { return divide_up(rows, tile_columns); }
+  int64_t padded_rows() const { return row_panels() * tile_columns; }
+
+  // A vector of the source's channels of a group.
+  auto sources(int64_t group, int64_t block) const {
+    return [=, this](int64_t image) {
+      const int count = int(smaller(lanes, depth - block * lanes));
+      const int64_t first = group * depth + block * lanes, all = groups * depth;
+      return planes_of(source + image * all * from.size(), from.size(), all, channels_last, first, count);
+    };
   }
-  float* result_plane(int64_t image, int64_t group, int64_t channel) const {
-    return result + ((image * groups + group) * rows + channel) * to.height * to.width;
+  auto results(int64_t group, int64_t row) const {
+    return [=, this](int64_t image) {
+      const int count = int(smaller(lanes, rows - row));
+      return planes_of(result + image * groups * rows * to.size(), to.size(), groups * rows, channels_last, group * rows + row, count);
+    };
   }
 };
 
-// --- packed matrices -----------------------------------------------------------------------------------------------------
-// One matrix for each point, `apart` floats from one to the next: panels of tile_rows or tile_columns, for tile_product.
+// --- the matrix products -------------------------------------------------------------------------------------------------
 
-constexpr int64_t block_tiles = 32;  // columns of a product: tiles that are transformed together
-constexpr int64_t sum_block = 128;   // terms that tile_product adds up at once: the order of each sum, so the same on every ISA
-static_assert(block_tiles % tile_columns == 0 && tile_rows <= Vec::width);
+constexpr int64_t sum_block = 128;  // terms that are added up at once: the order of each sum, so the same on every ISA
+static_assert(sum_block % lanes == 0 && tile_columns % lanes == 0);
 
 static inline int64_t round_up(int64_t a, int64_t unit) { return divide_up(a, unit) * unit; }
 
 // An odd number of cache lines, lest the 36 values of a transform compete for the same ways of a cache.
 static inline int64_t apart(int64_t floats) { return (divide_up(floats, 16) | 1) * 16; }
 
-// A packed matrix from some panel and some term of its sums on; its panels hold `depth` terms.
-struct Packed {
-  const float* at;
-  int64_t depth;
-};
-
-// c [rows][pitch] = or += a * b, sums of `depth` terms, for `panels` panels of b. Whole panels of rows are written.
-static inline void multiply(int64_t rows, int64_t panels, int64_t depth, Packed a, Packed b, float* c, int64_t pitch,
-                            bool accumulate) {
+// c [rows][pitch] = or += left * right, sums of `depth` terms, for a panel of `right`; left(row, term) is where its panel of rows begins
+// from a term on. Whole panels of rows are written.
+template <class LeftAt>
+static inline void multiply(
+    int64_t rows, int64_t depth, const LeftAt& left, const float* right, float* c, int64_t pitch, bool accumulate) {
+  using Panel = decltype(left(0, 0));
   for (int64_t first = 0; first < depth; first += sum_block, accumulate = true) {
     const int64_t terms = smaller(sum_block, depth - first);
     for (int64_t i = 0; i < rows; i += tile_rows)
-      for (int64_t j = 0; j < panels; j++) {
-        const float* left = a.at + i * a.depth + first * tile_rows;
-        const float* right = b.at + (j * b.depth + first) * tile_columns;
-        (accumulate ? tile_product<true> : tile_product<false>)(terms, left, right, c + i * pitch + j * tile_columns, pitch);
-      }
+      (accumulate ? tile_product<true, Panel::step> : tile_product<false, Panel::step>)(
+          terms, left(i, first), right + first * tile_columns, c + i * pitch, pitch);
   }
 }
 
-// Floats from one point to the next of a group's transformed windows: [point][panel of rows][depth][tile_rows].
-static inline int64_t filters_apart(const Mapping& m) { return apart(round_up(m.rows, tile_rows) * m.depth); }
+// Transformed tiles as the left factor: [panel of tiles][vector of channels][tile_rows][lanes].
+struct Sources {
+  float* data;
+  int64_t vectors;  // of channels
+  float* at(int64_t tile, int64_t vector) const {
+    return data + ((tile / tile_rows * vectors + vector) * tile_rows + tile % tile_rows) * lanes;
+  }
+  Left<lanes> operator()(int64_t tile, int64_t term) const { return {at(tile, term / lanes), 1, lanes, tile_rows * lanes}; }
+  static int64_t size(int64_t tiles, int64_t vectors) { return round_up(tiles, tile_rows) * vectors * lanes; }
+};
+
+// Floats from one point to the next of a group's transformed windows: [point][panel of rows][depth][tile_columns].
+static inline int64_t filters_apart(const Mapping& m) { return apart(m.padded_rows() * m.depth); }
 
 template <int taps>
 static void transform_filters(const Mapping& m, const float* w, float* to, const Parallel& parallel) {
-  const int64_t panels = divide_up(m.rows, tile_rows), stride = filters_apart(m);
-  parallel_for(parallel, m.groups * panels, [&](int64_t task, int) {
-    const int64_t group = task / panels, panel = task % panels;
-    float* packed = to + group * points * stride + panel * m.depth * tile_rows;
-    Staged staged = {};
-    for (int64_t depth = 0; depth < m.depth; depth++, packed += tile_rows) {
-      for (int64_t lane = 0; lane < smaller(tile_rows, m.rows - panel * tile_rows); lane++) {
-        const int64_t row = panel * tile_rows + lane;
-        const float* window = w + (group * m.rows * m.depth + row * m.row_step + depth * m.depth_step) * taps * taps;
-        for (int i = 0; i < taps * taps; i++)
-          staged.at[i * Vec::width + lane] = window[m.turned ? taps * taps - 1 - i : i];
+  const int64_t stride = filters_apart(m);
+  parallel_for(parallel, m.groups * m.row_panels(), [&](int64_t task, int) {
+    const int64_t group = task / m.row_panels(), panel = task % m.row_panels();
+    float* packed = to + group * points * stride + panel * m.depth * tile_columns;
+    for (int64_t depth = 0; depth < m.depth; depth++, packed += tile_columns)
+      for (int64_t first = 0; first < tile_columns; first += lanes) {
+        alignas(64) float windows[taps * taps * lanes] = {};
+        for (int64_t lane = 0; lane < smaller(lanes, m.rows - panel * tile_columns - first); lane++) {
+          const int64_t row = panel * tile_columns + first + lane;
+          const float* window = w + (group * m.rows * m.depth + row * m.row_step + depth * m.depth_step) * taps * taps;
+          for (int i = 0; i < taps * taps; i++) windows[i * lanes + lane] = window[m.turned ? taps * taps - 1 - i : i];
+        }
+        to_points<FilterMatrix<taps>>(windows, taps * lanes, packed + first, stride);
       }
-      to_points<FilterMatrix<taps>, tile_rows>(staged, packed, stride);
-    }
   });
 }
 
@@ -223,45 +259,6 @@ static inline void winograd_prepare(
     const ConvProblem& p, Op op, int, const void* w, void* prepared, const Parallel& parallel) {
   const auto transform = p.window[1] == 3 ? transform_filters<3> : transform_filters<5>;
   transform(Mapping(p, op, {}), static_cast<const float*>(w), static_cast<float*>(prepared), parallel);
-}
-
-// `depth` channels of a block of tiles, from `channel` on, to [point][panel of tiles][packed_depth][tile_columns];
-// `stride` from one point to the next.
-static inline void transform_tiles(const Mapping& m, const Grid& grid, int64_t block, int64_t group, int64_t channel,
-                                   int64_t depth, int64_t packed_depth, float* to, int64_t stride) {
-  const int64_t count = smaller(block_tiles, grid.count() - block * block_tiles);
-  for (int64_t first = 0; first < round_up(count, tile_columns); first += Vec::width) {
-    float* packed = to + first / tile_columns * packed_depth * tile_columns + first % tile_columns;
-    Tile tiles[Vec::width];
-    const int64_t lanes = larger(0, smaller(Vec::width, count - first));
-    for (int64_t lane = 0; lane < lanes; lane++) tiles[lane] = grid.tile(block * block_tiles + first + lane);
-    Staged staged = {};
-    for (int64_t d = 0; d < depth; d++, packed += tile_columns) {
-      for (int64_t lane = 0; lane < lanes; lane++)
-        stage_patch<side>(m.source_plane(tiles[lane].image, group, channel + d), m.from, tiles[lane].row - m.pad[0],
-                          tiles[lane].column - m.pad[1], staged.at + lane);
-      to_points<InputMatrix>(staged, packed, stride);
-    }
-  }
-}
-
-// The inverse: from [point][rows][block_tiles], `stride` from point to point, to `rows` planes of the result from `row` on.
-template <int tile>
-static inline void store_tiles(const Mapping& m, const Grid& grid, int64_t block, int64_t group, int64_t row, int64_t rows,
-                               const float* from, int64_t stride) {
-  const int64_t count = smaller(block_tiles, grid.count() - block * block_tiles);
-  for (int64_t first = 0; first < count; first += Vec::width) {
-    Tile tiles[Vec::width];
-    const int64_t lanes = smaller(Vec::width, count - first);
-    for (int64_t lane = 0; lane < lanes; lane++) tiles[lane] = grid.tile(block * block_tiles + first + lane);
-    Staged staged;
-    for (int64_t r = 0; r < rows; r++) {
-      from_points<tile>(from + r * block_tiles + first, stride, staged);
-      for (int64_t lane = 0; lane < lanes; lane++)
-        store_patch<tile>(staged.at + lane, m.result_plane(tiles[lane].image, group, row + r), m.to, tiles[lane].row,
-                          tiles[lane].column);
-    }
-  }
 }
 
 // --- what both say of themselves -----------------------------------------------------------------------------------------
