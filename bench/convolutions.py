@@ -33,6 +33,7 @@ class Group:
     direction: str
     layers: tuple[Layer, ...]
     options: dict[str, Any]
+    """Values, or what gives them for a layer."""
     formats: tuple[str, ...] = ("channels_first", "channels_last")
     data: str = "normal"
 
@@ -41,20 +42,18 @@ class Group:
         return "performance" in self.options.values()
 
 
+def winograd(layer: Layer) -> str:
+    return "winograd" if layer.c <= 128 else "winograd_nonfused"
+
+
 TF32 = {"conv_allow_tf32": True}
 STRICT = {"allow_fp32_emulation": False}
 GEMM = {"conv_fprop_algo": "implicit_precomp_gemm"}
 GROUPS = (
     Group("gemm", "3x3, implicit GEMM, fp32-grade", "fprop", WINDOW_3, GEMM),
     Group("gemm-tf32", "3x3, implicit GEMM, TF32 class", "fprop", WINDOW_3, {**GEMM, **TF32}),
-    Group(
-        "winograd-strict",
-        "3x3, Winograd F(4,3), float32",
-        "fprop",
-        WINDOW_3,
-        {"conv_fprop_algo": "winograd_nonfused", **STRICT},
-    ),
-    Group("winograd", "3x3, Winograd F(4,3), of parts", "fprop", WINDOW_3, {"conv_fprop_algo": "winograd_nonfused"}),
+    Group("winograd-strict", "3x3, Winograd F(4,3), float32", "fprop", WINDOW_3, {"conv_fprop_algo": winograd, **STRICT}),
+    Group("winograd", "3x3, Winograd F(4,3), of parts", "fprop", WINDOW_3, {"conv_fprop_algo": winograd}),
     Group("dgrad", "3x3, data gradient, fp32-grade", "dgrad", WINDOW_3, {"conv_dgrad_algo": "algo_1"}),
     Group("wgrad", "3x3, weight gradient, fp32-grade", "wgrad", WINDOW_3, {"conv_wgrad_algo": "algo_1"}),
     Group("wgrad-tf32", "3x3, weight gradient, TF32 class", "wgrad", WINDOW_3, {"conv_wgrad_algo": "algo_1", **TF32}),
@@ -118,7 +117,8 @@ def measure(group: Group, layer: Layer, batch: int, seconds: float, options: dic
 
     run = runner(layer, group.direction)
     sets = {f: [tensors(layer, batch, group.data, seed, f) for seed in range(3)] for f in group.formats}
-    context = msctx.context(**group.options, **options, fallback="silent")
+    asked = {name: value(layer) if callable(value) else value for name, value in group.options.items()}
+    context = msctx.context(**asked, **options, fallback="silent")
 
     def contender(side: str, name: str) -> contest.Contender:
         weight = sets[name][0][1]

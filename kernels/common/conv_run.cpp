@@ -1,4 +1,5 @@
-// Runs an algorithm, and looks after what none of them does itself: results that are not finite, and the gradient of the bias.
+// Runs an algorithm, and looks after what none of them does itself: problems that are empty, results that are not finite, and the
+// gradient of the bias.
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -133,6 +134,18 @@ void sum_channels_last(const T* y, int64_t rows, int64_t channels, T* bias, cons
   });
 }
 
+void add_bias(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
+  const bool forward = op == Op::forward;
+  const int64_t channels = forward ? p.k : p.c, positions = volume(forward ? p.out : p.in);
+  auto* const result = static_cast<float*>(forward ? t.y : t.x);
+  parallel_for(parallel, p.n * (t.channels_last ? positions : channels), [&](int64_t task, int) {
+    if (t.channels_last)
+      for (int64_t c = 0; c < channels; c++) result[task * channels + c] += t.bias[c];
+    else
+      for (int64_t i = 0; i < positions; i++) result[task * positions + i] += t.bias[task % channels];
+  });
+}
+
 }  // namespace
 
 const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
@@ -155,6 +168,7 @@ bool conv_run(
     generic::with_type(p.dtype, [&](auto zero) {
       if (count) std::memset(result, 0, sizeof zero * size_t(count));
     });
+    if (t.bias) add_bias(p, op, t, parallel);
     return false;
   }
   {
@@ -163,11 +177,14 @@ bool conv_run(
     const bool done = algorithm.run(p, op, t, {Weights::get, &weights}, scratch.data, parallel);
     if (done && !(algorithm.spreads_nonfinite && !all_finite(static_cast<const float*>(result), count, parallel))) return false;
   }
-  const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
-  Plain plain(p, op, t, memory, parallel);
-  const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
-  if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(kept(plain_weight));
-  safe.run(p, op, plain.tensors, none_kept, scratch.data, parallel);
+  {
+    const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
+    Plain plain(p, op, t, memory, parallel);
+    const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
+    if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(kept(plain_weight));
+    safe.run(p, op, plain.tensors, none_kept, scratch.data, parallel);
+  }
+  if (t.bias) add_bias(p, op, t, parallel);
   return true;
 }
 

@@ -50,7 +50,8 @@ int msctx_row(const char* isa, int index, MsctxRow* row) {
   if (table == nullptr || index < 0 || index >= table->count) return 0;
   const ConvRow& found = table->rows[index];
   const ConvAlgorithm& a = *found.algorithm;
-  *row = {found.name, a.name, a.math, int32_t(found.direction), a.fixed_order, a.same_on_every_isa, a.reads_channels_last};
+  *row = {found.name, a.name, a.math, int32_t(found.direction), a.fixed_order, a.same_on_every_isa, a.reads_channels_last,
+          a.adds_bias};
   return 1;
 }
 
@@ -72,8 +73,8 @@ void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int thr
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 
-int msctx_run(const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int channels_last, int threads) {
+int msctx_run(const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int channels_last, const float* bias, int threads) {
   const Parallel parallel = in_threads(threads);
   const Memory memory{allocate, release, nullptr};
-  return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y, channels_last != 0}, none_kept, memory, parallel);
+  return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y, channels_last != 0, bias}, none_kept, memory, parallel);
 }

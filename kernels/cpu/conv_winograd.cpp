@@ -49,7 +49,8 @@ void run_block(const Plan& plan, int64_t group, int64_t block, int64_t panel, in
           product + point * plan.product_apart, tile_columns, false);
     for (int64_t first = 0; first < tile_columns && panel * tile_columns + first < m.rows; first += lanes)
       store_tiles<side + 1 - taps>(
-          plan.grid, begin, end, product + first, plan.product_apart, tile_columns, m.results(group, panel * tile_columns + first), m.to);
+          plan.grid, begin, end, product + first, plan.product_apart, tile_columns, m.results(group, panel * tile_columns + first), m.to,
+          m.biases(group, panel * tile_columns + first));
   }
 }
 
@@ -94,6 +95,7 @@ const ConvAlgorithm conv_winograd = {
     .run = run,
     .spreads_nonfinite = true,
     .reads_channels_last = true,
+    .adds_bias = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

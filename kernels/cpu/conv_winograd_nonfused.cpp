@@ -79,7 +79,8 @@ void run_map_piece(
     const float* from = products + g * points * plan.product_apart + first * m.padded_rows();
     for (int64_t r = row; r < smaller(row + task_vectors * lanes, m.rows); r += lanes)
       store_tiles<side + 1 - taps>(
-          plan.grid, tile + first, tile + last, from + r, plan.product_apart, m.padded_rows(), m.results(group + g, r), m.to);
+          plan.grid, tile + first, tile + last, from + r, plan.product_apart, m.padded_rows(), m.results(group + g, r), m.to,
+          m.biases(group + g, r));
   });
 }
 
@@ -226,6 +227,7 @@ const ConvAlgorithm conv_winograd_nonfused = {
     .run = run,
     .spreads_nonfinite = true,
     .reads_channels_last = true,
+    .adds_bias = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

@@ -119,8 +119,11 @@ at::Tensor forward(
   complain(*asked.policy, *decision);
   Ran ran;
   const auto ours = [&](const ConvRow& row) {
-    at::Tensor result = run_row(*asked.policy, row, *asked.call, input, weight, format_of(input, weight, bias, asked.geometry), ran);
-    if (bias && bias->defined()) {
+    const bool has_bias = bias && bias->defined(), is_added = has_bias && row.algorithm->adds_bias;
+    const std::optional<at::Tensor> added = is_added ? std::optional(bias->contiguous()) : std::nullopt;
+    const at::MemoryFormat format = format_of(input, weight, bias, asked.geometry);
+    at::Tensor result = run_row(*asked.policy, row, *asked.call, input, weight, format, added, ran);
+    if (has_bias && !is_added) {
       std::vector<int64_t> along(input.dim(), 1);
       along[1] = -1;
       result.add_(bias->view(along));
@@ -222,7 +225,8 @@ Three convolution_backward(
     complain(*asked.policy, *decision);
     Ran ran;
     const auto ours = [&](const ConvRow& row) {
-      return run_row(*asked.policy, row, *asked.call, first, second, format_of(input, weight, std::nullopt, asked.geometry), ran);
+      const at::MemoryFormat format = format_of(input, weight, std::nullopt, asked.geometry);
+      return run_row(*asked.policy, row, *asked.call, first, second, format, std::nullopt, ran);
     };
     if (decision->to_measure) {
       std::array<bool, 3> alone{};

@@ -147,10 +147,10 @@ struct Ran {
   int weights_kept = 0, weights_prepared = 0;
 };
 
-// Runs a row. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
+// Runs a row. `bias`, if any, is that of an fprop by an algorithm that adds it. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
     const Policy& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
-    at::MemoryFormat format, Ran& ran) {
+    at::MemoryFormat format, const std::optional<at::Tensor>& bias, Ran& ran) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
   const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
@@ -171,6 +171,7 @@ inline at::Tensor run_row(
     case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
   }
   t.channels_last = last;
+  t.bias = bias ? bias->const_data_ptr<float>() : nullptr;
   const Parallel all = threads_of_torch();
   const Parallel some = policy.threads_for(*row.algorithm, p, op, all.threads) == all.threads ? all : serial();
   if (keeps_weight) {

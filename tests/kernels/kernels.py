@@ -45,7 +45,7 @@ class _Problem(Structure):
 class _Row(Structure):
     _fields_ = [
         *((name, c_char_p) for name in ("name", "algorithm", "math")),
-        *((name, c_int32) for name in ("direction", "fixed_order", "same_on_every_isa", "reads_channels_last")),
+        *((name, c_int32) for name in ("direction", "fixed_order", "same_on_every_isa", "reads_channels_last", "adds_bias")),
     ]
 
 
@@ -64,6 +64,7 @@ class Row:
     fixed_order: bool
     same_on_every_isa: bool
     reads_channels_last: bool
+    adds_bias: bool
 
     def __str__(self) -> str:
         return _named(DIRECTIONS[self.direction], self.name, self.algorithm)
@@ -103,7 +104,7 @@ class Kernels:
             ("reasons", c_int, [*problem, POINTER(c_char_p)]),
             ("workspace", c_int64, [*problem, c_int]),
             ("error", c_double, problem),
-            ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_int]),
+            ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int]),
             ("fingerprint", None, [c_char_p, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2)]),
         ):
             function = getattr(self._c, f"msctx_{name}")
@@ -135,7 +136,9 @@ class Kernels:
         found = _Row()
         while self._c.msctx_row(isa.encode(), len(rows), byref(found)):
             texts = found.name.decode(), found.algorithm.decode(), found.math.decode()
-            flags = (bool(getattr(found, name)) for name in ("fixed_order", "same_on_every_isa", "reads_channels_last"))
+            flags = (
+                bool(getattr(found, name)) for name in ("fixed_order", "same_on_every_isa", "reads_channels_last", "adds_bias")
+            )
             rows.append(Row((isa,), *texts, found.direction, *flags))
         return rows
 
@@ -166,23 +169,25 @@ class Kernels:
         threads: int = 1,
         op: int | None = None,
         channels_last: bool = False,
+        bias: np.ndarray[Any, Any] | None = None,
     ) -> np.ndarray[Any, Any]:
         """The result of a row for *tensors* (x, w, y) as they are stored; that of the result is not read.
 
-        *channels_last*: the row is given x and y, and gives its result, in that layout; the shapes stay.
+        *channels_last*: the row is given x and y, and gives its result, in that layout; the shapes stay. *bias*: one value for
+        each channel of the result, float32, for rows that add it.
         """
         target = TARGETS[row.direction if op is None else op]
         given = [np.ascontiguousarray(t) for t in tensors]
         given[target] = np.full_like(given[target], garbage(given[target].dtype))
         if channels_last:
             given = [t if i == 1 else np.ascontiguousarray(np.moveaxis(t, 1, -1)) for i, t in enumerate(given)]
-        self._run(row, case, given, isa, threads, op, channels_last)
+        self._run(row, case, given, isa, threads, op, channels_last, bias)
         return np.moveaxis(given[target], -1, 1) if channels_last and target != 1 else given[target]
 
     def run_in_place(self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, op: int | None = None) -> bool:
         """Whether the result, which replaces one of *tensors*, had to be computed again."""
         assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
-        return self._run(row, case, tensors, isa, threads, op, False)
+        return self._run(row, case, tensors, isa, threads, op, False, None)
 
     def fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
         """The 128 bits that stand for all bytes of a contiguous array."""
@@ -190,9 +195,12 @@ class Kernels:
         self._c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, threads, byref(found))
         return found[0], found[1]
 
-    def _run(self, row: Row, case: Case, tensors: Any, isa: str, threads: int, op: int | None, channels_last: bool) -> bool:
+    def _run(
+        self, row: Row, case: Case, tensors: Any, isa: str, threads: int, op: int | None, channels_last: bool, bias: Any
+    ) -> bool:
         pointers = [c_void_p(t.ctypes.data) for t in tensors]
-        return bool(self._c.msctx_run(*self._question(row, case, op, isa), *pointers, channels_last, threads))
+        added = None if bias is None else c_void_p(bias.ctypes.data)
+        return bool(self._c.msctx_run(*self._question(row, case, op, isa), *pointers, channels_last, added, threads))
 
     def _question(self, row: Row, case: Case, op: int | None, isa: str = "") -> tuple[Any, ...]:
         isa = isa or row.isas[0]

@@ -12,6 +12,7 @@ from convs import (
     PLANE,
     PROBLEMS,
     REFERENCE,
+    ROWS,
     UNIT,
     Conv,
     asking,
@@ -209,6 +210,20 @@ def test_the_backward_operator_itself_leaves_out_what_is_masked() -> None:
         )
     assert [t is None for t in found] == [True, False, True]
     assert [row.direction for row in ctx.choices()] == ["wgrad"]
+
+
+@pytest.mark.parametrize("name", [name for direction, name in ROWS if direction == "fprop"])
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_bias_is_added_as_if_afterwards(name: str, parts: bool) -> None:
+    images, w, bias = torch.randn(2, 20, 13, 14), torch.randn(18, 20, 3, 3), torch.randn(18, 2)[:, 0]
+    turned = torch.randn(20, 18, 3, 3)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = images.contiguous(memory_format=layout)
+        with asking("fprop", name, fallback="silent", allow_fp32_emulation=parts):
+            found, plain = fn.conv2d(x, w, bias, padding=1), fn.conv2d(x, w, padding=1)
+            assert torch.equal(found, plain + bias[:, None, None])
+            found, plain = fn.conv_transpose2d(x, turned, bias), fn.conv_transpose2d(x, turned)
+            assert torch.equal(found, plain + bias[:, None, None])
 
 
 def test_a_bias_gradient_is_within_its_bound_where_positions_are_many() -> None:

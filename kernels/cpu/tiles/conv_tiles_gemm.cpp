@@ -33,7 +33,7 @@ class Product {
   Product(const Lowered<S>& l, const Cut& cut, const ConvTensors& t, const void* weights)
       : l_(l), rows_(cut.rows), strips_(cut.strips), parts_(smaller(cut.parts, l.result_blocks)), weights_(l, weights),
         source_(static_cast<const float*>(l.op == Op::forward ? t.x : t.y)),
-        result_(static_cast<float*>(l.op == Op::forward ? t.y : t.x)), channels_last_(t.channels_last) {}
+        result_(static_cast<float*>(l.op == Op::forward ? t.y : t.x)), bias_(t.bias), channels_last_(t.channels_last) {}
 
   static bool takes(const Lowered<S>& l) { return l.deep * l.count_taps(0) <= S::most_depth; }
 
@@ -118,10 +118,11 @@ class Product {
       const int64_t channel = result_block * l_.columns_together + 16 * c, channels = smaller(16, l_.results - channel);
       if (channels <= 0) break;
       const Unscale<S> unscale(scale, weights_.mantissas(group) + channel, weights_.exponents(group) + channel);
+      const Bias bias(bias_, group * l_.results + channel, channels);
       for (int r = 0; r < S::row_tiles; r++) {
         const int64_t start = pixel + 16 * r, count = smaller(16, pixels - start);
         if (count <= 0) break;
-        const auto row = [&](int i) { return unscale(S::row(block, r, c, i)); };
+        const auto row = [&](int i) { return bias.added_to(unscale(S::row(block, r, c, i))); };
         if (channels_last_)
           store_last(row, start, count, first(channels), to, to.base + channel);
         else
@@ -165,6 +166,7 @@ class Product {
   Weights<S> weights_;
   const float* source_;
   float* result_;
+  const float* bias_;
   bool channels_last_;
 };
 
@@ -255,6 +257,7 @@ const ConvAlgorithm conv_tiles_gemm = {
     .error = graded_error,
     .run = run<Graded>,
     .reads_channels_last = true,
+    .adds_bias = true,
     .prepared_size = prepared_size<Graded>,
     .prepare = prepare<Graded>,
     .prepared_for_all_sizes = true,
@@ -269,6 +272,7 @@ const ConvAlgorithm conv_tiles_gemm_tf32 = {
     .error = rounded_error,
     .run = run<Rounded>,
     .reads_channels_last = true,
+    .adds_bias = true,
     .prepared_size = prepared_size<Rounded>,
     .prepare = prepare<Rounded>,
     .prepared_for_all_sizes = true,

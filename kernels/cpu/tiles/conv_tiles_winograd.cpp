@@ -49,7 +49,7 @@ State run_block(const Plan<S>& plan, const ConvTensors& t, const Filters<S>& fil
   const State state = sources.template fill<any_exponent>(group, begin, end, most, slot, scales);
   if (state != State::done) return state;
 
-  const Results<S> results(l, filters, static_cast<float*>(forward ? t.y : t.x), t.channels_last);
+  const Results<S> results(l, filters, static_cast<float*>(forward ? t.y : t.x), t.bias, t.channels_last);
   const TileUse tiles;
   for (int64_t column = 0; column < l.columns; column += columns_at_once) {
     const int64_t columns = smaller(columns_at_once, l.columns - column);
@@ -125,6 +125,7 @@ const ConvAlgorithm conv_tiles_winograd = {
     .error = winograd_error,
     .run = run,
     .reads_channels_last = true,
+    .adds_bias = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

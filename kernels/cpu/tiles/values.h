@@ -45,6 +45,15 @@ struct Unscale {
   Floats operator()(Floats v) const { return _mm512_scalef_ps(S::is_fixed_point ? _mm512_mul_ps(v, mantissa) : v, exponent); }
 };
 
+// That of up to 16 neighbouring channels of a result, where it has one.
+struct Bias {
+  bool is_there;
+  Floats values;
+  Bias(const float* bias, int64_t channel, int64_t channels)
+      : is_there(bias != nullptr), values(is_there ? _mm512_maskz_loadu_ps(first(channels), bias + channel) : _mm512_setzero_ps()) {}
+  Floats added_to(Floats v) const { return is_there ? _mm512_add_ps(v, values) : v; }
+};
+
 // Of some values; of several sets by joining them in a fixed order.
 struct Spread {
   uint32_t largest_bits = 0;  // of |value|: Inf and NaN are above all others

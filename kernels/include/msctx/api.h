@@ -47,7 +47,7 @@ MSCTX_API int msctx_use_isa(const char* name);  // 0: not on this processor
 // One row of an instruction set's table, for tests and tools: calls without torch.
 struct MsctxRow {
   const char *name, *algorithm, *math;
-  int32_t direction, fixed_order, same_on_every_isa, reads_channels_last;
+  int32_t direction, fixed_order, same_on_every_isa, reads_channels_last, adds_bias;
 };
 MSCTX_API int msctx_row(const char* isa, int index, MsctxRow* row);  // 0: there are no more
 // Up to 8 reasons why the row cannot take the problem; returns how many.
@@ -56,5 +56,5 @@ MSCTX_API int64_t msctx_workspace(const char* isa, int index, const msctx::ConvP
 MSCTX_API double msctx_error(const char* isa, int index, const msctx::ConvProblem*, int op);
 // Runs a row with threads of its own; 1: the result had to be computed again.
 MSCTX_API int msctx_run(
-    const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int channels_last, int threads);
+    const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int channels_last, const float* bias, int threads);
 MSCTX_API void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high);

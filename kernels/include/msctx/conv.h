@@ -29,6 +29,8 @@ struct ConvTensors {
   void* w;
   void* y;
   bool channels_last = false;
+  // Of forward and backward_data: added to the result, a value for each of its channels. For algorithms that add it only.
+  const float* bias = nullptr;
 };
 
 // The form of a weight that is just its values, as w of ConvTensors.
@@ -85,6 +87,8 @@ struct ConvAlgorithm {
   bool spreads_nonfinite = false;
   // Whether x and y may be channels_last. One that does not read it is given copies.
   bool reads_channels_last = false;
+  // Whether it adds ConvTensors::bias. The bits are those of an addition afterwards.
+  bool adds_bias = false;
   // What run() asks of Prepared: bytes of the weight in a form, and how it is made of w. Null: it reads w itself. The form does not
   // depend on n, nor, where prepared_for_all_sizes, on in and out: it may come from a call with others.
   size_t (*prepared_size)(const ConvProblem&, Op, int form) = nullptr;

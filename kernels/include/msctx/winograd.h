@@ -130,10 +130,12 @@ static inline void transform_tiles(
   });
 }
 
-// The inverse, from[point * stride + (tile - begin) * step], to the pixels of the tiles that the image has.
+// The inverse, from[point * stride + (tile - begin) * step], to the pixels of the tiles that the image has; with the bias of the
+// channels, if any.
 template <int size, class PlanesOf>
 static inline void store_tiles(
-    const Grid& grid, int64_t begin, int64_t end, const float* from, int64_t stride, int64_t step, const PlanesOf& planes, Extent extent) {
+    const Grid& grid, int64_t begin, int64_t end, const float* from, int64_t stride, int64_t step, const PlanesOf& planes, Extent extent,
+    const float* bias) {
   Staged staged;
   for_runs(grid, begin, end, [&](int64_t first, int64_t count) {
     const Tile tile = grid.tile(first);
@@ -141,6 +143,8 @@ static inline void store_tiles(
     for (int64_t i = 0; i < count; i++)
       from_points<size>(from + (first - begin + i) * step, stride, staged.at + i * size * lanes, pitch);
     const Planes to = planes(tile.image);
+    if (bias)
+      for (float* at = staged.at; at < staged.at + size * pitch; at += lanes) (Vec::load(at) + Vec::load(bias, to.count)).store(at);
     for (int64_t i = 0; i < smaller(size, extent.height - tile.row); i++)
       write_lanes(to, (tile.row + i) * extent.width + tile.column, smaller(count * size, extent.width - tile.column), staged.at + i * pitch);
   });
@@ -152,6 +156,7 @@ static inline void store_tiles(
 // of the gradient of y with the windows turned by half a turn, and another padding (below 0 where that of x is wide).
 struct Mapping {
   float *source, *result;
+  const float* bias;
   bool channels_last;
   int64_t images, groups, depth, rows;
   Extent from, to;
@@ -159,7 +164,7 @@ struct Mapping {
   int64_t row_step, depth_step;  // from one window to the next: w is [rows][depth] or [depth][rows]
   bool turned;
 
-  Mapping(const ConvProblem& p, Op op, const ConvTensors& t) : channels_last(t.channels_last), images(p.n), groups(p.groups) {
+  Mapping(const ConvProblem& p, Op op, const ConvTensors& t) : bias(t.bias), channels_last(t.channels_last), images(p.n), groups(p.groups) {
     const bool forward = op == Op::forward;
     const Extent x = {p.in[1], p.in[2]}, y = {p.out[1], p.out[2]};
     const int64_t gc = group_c(p), gk = group_k(p);
@@ -183,6 +188,7 @@ struct Mapping {
       return planes_of(source + image * all * from.size(), from.size(), all, channels_last, first, count);
     };
   }
+  const float* biases(int64_t group, int64_t row) const { return bias ? bias + group * rows + row : nullptr; }
   auto results(int64_t group, int64_t row) const {
     return [=, this](int64_t image) {
       const int count = int(smaller(lanes, rows - row));
