@@ -21,14 +21,21 @@ int64_t channels(const ConvProblem& p) { return smaller(group_c(p), group_k(p));
 int64_t image(const ConvProblem& p) { return smaller(p.out[1], p.out[2]); }
 int64_t taps(const ConvProblem& p) { return smaller(p.window[1], p.window[2]); }
 
-// The transforms pay when many channels share them; transformed tiles of too many no longer fit the cache.
-Merit winograd(const ConvProblem& p, Op) {
-  if (taps(p) == 3 && channels(p) >= 32 && channels(p) <= 128 && image(p) >= 28) return Merit::beats_torch;
-  return channels(p) >= 16 && image(p) >= 8 ? Merit::fair : Merit::last_resort;
+// The transforms pay when many channels share them, and reading 36 points of each window, not 9 taps, when many tiles do; a weight
+// gradient's also have to be added up.
+bool winograd_pays(const ConvProblem& p, Op op) {
+  const int64_t* size = op == Op::backward_data ? p.in : p.out;
+  const int64_t tiles = p.n * divide_up(size[1], 4) * divide_up(size[2], 4);
+  return taps(p) == 3 && channels(p) >= (op == Op::backward_weight ? 128 : 32) && tiles >= 48;
 }
-Merit winograd_nonfused(const ConvProblem& p, Op) {
-  if (taps(p) == 3 && channels(p) >= 128 && image(p) >= 14) return Merit::beats_torch;
-  return channels(p) >= 16 && image(p) >= 8 ? Merit::fair : Merit::last_resort;
+Merit winograd_otherwise(const ConvProblem& p) { return channels(p) >= 16 && image(p) >= 8 ? Merit::fair : Merit::last_resort; }
+// Blocks of tiles of more channels do not stay in the cache, and read the windows often.
+Merit winograd(const ConvProblem& p, Op op) {
+  const bool stays = larger(group_c(p), group_k(p)) <= 128;
+  return winograd_pays(p, op) && stays ? Merit::beats_torch : winograd_otherwise(p);
+}
+Merit winograd_nonfused(const ConvProblem& p, Op op) {
+  return winograd_pays(p, op) ? Merit::beats_torch : winograd_otherwise(p);
 }
 
 // Large windows; and where oneDNN has no good kernel: gradients of strided convolutions, weight gradients of few channels a group.
