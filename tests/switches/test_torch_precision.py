@@ -1,4 +1,4 @@
-"""The TF32 switches against torch's two APIs; the exactness of their restore is in tests/test_apply.py and tests/traps."""
+"""The TF32 switches against torch's two APIs; the exactness of their restore is in tests/apply and tests/traps."""
 
 from __future__ import annotations
 
