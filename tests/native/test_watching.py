@@ -261,6 +261,20 @@ def test_a_weight_stays_known_when_one_of_the_modules_that_share_it_dies() -> No
     assert [*ran(ctx)] == ["first"]
 
 
+def test_modules_that_see_one_weight_in_two_shapes_can_die_one_after_the_other() -> None:
+    first, second = nn.Conv2d(3, 4, 5, bias=False), nn.Conv2d(4, 3, 5, bias=False)
+    second.weight = nn.Parameter(first.weight.data.view(3, 4, 5, 5))
+    kept = nn.Conv2d(3, 4, 7)
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(first).watch(second).watch(kept)
+        del first
+        gc.collect()
+        del second
+        gc.collect()
+        fn.conv2d(X, torch.randn(4, 3, 5, 5))
+    assert [*ran(ctx)] == [""]
+
+
 def test_two_watched_models() -> None:
     one, two = nn.Sequential(nn.Conv2d(3, 4, 3)), nn.ModuleDict({"body": nn.Conv2d(3, 5, 3)})
     with asking("fprop", "gemm") as ctx:
