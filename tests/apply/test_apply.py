@@ -92,9 +92,11 @@ def test_a_context_that_fails_half_way_changes_nothing(monkeypatch: pytest.Monke
 
     change_one(monkeypatch, at, write=fail_once)
     before = exact_state()
-    with pytest.raises(SwitchError, match=rf"{at} did not take .*: the driver said no\. Nothing was changed\."):  # noqa: SIM117
-        with msctx.context(deterministic="ON", runtime_num_threads=1):
-            pytest.fail("entered")
+    with (
+        pytest.raises(SwitchError, match=rf"{at} did not take .*: the driver said no\. Nothing was changed\."),
+        msctx.context(deterministic="ON", runtime_num_threads=1),
+    ):
+        pytest.fail("entered")
     assert calls, "the write was never reached"
     assert exact_state() == before
 
@@ -157,9 +159,11 @@ def test_a_foreign_change_is_an_error_under_strict_once_all_is_back(library: Glo
 
 def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
     before = exact_state()
-    with pytest.warns(MsctxWarning, match=r"torch\.num_threads: with-block at test_apply\.py:\d+ wrote 1, found 2 at exit"):  # noqa: SIM117
-        with msctx.context(runtime_num_threads=1):
-            torch.set_num_threads(2)
+    with (
+        pytest.warns(MsctxWarning, match=r"torch\.num_threads: with-block at test_apply\.py:\d+ wrote 1, found 2 at exit"),
+        msctx.context(runtime_num_threads=1),
+    ):
+        torch.set_num_threads(2)
     assert exact_state() == before
     with pytest.raises(RestoreError, match="wrote 1, found 2"), msctx.context(runtime_num_threads=1, strict=True):
         torch.set_num_threads(2)

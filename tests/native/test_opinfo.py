@@ -24,8 +24,8 @@ OPERATORS = [f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1,
 def _allow_missing_expecttest() -> None:
     """torch's testing modules import it for other things than the samples."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
-        stub = types.ModuleType("expecttest")
-        stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        stub: Any = types.ModuleType("expecttest")
+        stub.TestCase = unittest.TestCase
         sys.modules["expecttest"] = stub
 
 
