@@ -96,10 +96,8 @@ def call(layer: Layer, direction: str) -> Callable[[torch.Tensor, torch.Tensor, 
         if direction == "fprop":
             return conv2d(x, w, None, layer.stride, layer.padding, 1, layer.groups)
         mask = [direction == "dgrad", direction == "wgrad", False]
-        two = lambda v: [v, v]  # noqa: E731
-        found = torch.ops.aten.convolution_backward(
-            g, x, w, None, two(layer.stride), two(layer.padding), [1, 1], False, [0, 0], layer.groups, mask
-        )
+        stride, padding = [layer.stride] * 2, [layer.padding] * 2
+        found = torch.ops.aten.convolution_backward(g, x, w, None, stride, padding, [1, 1], False, [0, 0], layer.groups, mask)
         return found[0] if direction == "dgrad" else found[1]
 
     return run

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing
 from msctx.dynamo import call_outside, outside_dynamo, untraced
@@ -205,7 +205,7 @@ class Context:
             finally:
                 self.__exit__()
 
-        return inside  # type: ignore[return-value]
+        return cast(F, inside)
 
     @property
     def _scope(self) -> _Scope | None:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ class Check:
 def checks() -> Iterator[Check]:
     """Every finding; each survives a broken machine."""
     try:
-        import torch  # noqa: F401
+        import_module("torch")
     except Exception as error:
         broken = f"{type(error).__name__}: {error}".splitlines()[0]
         found = library_version("torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections import Counter
@@ -31,7 +32,7 @@ class _Console(Console):
 
 def console(stream: Any = None) -> Console:
     """A console for *stream* (stdout); where that is no terminal, lines are as long as they need to be."""
-    stream = stream or sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (a process may have no output at all)
+    stream = stream or sys.stdout or io.StringIO()  # a process may have no output at all
     columns = os.environ.get("COLUMNS", "")
     said = columns.isdecimal() and int(columns) > 0
     width = None if said or (stream.isatty() and not columns) else 160

@@ -103,7 +103,7 @@ def write(name: str) -> list[Path]:
             file.write(text(path.name))
     except FileExistsError:
         raise FileError([Problem("", "is there already; nothing was written: choose another name", name)]) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
         raise FileError([_unwritten(path, error)]) from None
     try:
         schema.write_text(dump(), encoding="utf-8")

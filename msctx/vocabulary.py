@@ -67,7 +67,8 @@ def setter(name: str, option: Option) -> Callable[..., None]:
         set_options({name: one_argument(name, argument, values, named)}, name)
 
     parameter = inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    function.__signature__ = inspect.Signature([parameter], return_annotation=None)  # type: ignore[attr-defined]
+    shown: Any = function
+    shown.__signature__ = inspect.Signature([parameter], return_annotation=None)
     return function
 
 

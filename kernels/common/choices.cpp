@@ -89,8 +89,8 @@ MSCTX_API char* msctx_choices(const int32_t* wanted, int count) try {
   return nullptr;  // no memory
 }
 // Of each entry the calls, and the weights kept and prepared for them, in the order in which they were first met: their numbers.
-// Returns how many entries there are, of which at most `size` are written.
-MSCTX_API int msctx_counts(int64_t (*counts)[3], int size) {
+// Returns how many entries there are, of which at most `size` are written; -1: there was no memory.
+MSCTX_API int msctx_counts(int64_t (*counts)[3], int size) try {
   msctx::Log& all = msctx::log();
   const std::lock_guard<std::mutex> guard(msctx::lock);
   for (int i = 0; i < size && i < int(all.entries.size()); i++) {
@@ -99,5 +99,7 @@ MSCTX_API int msctx_counts(int64_t (*counts)[3], int size) {
     for (const auto* count : {&entry.calls, &entry.weights_kept, &entry.weights_prepared}) *to++ = count->load(std::memory_order_relaxed);
   }
   return int(all.entries.size());
+} catch (const std::exception&) {
+  return -1;
 }
 MSCTX_API void msctx_free(char* text) { free(text); }

@@ -119,9 +119,11 @@ MSCTX_API char* msctx_measured() try {
 }
 
 // How many problems this process has measured.
-MSCTX_API int64_t msctx_measurements() {
+MSCTX_API int64_t msctx_measurements() try {
   const std::lock_guard<std::mutex> guard(lock);
   return tables().count;
+} catch (const std::exception&) {
+  return 0;  // no memory for the tables, so nothing was measured
 }
 
 MSCTX_API void msctx_ask_before_measuring(int (*function)()) { ask = function; }

@@ -95,6 +95,14 @@ void count(const Decision& decision, const Ran& ran = {}) {
   if (ran.weights_prepared) choice.weights_prepared.fetch_add(ran.weights_prepared, std::memory_order_relaxed);
 }
 
+// For calls that are mostly a mistake: torch comes first, whose own error is the better one, and what it takes has fallen back.
+void tell_refused(const Asked& asked, Direction direction, const char* reason) {
+  const Decision* decision = asked.policy->refuse(direction, text_of(*asked.call), reason);
+  if (decision == nullptr) return;
+  complain(*asked.policy, *decision);
+  count(*decision);
+}
+
 // fprop under a policy. `torch` computes it torch's way.
 template <class Torch>
 at::Tensor forward(
@@ -102,13 +110,9 @@ at::Tensor forward(
   if (asked.call && bias && bias->defined()) {
     const int64_t channels = result_shape(*asked.call, Direction::fprop)[1];
     const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == channels;
-    if (!fits) {  // mostly a mistake: torch's own error is the better one
-      const Decision* decision = asked.policy->refuse(Direction::fprop, text_of(*asked.call), "its bias has another type or shape");
+    if (!fits) {
       at::Tensor result = torch();
-      if (decision) {
-        complain(*asked.policy, *decision);
-        count(*decision);
-      }
+      tell_refused(asked, Direction::fprop, "its bias has another type or shape");
       return result;
     }
   }
@@ -214,7 +218,13 @@ Three convolution_backward(
   const auto is_its_gradient = [&] {
     return grad_output.scalar_type() == input.scalar_type() && grad_output.sizes() == result_shape(*asked.call, Direction::fprop);
   };
-  if (asked.call && !is_its_gradient()) return torch(output_mask);
+  if (asked.call && !is_its_gradient()) {
+    Three result = torch(output_mask);
+    constexpr const char* reason = "its gradient has another type or shape than its result";
+    if (output_mask[0]) tell_refused(asked, Direction::dgrad, reason);
+    if (output_mask[1]) tell_refused(asked, Direction::wgrad, reason);
+    return result;
+  }
 
   std::array<bool, 3> left = output_mask;  // what torch still has to compute
   std::array<at::Tensor, 3> found;

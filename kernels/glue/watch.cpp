@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -64,30 +65,43 @@ std::string name_of_dtype(const std::string& python) {
 }
 }  // namespace
 
-// `storage` is alive now.
-MSCTX_API void msctx_watch(void* storage, int64_t offset, const char* shape, const char* dtype, const char* path) {
+// `storage` is alive now. 0: there was no memory for it.
+MSCTX_API int msctx_watch(void* storage, int64_t offset, const char* shape, const char* dtype, const char* path) try {
   auto alive = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(storage));
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
-  auto [found, added] = all.by_place.try_emplace({storage, offset}, Weight{c10::weak_intrusive_ptr<c10::StorageImpl>(alive), {}, name_of_dtype(dtype)});
-  found->second.paths.push_back(&*all.paths.emplace(path).first);
-  all.by_shape[shape].insert({storage, offset});
+  const Place place{storage, offset};
+  const std::string* module = &*all.paths.emplace(path).first;
+  // What stands in by_place has a path, and what stands in by_shape stands in by_place, also where memory ends half way.
+  if (const auto found = all.by_place.find(place); found != all.by_place.end())
+    found->second.paths.push_back(module);
+  else
+    all.by_place.try_emplace(place, Weight{c10::weak_intrusive_ptr<c10::StorageImpl>(alive), {module}, name_of_dtype(dtype)});
   any.store(true, std::memory_order_relaxed);
+  all.by_shape[shape].insert(place);
+  return 1;
+} catch (const std::exception&) {
+  return 0;
 }
 
 // Takes back what msctx_watch was called with.
-MSCTX_API void msctx_unwatch(void* storage, int64_t offset, const char* shape, const char* path) {
+MSCTX_API void msctx_unwatch(void* storage, int64_t offset, const char* path) try {
+  const std::string module = path;  // nothing below needs memory
+  const Place place{storage, offset};
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = all.by_place.find({storage, offset});
+  const auto found = all.by_place.find(place);
   if (found == all.by_place.end()) return;
   auto& paths = found->second.paths;
-  if (const auto one = std::find(paths.begin(), paths.end(), &*all.paths.emplace(path).first); one != paths.end()) paths.erase(one);
+  const auto is_it = [&](const std::string* one) { return *one == module; };
+  if (const auto one = std::find_if(paths.begin(), paths.end(), is_it); one != paths.end()) paths.erase(one);
   if (!paths.empty()) return;
-  all.by_place.erase(found);
-  if (const auto same = all.by_shape.find(shape); same != all.by_shape.end()) {
-    same->second.erase({storage, offset});
-    if (same->second.empty()) all.by_shape.erase(same);
+  for (auto same = all.by_shape.begin(); same != all.by_shape.end();) {  // modules that share it may see it in several shapes
+    same->second.erase(place);
+    same = same->second.empty() ? all.by_shape.erase(same) : std::next(same);
   }
+  all.by_place.erase(found);
   any.store(!all.by_place.empty(), std::memory_order_relaxed);
+} catch (const std::exception&) {
+  return;  // no memory: it stays watched, and no other storage gets its address
 }

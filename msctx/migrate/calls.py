@@ -209,7 +209,7 @@ class Reader:
         mark = self.script.mark(node)
         return Given(spelling, None, written, mark, lambda path: mark, f"{AT_RUN_TIME}{more}")
 
-    def _give(self, spelling: str, value: Any, key: ast.AST, node: ast.AST, found: Found) -> None:
+    def _give(self, spelling: str, value: Any, key: ast.AST, node: ast.expr, found: Found) -> None:
         key_width = len(key.arg) if isinstance(key, ast.keyword) and key.arg else 0
 
         def marks(path: tuple[Any, ...]) -> Mark | None:
@@ -221,11 +221,11 @@ class Reader:
         value = _as_written(spelling, value)
         found.given.append(Given(spelling, value, self.script.written(node), self.script.mark(node), marks))
 
-    def _at(self, node: ast.AST, path: tuple[Any, ...]) -> ast.AST:
+    def _at(self, node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
         """The part of a value at a path of keys, as far as the value is a dictionary written out."""
         for key in path:
             try:
-                pairs = self.names.known_pairs(node)  # type: ignore[arg-type]
+                pairs = self.names.known_pairs(node)
             except Unknown:
                 break
             node = next((value for name, _, value in reversed(pairs) if name == key), node)

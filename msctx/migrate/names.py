@@ -309,7 +309,7 @@ class Names:
                         return False
                     is_item = not holds_others
                 case ast.Dict(), _:
-                    if is_copied and field == "values" and outer.keys[outer.values.index(part)] is None:  # type: ignore[arg-type]
+                    if is_copied and any(k is None and v is part for k, v in zip(outer.keys, outer.values, strict=True)):
                         return True
                     is_copied = False
                 case ((ast.keyword() | ast.List() | ast.Tuple()), _):

@@ -26,6 +26,10 @@ def one_line(text: str, longest: int = 120) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+_Outer = ast.stmt | ast.expr | ast.ExceptHandler | ast.pattern
+"""What a condition is read from; all of them have a place."""
+
+
 class Script:
     """A parsed script."""
 
@@ -76,7 +80,7 @@ class Script:
         column = self._column(line, getattr(node, "col_offset", 0))
         end = getattr(node, "end_lineno", None)
         if not width:
-            width = self._column(line, node.end_col_offset) - column if end == line else 1  # type: ignore[attr-defined]
+            width = self._column(line, getattr(node, "end_col_offset", 0)) - column if end == line else 1
         return self._mark(line, column, max(1, width))
 
     def written(self, node: ast.AST) -> str:
@@ -85,8 +89,8 @@ class Script:
         if not 0 < first <= last <= len(self.lines):
             return ""
         lines = [line.encode() for line in self.lines[first - 1 : last]]
-        lines[-1] = lines[-1][: node.end_col_offset]  # type: ignore[attr-defined]
-        lines[0] = lines[0][node.col_offset :]  # type: ignore[attr-defined]
+        lines[-1] = lines[-1][: getattr(node, "end_col_offset", None)]
+        lines[0] = lines[0][getattr(node, "col_offset", 0) :]
         return one_line(" ".join(line.decode(errors="replace") for line in lines))
 
     def around(self, node: ast.AST) -> Iterator[tuple[ast.AST, str, ast.AST]]:
@@ -98,10 +102,10 @@ class Script:
 
     def inside(self, node: ast.AST) -> list[tuple[str, int]]:
         """The functions, conditions and loops on which it depends whether an expression is ever evaluated, with their lines."""
-        found = [(words, outer.lineno) for outer, words in self._conditions(node)]  # type: ignore[attr-defined]
+        found = [(words, outer.lineno) for outer, words in self._conditions(node)]
         return found[::-1]
 
-    def _conditions(self, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    def _conditions(self, node: ast.AST) -> Iterator[tuple[_Outer, str]]:
         for outer, field, _ in self.around(node):
             match outer, field:
                 case ast.FunctionDef() | ast.AsyncFunctionDef(), "body":

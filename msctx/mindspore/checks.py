@@ -218,8 +218,10 @@ def compile_cache(value: Any, look: Look) -> Any:
     """A bool; without the decorator anything that ``int()`` takes."""
     try:
         return bool(int(value))
-    except (TypeError, ValueError, OverflowError) as error:
-        return look.wrong(ValueError if isinstance(error, ValueError) else TypeError, f"{show(value)} is not a bool", "bool")
+    except ValueError:
+        return look.wrong(ValueError, f"{show(value)} is not a bool", "bool")
+    except (TypeError, OverflowError):  # no number at all; one without end
+        return look.wrong(TypeError, f"{show(value)} is not a bool", "bool")
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

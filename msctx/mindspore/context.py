@@ -63,7 +63,7 @@ def set_context(**kwargs: Any) -> None:
     call_outside(_set, kwargs, True)
 
 
-set_context.__wrapped__ = _unchecked  # type: ignore[attr-defined]
+vars(set_context)["__wrapped__"] = _unchecked
 
 
 def _set(kwargs: dict[str, Any], typed: bool) -> None:

@@ -63,7 +63,7 @@ def _fill(root: ModuleType) -> None:
             _add(sys.modules[f"{root.__name__}.{kind}"], make(word))
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{root.__name__}."):
-            module.__getattr__ = names(name.removeprefix("msctx."), vars(module))  # type: ignore[method-assign]
+            vars(module)["__getattr__"] = names(name.removeprefix("msctx."), vars(module))
 
 
 _fill(sys.modules[__name__])

@@ -21,7 +21,7 @@ def _real(value: Any, look: Look) -> Any:
         return look.wrong(TypeError, is_a(value), "a path")
     try:
         return os.path.realpath(value)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
         return look.wrong(ValueError, f"{show(value)} is no path: {error}")
 
 

@@ -105,7 +105,8 @@ def setter(name: str, option: Option) -> Callable[..., None]:
         bound.apply_defaults()
         _call(name, option, row, bound.arguments[row.argument])
 
-    function.__signature__ = signature  # type: ignore[attr-defined]
+    shown: Any = function
+    shown.__signature__ = signature
     return outside_dynamo(function)
 
 

@@ -287,7 +287,9 @@ def _cached(key: str, recipe: Recipe) -> Build | None:
             record = json.loads(note.read_bytes())
             is_it = record["inputs"] == recipe.inputs and record["sha256"] == sha256(path.read_bytes())
             sets, tool = tuple(record["isas"]), str(record["compiler"])
-        except (ValueError, TypeError, KeyError, FileNotFoundError):
+        except FileNotFoundError:  # another process tidies up
+            return None
+        except (ValueError, TypeError, KeyError):  # the note is something else
             return None
     if not is_it:
         return None
@@ -358,7 +360,7 @@ def _prune(cache: Path, own: str) -> None:
             if is_old(path):
                 path.unlink()
     for key in _keys(cache) - {own}:
-        with suppress(OSError, Timeout, NativeError), _locked(key, wait=False):
+        with suppress(OSError, Timeout, NativeError), _locked(key, wait=False):  # what cannot be tidied, or is in use, stays
             note = cache / "native" / key / "build.json"
             for stale in (cache / "tmp").glob(f"{key}.*"):
                 shutil.rmtree(stale, ignore_errors=True)

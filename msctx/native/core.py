@@ -80,8 +80,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_measured": (c_void_p, []),
     "msctx_measurements": (c_int64, []),
     "msctx_ask_before_measuring": (None, [_ASK]),
-    "msctx_watch": (None, [c_void_p, c_int64, c_char_p, c_char_p, c_char_p]),
-    "msctx_unwatch": (None, [c_void_p, c_int64, c_char_p, c_char_p]),
+    "msctx_watch": (c_int, [c_void_p, c_int64, c_char_p, c_char_p, c_char_p]),
+    "msctx_unwatch": (None, [c_void_p, c_int64, c_char_p]),
 }
 
 
@@ -170,7 +170,10 @@ class Core:
         size = max(256, self._size)
         while True:
             found = np.zeros((size, len(COUNTED)), np.int64)
-            if (count := self._c.msctx_counts(found.ctypes.data_as(POINTER(c_int64)), size)) <= size:
+            count = self._c.msctx_counts(found.ctypes.data_as(POINTER(c_int64)), size)
+            if count < 0:
+                raise MemoryError
+            if count <= size:
                 self._size = 2 * count
                 return found[:count]
             size = 2 * count
@@ -215,10 +218,11 @@ class Core:
             self._c.msctx_free(text)
 
     def watch(self, storage: int, offset: int, shape: str, dtype: str, path: str) -> None:
-        self._c.msctx_watch(storage, offset, shape.encode(), dtype.encode(), path.encode())
+        if not self._c.msctx_watch(storage, offset, shape.encode(), dtype.encode(), path.encode()):
+            raise MemoryError
 
-    def unwatch(self, storage: int, offset: int, shape: str, path: str) -> None:
-        self._c.msctx_unwatch(storage, offset, shape.encode(), path.encode())
+    def unwatch(self, storage: int, offset: int, path: str) -> None:
+        self._c.msctx_unwatch(storage, offset, path.encode())
 
 
 def _names(asked: dict[str, str | None]) -> Any:

@@ -35,12 +35,15 @@ def rank() -> int | None:
 
 
 def agreed(name: str, mine: str) -> str | None:
-    """The text that the first process of this run gave under *name*; ``None`` where there is no store to ask."""
+    """The text that the first process of this run gave under *name*; ``None`` where no store has it."""
     from torch.distributed import distributed_c10d
 
     packed = base64.b64encode(zlib.compress(mine.encode())).decode()
     try:
         found = distributed_c10d._get_default_store().compare_set(f"msctx/tuning/{name}", "", packed)
+    except (RuntimeError, AttributeError, ValueError):  # it is lost; torch has none of that name; there is no group
+        return None
+    try:
         return zlib.decompress(base64.b64decode(found)).decode()
-    except (RuntimeError, AttributeError, ValueError, zlib.error):
+    except (ValueError, zlib.error):  # somebody else's under our name
         return None

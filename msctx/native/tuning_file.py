@@ -261,9 +261,13 @@ def _locked(path: Path) -> Iterator[None]:
     with _telling(path, "written"):
         try:
             lock.acquire(timeout=PATIENCE)
-        except (Timeout, NotImplementedError):
+        except Timeout:
             text = f"cannot be locked: {lock.lock_file} has been held by another process for {PATIENCE:.0f} seconds"
             raise FileError([Problem("", text, str(path), suggestion="end that process, or name another file")]) from None
+        except NotImplementedError:
+            text = "cannot be locked: its file system has no locks"
+            hint = "name a file elsewhere with tuning_file"
+            raise FileError([Problem("", text, str(path), suggestion=hint)]) from None
     try:
         yield
     finally:

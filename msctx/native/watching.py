@@ -62,7 +62,7 @@ def refresh(library: core.Core) -> None:
             place = (weight.untyped_storage()._cdata, weight.storage_offset(), "x".join(map(str, weight.shape)), dtype)
             if _known.get(key) != place:
                 if key in _known:
-                    library.unwatch(*_known[key][:3], path)
+                    library.unwatch(*_known[key][:2], path)
                 library.watch(*place, path)
                 _known[key] = place
 
@@ -71,4 +71,4 @@ def _forget(key: tuple[int, str]) -> None:
     _modules.pop(key, None)  # no lock: this may run while any other code of ours does
     place, library = _known.pop(key, None), core.loaded()
     if place is not None and library is not None:
-        library.unwatch(*place[:3], key[1])
+        library.unwatch(*place[:2], key[1])

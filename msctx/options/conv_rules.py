@@ -13,10 +13,15 @@ from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FIELDS = ("module", "input", "weight", "stride", "padding", "dilation", "groups", "transposed", "dtype", "layout")
 """What of a problem a condition can speak of; each is compared with the text that choices() shows."""
-_ALGORITHMS: dict[str, ChoiceKind] = {
-    direction: next(o for o in gpu.OPTIONS if o.name == f"conv_{direction}_algo").kind  # type: ignore[misc]
-    for direction in DIRECTIONS
-}
+
+
+def _algorithms(direction: str) -> ChoiceKind:
+    kind = next(option for option in gpu.OPTIONS if option.name == f"conv_{direction}_algo").kind
+    assert isinstance(kind, ChoiceKind)
+    return kind
+
+
+_ALGORITHMS = {direction: _algorithms(direction) for direction in DIRECTIONS}
 
 
 @dataclass(frozen=True)

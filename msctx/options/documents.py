@@ -191,7 +191,8 @@ class _Json:
         return data
 
     def _skip(self, at: int) -> int:
-        return _BLANK.match(self.text, at).end()  # type: ignore[union-attr]
+        blank = _BLANK.match(self.text, at)
+        return blank.end() if blank else at
 
     def _is(self, at: int, sign: str) -> bool:
         return self.text[at : at + 1] == sign

@@ -63,8 +63,10 @@ INVALID: Any = type("Invalid", (), {"__repr__": lambda self: "(unreadable)"})()
 class Kind:
     """A scalar type. Subclasses say how to :meth:`parse` a value and how to describe themselves."""
 
-    allowed: str
-    """What is accepted, for messages and the reference."""
+    @property
+    def allowed(self) -> str:
+        """What is accepted, for messages and the reference."""
+        raise NotImplementedError
 
     def parse(self, value: Any) -> Any:
         """Return the canonical form of *value*, or raise :class:`BadValue`."""
@@ -140,13 +142,15 @@ class FlagKind(Kind):
 
 
 @dataclass(frozen=True)
-class TextFlagKind(FlagKind):
+class TextFlagKind(Kind):
     """The strings ``"0"`` and ``"1"``, as some of CANN's options have them; what a flag takes is taken too."""
 
     allowed: str = '"0", "1" (also 0/1, true/false, ON/OFF)'
 
-    def parse(self, value: Any) -> str:  # type: ignore[override]
-        return str(value) if isinstance(value, str) and value in ("0", "1") else str(super().parse(value))
+    def parse(self, value: Any) -> str:
+        if isinstance(value, str) and value in ("0", "1"):
+            return str(value)
+        return str(FlagKind(self.allowed).parse(value))
 
     def schema(self) -> dict[str, Any]:
         other = [0, 1, True, False, "ON", "OFF"]
@@ -164,7 +168,7 @@ class IntKind(Kind):
     BITS = 63
 
     @property
-    def allowed(self) -> str:  # type: ignore[override]
+    def allowed(self) -> str:
         but = "" if self.zero else ", not 0"
         match self.minimum, self.maximum:
             case None, None:
@@ -213,7 +217,7 @@ class ChoiceKind(Kind):
     meanings: dict[Any, str] = field(default_factory=dict, hash=False)
 
     @property
-    def allowed(self) -> str:  # type: ignore[override]
+    def allowed(self) -> str:
         other: dict[Any, list[str]] = {}
         for alias, choice in self.aliases.items():
             if (text := str(alias).lower() if isinstance(alias, bool) else str(alias)) != str(choice):

@@ -136,7 +136,8 @@ class Option:
             return None
         from msctx.options import formats
 
-        return getattr(formats, self.content)  # type: ignore[no-any-return]
+        found: Format = getattr(formats, self.content)
+        return found
 
     @property
     def names_file(self) -> bool:

@@ -197,9 +197,11 @@ def _overrides(words: Sequence[str], problems: list[Problem]) -> dict[str, dict[
             continue
         try:
             value = _value(key, text)
-        except (AmbiguousNumber, FileError) as error:
-            reason = error.problems[0].text if isinstance(error, FileError) else str(error)
-            problems.append(Problem(key, reason, where))
+        except AmbiguousNumber as error:
+            problems.append(Problem(key, str(error), where))
+            continue
+        except FileError as error:
+            problems.append(Problem(key, error.problems[0].text, where))
             continue
         section, _, rest = key.partition(".")
         if section == "args":

@@ -72,9 +72,11 @@ ABSENT = [
 
 
 def test_absent_names_can_be_imported() -> None:
-    from msctx.mindspore import JitConfig, ParallelMode, jit  # noqa: F401
-    from msctx.mindspore.context import get_auto_parallel_context, set_ps_context  # noqa: F401
+    from msctx.mindspore import JitConfig, ParallelMode, jit
+    from msctx.mindspore.context import get_auto_parallel_context, set_ps_context
 
+    for found in (JitConfig, ParallelMode, jit, get_auto_parallel_context, set_ps_context):
+        assert repr(found).endswith(", not carried out by msctx>")
     for name in ABSENT:
         assert getattr(ms, name) is getattr(ms.context, name)
         assert {name} <= {*ms.__all__} & {*ms.context.__all__}
@@ -128,8 +130,9 @@ def test_missing_names_say_so(look_up: Callable[[], Any], text: str) -> None:
     ],
 )
 def test_models_stay_in_torch(use: Callable[[], Any], text: str) -> None:
-    from msctx.mindspore import Tensor, nn, ops  # noqa: F401
+    from msctx.mindspore import Tensor, nn, ops
 
+    assert [repr(found).split(",")[0] for found in (Tensor, nn, ops)] == ["<ms.Tensor", "<ms.nn", "<ms.ops"]
     with pytest.raises(NotImplementedError, match=text):
         use()
 

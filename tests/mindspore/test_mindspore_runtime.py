@@ -36,8 +36,9 @@ def test_set_memory_can_be_called_once(options: dict[str, str]) -> None:
     for again in (options, {"max_size": "nonsense"}):
         with pytest.raises(RuntimeError, match="only once"):
             ms.runtime.set_memory(**again)
+    wrong: Any = 4
     with pytest.raises(TypeError):  # types come first
-        ms.runtime.set_memory(max_size=4)  # type: ignore[arg-type]
+        ms.runtime.set_memory(max_size=wrong)
     msctx.reset_context()
     ms.runtime.set_memory(max_size="5GB")
 
@@ -119,8 +120,9 @@ def test_launch_blocking() -> None:
     ms.runtime.launch_blocking()
     ms.runtime.launch_blocking()
     assert ms.get_context("pynative_synchronize") is True
+    arguments: list[Any] = [True]
     with pytest.raises(TypeError):
-        ms.runtime.launch_blocking(True)  # type: ignore[call-arg]
+        ms.runtime.launch_blocking(*arguments)
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ class Conv:
 
     @property
     def run(self) -> Callable[..., Tensor]:
-        return getattr(fn, self.function)  # type: ignore[no-any-return]
+        found: Callable[..., Tensor] = getattr(fn, self.function)
+        return found
 
     @property
     def transposed(self) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
-from convs import GEMM, PLANE, asking, conv, quiet, row_of
+from convs import GEMM, PLANE, Conv, asking, conv, quiet, row_of
 from torch import nn
 from torch.nn import functional as fn
 
@@ -63,9 +64,9 @@ def test_the_columns_of_a_row() -> None:
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_problem_in_words(problem: object, text: str) -> None:
+def test_a_problem_in_words(problem: Conv, text: str) -> None:
     with asking("fprop", "gemm") as ctx:
-        problem.run(*problem.tensors()[:2], **problem.options)  # type: ignore[attr-defined]
+        problem.run(*problem.tensors()[:2], **problem.options)
     (row,) = ctx.choices()
     assert str(row.problem) == text
 
@@ -73,11 +74,12 @@ def test_a_problem_in_words(problem: object, text: str) -> None:
 def test_rows_are_frozen_and_compare() -> None:
     with asking("fprop", "gemm") as ctx:
         fn.conv2d(X, W)
+        row: Any
         (row,) = ctx.choices()
         with pytest.raises(dataclasses.FrozenInstanceError):
-            row.calls = 3  # type: ignore[misc]
+            row.calls = 3
         with pytest.raises(dataclasses.FrozenInstanceError):
-            row.problem.groups = 3  # type: ignore[misc]
+            row.problem.groups = 3
         assert {row} == {*ctx.choices()}
         assert ctx.choices() == ctx.choices()
         assert len({ctx.choices(), ctx.choices()}) == 1

@@ -88,6 +88,31 @@ def test_an_error_in_each_direction(direction: str) -> None:
     assert x.grad is not None
 
 
+def test_a_gradient_of_another_dtype_that_torch_takes_is_a_fallback() -> None:
+    def backward() -> torch.Tensor:
+        gradient = torch.ones(2, 4, 4, 4, dtype=torch.bfloat16)
+        return torch.ops.aten.convolution_backward(
+            gradient, X, W, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False]
+        )[0]
+
+    try:
+        own = backward()
+    except RuntimeError as error:
+        pytest.skip(f"torch does not take it here: {error}")
+    with asking("dgrad", "algo_1", fallback="silent") as ctx:
+        assert torch.equal(backward(), own)
+    (row,) = ctx.choices()
+    assert (row.direction, row.ran, row.calls) == ("dgrad", "torch", 1)
+    assert row.reasons == ("its gradient has another type or shape than its result",)
+    with (
+        asking("dgrad", "algo_1", fallback="error"),
+        pytest.raises(RuntimeError, match="its gradient has another type or shape"),
+    ):
+        backward()
+    with asking("wgrad", "algo_1", fallback="error"):
+        assert torch.equal(backward(), own)
+
+
 def test_after_an_error_everything_is_fine() -> None:
     own = fn.conv2d(X, W, stride=2)
     with asking("fprop", "winograd", fallback="error") as ctx:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import tuned
+from filelock import FileLock, Timeout
 from torch.nn import functional as fn
 
 import msctx
@@ -97,6 +98,24 @@ def test_a_link_stays_a_link_and_the_rights_stay(path: Path, tmp_path: Path) -> 
     assert link.is_symlink()
     assert len(tuned.entries(path)) == 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        (Timeout("held"), "has been held by another process for 10 seconds.*end that process"),
+        (NotImplementedError("no flock"), "its file system has no locks.*name a file elsewhere"),
+    ],
+    ids=["held", "no-locks"],
+)
+def test_why_it_cannot_be_locked_is_told(path: Path, monkeypatch: pytest.MonkeyPatch, why: Exception, told: str) -> None:
+    def acquire(lock: FileLock, timeout: float) -> None:
+        raise why
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with pytest.raises(FileError, match=f"cannot be locked: .*(?s:{told})"):
+        tuning_file.merge(path, tuned.groups(ENTRIES[0], stamp=STAMP), override=False)
+    assert not path.exists()
 
 
 def test_what_is_removed(path: Path) -> None:

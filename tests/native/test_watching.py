@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -113,9 +114,9 @@ def test_conditions(conditions: str, matched: list[str]) -> None:
         ("layout=channels_last", {"memory_format": torch.channels_last}),
     ],
 )
-def test_fields_are_compared_with_what_choices_shows(field: str, problem: dict[str, object]) -> None:
+def test_fields_are_compared_with_what_choices_shows(field: str, problem: dict[str, Any]) -> None:
     dtype, layout = problem.pop("dtype", torch.float32), problem.pop("memory_format", torch.contiguous_format)
-    groups = int(problem.get("groups", 1))  # type: ignore[call-overload]
+    groups = problem.get("groups", 1)
     x, w = torch.randn(1, 4, 9, 9, dtype=dtype).to(memory_format=layout), torch.randn(4, 4 // groups, 3, 3, dtype=dtype)
     with msctx.context(conv_algo_rules={field: {"fprop": "gemm"}}, conv_fprop_algo="reference") as ctx:
         fn.conv2d(x, w, **problem)
@@ -261,6 +262,20 @@ def test_a_weight_stays_known_when_one_of_the_modules_that_share_it_dies() -> No
     assert [*ran(ctx)] == ["first"]
 
 
+def test_modules_that_see_one_weight_in_two_shapes_can_die_one_after_the_other() -> None:
+    first, second = nn.Conv2d(3, 4, 5, bias=False), nn.Conv2d(4, 3, 5, bias=False)
+    second.weight = nn.Parameter(first.weight.data.view(3, 4, 5, 5))
+    kept = nn.Conv2d(3, 4, 7)
+    with asking("fprop", "gemm") as ctx:
+        ctx.watch(first).watch(second).watch(kept)
+        del first
+        gc.collect()
+        del second
+        gc.collect()
+        fn.conv2d(X, torch.randn(4, 3, 5, 5))
+    assert [*ran(ctx)] == [""]
+
+
 def test_two_watched_models() -> None:
     one, two = nn.Sequential(nn.Conv2d(3, 4, 3)), nn.ModuleDict({"body": nn.Conv2d(3, 5, 3)})
     with asking("fprop", "gemm") as ctx:
@@ -286,12 +301,13 @@ def test_a_model_without_convolutions() -> None:
 def test_watching_runs_no_parametrization() -> None:
     """Power iterations and random numbers belong to the model: an observer moves neither."""
     model = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 5))
-    before = model.parametrizations["weight"][0]._u.clone()  # type: ignore[index]
+    parametrizations: Any = model.parametrizations
+    before = parametrizations["weight"][0]._u.clone()
     random_state = torch.get_rng_state()
     ctx = asking("fprop", "gemm").watch(model)
     with ctx:
         pass
-    assert torch.equal(model.parametrizations["weight"][0]._u, before)  # type: ignore[index]
+    assert torch.equal(parametrizations["weight"][0]._u, before)
     assert torch.equal(torch.get_rng_state(), random_state)
     with ctx:
         model(torch.randn(1, 3, 9, 9))

@@ -14,6 +14,7 @@ import msctx
 from msctx.effects import Facts, Want, translate
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, find, make_layer
+from msctx.options.kinds import ChoiceKind
 from msctx.options.option import device_of, rank_of
 from msctx.plan import DONE, FAILING
 from msctx.reference import DICTIONARIES, catalogue, paths
@@ -188,7 +189,8 @@ def test_every_alias_leads_to_a_choice(option: Option) -> None:
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.choices], ids=lambda o: o.name)
 def test_every_choice_is_explained(option: Option) -> None:
-    meanings = option.kind.meanings  # type: ignore[union-attr]
+    assert isinstance(option.kind, ChoiceKind)
+    meanings = option.kind.meanings
     assert set(meanings) == set(option.choices)
     assert all(3 <= len(text.split()) <= 16 and not text.endswith(".") for text in meanings.values())
 

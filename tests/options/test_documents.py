@@ -155,7 +155,9 @@ def test_comments_are_blanked_out_where_they_are_allowed() -> None:
     assert parsed.problems == []
     assert parsed.data == {"a": "// no # comment /* here", "b": 1, "c": 2}
     assert at(parsed, "b") == "3:16 1"
-    assert parsed.mark(("b",)).text == ' three */ "b": 1, # four'  # type: ignore[union-attr]
+    mark = parsed.mark(("b",))
+    assert mark is not None
+    assert mark.text == ' three */ "b": 1, # four'
 
 
 def test_a_comment_without_an_end() -> None:

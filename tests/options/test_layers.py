@@ -102,8 +102,9 @@ def test_options_beside_a_preset_win() -> None:
     layer = layer_of({"preset": "fast", "deterministic": "ON", "matmul_allow_tf32": False}, "test")
     settings = Settings([layer])
     assert flat(layer)["deterministic"] == ("ON", "test")
-    assert settings.get("matmul_allow_tf32", "cuda").value is False  # type: ignore[union-attr]
-    assert settings.get("conv_allow_tf32", "cuda").origin == "preset fast"  # type: ignore[union-attr]
+    found = settings.on("cuda")
+    assert found["matmul_allow_tf32"][0].value is False
+    assert found["conv_allow_tf32"][0].origin == "preset fast"
 
 
 def test_nothing_set_is_no_layer() -> None:

@@ -365,8 +365,9 @@ def test_a_group_needs_a_dictionary() -> None:
 
 
 def test_keys_that_are_not_text_are_unknown_options() -> None:
+    options: dict[Any, Any] = {1: 2}
     with pytest.raises(OptionError, match="1: unknown option"):
-        make_layer({1: 2}, "test")  # type: ignore[dict-item]
+        make_layer(options, "test")
 
 
 @pytest.mark.parametrize("name", NAMES)

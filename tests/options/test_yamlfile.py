@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,7 +15,7 @@ from msctx.options.kinds import YamlWord
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse, scalar
 
 
-def read(text: str) -> object:
+def read(text: str) -> Any:
     return parse(dedent(text), "file.yaml").data
 
 
@@ -76,7 +77,7 @@ def places(problems: tuple[Problem, ...]) -> list[str]:
     ],
 )
 def test_plain_scalars(text: str, value: object) -> None:
-    for found in (scalar(text), read(f"a: {text}")["a"]):  # type: ignore[index]
+    for found in (scalar(text), read(f"a: {text}")["a"]):
         assert (type(found), found) == (type(value), value)
 
 
@@ -86,7 +87,7 @@ def test_not_a_number_is_a_float() -> None:
 
 @pytest.mark.parametrize("word", ["on", "ON", "On", "off", "OFF", "yes", "No"])
 def test_on_and_off_stay_words_whose_truth_is_known(word: str) -> None:
-    found = read(f"a: {word}")["a"]  # type: ignore[index]
+    found = read(f"a: {word}")["a"]
     assert isinstance(found, YamlWord)
     assert found == word
     assert found.truth is (word.lower() in ("on", "yes"))
@@ -101,7 +102,7 @@ def test_quotes_make_text() -> None:
         "e": "",
         "f": "~",
     }
-    assert not isinstance(read('a: "ON"')["a"], YamlWord)  # type: ignore[index]
+    assert not isinstance(read('a: "ON"')["a"], YamlWord)
 
 
 def test_a_tag_that_says_text_makes_text() -> None:

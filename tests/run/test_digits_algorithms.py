@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ EXPERIMENTS = ROOT / "configs" / "experiments"
 FILE = str(EXPERIMENTS / "digits_algorithms.yaml")
 
 
-def run(folder: Path, *overrides: str) -> dict[str, object]:
+def run(folder: Path, *overrides: str) -> dict[str, Any]:
     return run_experiment(read(FILE, list(overrides), need_entry=True), str(folder))
 
 
@@ -38,7 +39,7 @@ def test_every_algorithm_reaches_the_same_accuracy(tmp_path: Path) -> None:
 
 def test_the_reference_learns_too(tmp_path: Path) -> None:
     result = run(tmp_path / "run", "args.epochs=1", "args.algorithms=[torch,reference]", "runtime_num_threads=1")
-    assert abs(result["test_accuracy"]["torch"] - result["test_accuracy"]["reference"]) <= 0.02  # type: ignore[index]
+    assert abs(result["test_accuracy"]["torch"] - result["test_accuracy"]["reference"]) <= 0.02
 
 
 def test_the_names_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:

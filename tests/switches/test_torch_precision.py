@@ -1,4 +1,4 @@
-"""The TF32 switches against torch's two APIs; the exactness of their restore is in tests/test_apply.py and tests/traps."""
+"""The TF32 switches against torch's two APIs; the exactness of their restore is in tests/apply and tests/traps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_process_that_mixed_both_apis_can_be_read():
     try:
         torch.backends.cudnn.conv.fp32_precision = "ieee"
         with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
-            torch.backends.cudnn.allow_tf32  # noqa: B018
+            _ = torch.backends.cudnn.allow_tf32
         assert CUDNN.read() is False
     finally:
         CUDNN.put_back(state)

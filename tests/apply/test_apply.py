@@ -1,0 +1,261 @@
+"""apply.py: exact restore on every way out, changes by others, the base, and one thread at a time."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from context_helpers import OwnError, State, in_thread
+from imagined import FOUND, NEW, Globals, Held, change_one
+
+import msctx
+from msctx import apply
+from msctx.errors import MsctxWarning, RestoreError, ScopeError, SwitchError
+from msctx.switches import SWITCHES
+
+# --- the way out ------------------------------------------------------------------------------------------------------
+
+
+def test_restores_in_reverse_order(library: Globals) -> None:
+    hold = apply.apply(NEW, "one")
+    assert library == NEW
+    apply.undo(hold)
+    assert library == FOUND
+    assert library.log == [("a", 1), ("b", 2), ("c", 3), ("c", "c found"), ("b", "b found"), ("a", "a found")]
+
+
+def test_what_was_found_is_put_back_at_each_level(library: Globals) -> None:
+    outer = apply.apply({"a": 1}, "outer")
+    library["b"] = "changed by the user"
+    inner = apply.apply({"b": 2, "a": 2}, "inner")
+    assert library == {"a": 2, "b": 2, "c": "c found"}
+    apply.undo(inner)
+    assert library == {"a": 1, "b": "changed by the user", "c": "c found"}
+    apply.undo(outer)
+    assert library == {"a": "a found", "b": "changed by the user", "c": "c found"}
+
+
+def test_a_value_already_in_force_is_not_written(library: Globals) -> None:
+    apply.undo(apply.apply({"a": "a found"}, "one"))
+    assert ("a", "a found") not in library.log[:-1]
+    assert library == FOUND
+
+
+def test_a_value_already_in_force_is_still_protected(library: Globals) -> None:
+    hold = apply.apply({"a": "a found"}, "one")
+    library["a"] = "changed inside"
+    with pytest.warns(MsctxWarning, match="changed inside"):
+        apply.undo(hold)
+    assert library == FOUND
+
+
+@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_restores_after_an_exception(held: Held, exact_state: State, error: type[BaseException]) -> None:
+    before = exact_state()
+
+    def fail() -> None:
+        with held({"torch.num_threads": 1, "torch.mkldnn.deterministic": True, "torch.anomaly_mode": True}):
+            assert exact_state() != before
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert exact_state() == before
+
+
+@pytest.mark.parametrize("at", ["a", "b", "c"])
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyboardInterrupt, SystemExit])
+def test_a_write_that_raises_undoes_the_earlier_ones(library: Globals, at: str, error: type[BaseException]) -> None:
+    def fail(name: str, value: Any) -> None:
+        if name == at and value == NEW[at]:
+            library[name] = "half written"
+            raise error("no")
+
+    library.on_write = fail
+    with pytest.raises(SwitchError if error is RuntimeError else error, match="no"):
+        apply.apply(NEW, "one")
+    assert library == FOUND
+
+
+@pytest.mark.parametrize("at", ["torch.deterministic", "torch.num_threads", "torch.mkldnn.deterministic"])
+def test_a_context_that_fails_half_way_changes_nothing(monkeypatch: pytest.MonkeyPatch, exact_state: State, at: str) -> None:
+    write = SWITCHES[at].write
+    calls: list[Any] = []
+
+    def fail_once(value: Any) -> None:
+        calls.append(value)
+        assert write is not None
+        write(value)
+        if len(calls) == 1:
+            raise RuntimeError("the driver said no")
+
+    change_one(monkeypatch, at, write=fail_once)
+    before = exact_state()
+    with (
+        pytest.raises(SwitchError, match=rf"{at} did not take .*: the driver said no\. Nothing was changed\."),
+        msctx.context(deterministic="ON", runtime_num_threads=1),
+    ):
+        pytest.fail("entered")
+    assert calls, "the write was never reached"
+    assert exact_state() == before
+
+
+def test_a_switch_that_keeps_another_value_is_an_error(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_one(monkeypatch, "b", write=lambda value: library.update(b=str(value).upper()))
+    with pytest.raises(SwitchError, match=r"b did not take 'x': it reads 'X'\. Nothing was changed\."):
+        apply.apply({"a": 1, "b": "x", "c": 3}, "one")
+    assert library["a"] == "a found"
+    assert library["c"] == "c found"
+    assert ("c", 3) not in library.log
+
+
+def test_one_failing_restore_does_not_keep_the_others(library: Globals) -> None:
+    def fail(name: str, value: Any) -> None:
+        if (name, value) == ("b", "b found"):
+            raise RuntimeError("b is stuck")
+
+    hold = apply.apply(NEW, "one")
+    library.on_write = fail
+    with pytest.raises(RestoreError, match="b: b is stuck"):
+        apply.undo(hold)
+    assert library == {**FOUND, "b": 2}
+
+
+def test_an_error_of_the_body_stays_visible_behind_a_restore_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(state: Any) -> None:
+        torch.set_num_threads(state[0])
+        raise RuntimeError("stuck")
+
+    change_one(monkeypatch, "torch.num_threads", load=stuck)
+    with pytest.raises(RestoreError, match=r"torch\.num_threads: stuck") as caught, msctx.context(runtime_num_threads=1):
+        raise OwnError
+    assert isinstance(caught.value.__context__, OwnError) or isinstance(caught.value.__context__.__context__, OwnError)
+
+
+# --- changes by somebody else ------------------------------------------------------------------------------------------
+
+
+def test_a_foreign_change_is_told_with_both_values(library: Globals) -> None:
+    hold = apply.apply(NEW, "with-block at train.py:12")
+    library.update(a="foreign a", b="foreign b")
+    with pytest.warns(MsctxWarning) as told:
+        apply.undo(hold)
+    assert len(told) == 1
+    text = str(told[0].message)
+    assert "a: with-block at train.py:12 wrote 1, found 'foreign a' at exit" in text
+    assert "b: with-block at train.py:12 wrote 2, found 'foreign b' at exit" in text
+    assert "c: " not in text
+    assert library == FOUND
+
+
+def test_a_foreign_change_is_an_error_under_strict_once_all_is_back(library: Globals) -> None:
+    hold = apply.apply(NEW, "one")
+    library["b"] = "foreign"
+    with pytest.raises(RestoreError, match="wrote 2, found 'foreign'"):
+        apply.undo(hold, strict=True)
+    assert library == FOUND
+
+
+def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
+    before = exact_state()
+    with (
+        pytest.warns(MsctxWarning, match=r"torch\.num_threads: with-block at test_apply\.py:\d+ wrote 1, found 2 at exit"),
+        msctx.context(runtime_num_threads=1),
+    ):
+        torch.set_num_threads(2)
+    assert exact_state() == before
+    with pytest.raises(RestoreError, match="wrote 1, found 2"), msctx.context(runtime_num_threads=1, strict=True):
+        torch.set_num_threads(2)
+    assert exact_state() == before
+
+
+def test_nothing_is_told_when_nobody_changed_anything(held: Held) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with held({"torch.num_threads": 1, "torch.cudnn.allow_tf32": False, "torch.inductor.deterministic": True}):
+            pass
+
+
+# --- the base ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_base_is_changed_and_taken_away(library: Globals, base: apply.Hold) -> None:
+    assert apply.rebase(base, {"a": 1, "b": 2}) == []
+    assert library == {"a": 1, "b": 2, "c": "c found"}
+    apply.rebase(base, {"b": 3, "c": 3})
+    assert library == {"a": "a found", "b": 3, "c": 3}
+    apply.rebase(base, {})
+    assert library == FOUND
+
+
+def test_a_scope_covers_the_base_until_it_closes(library: Globals, base: apply.Hold) -> None:
+    scope = apply.apply({"a": "scope"}, "scope")
+    assert apply.rebase(base, {"a": "base", "b": "base"}) == ["a"]
+    assert library == {"a": "scope", "b": "base", "c": "c found"}
+    apply.undo(scope)
+    assert library == {"a": "base", "b": "base", "c": "c found"}
+    scope = apply.apply({"a": "scope"}, "scope")
+    assert apply.rebase(base, {}) == ["a"]
+    assert library == {"a": "scope", "b": "b found", "c": "c found"}
+    apply.undo(scope)
+
+
+def fail_at_b(library: Globals) -> Callable[[str, Any], None]:
+    def fail(name: str, value: Any) -> None:
+        if (name, value) == ("b", 2):
+            library["b"] = "half written"
+            raise RuntimeError("no")
+
+    return fail
+
+
+@pytest.mark.parametrize("earlier", [{}, {"a": "base"}, {"a": "base", "b": "base"}, {"c": "base"}], ids=str)
+def test_a_base_that_fails_half_way_is_what_it_was(library: Globals, base: apply.Hold, earlier: dict[str, Any]) -> None:
+    apply.rebase(base, earlier)
+    before = dict(library)
+    library.on_write = fail_at_b(library)
+    with pytest.raises(SwitchError, match="b did not take 2: no"):
+        apply.rebase(base, NEW)
+    library.on_write = lambda name, value: None
+    assert library == before
+    apply.rebase(base, {})
+    assert library == FOUND
+
+
+@pytest.mark.parametrize("earlier", [{}, {"b": "BASE"}], ids=str)
+def test_the_base_is_read_back(
+    library: Globals, base: apply.Hold, earlier: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply.rebase(base, earlier)
+    before = dict(library)
+    with monkeypatch.context() as patch:
+        change_one(patch, "b", write=lambda value: library.update(b="X" if value == "x" else value))
+        with pytest.raises(SwitchError, match="b did not take 'x': it reads 'X'"):
+            apply.rebase(base, {"a": 1, "b": "x"})
+    assert library == before
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_switch_of_the_process_has_one_thread_at_a_time(library: Globals) -> None:
+    hold = apply.apply({"a": 1}, "with-block at one.py:1")
+    before = dict(library)
+    with pytest.raises(ScopeError, match=r"other: a belongs to the whole process, and the with-block at one\.py:1 of another"):
+        in_thread(lambda: apply.apply({"b": 2, "a": 2}, "other"))
+    assert library == before
+    in_thread(lambda: apply.undo(apply.apply({"b": 2, "c": 2}, "other")))
+    assert library == before
+    apply.undo(hold)
+    in_thread(lambda: apply.undo(apply.apply({"b": 2, "a": 2}, "other")))
+    assert library == FOUND
+
+
+def test_a_switch_of_the_thread_is_each_threads_own(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_one(monkeypatch, "a", scope="thread")
+    hold = apply.apply({"a": 1}, "one")
+    in_thread(lambda: apply.undo(apply.apply({"a": 2}, "other")))
+    assert library["a"] == 1
+    apply.undo(hold)
+    assert library == FOUND

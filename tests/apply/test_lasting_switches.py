@@ -1,0 +1,114 @@
+"""Switches that cannot be put back: they stay, which is told once, refused under strict, and silent in the base."""
+
+import os
+import warnings
+
+import pytest
+from context_helpers import Passes
+from imagined import FOUND, NEW, Globals, change_one
+
+from msctx import apply
+from msctx.errors import MsctxWarning, StrictError
+
+
+@pytest.fixture
+def lasting(library: Globals, monkeypatch: pytest.MonkeyPatch) -> Globals:
+    """The switch b stays as it is written."""
+    change_one(monkeypatch, "b", restore="never", only_before="the flood")
+    return library
+
+
+def test_a_lasting_switch_stays_and_says_so_once(lasting: Globals) -> None:
+    with pytest.warns(MsctxWarning, match="b=2 stays after this with-block") as told:
+        apply.undo(apply.apply(NEW, "one"))
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        apply.undo(apply.apply(NEW, "one"))
+    assert lasting == {**FOUND, "b": 2}
+
+
+def test_a_lasting_switch_is_refused_under_strict(lasting: Globals) -> None:
+    with pytest.raises(StrictError, match="b cannot be put back"):
+        apply.apply(NEW, "one", strict=True)
+    assert lasting == FOUND
+    assert not lasting.log
+    lasting["b"] = 2
+    apply.undo(apply.apply(NEW, "one", strict=True))  # it has the value already: nothing would stay
+
+
+def test_the_base_sets_a_lasting_switch_without_a_warning(lasting: Globals) -> None:
+    base = apply.Hold("set_context", base=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        apply.rebase(base, NEW, strict=True)
+    apply.rebase(base, {})
+    assert lasting == {**FOUND, "b": 2}
+
+
+def test_inter_op_threads_stay_after_a_with_block(passes: Passes) -> None:
+    passes("""
+        import warnings, torch, msctx
+        options = dict(inter_op_parallel_num=torch.get_num_interop_threads() + 3)
+        wanted = options["inter_op_parallel_num"]
+        assert "stays" in msctx.explain(options).rows[0].reason, "the plan does not say that it stays"
+        before = msctx.state()
+        try:
+            with msctx.context(strict=True, **options):
+                raise SystemExit("strict entered it")
+        except msctx.StrictError as error:
+            assert "num_interop_threads" in str(error), error
+        assert msctx.state() == before
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(**options):
+                assert torch.get_num_interop_threads() == wanted
+            with msctx.context(**options):
+                pass
+        assert torch.get_num_interop_threads() == wanted
+        texts = [str(w.message) for w in told if "stays" in str(w.message)]
+        assert len(texts) == len(told) == 1, told
+        with msctx.context(strict=True, **options):  # nothing would be left behind
+            pass
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(inter_op_parallel_num=wanted + 1, runtime_num_threads=1):
+                assert torch.get_num_threads() == 1
+                assert torch.get_num_interop_threads() == wanted
+        assert any("can only be set before" in str(w.message) for w in told), told
+        assert torch.get_num_interop_threads() == wanted
+    """)
+
+
+def test_inter_op_threads_by_set_context(passes: Passes) -> None:
+    passes("""
+        import warnings, torch, msctx
+        warnings.simplefilter("error")
+        wanted = torch.get_num_interop_threads() + 3
+        threads = torch.get_num_threads()
+        msctx.set_context(inter_op_parallel_num=wanted)
+        assert torch.get_num_interop_threads() == wanted
+        msctx.set_context(inter_op_parallel_num=wanted)
+        try:
+            msctx.set_context(strict=True, inter_op_parallel_num=wanted + 1, runtime_num_threads=1)
+            raise SystemExit("a second value was taken")
+        except msctx.StrictError as error:
+            assert "can only be set before" in str(error), error
+        assert (torch.get_num_interop_threads(), torch.get_num_threads()) == (wanted, threads)
+        assert msctx.get_context("strict") is not True, "refused, and yet in force"
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            msctx.set_context(inter_op_parallel_num=wanted + 1)
+        assert any("can only be set before" in str(w.message) for w in told), told
+        msctx.reset_context()
+        assert torch.get_num_interop_threads() == wanted
+    """)
+
+
+def test_a_variable_that_would_stay_is_taken_back_when_warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HCCL_DETERMINISTIC", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(MsctxWarning, match="stays after this with-block"):
+            apply.apply({"env.HCCL_DETERMINISTIC": "true"}, "one")
+    assert "HCCL_DETERMINISTIC" not in os.environ

@@ -1,0 +1,116 @@
+"""The precision switches are restored exactly from any state that programs bring about with torch's APIs, old and new."""
+
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from context_helpers import Passes, State
+from imagined import Held
+from old_precision import old_getters
+
+import msctx
+
+STARTS: dict[str, Callable[[], Any]] = {
+    "old: high": lambda: torch.set_float32_matmul_precision("high"),
+    "old: medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "old: cublas on": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "old: cudnn off": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "old: cudnn on": lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
+    "new: generic tf32": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "new: generic ieee": lambda: setattr(torch.backends, "fp32_precision", "ieee"),
+    "new: generic bf16": lambda: setattr(torch.backends.mkldnn, "fp32_precision", "bf16"),  # trap 2
+    "new: cuda tf32": lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
+    "new: cuda ieee": lambda: setattr(torch.backends.cudnn, "fp32_precision", "ieee"),
+    "new: cuda.matmul tf32": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "new: cuda.matmul ieee": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "ieee"),
+    "new: cudnn.conv ieee": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    "new: cudnn.conv none": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "none"),
+    "new: mkldnn.matmul bf16": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "new: mkldnn.matmul tf32": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "tf32"),
+    "mixed: high, then cuda.matmul ieee": lambda: (
+        torch.set_float32_matmul_precision("high"),
+        setattr(torch.backends.cuda.matmul, "fp32_precision", "ieee"),
+    ),
+    "mixed: cublas on, then mkldnn.matmul bf16": lambda: (
+        setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    ),
+    "mixed: cudnn off, then generic tf32": lambda: (
+        setattr(torch.backends.cudnn, "allow_tf32", False),
+        setattr(torch.backends, "fp32_precision", "tf32"),
+    ),
+}
+"""States that programs bring about with torch's public APIs, old and new."""
+TF32 = ("torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32")
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest, torch_as_found: None) -> str:
+    STARTS[request.param]()
+    return request.param
+
+
+@pytest.mark.parametrize("start", STARTS, indirect=True)
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("names", [TF32[:1], TF32[1:], TF32], ids=["conv", "matmul", "both"])
+def test_tf32_is_exactly_restored_from_any_state(
+    held: Held, exact_state: State, start: str, value: bool, names: tuple[str, ...]
+) -> None:
+    before, getters = exact_state(), old_getters()
+    with held(dict.fromkeys(names, value)):
+        state = msctx.state()
+        assert {state[name] for name in names} == {value}
+        nodes = {"torch.cudnn.allow_tf32": ("conv", "rnn"), "torch.cuda.matmul.allow_tf32": ("matmul",)}
+        for op in (op for name in names for op in nodes[name]):
+            assert (state[f"torch.fp32_precision.cuda.{op}"] == "tf32") is value
+        if names[0] == "torch.cudnn.allow_tf32":
+            assert old_getters()["_get_cudnn_allow_tf32"] is value, "torch.backends.cudnn.flags() raises inside the scope"
+    assert exact_state() == before
+    assert old_getters() == getters
+
+
+@pytest.mark.parametrize("start", ["old: high", "old: medium", "old: cublas on", "old: cudnn off"], indirect=True)
+def test_old_getters_that_answered_before_answer_inside(held: Held, start: str) -> None:
+    """The commonest line of all, set_float32_matmul_precision("high"), must not make a scope a trap for other code."""
+    for value in (True, False):
+        with held(dict.fromkeys(TF32, value)):
+            assert "raises" not in old_getters().values(), old_getters()
+
+
+PRISTINE = """
+import warnings, torch, msctx
+from msctx import apply
+node = torch._C._get_fp32_precision_getter
+def follows_generic():
+    "In a fresh process cuDNN's nodes are tf32 only until a parent says otherwise; torch cannot set them to that again."
+    with torch.backends.flags(fp32_precision="ieee"):
+        return (node("cuda", "conv"), node("cuda", "rnn")) == ("ieee", "ieee")
+assert follows_generic(), "torch's start has changed"
+"""
+
+
+def test_a_scope_that_changes_nothing_leaves_a_fresh_process_fresh(passes: Passes) -> None:
+    code = PRISTINE + textwrap.dedent("""
+        msctx.state()
+        assert follows_generic(), "reading the state wrote a node"
+        apply.undo(apply.apply({"torch.cuda.matmul.allow_tf32": True}, "one"))
+        assert follows_generic(), "the switch for matmul wrote cuDNN's nodes"
+        apply.undo(apply.apply({"torch.cudnn.allow_tf32": True}, "one"))
+        assert follows_generic(), "nothing was to be written: it was True already"
+    """)
+    passes(code)
+
+
+def test_cudnns_first_state_is_restored_or_it_is_told(passes: Passes) -> None:
+    """Exact, or said so: on the switch, by a warning, or in the plan; never a silent difference."""
+    code = PRISTINE + textwrap.dedent("""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            apply.undo(apply.apply({"torch.cudnn.allow_tf32": False}, "one"))
+        (row,) = msctx.explain({"gpu_config": {"conv_allow_tf32": False}}, device="cuda").rows
+        honest = told or "no longer reaches cuDNN" in row.reason
+        assert follows_generic() or honest, "torch.backends.fp32_precision no longer reaches cuDNN, and nobody said so"
+    """)
+    passes(code)

@@ -1,0 +1,154 @@
+"""`msctx migrate`: what is known of names, constants and functions, and what is called in a roundabout way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from migrations import check_outputs, meaning
+
+from msctx import migrate
+from msctx.migrate.calls import functions
+from msctx.migrate.migration import canonical
+from msctx.options import OPTIONS, device_of, find, make_layer
+
+
+@pytest.mark.parametrize("function", functions())
+def test_every_newer_function_means_the_same_as_its_name(of, function):
+    option = find(function)
+    if option is None or function in ("runtime.launch_blocking", "set_recursion_limit", "set_deterministic"):
+        pytest.skip("several options, or none: tested above")
+    if option.content:
+        pytest.skip("its value is a file")
+    migration = of(f"ms.{function}({option.example!r})\nms.{function}(value={option.example!r})")
+    assert migration.problems == ()
+    assert meaning(migration.layer) == meaning(make_layer({function: option.example}, "here"))
+    assert migration.calls[1].notes == ()
+
+
+@pytest.mark.parametrize("name", sorted({s for o in OPTIONS.values() for s in o.spellings}))
+def test_a_canonical_spelling_speaks_of_the_same_devices(name):
+    option, spelling = find(name), canonical(name)
+    assert find(spelling) is option
+    assert device_of(spelling) == device_of(name) or option.devices == (device_of(name),)
+    assert canonical(spelling) == spelling
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("DEPTH = 5\nms.set_context(max_call_depth=DEPTH)", 5),
+        ("A = B = 5\nms.set_context(max_call_depth=B)", 5),
+        ("A, B = 4, 5\nms.set_context(max_call_depth=B)", 5),
+        ("ms.set_context(max_call_depth=(n := 5))", None),
+        ("ms.set_context(max_call_depth=int('5'))", None),
+        ("A = 5\ndef f():\n    global A\n    A = 6\nms.set_context(max_call_depth=A)", None),
+        ("A = 5\ndef f():\n    A = 6\nms.set_context(max_call_depth=A)", 5),
+        ("A = 5\ndel A\nms.set_context(max_call_depth=A)", None),
+        ("A = 5\nA += 1\nms.set_context(max_call_depth=A)", None),
+        ("A = 5\nfrom settings import *\nms.set_context(max_call_depth=A)", None),
+        ("from settings import *\nA = 5\nms.set_context(max_call_depth=A)", 5),
+        ("A = A\nms.set_context(max_call_depth=A)", None),
+        ("A = B\nB = A\nms.set_context(max_call_depth=A)", None),
+        ("class C:\n    A = 5\n    ms.set_context(max_call_depth=A)", 5),
+        ("A = 4\nclass C:\n    A = 5\n    def f(self):\n        ms.set_context(max_call_depth=A)", 4),
+        ("A = 5\n[ms.set_context(max_call_depth=A) for A in range(3)]", None),
+        ("A = 5\nf = lambda A=3: ms.set_context(max_call_depth=A)", None),
+        ("try:\n    A = 5\nexcept Exception as A:\n    pass\nms.set_context(max_call_depth=A)", None),
+        ("match 1:\n    case A:\n        pass\nms.set_context(max_call_depth=A)", None),
+        ("D = {'A': 5}\nms.set_context(max_call_depth=D['A'])", 5),
+        ("D = {'A': 5}\nms.set_context(max_call_depth=D['B'])", None),
+        ("D = {'A': 5}\nD.update(A=6)\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\nprepare(D)\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = E = {'A': 5}\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\nE = D\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': [5]}\nE = D['A']\nms.set_context(max_call_depth=D['A'][0])", 5),
+        ("D = {'A': [5]}\nE = D['A']\nE[0] = 6\nms.set_context(max_call_depth=D['A'][0])", None),
+        ("D = {'A': [5]}\nfor e in D.values(): e[0] = 6\nms.set_context(max_call_depth=D['A'][0])", None),
+        ("D = {'A': 5}\nfor e in [D]: e['A'] = 6\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\nfor k, v in D.items(): pass\nms.set_context(max_call_depth=D['A'])", 5),
+        ("D = {'A': [5, 6]}\nms.set_context(max_call_depth=D['A'][0] * 2)", 10),
+        ("D = {'A': 5}\nprint(D)\nx = D['A'] + 1\nms.set_context(max_call_depth=D['A'])", 5),
+        ("D = {'A': 5}\nE = {'B': D}\nms.set_context(max_call_depth=D['A'])", 5),
+        ("D = {'A': 5}\nE = {'B': D}\nms.set_context(max_call_depth=E['B']['A'])", 5),
+        ("D = {'A': 5}\nE = {'B': D}\nE['B']['A'] = 6\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\nE = {'B': D}\nF = {**E}\nf(F)\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\nE = dict(B=D)\nf(E)\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\nE = {**D}\nF = dict(D)\nG = f(**D)\nms.set_context(max_call_depth=D['A'])", 5),
+        ("D = {'A': [5]}\nG = f(**D)\nms.set_context(max_call_depth=D['A'][0])", None),
+        ("D = {'A': 5}\nf(*D, [D])\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\nf(D['A'])\nms.set_context(max_call_depth=D['A'])", 5),
+        ("D = {'A': 5}\nfor D['A'] in range(3): pass\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\ndel D['A']\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = dict(max_call_depth=5)\nms.set_context(**D)", 5),
+        ("ms.set_context(**{**{'max_call_depth': 4}, 'max_call_depth': 5})", 5),
+        ("ms.set_context(max_call_depth=-5)", None),
+        ("ms.set_context(max_call_depth=2 + 3)", 5),
+        ("ms.set_context(max_call_depth=2 ** 3)", None),
+        ("m = ms.GRAPH_MODE\nms.set_context(max_call_depth=5, mode=m)", 5),
+    ],
+)
+def test_what_is_known_of_a_name(of, text, expected):
+    assert of(text).options.get("max_call_depth") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("ms.PYNATIVE_MODE", "PYNATIVE_MODE"),
+        ("ms.context.PYNATIVE_MODE", "PYNATIVE_MODE"),
+        ("ms.COMPATIBLE", 1),  # the number is what mode knows
+        ("M", None),
+        ("elsewhere.GRAPH_MODE", None),
+        ("GRAPH_MODE", None),
+    ],
+)
+def test_constants(of, value, expected):
+    assert of(f"M = ms.GRAPH_MODE\nM = ms.PYNATIVE_MODE\nms.set_context(mode={value})").options.get("mode") == expected
+
+
+def test_later_calls_win_key_by_key(of):
+    migration = of("""\
+        ms.set_context(gpu_config={"conv_allow_tf32": True, "matmul_allow_tf32": True}, mode=0)
+        ms.set_context(mode=1, gpu_config={"conv_allow_tf32": False})
+    """)
+    assert migration.options == {"gpu_config": {"matmul_allow_tf32": True, "conv_allow_tf32": False}, "mode": 1}
+    assert migration.calls[1].notes == (
+        "mode: 1 replaces 0 of line 2",
+        "gpu_config.conv_allow_tf32: False replaces True of line 2",
+    )
+
+
+def test_an_option_beside_a_part_of_it(of, tmp_path):
+    migration = of("""ms.set_context(graph_kernel_flags="--opt_level=2", **{"graph_kernel_flags.opt_level": 3})""")
+    assert migration.options == {"graph_kernel_flags": "--opt_level=2", "graph_kernel_flags.opt_level": 3}
+    check_outputs(migration, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('getattr(ms, "set_context")(mode=0)', "is looked up by its name"),
+        ("functools.partial(ms.set_context, mode=0)()", "is not called here but handed on"),
+        ("[ms.set_context][0](mode=1)", "is not called here but handed on"),
+        ("ms.set_context.__wrapped__(mode=0)", "is not called here but handed on"),
+        ("apply(ms.set_device)", "is not called here but handed on"),
+    ],
+)
+def test_what_is_called_in_a_roundabout_way_is_told(tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(f"import functools\nimport mindspore as ms\n\n{line}\n")
+    found = migrate.read(str(file))
+    assert found.options == {}
+    (problem,) = [p for p in found.problems if p.mark]
+    assert said in problem.text
+    assert problem.mark is not None
+    assert problem.mark.line == 4
+
+
+def test_an_alias_is_followed_and_not_told(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("import mindspore as ms\n\nput = ms.set_context\nput(mode=0)\n")
+    found = migrate.read(str(file))
+    assert found.problems == ()
+    assert found.options == {"mode": 0}

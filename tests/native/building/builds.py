@@ -1,0 +1,43 @@
+"""What the tests of the build share: small kernels that are built without torch, and a look at what is left."""
+
+from __future__ import annotations
+
+import ctypes
+
+from msctx.native import build as native
+from msctx.native import recipe
+from msctx.native.recipe import recipe_of
+
+ISAS = len(recipe.VECTORS) if len(recipe.isas()) > 1 else 1
+"""The instruction sets that the small kernels are compiled for: they have none for a matrix unit."""
+
+
+def made(sources):
+    """What is built in most tests: everything but the glue, and no need of torch."""
+    return native._make(recipe_of("kernels", "", sources), verbose=False)
+
+
+def call(path, name="msctx_one"):
+    return ctypes.CDLL(str(path))[name]()
+
+
+def edit(sources, name, old, new):
+    file = sources / name
+    file.write_text(file.read_text().replace(old, new))
+
+
+def leftovers(cache):
+    """What no build leaves: folders in progress and parts of files."""
+    return [*cache.glob("tmp/*"), *cache.rglob("*.part")]
+
+
+GLUE = """
+#include <ATen/Parallel.h>
+#include <atomic>
+#include "glue/parts.h"
+extern "C" __attribute__((visibility("default"))) int threads_used() {
+  std::atomic<int> parts{0};
+  at::parallel_for(0, 1000, 1, [&](int64_t, int64_t) { parts++; });
+  return parts;
+}
+"""

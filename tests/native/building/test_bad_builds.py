@@ -1,0 +1,135 @@
+"""Builds that end badly: killed, interrupted, with an error or a full disk; nothing half done is left or loaded."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from builds import ISAS, call, edit, leftovers, made
+
+from msctx.errors import MsctxError, NativeError
+
+
+@pytest.mark.parametrize("word", ["common/api.cpp", "-shared"])
+def test_a_build_that_is_killed_leaves_nothing_that_is_loaded(cache, sources, watched, forked, word):
+    watched.hold(word)
+    process = forked(lambda: made(sources).path)
+    held = watched.until_stopped()
+    process.signal(signal.SIGKILL)
+    assert process.ended() == {"killed": -signal.SIGKILL}
+    assert [*cache.glob("tmp/*")] != []
+    assert [*cache.glob("native/*/*")] == []
+    watched.let_go()
+    while any(is_running(number) for number in held):  # the compiler of the killed build, which now ends by itself
+        time.sleep(0.01)
+    built = made(sources)
+    assert not built.cached
+    assert leftovers(cache) == []
+    assert forked(lambda: call(built.path)).ended() == {"returned": 41}
+
+
+def test_builds_that_are_killed_at_any_moment(cache, sources, watched, forked):
+    began = time.monotonic()
+    made(sources)
+    whole = time.monotonic() - began
+    for step in range(6):
+        shutil.rmtree(cache)
+        process = forked(lambda: made(sources).path)
+        time.sleep(whole * (step + 0.5) / 5)
+        process.signal(signal.SIGKILL)
+        process.ended()
+        assert forked(lambda: call(made(sources).path)).ended() == {"returned": 41}
+    edit(sources, "common/api.cpp", "return", "return 1 +")
+    made(sources)  # tidies up after one that was killed when all was done but that
+    assert leftovers(cache) == []
+
+
+def test_ctrl_c(cache, sources, watched, forked):
+    watched.hold("common/api.cpp")
+    process = forked(lambda: made(sources).path)
+    compilers = watched.until_stopped()
+    process.signal(signal.SIGINT)
+    assert process.ended()["raised"] == "KeyboardInterrupt"
+    assert not any(is_running(number) for number in compilers)
+    assert leftovers(cache) == []
+    watched.let_go()
+    assert not made(sources).cached
+
+
+def test_ctrl_c_while_another_process_builds(sources, watched, forked):
+    watched.hold("common/api.cpp")
+    builder = forked(lambda: made(sources).path)
+    watched.until_stopped()
+    waiting = forked(lambda: made(sources).path)
+    time.sleep(0.3)
+    waiting.signal(signal.SIGINT)
+    assert waiting.ended()["raised"] == "KeyboardInterrupt"
+    watched.let_go()
+    assert "returned" in builder.ended()
+    assert len(watched.compiled) == ISAS + 1
+
+
+def is_running(number):
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_kernel_with_a_mistake(cache, sources):
+    edit(sources, "common/api.cpp", "generic::one()", "generic::two()")
+    with pytest.raises(NativeError) as caught:
+        made(sources)
+    text = str(caught.value)
+    assert isinstance(caught.value, MsctxError)
+    assert isinstance(caught.value, RuntimeError)
+    assert "the compiler ended with exit code 1" in text
+    assert "-c common/api.cpp" in text
+    assert "error: " in text
+    assert f"The sources are in {sources}" in text
+    log = next(cache.glob("logs/*.log"))
+    assert str(log) in text
+    assert "error: " in log.read_text()
+    assert "-c common/api.cpp" in log.read_text()
+    assert leftovers(cache) == []
+    assert [*cache.glob("native/*/*")] == []
+    edit(sources, "common/api.cpp", "generic::two()", "generic::one()")
+    assert made(sources).compiled <= ISAS + 1
+
+
+def test_a_compiler_that_is_killed(sources, watched):
+    script = watched.folder / "c++"
+    script.write_text(script.read_text().replace("exec ", 'case "$*" in *common/api*) kill -9 $$;; esac\nexec '))
+    with pytest.raises(NativeError, match=r"was killed by SIGKILL \(is there too little memory\?\)"):
+        made(sources)
+
+
+def test_a_compiler_that_leaves_nothing(sources, watched):
+    script = watched.folder / "c++"
+    script.write_text(script.read_text().replace("exec ", 'case "$*" in *common/api*) exit 0;; esac\nexec '))
+    with pytest.raises(NativeError, match="left no result"):
+        made(sources)
+
+
+def test_a_full_disk_while_compiling(sources, watched):
+    script = watched.folder / "c++"
+    full = "echo 'cannot write: No space left on device' >&2; exit 1"
+    script.write_text(script.read_text().replace("exec ", f'case "$*" in *common/api*) {full};; esac\nexec '))
+    with pytest.raises(NativeError, match="has no room left: make room there, or set MSCTX_CACHE_DIR"):
+        made(sources)
+
+
+def test_a_limit_on_what_may_be_written(cache, sources, forked):
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        return made(sources)
+
+    answer = forked(limited).ended()
+    assert answer["raised"] == "NativeError"
+    assert leftovers(cache) == []
+    assert not made(sources).cached

@@ -1,0 +1,123 @@
+"""The compiler: which one is taken, what is said where there is none, and what it is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builds import GLUE, edit, made
+
+from msctx.errors import NativeError
+from msctx.native import build as native
+from msctx.native import compiler
+from msctx.native.recipe import recipe_of
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """A folder that is the whole PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def program(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return path
+
+
+def test_no_compiler(path, sources):
+    reason = "no C++ compiler (set CXX, or install g++ or clang++)"
+    assert native.obstacle(sources) == native.obstacle(sources) == reason
+    with pytest.raises(NativeError) as caught:
+        native.library(sources)
+    assert str(caught.value) == reason
+
+
+def test_what_is_cached_needs_no_compiler(sources, monkeypatch, tmp_path):
+    built = native.build(sources=sources)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native.obstacle(sources) == ""
+    assert native.build(sources=sources).path == built.path
+    edit(sources, "common/api.cpp", "return", "return 1 +")
+    with pytest.raises(NativeError, match="no C\\+\\+ compiler"):
+        native.build(sources=sources)
+
+
+def test_an_obstacle_is_cheap_to_ask_for(sources):
+    assert native.obstacle(sources) == ""
+    began = time.perf_counter()
+    for _ in range(20):
+        native.obstacle(sources)
+    assert (time.perf_counter() - began) / 20 < 0.01
+
+
+def test_a_folder_that_is_refused_is_an_obstacle(cache):
+    cache.mkdir()
+    cache.chmod(0o777)
+    assert "can be written by its group and everybody" in native.obstacle()
+
+
+def test_another_system(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert native.obstacle() == "the native core is built on Linux alone"
+
+
+@pytest.mark.parametrize(
+    ("cxx", "why"),
+    [
+        ("/not/there/g++", "there is no such program"),
+        ("false", "does not say its --version"),
+        ("g++ '", "cannot be read as a command"),
+    ],
+)
+def test_a_cxx_that_does_not_work_is_told_and_not_passed_over(sources, monkeypatch, cxx, why):
+    native.build(sources=sources)
+    monkeypatch.setenv("CXX", cxx)
+    assert native.obstacle(sources).startswith(f"CXX={cxx}: {why}")
+    with pytest.raises(NativeError, match="correct CXX, or unset it"):
+        native.build(sources=sources)
+
+
+def test_a_cxx_with_arguments(sources, monkeypatch, watched):
+    monkeypatch.setenv("CXX", f"{watched.folder / 'c++'} -DMORE")
+    made(sources)
+    assert all(line.startswith("-DMORE ") for line in watched.runs)
+
+
+OLD = """
+case "$*" in *--version*) echo 'g++ 8.5.0';; *) echo "g++: error: unrecognized command line option '-std=c++20'" >&2; exit 1;; esac
+"""
+
+
+def test_a_compiler_that_is_too_old(path, sources):
+    program(path / "g++", OLD)
+    assert native.obstacle(sources) == (
+        "g++: cannot compile C++20 (g++ 8.5.0): g++: error: unrecognized command line option '-std=c++20'; "
+        "no other C++ compiler (set CXX, or install g++ or clang++)"
+    )
+
+
+def test_the_first_compiler_that_works_is_taken(path, monkeypatch):
+    good = shutil.which("g++", path=os.defpath) or shutil.which("c++", path=os.defpath)
+    program(path / "c++", OLD)
+    program(path / "clang++", f'PATH={os.defpath} exec {good} "$@"')
+    assert compiler.find().command == (str(path / "clang++"),)
+    program(path / "c++", f'PATH={os.defpath} exec {good} "$@" # repaired')
+    assert compiler.find().command == (str(path / "c++"),)
+
+
+def test_clang_gets_no_openmp_of_its_own(sources):
+    (sources / "glue").mkdir()
+    (sources / "glue" / "threads.cpp").write_text(GLUE)
+    made_of = recipe_of("library", "", sources)
+    unit = next(unit for unit in made_of.units if unit.source.startswith("glue/"))
+    for version, has in (("g++ 12.2.0", True), ("Debian clang version 16.0.6", False)):
+        tool = compiler.Compiler(("/usr/bin/c++",), version)
+        assert ("-fopenmp" in made_of.command(unit, tool, Path("x.o"))) == has

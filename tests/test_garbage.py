@@ -1,0 +1,195 @@
+"""For any input: garbage is refused and changes nothing; a dictionary is taken whole or not at all."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from properties import State, common, generators, marks
+from samples import values
+
+import msctx
+from msctx.errors import DeviceError, OptionError, StrictError, SwitchError
+from msctx.options import OPTIONS
+from msctx.options.layers import presets
+
+pytestmark = marks
+
+
+# --- garbage ----------------------------------------------------------------------------------------------------------
+
+SPELLINGS = sorted({spelling for option in OPTIONS.values() for spelling in option.spellings})
+plain = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-1, 9),
+    st.floats(),
+    st.text(max_size=20),
+    st.binary(max_size=8),
+    st.sampled_from(["ON", "off", "0", "1", "true", "4GB", "-1GB", "0", "", " ", "1e9", "٣GB", "GPU", "a,b", "\0", "\ud800"]),
+    st.from_regex(r"\A\d{1,400}(\.\d+)?\s*[KMGTkmgt]?i?[Bb]?\Z"),
+    st.just(math.nan),
+    st.complex_numbers(),
+)
+garbage = st.recursive(
+    plain,
+    lambda inside: st.one_of(
+        st.lists(inside, max_size=3),
+        st.tuples(inside, inside),
+        st.dictionaries(
+            st.one_of(st.text(max_size=8), st.integers(), st.none(), st.sampled_from(SPELLINGS)), inside, max_size=3
+        ),
+        st.frozensets(st.integers(), max_size=3),
+    ),
+    max_leaves=6,
+)
+
+
+def refuse_or_take(give: Callable[[], Any], exact_state: State) -> None:
+    before = exact_state(), generators()
+    refused: OptionError | None = None
+    try:
+        give()
+    except OptionError as error:
+        refused = error
+    if refused is not None:
+        assert refused.problems
+        assert all(problem.text for problem in refused.problems)
+        assert "nothing was changed" in str(refused)
+    assert (exact_state(), generators()) == before
+
+
+@settings(max_examples=600, **common)
+@given(spelling=st.sampled_from(SPELLINGS), value=garbage)
+def test_garbage_is_refused_and_changes_nothing(exact_state: State, spelling: str, value: Any) -> None:
+    refuse_or_take(lambda: msctx.context(**{spelling: value}), exact_state)
+    refuse_or_take(lambda: msctx.explain({spelling: value}, device="cuda"), exact_state)
+
+
+THINGS = {
+    "no value": [object(), 1j, {1, 2}, len, math.nan, torch.ones(2), torch.tensor([]), numpy.ones(2), range(3)],
+    "too large": [10**5000, -(10**5000), "9" * 5000, "9" * 400 + "GB", "9" * 400 + ".5G", "1" + "0" * 330 + "KB"],
+    "like a value": [torch.tensor(1), numpy.int64(1), numpy.True_, numpy.float64(1), numpy.array("ON")],
+}
+
+
+@pytest.mark.parametrize("kind", THINGS)
+def test_things_that_are_no_plain_data(exact_state: State, kind: str) -> None:
+    for spelling in SPELLINGS:
+        for value in THINGS[kind]:
+            try:
+                msctx.context(**{spelling: value})
+            except OptionError:
+                continue
+            except Exception as error:
+                pytest.fail(f"{spelling}: {type(error).__name__}: {error}")
+            assert kind != "no value", f"{spelling} took {value!r}"
+
+
+@settings(max_examples=150, **common)
+@given(names=st.dictionaries(st.text(max_size=20), garbage, min_size=1, max_size=3))
+def test_unknown_names_are_refused(exact_state: State, names: dict[str, Any]) -> None:
+    refuse_or_take(lambda: msctx.context(**names), exact_state)
+    if not set(names) & {*SPELLINGS, *(spelling.partition(".")[0] for spelling in SPELLINGS), "preset"}:
+        with pytest.raises(OptionError) as caught:
+            msctx.context(**names)
+        assert len(caught.value.problems) == len(names), "not all problems at once"
+
+
+@settings(max_examples=100, **common)
+@given(preset=st.one_of(garbage, st.text(max_size=8).map(lambda name: name + ".yaml")))
+@example(preset="no\0name.yaml")
+@example(preset="\ud800.yaml")
+@example(preset="x" * 5000 + ".yaml")
+def test_garbage_for_a_preset(exact_state: State, preset: Any) -> None:
+    if preset in (None, "") or preset in [*presets()]:
+        return
+    before = exact_state()
+    with pytest.raises(msctx.MsctxError):
+        msctx.context(preset)
+    assert exact_state() == before
+
+
+@settings(max_examples=100, **common)
+@given(spelling=st.sampled_from(SPELLINGS), value=st.one_of(plain, garbage))
+def test_garbage_for_set_context(exact_state: State, spelling: str, value: Any) -> None:
+    """Checked before anything is set: beside a good option nothing is set either."""
+    if spelling == "runtime_num_threads":
+        return
+    before = exact_state()
+    try:
+        msctx.context(**{spelling: value})
+    except OptionError:
+        with pytest.raises(OptionError):
+            msctx.set_context(**{spelling: value, "runtime_num_threads": torch.get_num_threads() + 1})
+    assert exact_state() == before
+    assert msctx.get_context() == {}
+
+
+# --- dictionaries of right and wrong keys and values ------------------------------------------------------------------
+
+SAFE = [o for o in OPTIONS.values() if o.name not in ("inter_op_parallel_num", "max_device_memory", "seed")]
+"""Options whose values can be put back, and of which none says how many digits of a generator are drawn."""
+right = st.sampled_from(SAFE).flatmap(
+    lambda option: st.tuples(st.sampled_from(option.spellings), st.sampled_from(values(option)))
+)
+wrong = st.one_of(
+    st.tuples(st.sampled_from(SPELLINGS), garbage),
+    st.tuples(st.sampled_from(["gpu_config", "session", "runtime", "device_context", "ascend_config.ge_options"]), garbage),
+    st.tuples(st.text(max_size=12), plain),
+)
+dictionaries = st.lists(st.one_of(right, right, right, wrong), max_size=8).map(dict)
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """The same with dictionaries in place of dotted names, where no key stands in the way."""
+    made: dict[str, Any] = {}
+    for name, value in flat.items():
+        at = made
+        *groups, last = name.split(".")
+        for group in groups:
+            at = at.setdefault(group, {}) if isinstance(at.get(group, {}), dict) else made
+        at[last] = value
+    return made
+
+
+@settings(max_examples=400, **common)
+@given(options=dictionaries, nest=st.booleans())
+def test_a_dictionary_is_taken_whole_or_not_at_all(exact_state: State, options: dict[str, Any], nest: bool) -> None:
+    options = nested(options) if nest else options
+    before = exact_state(), generators(), msctx.get_context()
+    try:
+        with msctx.context(**options) as ctx:
+            json.dumps(ctx.plan.as_dict())
+            assert set(msctx.get_context()) == set(ctx.settings)
+    except (OptionError, DeviceError, StrictError, SwitchError) as error:
+        refused = str(error)
+    else:
+        refused = ""
+    assert not refused or "othing was changed" in refused or "put back" in refused
+    assert (exact_state(), generators(), msctx.get_context()) == before
+
+
+@settings(max_examples=200, **common)
+@example(first={"function": None, "self": 1}, second={"args": 1, "kwargs": 1, "options": 1, "preset": None})
+@given(first=dictionaries, second=dictionaries)
+def test_set_context_takes_a_dictionary_whole_or_not_at_all(
+    exact_state: State, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    found = exact_state()
+    try:
+        for options in (first, second):
+            before = exact_state(), msctx.get_context()
+            try:
+                msctx.set_context(**options)
+            except (OptionError, DeviceError, StrictError, SwitchError):
+                assert (exact_state(), msctx.get_context()) == before
+    finally:
+        msctx.reset_context()
+    assert exact_state() == found
