@@ -90,11 +90,11 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
             enter(math, "eager", f, lambda context=context: context, None)
         enter("bf16 autocast", "eager", f, lambda: torch.autocast("cpu", torch.bfloat16), None)
     if with_inductor:  # which lays out the tensors between as it likes
-        enter("torch", "inductor", FORMATS[0], nullcontext, {})
+        enter("torch", "inductor", FORMATS[1], nullcontext, {})
         for math, context in contexts.items():
-            enter(math, "inductor", FORMATS[0], lambda context=context: context, {})
+            enter(math, "inductor", FORMATS[1], lambda context=context: context, {})
         if not is_training:
-            enter("torch", "inductor with freezing", FORMATS[0], nullcontext, {"freezing": True})
+            enter("torch", "inductor with freezing", FORMATS[1], nullcontext, {"freezing": True})
     for f in FORMATS:  # the control
         enter("again", "eager", f, nullcontext, None)
     found = contest.fastest(contenders, seconds)
