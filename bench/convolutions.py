@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import contest
-from layers import DENSE, DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, EVERY, STRIDED, WINDOW_1, WINDOW_3, Layer
+from layers import DENSE, DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OF_EACH_KIND, STRIDED, WINDOW_1, WINDOW_3, Layer
 
 Tensors = tuple[Any, Any, Any]
 
@@ -36,6 +36,8 @@ class Group:
     """Values, or what gives them for a layer."""
     formats: tuple[str, ...] = ("channels_first", "channels_last")
     data: str = "normal"
+    batches: tuple[int, ...] = ()
+    """In place of those asked for: torch may take minutes."""
 
     @property
     def is_tuned(self) -> bool:
@@ -75,7 +77,8 @@ GROUPS = (
     Group("dense", "dense K >= 11, tiled FFT, float32", "fprop", DENSE, {"conv_fprop_algo": "fft_tiling", **STRICT}),
     Group("denormals", "3x3, inputs full of denormals", "fprop", WINDOW_3[:2], GEMM, data="denormal"),
     *(
-        Group(f"performance-{d}", f"`performance`, {d}, {len(EVERY)} layers", d, EVERY, {f"conv_{d}_algo": "performance"})
+        Group(f"{how}-{d}", f"`{how}`, {d}, {len(OF_EACH_KIND)} layers", d, OF_EACH_KIND, {f"conv_{d}_algo": how})
+        for how in ("normal", "performance")
         for d in ("fprop", "dgrad", "wgrad")
     ),
 )
@@ -154,7 +157,7 @@ def work(name: str, batches: list[int], threads: int, seconds: float) -> None:
     group = BY_NAME[name]
     with tempfile.TemporaryDirectory() as folder:
         options = {"tuning_file": f"{folder}/tuning.json"} if group.is_tuned else {}
-        for batch in batches:
+        for batch in group.batches or batches:
             for layer in group.layers:
                 found = measure(group, layer, batch, seconds, options)
                 print(json.dumps({"group": group.name, "layer": layer.name, "batch": batch, **found}), flush=True)
@@ -181,7 +184,7 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
     from rich.progress import Progress
 
     groups = [group for group in GROUPS if not given.only or group.name in given.only.split(",")]
-    per_process = sum(len(group.layers) for group in groups) * len(given.batches)
+    per_process = sum(len(group.layers) * len(group.batches or given.batches) for group in groups)
     rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     result = {"machine": contest.machine(), "processes": 0, "problems": []}
     with Progress(console=Console(stderr=True)) as progress:
