@@ -37,19 +37,7 @@ Tiles tiled(const ConvProblem& p, Op op, int axis) {
   return {length, count, 0, step, 0, length, 0, step};
 }
 
-void reasons(const ConvProblem& p, Op, Reasons& reasons) {
-  reasons.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
-}
-
-size_t workspace(const ConvProblem& p, Op op, int threads) { return spectral_workspace(p, op, threads, tiled); }
-
-// Measured: 1.4e-6, and 5.6e-6 for weights, of which there may be so few that all nearly cancel.
-double error(const ConvProblem&, Op op) { return op == Op::backward_weight ? 1e-5 : 5e-6; }
-
-bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
-  run_spectral(p, op, t, workspace, parallel, tiled);
-  return true;
-}
+using Algorithm = Spectral<tiled>;
 
 }  // namespace
 
@@ -59,11 +47,13 @@ const ConvAlgorithm conv_fft_tiling = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = Algorithm::reasons,
+    .workspace = Algorithm::workspace,
+    .error = Algorithm::error,
+    .run = Algorithm::run,
     .spreads_nonfinite = true,
+    .prepared_size = Algorithm::prepared_size,
+    .prepare = Algorithm::prepare,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -13,8 +13,11 @@
 //   forward          Y[n][k]    = sum over parts of X[n][part] conj(W[k][part])
 //   backward_data    X[n][part] = sum over k of Y[n][k] W[k][part]
 //   backward_weight  W[k][part] = sum over n of X[n][part] conj(Y[n][k])
-// with n for the items. x and y may be transformed in tiles; then each tile is an item.
+// with n for the items. x and y may be transformed in tiles; then each tile is an item. The spectra of the weights, which know
+// neither images nor tiles, are the prepared form of them that forward and backward_data read.
 #pragma once
+
+#include <new>
 
 #include "msctx/fft.h"
 
@@ -225,6 +228,36 @@ static inline void multiply(int64_t rows, int64_t first, int64_t last, int64_t d
 
 // --- the convolution --------------------------------------------------------------------------------------------------
 
+// Memory for prepare(), which is given none.
+struct Floats {
+  float* const at;
+  explicit Floats(int64_t count) : at(static_cast<float*>(::operator new(size_t(count) * sizeof(float), alignment))) {}
+  ~Floats() { ::operator delete(at, alignment); }
+  Floats(const Floats&) = delete;
+
+ private:
+  static constexpr std::align_val_t alignment{64};
+};
+
+// Whether there are taps or outputs that meet nothing but padding, and so are not transformed.
+static inline bool leaves_out(const ConvProblem& p, Op op, int axis) {
+  const Polyphase all = polyphase(p, axis);
+  for (int64_t phase = 0; phase < all.phases; phase++)
+    if (window_lattice(p, op, axis, phase).count < all_taps(p, axis, phase).count) return true;
+  for (int64_t residue = 0; residue < all.residues; residue++)
+    if (output_lattice(p, op, axis, residue).count < all_outputs(p, axis, residue).count) return true;
+  return false;
+}
+
+// Padding is zeros, and zero times Inf is NaN: if what is left out is not finite, a NaN at `place`, which is in the result or in a
+// spectrum that it depends on, has conv_run compute the result again. (The gradient of x does not depend on what is left out.)
+static inline void tell_of_nonfinite(const ConvProblem& p, Op op, const float* from, int64_t count, float* place) {
+  if (op == Op::backward_data || !(leaves_out(p, op, 1) || leaves_out(p, op, 2))) return;
+  float sum = 0.0f;
+  for (int64_t i = 0; i < count; i++) sum += from[i] - from[i];  // zero or NaN
+  if (sum != 0.0f) *place = sum;
+}
+
 // The spectra lie as [block of 16 frequencies][item or k][part or k] blocks, so that each frequency's product is of neighbours.
 struct SpectralConv {
   const ConvProblem& p;
@@ -251,9 +284,14 @@ struct SpectralConv {
   int64_t y_stride() const { return items_at_once * p.k * row_floats; }
   int64_t w_stride() const { return p.k * w_parts * row_floats; }
 
+  bool is_prepared() const { return op != Op::backward_weight; }  // else the weights are the result
+  int64_t x_floats() const { return plan.blocks() * x_stride(); }
+  int64_t y_floats() const { return plan.blocks() * y_stride(); }
+  int64_t w_floats() const { return plan.blocks() * w_stride(); }
+  size_t prepared_size() const { return is_prepared() ? size_t(w_floats()) * sizeof(float) : 0; }
   size_t workspace(int threads) const {
-    const int64_t spectra = plan.blocks() * (x_stride() + y_stride() + w_stride());
-    return size_t(table_floats() + spectra + threads * plan.scratch_floats()) * sizeof(float);
+    const int64_t spectra = x_floats() + y_floats() + (is_prepared() ? 0 : w_floats());
+    return size_t(table_floats() + threads * plan.scratch_floats() + spectra) * sizeof(float);
   }
 
   float* scratch_of(int slot) const { return scratch + slot * plan.scratch_floats(); }
@@ -324,14 +362,22 @@ struct SpectralConv {
     });
   }
 
-  void run(const ConvTensors& t, float* memory, const Parallel& parallel) {
+  void prepare(const float* w, float* prepared, const Parallel& parallel) {
+    const Floats memory(table_floats() + parallel.threads * plan.scratch_floats());
+    fill_tables(plan, memory.at);
+    scratch = memory.at + table_floats();
+    w_spectra = prepared;
+    transform_w(const_cast<float*>(w), false, parallel);
+    tell_of_nonfinite(p, op, w, w_size(p), w_spectra);
+  }
+
+  void run(const ConvTensors& t, const Prepared& weight, float* memory, const Parallel& parallel) {
     fill_tables(plan, memory);
-    x_spectra = memory + table_floats();
-    y_spectra = x_spectra + plan.blocks() * x_stride();
-    w_spectra = y_spectra + plan.blocks() * y_stride();
-    scratch = w_spectra + plan.blocks() * w_stride();
+    scratch = memory + table_floats();
+    x_spectra = scratch + parallel.threads * plan.scratch_floats();
+    y_spectra = x_spectra + x_floats();
+    w_spectra = is_prepared() ? static_cast<float*>(const_cast<void*>(weight())) : y_spectra + y_floats();
     float *x = static_cast<float*>(t.x), *w = static_cast<float*>(t.w), *y = static_cast<float*>(t.y);
-    if (op != Op::backward_weight) transform_w(w, false, parallel);
     for (int64_t first = 0; first < items; first += items_at_once) {
       const int64_t count = smaller(items_at_once, items - first);
       if (op != Op::backward_data) transform_x(x, first, count, false, parallel);
@@ -340,7 +386,9 @@ struct SpectralConv {
       if (op == Op::forward) transform_y(y, first, count, true, parallel);
       if (op == Op::backward_data) transform_x(x, first, count, true, parallel);
     }
-    if (op == Op::backward_weight) transform_w(w, true, parallel);
+    if (is_prepared()) return;
+    transform_w(w, true, parallel);
+    tell_of_nonfinite(p, op, y, y_size(p), w);
   }
 };
 
@@ -351,39 +399,30 @@ static inline void write_zeros(float* to, int64_t count, const Parallel& paralle
   });
 }
 
-// Whether there are taps or outputs that meet nothing but padding, and so are not transformed.
-static inline bool leaves_out(const ConvProblem& p, Op op, int axis) {
-  const Polyphase all = polyphase(p, axis);
-  for (int64_t phase = 0; phase < all.phases; phase++)
-    if (window_lattice(p, op, axis, phase).count < all_taps(p, axis, phase).count) return true;
-  for (int64_t residue = 0; residue < all.residues; residue++)
-    if (output_lattice(p, op, axis, residue).count < all_outputs(p, axis, residue).count) return true;
-  return false;
-}
+// The functions of a ConvAlgorithm. tiles_of(p, op, axis) gives the Tiles of the axes 1 and 2; they must not depend on n.
+template <Tiles tiles_of(const ConvProblem&, Op, int)>
+struct Spectral {
+  static SpectralConv of(const ConvProblem& p, Op op) { return {p, op, tiles_of(p, op, 1), tiles_of(p, op, 2)}; }
 
-// Padding is zeros, and zero times Inf is NaN: if what is left out is not finite, a NaN has conv_run compute the result again.
-static inline void tell_of_nonfinite(const ConvProblem& p, Op op, const ConvTensors& t) {
-  if (op == Op::backward_data || !(leaves_out(p, op, 1) || leaves_out(p, op, 2))) return;
-  const auto* from = static_cast<const float*>(op == Op::forward ? t.w : t.y);
-  const int64_t count = op == Op::forward ? w_size(p) : y_size(p);
-  float sum = 0.0f;
-  for (int64_t i = 0; i < count; i++) sum += from[i] - from[i];  // zero or NaN
-  if (sum != 0.0f) *static_cast<float*>(op == Op::forward ? t.y : t.w) = sum;
-}
+  static void reasons(const ConvProblem& p, Op, Reasons& reasons) {
+    reasons.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
+  }
+  static size_t workspace(const ConvProblem& p, Op op, int threads) { return of(p, op).workspace(threads); }
 
-// tiles_of(p, op, axis) gives the Tiles of the axes 1 and 2.
-template <class TilesOf>
-static inline size_t spectral_workspace(const ConvProblem& p, Op op, int threads, TilesOf tiles_of) {
-  return SpectralConv{p, op, tiles_of(p, op, 1), tiles_of(p, op, 2)}.workspace(threads);
-}
+  // Measured: 1.4e-6, and 5.6e-6 for weights, of which there may be so few that all nearly cancel.
+  static double error(const ConvProblem&, Op op) { return op == Op::backward_weight ? 1e-5 : 5e-6; }
 
-template <class TilesOf>
-static inline void run_spectral(const ConvProblem& p, Op op, const ConvTensors& t, void* workspace, const Parallel& parallel,
-                                TilesOf tiles_of) {
-  // Not all elements of x need be in a phase with taps, or be reached.
-  if (op == Op::backward_data) write_zeros(static_cast<float*>(t.x), x_size(p), parallel);
-  SpectralConv{p, op, tiles_of(p, op, 1), tiles_of(p, op, 2)}.run(t, static_cast<float*>(workspace), parallel);
-  tell_of_nonfinite(p, op, t);
-}
+  static bool run(
+      const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {
+    // Not all elements of x need be in a phase with taps, or be reached.
+    if (op == Op::backward_data) write_zeros(static_cast<float*>(t.x), x_size(p), parallel);
+    of(p, op).run(t, weight, static_cast<float*>(workspace), parallel);
+    return true;
+  }
+  static size_t prepared_size(const ConvProblem& p, Op op, int) { return of(p, op).prepared_size(); }
+  static void prepare(const ConvProblem& p, Op op, int, const void* w, void* prepared, const Parallel& parallel) {
+    of(p, op).prepare(static_cast<const float*>(w), static_cast<float*>(prepared), parallel);
+  }
+};
 
 }  // namespace msctx::MSCTX_ISA
