@@ -17,19 +17,7 @@ Tiles whole(const ConvProblem& p, Op, int axis) {
   return {length, 1, 0, 0, 0, length, 0, length};
 }
 
-void reasons(const ConvProblem& p, Op, Reasons& reasons) {
-  reasons.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
-}
-
-size_t workspace(const ConvProblem& p, Op op, int threads) { return spectral_workspace(p, op, threads, whole); }
-
-// Measured: 1.4e-6, and 5.6e-6 for weights, of which there may be so few that all nearly cancel.
-double error(const ConvProblem&, Op op) { return op == Op::backward_weight ? 1e-5 : 5e-6; }
-
-bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
-  run_spectral(p, op, t, workspace, parallel, whole);
-  return true;
-}
+using Algorithm = Spectral<whole>;
 
 }  // namespace
 
@@ -39,11 +27,13 @@ const ConvAlgorithm conv_fft = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = Algorithm::reasons,
+    .workspace = Algorithm::workspace,
+    .error = Algorithm::error,
+    .run = Algorithm::run,
     .spreads_nonfinite = true,
+    .prepared_size = Algorithm::prepared_size,
+    .prepare = Algorithm::prepare,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -7,21 +7,20 @@
 namespace msctx::MSCTX_ISA {
 namespace {
 
-// The length of the tiles: of 16, 32 and 64 the one by which the fewest elements are transformed for `results` of them, if
-// half of a tile or more can be results; twice the taps where these are too many for that. No more than there is to compute,
-// though. Down, from 32 on: it is half of the length that should fill the lanes.
+// The length of the tiles: of 32 and 64 the one by which the fewest elements are transformed for `results` of them, if half of a
+// tile or more can be results; twice the taps where these are too many for that. No more than there is to compute, though.
+// Spectra of weights are as long, and reading those is what takes the time of a few images: they count as two tiles.
 int64_t tile_length(int axis, int64_t results, int64_t taps) {
+  const int64_t whole = good_length(axis, results + taps - 1);
   int64_t best = 0, least = 0;
-  for (int64_t length = axis == 1 ? 32 : 16; length <= 64; length *= 2) {
-    const int64_t step = length - taps + 1;
-    if (step < length / 2) continue;
-    const int64_t work = divide_up(results, step) * length;
+  for (int64_t longest = 32; longest <= 64; longest *= 2) {
+    if (longest - taps + 1 < longest / 2) continue;
+    const int64_t length = smaller(longest, whole), work = (divide_up(results, length - taps + 1) + 2) * length;
     if (best != 0 && work >= least) continue;
     best = length;
     least = work;
   }
-  if (best == 0) best = good_length(axis, 2 * taps);
-  return smaller(best, good_length(axis, results + taps - 1));
+  return best != 0 ? best : smaller(good_length(axis, 2 * taps), whole);
 }
 
 // A tile of x gives the `step` results of y at its beginning, which reach less than `length` of it. A tile of y gives the
@@ -37,19 +36,7 @@ Tiles tiled(const ConvProblem& p, Op op, int axis) {
   return {length, count, 0, step, 0, length, 0, step};
 }
 
-void reasons(const ConvProblem& p, Op, Reasons& reasons) {
-  reasons.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
-}
-
-size_t workspace(const ConvProblem& p, Op op, int threads) { return spectral_workspace(p, op, threads, tiled); }
-
-// Measured: 1.4e-6, and 5.6e-6 for weights, of which there may be so few that all nearly cancel.
-double error(const ConvProblem&, Op op) { return op == Op::backward_weight ? 1e-5 : 5e-6; }
-
-bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
-  run_spectral(p, op, t, workspace, parallel, tiled);
-  return true;
-}
+using Algorithm = Spectral<tiled>;
 
 }  // namespace
 
@@ -59,11 +46,13 @@ const ConvAlgorithm conv_fft_tiling = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = Algorithm::reasons,
+    .workspace = Algorithm::workspace,
+    .error = Algorithm::error,
+    .run = Algorithm::run,
     .spreads_nonfinite = true,
+    .prepared_size = Algorithm::prepared_size,
+    .prepare = Algorithm::prepare,
 };
 
 }  // namespace msctx::MSCTX_ISA

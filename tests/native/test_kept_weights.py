@@ -62,6 +62,46 @@ def test_one_form_serves_all_sizes_of_images(name: str, taps: int) -> None:
     assert counted(ctx) == (2, 4), "one for w, and one for each copy"
 
 
+@pytest.mark.parametrize("name", ["fft", "fft_tiling"])
+def test_spectra_serve_one_size_of_images(name: str) -> None:
+    """And any number of them; each direction has its own."""
+    w, scope = weight(), msctx.context(conv_fprop_algo=name, conv_dgrad_algo=name, fallback="error")
+
+    def results(x: Tensor, w: Tensor) -> list[Tensor]:
+        x = x.clone().requires_grad_()
+        y = fn.conv2d(x, w)
+        (dx,) = torch.autograd.grad(y.sin().sum(), x)
+        return [y.detach(), dx]
+
+    steps = (((2, 9, 10), (0, 1)), ((1, 9, 10), (1, 1)), ((3, 20, 7), (1, 2)), ((5, 9, 10), (2, 2)), ((1, 20, 7), (3, 2)))
+    for (n, height, width), counts in steps:
+        x = torch.randn(n, 6, height, width)
+        with scope:
+            found = results(x, w)
+        assert counted(scope, "fprop") == counted(scope, "dgrad") == counts
+        with msctx.context(conv_fprop_algo=name, conv_dgrad_algo=name):
+            assert bits(found) == bits(results(x, w.clone()))
+    w[2, 1] *= 2
+    with scope:
+        changed = results(x, w)
+        assert bits(changed) == bits(results(x, w.clone()))
+    assert bits(changed[:1]) != bits(found[:1])
+    assert counted(scope, "fprop") == counted(scope, "dgrad") == (3, 4)
+
+
+@pytest.mark.parametrize("name", ["fft", "fft_tiling"])
+def test_kept_spectra_know_of_taps_that_meet_padding_only(name: str) -> None:
+    """They are not transformed; but zero times Inf is NaN."""
+    w = weight(4, 6, 3, 3)
+    w[1, 0, 0, 2] = torch.inf
+    with msctx.context(conv_fprop_algo=name, fallback="error") as ctx, torch.no_grad():
+        for _ in range(3):
+            y = fn.conv2d(torch.ones(1, 6, 1, 7), w, padding=1)
+            assert y[:, 1].isnan().all()
+            assert y[:, [0, 2, 3]].isfinite().all()
+    assert counted(ctx) == (2, 1)
+
+
 def test_both_directions_have_their_own() -> None:
     x, w = X.clone().requires_grad_(), weight()
     with msctx.context(**WINOGRAD) as ctx:

@@ -260,32 +260,17 @@ static inline void multiply_rows(float* rows, int64_t count, const float* by) {
     }
 }
 
-#if defined(__clang__) || __GNUC__ >= 12
-#define MSCTX_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define MSCTX_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Which{__VA_ARGS__})
-#endif
-
 // Exchanges lanes and rows of 16 rows, real and imaginary parts each.
 static inline void transpose_rows(const float* from, float* to) {
-  typedef float Four __attribute__((vector_size(16)));
-  [[maybe_unused]] typedef int32_t Which __attribute__((vector_size(16)));
   for (int part = 0; part < row_floats; part += lanes)
-    for (int i = 0; i < lanes; i += 4)
-      for (int j = 0; j < lanes; j += 4) {
-        Four r[4];
-        for (int l = 0; l < 4; l++) std::memcpy(&r[l], from + (i + l) * row_floats + part + j, sizeof r[l]);
-        const Four a = MSCTX_SHUFFLE(r[0], r[1], 0, 4, 1, 5), b = MSCTX_SHUFFLE(r[0], r[1], 2, 6, 3, 7);
-        const Four c = MSCTX_SHUFFLE(r[2], r[3], 0, 4, 1, 5), d = MSCTX_SHUFFLE(r[2], r[3], 2, 6, 3, 7);
-        r[0] = MSCTX_SHUFFLE(a, c, 0, 1, 4, 5);
-        r[1] = MSCTX_SHUFFLE(a, c, 2, 3, 6, 7);
-        r[2] = MSCTX_SHUFFLE(b, d, 0, 1, 4, 5);
-        r[3] = MSCTX_SHUFFLE(b, d, 2, 3, 6, 7);
-        for (int l = 0; l < 4; l++) std::memcpy(to + (j + l) * row_floats + part + i, &r[l], sizeof r[l]);
+    for (int i = 0; i < lanes; i += Vec::width)
+      for (int j = 0; j < lanes; j += Vec::width) {
+        Vec block[Vec::width];
+        for (int l = 0; l < Vec::width; l++) block[l] = Vec::load(from + (i + l) * row_floats + part + j);
+        transpose(block);
+        for (int l = 0; l < Vec::width; l++) block[l].store(to + (j + l) * row_floats + part + i);
       }
 }
-
-#undef MSCTX_SHUFFLE
 
 static inline void zero_rows(float* rows, int64_t begin, int64_t end) {
   std::memset(rows + begin * row_floats, 0, size_t(end - begin) * row_floats * sizeof(float));
