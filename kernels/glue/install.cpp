@@ -168,7 +168,7 @@ MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 MSCTX_API int msctx_set_policy(const PolicyText* text) try {
   set_policy(text ? std::make_shared<Policy>(*text, table_in_use()) : nullptr);
   glue::drop_kept_weights();
-  if (!text) glue::drop_idle_scratch();
+  if (!text) glue::trim_scratch();
   return 1;
 } catch (const std::exception&) {
   return 0;

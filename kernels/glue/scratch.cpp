@@ -1,4 +1,4 @@
-// The pool of scratch: blocks in use, and idle ones up to a limit while a policy is in force.
+// The pool of scratch: blocks in use, and idle ones up to a limit, which is lower while no policy is in force.
 #include "glue/scratch.h"
 
 #include <c10/core/Allocator.h>
@@ -13,6 +13,7 @@ namespace msctx::glue {
 namespace {
 
 constexpr size_t most_idle = size_t(256) << 20;
+constexpr size_t most_outside = size_t(64) << 20;  // of scopes: one that is entered for each step or request finds it
 constexpr size_t most_blocks = 64;
 
 struct Block {
@@ -41,10 +42,24 @@ bool take_idle(Pool& all, size_t bytes) {
   return true;
 }
 
+// What was used longest ago goes first, until no more than `bytes` are idle. The lock is held.
+void drop(Pool& all, size_t bytes, Blocks& dropped) {
+  while (all.idle_bytes > bytes || all.idle.size() > most_blocks) {
+    all.idle_bytes -= all.idle.back().bytes;
+    dropped.splice(dropped.begin(), all.idle, std::prev(all.idle.end()));
+  }
+}
+
+void trim(size_t bytes) {
+  Blocks dropped;  // freed when the lock is not held
+  const std::lock_guard<std::mutex> guard(lock);
+  drop(pool(), bytes, dropped);
+}
+
 Block fresh(size_t bytes) try {
   return {c10::GetAllocator(c10::kCPU)->allocate(bytes), bytes};
 } catch (const std::exception&) {  // what is idle may be what is missing
-  drop_idle_scratch();
+  trim(0);
   return {c10::GetAllocator(c10::kCPU)->allocate(bytes), bytes};
 }
 
@@ -67,28 +82,15 @@ void release(void*, void* data) {
   const std::lock_guard<std::mutex> guard(lock);
   auto block = all.used.begin();
   while (block->data.get() != data) ++block;
-  if (!in_force.load(std::memory_order_relaxed) || block->bytes > most_idle) {
-    dropped.splice(dropped.begin(), all.used, block);
-    return;
-  }
   all.idle_bytes += block->bytes;
   all.idle.splice(all.idle.begin(), all.used, block);
-  while (all.idle_bytes > most_idle || all.idle.size() > most_blocks) {
-    all.idle_bytes -= all.idle.back().bytes;
-    dropped.splice(dropped.begin(), all.idle, std::prev(all.idle.end()));
-  }
+  drop(all, in_force.load(std::memory_order_relaxed) ? most_idle : most_outside, dropped);
 }
 
 }  // namespace
 
 Memory scratch_memory() { return {allocate, release, nullptr}; }
 
-void drop_idle_scratch() {
-  Pool& all = pool();
-  Blocks dropped;
-  const std::lock_guard<std::mutex> guard(lock);
-  dropped.swap(all.idle);
-  all.idle_bytes = 0;
-}
+void trim_scratch() { trim(most_outside); }
 
 }  // namespace msctx::glue

@@ -1,4 +1,4 @@
-"""Workspaces come from a pool: repeated calls touch no fresh memory, and nothing stays when the context is left."""
+"""Workspaces come from a pool: repeated calls touch no fresh memory, and little stays when the context is left."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ with msctx.context(conv_fprop_algo="gemm", fallback="error") as ctx:
     for _ in range(10):
         y = fn.conv2d(x, w)
     assert faults() - before < 1000, faults() - before  # 2500 a call otherwise
+""")
+
+
+def test_a_context_for_each_call_touches_no_fresh_memory(in_fresh_process: Callable[[str], str]) -> None:
+    in_fresh_process("""
+ctx = msctx.context(conv_fprop_algo="gemm", fallback="error")
+for i in range(13):
+    if i == 3:
+        before = faults()
+    with ctx:
+        y = fn.conv2d(x, w)
+assert faults() - before < 1000, faults() - before  # 2500 a call otherwise
 """)
 
 
