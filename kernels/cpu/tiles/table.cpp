@@ -12,10 +12,18 @@ namespace {
 constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
 
 // What `normal` expects, from the figures of bench/convolutions.py: many channels, and enough work for the values' being split.
-Merit gemm(const ConvProblem& p, Op) {
+Merit gemm(const ConvProblem& p, Op op) {
   const int64_t channels = smaller(group_c(p), group_k(p)), taps = volume(p.window);
   const bool much = p.n * p.c / p.groups * p.k * taps * volume(p.out) >= int64_t(1) << 24;
-  return much && (taps >= 9 ? channels >= 32 : channels >= 256) ? Merit::beats_torch : Merit::fair;
+  const bool slow_in_torch = op == Op::backward_data && p.groups == 1 && p.c < 32 && p.k >= 32;  // gradients of images
+  const bool better_by_fft = smaller(p.window[1], p.window[2]) >= 9 && has_unit(p.stride) && smaller(p.out[1], p.out[2]) >= 28;
+  if (!much || better_by_fft) return Merit::fair;
+  return (taps >= 9 ? channels >= 32 || slow_in_torch : channels >= 256) ? Merit::beats_torch : Merit::fair;
+}
+// The sums over positions are read and written for each chunk of them: it pays when they are many, and where taps share the split values.
+Merit wgrad_gemm(const ConvProblem& p, Op) {
+  const bool much = volume(p.window) >= 9 && p.n * volume(p.out) >= 128;
+  return much && smaller(group_c(p), group_k(p)) >= 32 ? Merit::beats_torch : Merit::fair;
 }
 
 // Winograd's transforms pay when many channels share them; that it reads 36 points of each window, not 9 taps, when many tiles do.
@@ -44,8 +52,8 @@ constexpr ConvRow rows[] = {
     {dgrad, "winograd_nonfused", &conv_tiles_winograd_nonfused, winograd_nonfused},
     {dgrad, "algo_1", &conv_tiles_gemm, gemm},
 
-    {wgrad, "algo_1", &conv_tiles_wgrad_tf32, gemm},
-    {wgrad, "algo_1", &conv_tiles_wgrad, gemm},
+    {wgrad, "algo_1", &conv_tiles_wgrad_tf32, wgrad_gemm},
+    {wgrad, "algo_1", &conv_tiles_wgrad, wgrad_gemm},
 };
 
 #define MSCTX_TEXT_OF(x) #x
