@@ -240,8 +240,9 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
       continue;
     }
     const Merit merit = row.merit(call.problem, op);
-    const bool first_only = merit == Merit::beats_torch_channels_first, beats = first_only || merit == Merit::beats_torch;
-    const bool other_layout = call.channels_last && (first_only || !row.algorithm->reads_channels_last);
+    const bool first_only = merit == Merit::beats_torch_channels_first, last_only = merit == Merit::beats_torch_channels_last;
+    const bool beats = first_only || last_only || merit == Merit::beats_torch;
+    const bool other_layout = call.channels_last ? first_only || !row.algorithm->reads_channels_last : last_only;
     if (!is_exact(row, call)) {
       pass(row, "its error bound is above 3e-5");
       if (!inexact && merit != Merit::last_resort) inexact = &row;

@@ -16,8 +16,9 @@ Merit gemm(const ConvProblem& p, Op op) {
   const int64_t channels = smaller(group_c(p), group_k(p)), taps = volume(p.window);
   const bool much = p.n * p.c / p.groups * p.k * taps * volume(p.out) >= int64_t(1) << 24;
   const bool slow_in_torch = op == Op::backward_data && p.groups == 1 && p.c < 32 && p.k >= 32;  // gradients of images
-  const bool better_by_fft = smaller(p.window[1], p.window[2]) >= 9 && has_unit(p.stride) && smaller(p.out[1], p.out[2]) >= 28;
-  if (!much || better_by_fft) return Merit::fair;
+  const bool better_by_fft = smaller(p.window[1], p.window[2]) >= 9 && has_unit(p.stride) && channels >= 16 && smaller(p.out[1], p.out[2]) >= 28;
+  if (!much) return Merit::fair;
+  if (better_by_fft) return Merit::beats_torch_channels_last;  // transforms read the other layout
   return (taps >= 9 ? channels >= 32 || slow_in_torch : channels >= 256) ? Merit::beats_torch : Merit::fair;
 }
 // The sums over positions are read and written for each chunk of them: it pays when they are many, and where taps share the split values.
