@@ -93,7 +93,11 @@ def machine() -> dict[str, Any]:
 
 def described(where: dict[str, Any]) -> str:
     amx = "with" if where["amx_fp16"] else "without"
-    return f"{where['cpu']}, instruction set `{where['isa']}` ({amx} AMX-FP16), torch {where['torch']}"
+    return f"{where['cpu']} ({amx} AMX-FP16), {where['cores']} cores, torch {where['torch']}"
+
+
+def read(files: list[Path]) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -109,7 +113,7 @@ def arguments(description: str, names: Iterable[str], batches: list[int]) -> arg
     parser.add_argument("--only", default="", metavar="NAME,NAME", help=", ".join(names))
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept; written after each process")
     parser.add_argument(
-        "--readme", type=Path, metavar="FILE", help="write the table of a result into the README; measures nothing"
+        "--readme", type=Path, nargs="+", metavar="FILE", help="write the table of results into the README; measures nothing"
     )
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     return parser

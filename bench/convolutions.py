@@ -5,17 +5,20 @@ change with every call; weights are those of inference, which do not. What ``per
 
     python bench/convolutions.py --threads 1,2 --out bench/results/NAME.json
     python bench/convolutions.py --readme bench/results/NAME.json
+    MSCTX_ISA=avx2 python bench/convolutions.py --only normal-fprop,normal-dgrad,normal-wgrad --out bench/results/NAME-avx2.json
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import contest
@@ -200,32 +203,54 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def table(result: dict[str, Any]) -> list[str]:
+def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each group and number of threads."""
-    lines = ["| what | threads | geomean | from | to | A/A | error, torch's |", "|---|---|---|---|---|---|---|"]
-    for group in GROUPS:
-        for threads in sorted({p["threads"] for p in result["problems"]}):
-            found = [p for p in result["problems"] if p["group"] == group.name and p["threads"] == threads and p["within"]]
-            if not found:
-                continue
-            ratios = [p["ratio"] for p in found]
-            errors = f"{max(p['error'] for p in found):.0e}, {max(p['torch_error'] for p in found):.0e}"
-            control = contest.geomean(p["control"] for p in found)
-            cells = [group.title, threads, f"**{contest.geomean(ratios):.2f}**", f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
-            lines.append("| " + " | ".join(map(str, [*cells, f"{control:.2f}", errors])) + " |")
-    batches = ", ".join(map(str, sorted({p["batch"] for p in result["problems"]})))
-    return [*lines, "", f"{contest.described(result['machine'])}; batch {batches}; {result['processes']} processes."]
+    head = ("what", "threads", "geomean", "from", "to", "lowest bound", "A/A", "error, torch's", "processes")
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    problems = [p for result in results for p in result["problems"]]
+    for group, threads in itertools.product(GROUPS, sorted({p["threads"] for p in problems})):
+        found = [p for p in problems if (p["group"], p["threads"]) == (group.name, threads)]
+        if not found:
+            continue
+        ratios = [p["ratio"] for p in found]
+        cells = [group.title, threads, f"**{contest.geomean(ratios):.2f}**", f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
+        cells += [f"{min(p['lower_bound'] for p in found):.2f}", f"{contest.geomean(p['control'] for p in found):.2f}"]
+        cells.append(f"{max(p['error'] for p in found):.0e}, {max(p['torch_error'] for p in found):.0e}")
+        cells.append(min(len(p["ratios"]) for p in found))
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    beyond = sum(not p["within"] for p in problems)
+    batches = ", ".join(map(str, sorted({p["batch"] for p in problems})))
+    told = f"{len(problems)} problems, {beyond} of them beyond their error bound"
+    return [*lines, "", f"{contest.described(results[0]['machine'])}; batch {batches}; {told}."]
+
+
+def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: what `normal` gives with each instruction set, from results that were measured under MSCTX_ISA."""
+    groups = [group for group in GROUPS if group.name.startswith("normal-")]
+    lines = ["| `MSCTX_ISA` | " + " | ".join(group.title for group in groups) + " |", "|---" * (len(groups) + 1) + "|"]
+    for result in results:
+        cells = [f"`{result['machine']['isa']}`"]
+        for group in groups:
+            ratios = [p["ratio"] for p in result["problems"] if p["group"] == group.name]
+            cells.append(f"**{contest.geomean(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    processes = min(result["processes"] for result in results)
+    return [*lines, "", f"{contest.described(results[0]['machine'])}; 1 thread, {processes} or more processes."]
 
 
 def main() -> None:
     assert __doc__
-    given = contest.arguments(__doc__.splitlines()[0], BY_NAME, [1, 8]).parse_args()
-    if given.work:
+    parser = contest.arguments(__doc__.splitlines()[0], BY_NAME, [1, 8])
+    parser.add_argument("--readme-isas", type=Path, nargs="+", metavar="FILE", help="the same of results for each MSCTX_ISA")
+    given = parser.parse_args()
+    if given.readme_isas:
+        contest.into_readme("isas", of_each_isa(contest.read(given.readme_isas)))
+    elif given.work:
         work(given.work, given.batches, given.threads[0], given.seconds)
     elif given.readme:
-        contest.into_readme("convolutions", table(json.loads(given.readme.read_text(encoding="utf-8"))))
+        contest.into_readme("convolutions", table(contest.read(given.readme)))
     else:
-        print("\n".join(table(collect(given))))
+        print("\n".join(table([collect(given)])))
 
 
 if __name__ == "__main__":

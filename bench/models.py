@@ -159,17 +159,18 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def table(result: dict[str, Any]) -> list[str]:
+def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each network, phase, batch size and number of threads."""
     sides = [*CLASSES, "bf16 autocast"]
     lines = ["| network | batch | threads | torch, ms | " + " | ".join(f"{s}, error" for s in sides) + " | A/A |"]
     lines.append("|---" * (5 + len(sides)) + "|")
-    for row in result["networks"]:
+    for row in (row for result in results for row in result["networks"]):
         best = f"{row['ms']['torch']:.0f} ({' or '.join(row['winners']['torch'])})"
         cells = [f"{row['network']}, {row['phase']}", row["batch"], row["threads"], best]
         cells += [f"**{row['ratios'][side]:.2f}**, {row['errors'][side]:.0e}" for side in sides]
         lines.append("| " + " | ".join(map(str, [*cells, f"{row['control']:.2f}"])) + " |")
-    return [*lines, "", f"{contest.described(result['machine'])}; {result['processes']} processes."]
+    processes = min(result["processes"] for result in results)
+    return [*lines, "", f"{contest.described(results[0]['machine'])}; {processes} or more processes."]
 
 
 def main() -> None:
@@ -181,9 +182,9 @@ def main() -> None:
     if given.work:
         work(given.work, given.batches, given.threads[0], given.seconds)
     elif given.readme:
-        contest.into_readme("networks", table(json.loads(given.readme.read_text(encoding="utf-8"))))
+        contest.into_readme("networks", table(contest.read(given.readme)))
     else:
-        print("\n".join(table(collect(given))))
+        print("\n".join(table([collect(given)])))
 
 
 if __name__ == "__main__":
