@@ -28,7 +28,7 @@ DEVICE_FAMILY = {"device_target", "device_id", "default_device"}
 """The options that may have nothing to say about a device: they speak of the target alone."""
 DETAILS = {
     *("deterministic_warn_only", "fill_uninitialized_memory"),
-    *("fallback", "conv_workspace_limit", "allow_fp32_emulation", "frozen_weights", "tuning_file"),
+    *("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation", "frozen_weights", "tuning_file"),
 }
 """Options that mean nothing without deterministic=ON, or without an algorithm that is asked for."""
 

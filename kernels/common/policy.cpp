@@ -4,6 +4,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include "msctx/api.h"
@@ -77,6 +78,7 @@ Policy::Policy(const PolicyText& t, const ConvTable& table)
       number(++policies),
       asked_{text(t.asked[0]), text(t.asked[1]), text(t.asked[2])},
       workspace_limit_(t.workspace_limit),
+      max_error_(t.max_error),
       table_(table),
       safe_(algorithm_named(table, safe_algorithm)),
       tuning_(t.tuning) {
@@ -115,6 +117,11 @@ bool Policy::asks(Direction direction) const {
   return false;
 }
 
+std::string in_words(double number) {
+  char digits[32];
+  return {digits, std::to_chars(digits, digits + sizeof digits, number).ptr};
+}
+
 bool Policy::allows_math(const ConvRow& row) const {
   return (allow_tf32 || !is(row, "tf32")) && (allow_fp32_emulation || !is(row, "fp32-grade"));
 }
@@ -141,10 +148,12 @@ int Policy::threads_for(const ConvAlgorithm& a, const ConvProblem& p, Op op, int
   return workspace_limit_ >= 0 && memory_of(a, p, op, threads) > size_t(workspace_limit_) ? 1 : threads;
 }
 
-// What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves, and TF32 was allowed to.
+// What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves.
 bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   const bool half = call.problem.dtype == DType::f16 || call.problem.dtype == DType::bf16;
-  return half || is(row, "tf32") || row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= largest_error;
+  if (half || (max_error_ == 0.0 && is(row, "tf32"))) return true;
+  const double allowed = max_error_ == 0.0 ? largest_error : max_error_;
+  return row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= allowed;
 }
 
 std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction, int threads) const {
@@ -244,7 +253,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
     const bool beats = first_only || last_only || merit == Merit::beats_torch;
     const bool other_layout = call.channels_last ? first_only || !row.algorithm->reads_channels_last : last_only;
     if (!is_exact(row, call)) {
-      pass(row, "its error bound is above 3e-5");
+      pass(row, "its error bound is above " + (max_error_ == 0.0 ? "3e-5" : "conv_max_error=" + in_words(max_error_)));
       if (!inexact && merit != Merit::last_resort) inexact = &row;
     } else if (beats ? !other_layout || !torch_allowed : merit == Merit::fair && !torch_allowed) {
       best = &row;

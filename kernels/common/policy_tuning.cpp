@@ -20,6 +20,7 @@ TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
   std::string permissions = "strict";
   if (allow_fp32_emulation) permissions += ", fp32-grade";
   if (allow_tf32) permissions += ", tf32";
+  if (max_error_ != 0.0) permissions += ", error " + in_words(max_error_);
   if (workspace_limit_ >= 0) permissions += ", workspace " + std::to_string(workspace_limit_);
   return {tuning_, name_of(direction), line_of(text_of(call)), permissions};
 }

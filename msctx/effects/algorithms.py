@@ -20,6 +20,7 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
     strict = want.other("strict", False)
     return {
         "native.fallback": want.other("fallback", "error" if strict else "warn"),
+        "native.conv_max_error": want.other("conv_max_error"),
         "native.conv_workspace_limit": want.other("conv_workspace_limit"),
         "native.conv_allow_tf32": want.other("conv_allow_tf32", False),
         "native.allow_fp32_emulation": want.other("allow_fp32_emulation", True),
@@ -76,7 +77,7 @@ def tuning_file(want: Want) -> Outcome:
     return detail(want)
 
 
-@effect("fallback", "conv_workspace_limit", "allow_fp32_emulation", "frozen_weights")
+@effect("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation", "frozen_weights")
 def detail(want: Want) -> Outcome:
     if want.device == "cuda":
         return not_built(LATER)

@@ -45,6 +45,7 @@ class _Policy(Structure):
         ("frozen_weights", c_int32),
         ("tuning", c_int32),
         ("workspace_limit", c_int64),
+        ("max_error", c_double),
         ("rules", c_int32),
         ("rule", POINTER(_Rule)),
     ]
@@ -141,7 +142,14 @@ class Core:
         return str(self._c.msctx_hook_problem().decode())
 
     def set_policy(
-        self, asked: dict[str, str | None], rules: tuple[Any, ...], limit: int | None, fallback: str, tuning: int, **flags: bool
+        self,
+        asked: dict[str, str | None],
+        rules: tuple[Any, ...],
+        workspace_limit: int | None,
+        max_error: float | None,
+        fallback: str,
+        tuning: int,
+        **flags: bool,
     ) -> None:
         rule_array = (_Rule * max(1, len(rules)))()
         for slot, rule in zip(rule_array, rules, strict=False):
@@ -152,7 +160,8 @@ class Core:
             asked=_names(asked),
             fallback=FALLBACKS.index(fallback),
             tuning=tuning,
-            workspace_limit=-1 if limit is None else limit,
+            workspace_limit=-1 if workspace_limit is None else workspace_limit,
+            max_error=max_error or 0.0,
             rules=len(rules),
             rule=rule_array,
             **flags,

@@ -7,12 +7,13 @@ type can offer the nearest allowed value.
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from os import PathLike, fspath
-from typing import Annotated, Any, SupportsIndex
+from typing import Annotated, Any, SupportsFloat, SupportsIndex
 
 
 class YamlWord(str):
@@ -209,6 +210,32 @@ class IntKind(Kind):
 
 
 @dataclass(frozen=True)
+class ShareKind(Kind):
+    """A number above 0 and below 1."""
+
+    allowed: str = "a number above 0 and below 1, such as 1e-5"
+
+    def parse(self, value: Any) -> float:
+        if not isinstance(value, float) and (isinstance(value, (bool, str)) or not isinstance(value, SupportsFloat)):
+            hint = (
+                "write it without quotes"
+                if isinstance(value, str) and re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", value, re.I)
+                else ""
+            )
+            raise BadValue(f"{show(value)} is not a number", allowed=self.allowed, suggestion=hint)
+        try:
+            number = float(value)
+        except Exception:  # numpy's arrays, numbers beyond any float
+            number = math.nan
+        if not 0.0 < number < 1.0:
+            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
+        return number
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+
+
+@dataclass(frozen=True)
 class ChoiceKind(Kind):
     """One of a closed set of strings or numbers; other spellings lead to the canonical one."""
 
@@ -344,6 +371,7 @@ OnOff = Annotated[str, OnOffKind()]
 Flag = Annotated[int, FlagKind()]
 TextFlag = Annotated[str, TextFlagKind()]
 Memory = Annotated[int, MemoryKind()]
+Share = Annotated[float, ShareKind()]
 Text = Annotated[str, TextKind()]
 AnyText = Annotated[str, TextKind(empty=True)]
 Path = Annotated[str, TextKind(allowed="a path")]

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from msctx.options.conv_rules import RulesKind
-from msctx.options.kinds import Bool, Choice, Int, MemoryBetween, Path
+from msctx.options.kinds import Bool, Choice, Int, MemoryBetween, Path, Share
 from msctx.options.option import Option
 
 OPTIONS = (
@@ -92,6 +92,16 @@ OPTIONS = (
         devices=("cpu", "cuda"),
         source="msctx",
         example=True,
+    ),
+    Option(
+        name="conv_max_error",
+        type=Share,
+        help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal and performance "
+        "to choose it; choices() shows each one's bound. Without it that is 3e-5, and no bound holds for the products that "
+        "conv_allow_tf32 allows. An algorithm that is named runs whatever its bound.",
+        devices=("cpu", "cuda"),
+        source="msctx",
+        example=1e-6,
     ),
     Option(
         name="conv_workspace_limit",

@@ -10,6 +10,7 @@ from msctx.options import Settings, make_layer
 HOW = {
     "native.fallback": "warn",
     "native.conv_workspace_limit": None,
+    "native.conv_max_error": None,
     "native.conv_allow_tf32": False,
     "native.allow_fp32_emulation": True,
     "native.frozen_weights": False,
@@ -60,7 +61,9 @@ def test_details_are_part_of_the_policy_of_the_algorithms() -> None:
     assert found["deterministic"].assignments["native.deterministic"] is True
 
 
-@pytest.mark.parametrize("options", [{"fallback": "error"}, {"conv_workspace_limit": 0}, {"frozen_weights": True}])
+@pytest.mark.parametrize(
+    "options", [{"fallback": "error"}, {"conv_workspace_limit": 0}, {"conv_max_error": 1e-6}, {"frozen_weights": True}]
+)
 def test_a_detail_without_an_algorithm_is_inert(options: dict[str, object]) -> None:
     (row,) = rows(**options).values()
     assert row.status == "inert"

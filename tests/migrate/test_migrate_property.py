@@ -23,6 +23,7 @@ BY_KIND = {
     "FlagKind": st.sampled_from([0, 1, True, False, "ON"]),
     "TextFlagKind": st.sampled_from(["0", "1", 0, True]),
     "IntKind": st.integers(-2, 5000),
+    "ShareKind": st.floats(-1, 2),
     "MemoryKind": st.sampled_from(["1GB", "4GB", "2.5GiB", 2**31, "nothing"]),
     "TextKind": st.one_of(TEXT, st.sampled_from(["on", "No", "null", "1e3", "0x10", "2001-01-01", "~", "- a", "a: b", "#"])),
 }

@@ -54,6 +54,22 @@ def test_performance_measures_a_problem_once_and_says_how_the_others_did() -> No
         assert not any(reason.startswith("reference") for reason in row.reasons)
 
 
+@pytest.mark.parametrize("asked", ["normal", "performance"])
+def test_no_row_is_chosen_whose_bound_is_above_conv_max_error(asked: str) -> None:
+    x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)  # Winograd's problem
+    with asking("fprop", asked, conv_max_error=1e-12) as ctx:
+        fn.conv2d(x, w)
+    assert ran(ctx) == [("fprop", "torch")]
+    if asked == "normal":
+        assert "winograd: its error bound is above conv_max_error=1e-12" in ctx.choices()[0].reasons
+    with asking("fprop", asked, conv_max_error=2e-6, conv_allow_tf32=True) as ctx:
+        fn.conv2d(x, w)
+    assert ctx.choices()[0].error <= 2e-6
+    with asking("fprop", "winograd", conv_max_error=1e-12) as ctx:
+        fn.conv2d(x, w)
+    assert ran(ctx) == [("fprop", "winograd")], "a name is taken at its word"
+
+
 def test_performance_measures_nothing_under_determinism() -> None:
     problem = conv("unmeasured", (1, 5, 12, 13), (3, 5, 3, 3))
     with msctx.context(**PERFORMANCE, deterministic="ON") as ctx:

@@ -258,7 +258,7 @@ def test_a_wrong_value_in_ge_options_is_told_with_its_key() -> None:
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
-WRONG = (None, 0.5, float("nan"), float("inf"), b"ON", object(), [[]], [None], {"no": "such key"}, 10**5000, -(10**400), 1j)
+WRONG = (None, 1.5, float("nan"), float("inf"), b"ON", object(), [[]], [None], {"no": "such key"}, 10**5000, -(10**400), 1j)
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)

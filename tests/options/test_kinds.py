@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from msctx.options.kinds import (
@@ -13,6 +14,7 @@ from msctx.options.kinds import (
     Kind,
     MemoryKind,
     OnOffKind,
+    ShareKind,
     TextFlagKind,
     TextKind,
     YamlWord,
@@ -53,6 +55,8 @@ GOOD = [
     (IntKind(), -3, -3),
     (IntKind(0), 0, 0),
     (IntKind(0, 7), 7, 7),
+    (ShareKind(), 1e-5, 1e-5),
+    (ShareKind(), np.float32(0.5), 0.5),
     (SAVE_GRAPHS, 3, 3),
     (SAVE_GRAPHS, 1, 1),
     (SAVE_GRAPHS, 0, 0),
@@ -105,6 +109,16 @@ BAD = [
     (IntKind(0), -1),
     (IntKind(None, 7), 8),
     (IntKind(1, 7), 0),
+    (ShareKind(), 0),
+    (ShareKind(), 1.0),
+    (ShareKind(), -1e-5),
+    (ShareKind(), float("nan")),
+    (ShareKind(), 10**400),
+    (ShareKind(), "1e-5"),
+    (ShareKind(), True),
+    (ShareKind(), None),
+    (ShareKind(), 1j),
+    (ShareKind(), mock.ANY),
     (SAVE_GRAPHS, 4),
     (SAVE_GRAPHS, "2"),
     (SAVE_GRAPHS, 1.0),

@@ -15,6 +15,7 @@ VALUES = {
     "conv_wgrad_algo": "fft",
     "conv_algo_rules": "a.*: fprop=gemm",
     "conv_workspace_limit": 2**20,
+    "conv_max_error": 1e-6,
     "fallback": "silent",
     "deterministic": True,
     "thread_invariant": True,

@@ -28,14 +28,17 @@ struct PolicyText {
   int32_t fallback, deterministic, thread_invariant, allow_tf32, allow_fp32_emulation, frozen_weights;
   int32_t tuning;           // the table of tuning results that `performance` looks into
   int64_t workspace_limit;  // bytes; negative: none
+  double max_error;         // that a row may have for `normal` and `performance`; 0: see largest_error
   int32_t rules;
   const RuleText* rule;
 };
 
-// `normal` and `performance` take only rows whose bound is at most this.
+// `normal` and `performance` take only rows whose bound is at most this, where no other is said; TF32, once allowed, may have more.
 constexpr double largest_error = 3e-5;
 // `performance` tries no algorithm with a larger workspace: 1 GB.
 constexpr size_t largest_trial = size_t(1) << 30;
+
+std::string in_words(double number);  // the fewest digits that give it back
 
 struct Decision {
   const ConvRow* row = nullptr;  // null: torch's own path
@@ -99,6 +102,7 @@ class Policy {
   std::string asked_[3];
   std::vector<Rule> rules_;
   int64_t workspace_limit_;
+  double max_error_;
   const ConvTable& table_;
   const ConvAlgorithm* safe_;  // what conv_run falls back to
   int32_t tuning_;
