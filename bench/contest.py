@@ -20,7 +20,7 @@ from typing import Any
 
 README = Path(__file__).parents[1] / "README.md"
 HOPELESS = 2.5
-"""How many times slower than the fastest of its side a contender is in its warm-up when it is run no more."""
+"""How many times slower than the fastest of its side a contender is in two warm-up runs when it is run no more."""
 LONG = 8.0
 """Seconds after which no further round begins, even if there were but two."""
 
@@ -34,22 +34,24 @@ class Contender:
     """Entered around each run, outside the time."""
     run: Callable[[int], Any]
     """Gets the number of the round: inputs change."""
+    before: Callable[[], Any] = lambda: None
+    """Called before each run, outside the time."""
 
 
 def fastest(contenders: Iterable[Contender], seconds: float) -> dict[str, dict[str, float]]:
     """Side → name → the fastest run in ms."""
 
     def timed(contender: Contender, number: int) -> float:
+        contender.before()
         with contender.scope():
             start = time.perf_counter()
             contender.run(number)
             return (time.perf_counter() - start) * 1e3
 
     everyone = list(contenders)
-    for one in everyone:
-        timed(one, 0)
+    first = {one: timed(one, 0) for one in everyone}
     began = time.perf_counter()
-    warm = {one: timed(one, 1) for one in everyone}
+    warm = {one: min(first[one], timed(one, 1)) for one in everyone}
     limit = {side: HOPELESS * min(t for one, t in warm.items() if one.side == side) for side in {one.side for one in everyone}}
     taking_part = [one for one in everyone if warm[one] <= limit[one.side]]
     best: dict[str, dict[str, float]] = {}

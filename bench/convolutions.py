@@ -1,7 +1,8 @@
 """The speed of msctx's convolutions: torch's time over ours, layer by layer, with the error against float64 beside it.
 
 The opponent is torch's default in its faster memory format, and torch measured twice in the same way is the control (A/A). Inputs
-change with every call; weights are those of inference, which do not. What ``performance`` measures for its choice is not timed.
+change with every call (three sets take turns); weights do before each data gradient, as in a training, and are those of inference
+otherwise, which do not. What ``performance`` measures for its choice is not timed.
 
     python bench/convolutions.py --threads 1,2 --out bench/results/NAME.json
     python bench/convolutions.py --readme bench/results/NAME.json
@@ -14,6 +15,7 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -133,16 +135,27 @@ def measure(group: Group, layer: Layer, batch: int, seconds: float, options: dic
             x, _, g = sets[name][number % 3]
             run(x, weight, g)
 
-        return contest.Contender(side, name, (lambda: context) if side == "ours" else nullcontext, once)
+        def step() -> None:
+            weight[0, 0, 0, 0] += 1e-3
+
+        scope = (lambda: context) if side == "ours" else nullcontext
+        return contest.Contender(side, name, scope, once, step if group.direction == "dgrad" else lambda: None)
 
     found = contest.fastest((contender(s, f) for s in ("torch", "ours", "again") for f in group.formats), seconds)
-    x, w, g = sets[min(found["ours"], key=lambda name: found["ours"][name])][1]
-    truth = run(x.double(), w.double(), g.double())
-    scale = float(truth.abs().max())
+    truth = run(*(t.double() for t in sets[group.formats[0]][1]))
+
+    def error_of(side: str) -> float:
+        """In the format in which it was fastest."""
+        result = run(*sets[min(found[side], key=lambda name: found[side][name])][1])
+        return float((result - truth).abs().max() / truth.abs().max())
+
     with context as ctx:
-        error = float((run(x, w, g) - truth).abs().max()) / scale
-    torch_error = float((run(x, w, g) - truth).abs().max()) / scale
+        error = error_of("ours")
+    torch_error = error_of("torch")
     rows = ctx.choices()
+    for row in rows if group.is_tuned else ():
+        if "measured" not in row.reasons[0]:
+            sys.exit(f"{group.name}, {layer.name}: {row.reasons[0]}")
     return {
         "ms": found,
         "error": error,
@@ -214,7 +227,10 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             continue
         ratios = [p["ratio"] for p in found]
         cells = [group.title, threads, f"**{contest.geomean(ratios):.2f}**", f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
-        cells += [f"{min(p['lower_bound'] for p in found):.2f}", f"{contest.geomean(p['control'] for p in found):.2f}"]
+        cells += [
+            f"{min(p['lower_bound'] for p in found):.2f}",
+            " to ".join(f"{end(p['control'] for p in found):.2f}" for end in (min, max)),
+        ]
         cells.append(f"{max(p['error'] for p in found):.0e}, {max(p['torch_error'] for p in found):.0e}")
         cells.append(min(len(p["ratios"]) for p in found))
         lines.append("| " + " | ".join(map(str, cells)) + " |")

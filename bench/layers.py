@@ -18,10 +18,11 @@ class Layer:
     window: int
     stride: int = 1
     groups: int = 1
+    pad: int | None = None
 
     @property
     def padding(self) -> int:
-        return self.window // 2
+        return self.window // 2 if self.pad is None else self.pad
 
 
 WINDOW_3 = (
@@ -53,7 +54,7 @@ DEPTHWISE_7 = (
 )
 STRIDED = (
     Layer("resnet conv1", 3, 64, 224, 7, 2),
-    Layer("alexnet 1", 3, 64, 224, 11, 4),
+    Layer("alexnet 1", 3, 64, 224, 11, 4, pad=2),
     Layer("resnet l2 ds", 256, 512, 56, 1, 2),
 )
 DENSE = (Layer("dense 11x11", 64, 64, 56, 11), Layer("dense 13x13", 64, 64, 56, 13))

@@ -2,6 +2,7 @@
 // gradient of the bias.
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <optional>
 
 #define MSCTX_ISA generic
@@ -41,6 +42,12 @@ struct Scratch {
   Scratch(const Scratch&) = delete;
 };
 
+const void* plain_of(const Prepared& kept) {
+  const void* found = kept(plain_weight);
+  if (found == nullptr) throw std::bad_alloc();
+  return found;
+}
+
 // Prepared weights of one run: those that are kept, else made in scratch.
 struct Weights {
   const ConvAlgorithm& algorithm;
@@ -57,7 +64,7 @@ struct Weights {
     if (const void* found = kept(form)) return found;
     if (!made[form]) {
       made[form].emplace(memory, algorithm.prepared_size(p, op, form));
-      algorithm.prepare(p, op, form, w ? w : kept(plain_weight), made[form]->data, parallel);
+      algorithm.prepare(p, op, form, w ? w : plain_of(kept), made[form]->data, parallel);
     }
     return made[form]->data;
   }
@@ -181,7 +188,7 @@ bool conv_run(
     const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
     Plain plain(p, op, t, memory, parallel);
     const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
-    if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(kept(plain_weight));
+    if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(plain_of(kept));
     safe.run(p, op, plain.tensors, none_kept, scratch.data, parallel);
   }
   if (t.bias) add_bias(p, op, t, parallel);

@@ -192,7 +192,7 @@ const Decision* measured(
     if (why.empty() && spent > total_budget) why = "this process has spent its 120 seconds of measuring";
     if (why.empty()) {
       const auto start = Clock::now();
-      const auto result = Race(policy.candidates(call, direction, threads), run).result();
+      const auto result = Race(policy.candidates(call, direction), run).result();
       spent = spent + since(start);
       if (!result) return &guessed;
       report(key, threads, *result);

@@ -123,7 +123,8 @@ std::string in_words(double number) {
 }
 
 bool Policy::allows_math(const ConvRow& row) const {
-  return (allow_tf32 || !is(row, "tf32")) && (allow_fp32_emulation || !is(row, "fp32-grade"));
+  if (is(row, "tf32")) return allow_tf32 && allow_fp32_emulation;  // products of parts, too
+  return allow_fp32_emulation || !is(row, "fp32-grade");
 }
 
 std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& call) const {
@@ -156,7 +157,7 @@ bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   return row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= allowed;
 }
 
-std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction, int threads) const {
+std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction) const {
   std::vector<const ConvRow*> found;
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
@@ -165,7 +166,8 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
     const auto same = [&](const ConvRow* other) { return other->algorithm == row.algorithm; };  // under another name
     if (std::any_of(found.begin(), found.end(), same)) continue;
     const Op op = op_of(direction, call.transposed);
-    if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, threads) <= largest_trial) found.push_back(&row);
+    // with one thread, or the number of threads would choose the row
+    if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, 1) <= largest_trial) found.push_back(&row);
   }
   return found;
 }

@@ -34,7 +34,7 @@ void Policy::tune(
     const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice,
     Decision& decision) const {
   const Tuned* known = tuned_for(call, direction, threads);
-  if (known && follows(*known, call, direction, threads, choice, decision)) return;
+  if (known && follows(*known, call, direction, choice, decision)) return;
   std::string why = why_not_measured;
   if (known) why = choice.reasons.front();
   else if (deterministic) why = "nothing is measured under deterministic=ON, and no entry of the tuning file with the same stamp has it";
@@ -49,11 +49,11 @@ void Policy::tune(
 
 // Takes the row of a result where this policy may; else says why not.
 bool Policy::follows(
-    const Tuned& known, const ConvCall& call, Direction direction, int threads, Choice& choice, Decision& decision) const {
+    const Tuned& known, const ConvCall& call, Direction direction, Choice& choice, Decision& decision) const {
   const std::string label = label_of(known.name, known.math);
   const std::string refused = known.source + ": " + label + ", which ";
   if (known.name != "torch") {
-    for (const ConvRow* row : candidates(call, direction, threads))  // a file may say anything
+    for (const ConvRow* row : candidates(call, direction))  // a file may say anything
       if (known.name == row->name && known.math == row->algorithm->math) decision.row = row;
     if (!decision.row) {
       choice.reasons.push_back(refused + "performance may not take here");

@@ -244,15 +244,20 @@ void weight_gradient(const ConvProblem& p, const ConvTensors& t, float* workspac
 
 // ----------------------------------------------------------------------------------------------------------------------------
 
-void reasons(const ConvProblem& p, Op, Reasons& why) {
-  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
-  why.add_if(p.groups < 2 || p.groups != p.c || p.k < p.c, "it computes depthwise convolutions only, one input channel a group");
-}
-
 size_t workspace(const ConvProblem& p, Op op, int threads) {
   if (op != Op::backward_weight) return sizeof(float) * size_t(room(p, op).all() * threads);
   const int64_t kept = larger(1, parts(p)) * blocks(p.k) * volume(p.window) * lanes;
   return sizeof(float) * size_t(kept + gradient_room(p).all() * threads);
+}
+
+constexpr size_t most_workspace = 256 << 20;
+constexpr const char* too_far = "its strides, padding or dilated window reach too far beyond the image";
+
+void reasons(const ConvProblem& p, Op op, Reasons& why) {
+  why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
+  why.add_if(p.groups < 2 || p.groups != p.c || p.k < p.c, "it computes depthwise convolutions only, one input channel a group");
+  why.add_if(reaches_far(p), too_far);
+  if (why.count == 0) why.add_if(workspace(p, op, 1) > most_workspace, too_far);
 }
 
 double error(const ConvProblem& p, Op op) {

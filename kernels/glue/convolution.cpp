@@ -126,7 +126,7 @@ at::Tensor forward(
     const bool has_bias = bias && bias->defined(), is_added = has_bias && row.algorithm->adds_bias;
     const std::optional<at::Tensor> added = is_added ? std::optional(bias->contiguous()) : std::nullopt;
     const at::MemoryFormat format = format_of(input, weight, bias, asked.geometry);
-    at::Tensor result = run_row(*asked.policy, row, *asked.call, input, weight, format, added, ran);
+    at::Tensor result = run_row(*asked.policy, row, *asked.call, input, weight, format, added, Weight::kept, ran);
     if (has_bias && !is_added) {
       std::vector<int64_t> along(input.dim(), 1);
       along[1] = -1;
@@ -234,22 +234,22 @@ Three convolution_backward(
     if (decision == nullptr) return;
     complain(*asked.policy, *decision);
     Ran ran;
-    const auto ours = [&](const ConvRow& row) {
+    const auto ours = [&](const ConvRow& row, Weight kind) {
       const at::MemoryFormat format = format_of(input, weight, std::nullopt, asked.geometry);
-      return run_row(*asked.policy, row, *asked.call, first, second, format, std::nullopt, ran);
+      return run_row(*asked.policy, row, *asked.call, first, second, format, std::nullopt, kind, ran);
     };
     if (decision->to_measure) {
       std::array<bool, 3> alone{};
       alone[index] = true;
       alone[2] = direction == Direction::wgrad && output_mask[2];  // who computes this gradient computes that of the bias
       const auto with_bias = [&](const ConvRow& row) {
-        ours(row);
+        ours(row, Weight::fresh);  // as in a training, where each step changes it
         if (alone[2]) gradient_of_bias(asked, grad_output);
       };
       decision = asked.measure(*decision, direction, with_bias, [&] { torch(alone); });
     }
     if (decision->row == nullptr) return count(*decision);
-    found[index] = ours(*decision->row);
+    found[index] = ours(*decision->row, Weight::kept);
     count(*decision, ran);
     left[index] = false;
   };

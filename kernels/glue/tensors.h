@@ -141,6 +141,9 @@ inline std::vector<int64_t> result_shape(const ConvCall& call, Direction directi
   }
 }
 
+// Whether what was made of a weight in earlier calls may serve a run.
+enum class Weight { kept, fresh };
+
 // How a run went: whether its result had to be computed again, and how many forms of its weight were kept and were made.
 struct Ran {
   bool again = false;
@@ -150,13 +153,13 @@ struct Ran {
 // Runs a row. `bias`, if any, is that of an fprop by an algorithm that adds it. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
     const Policy& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
-    at::MemoryFormat format, const std::optional<at::Tensor>& bias, Ran& ran) {
+    at::MemoryFormat format, const std::optional<at::Tensor>& bias, Weight kind, Ran& ran) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
   const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
   const auto read_in = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   const bool reads_weight = row.direction != Direction::wgrad;
-  const bool keeps_weight = reads_weight && row.algorithm->prepare;  // and brings it into the usual order only where that is needed
+  const bool keeps_weight = reads_weight && row.algorithm->prepare && kind == Weight::kept;  // and brings it into the usual order only where that is needed
   const at::Tensor a = first.contiguous(read_in);
   const at::Tensor b = keeps_weight ? second : second.contiguous(reads_weight ? at::MemoryFormat::Contiguous : read_in);
   const auto sizes = result_shape(call, row.direction);

@@ -77,3 +77,14 @@ def test_denormal_inputs_are_not_flushed(kernels: Kernels, row: Row, factor: int
         for isa in row.isas:
             result = kernels.run(row, each, tuple(given), isa)
             assert distance(result, right) <= kernels.error(row, each) * largest(right) + lost
+
+
+@pytest.mark.parametrize("scales", [(1e-42, 1e-42), (1e-36, 1e-36), (0, 1e-36), (1e-36, 0), (0, 1e-42), (1e-42, 0)], ids=str)
+def test_products_that_vanish_are_zeros(kernels: Kernels, row: Row, scales: tuple[float, float]) -> None:
+    """Nothing is left of them: no scale of theirs may be infinite, and no result be forgotten."""
+    for each in (c for c in CASES[:6] if takes(row, c) and c.dtype == "float32"):
+        given = list(stored(each, "uniform"))
+        for index, scale in zip(FACTORS[row.direction], scales, strict=True):
+            given[index] = (given[index].astype(np.float64) * scale).astype(np.float32)
+        for isa in row.isas:
+            assert (np.abs(kernels.run(row, each, tuple(given), isa)) <= 1e-40).all(), (isa, each)

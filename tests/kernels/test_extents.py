@@ -92,6 +92,27 @@ def test_any_geometry(kernels: Kernels, each: Case, seed: int, threads: int) -> 
                 assert len({result.tobytes() for result in results}) == 1, row
 
 
+FAR = (
+    Case(1, 4, 6, (8, 8), (3, 3), (2**20, 2**30), (1, 1), (1, 1)),
+    Case(1, 4, 4, (8, 8), (3, 3), (4096, 4096), (1, 1), (1, 1), 4),
+    Case(1, 4, 6, (70, 9), (3, 3), (65, 1), (1, 1), (1, 1)),
+    Case(1, 2, 3, (8, 8), (3, 3), (5000, 5000), (5000, 5000), (1, 1)),
+    Case(1, 4, 4, (8, 8), (3, 3), (2500, 2500), (2500, 2500), (2500, 2500), 4),
+    Case(1, 2, 3, (8, 8), (3, 3), (1000, 1000), (4000, 4000), (4000, 4000)),
+)
+
+
+@pytest.mark.parametrize("each", FAR, ids=str)
+def test_far_apart(kernels: Kernels, each: Case) -> None:
+    """Nobody takes memory or time for what lies around an image, or between its elements."""
+    values = stored(each)
+    for op in OPS:
+        right = truth_of(kernels, op, each, values)
+        for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
+            assert kernels.workspace(row, each) < 2**29, row
+            assert distance(kernels.run(row, each, values), right) <= kernels.error(row, each) * max(largest(right), 1), row
+
+
 def usual(kernels: Kernels, op: int, each: Case, values: Tensors) -> float:
     """The size that results have unless their products cancel: with few results it may be that all do, and no bound holds."""
     x, w, y = (widen(t) ** 2 for t in values)

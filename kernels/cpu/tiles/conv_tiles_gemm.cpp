@@ -8,6 +8,7 @@ namespace msctx::MSCTX_ISA {
 namespace {
 
 constexpr int64_t strip_bytes = 640 << 10, weights_together = 768 << 10;  // what shares the second cache
+constexpr size_t most_planes = 64 << 20;  // of one row of results
 constexpr int64_t enough_tasks = 4;
 
 // How the work is cut: strips of rows of an image, each with a scale of its own, and so by the image alone; and parts of the results'
@@ -173,7 +174,7 @@ class Product {
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
   lowered_reasons(p, why);
   why.add_if(op == Op::backward_weight, "it has no weight gradient");
-  why.add_if(op == Op::backward_data && volume(p.stride) > Lowered<Graded>::most_phases, "it takes strides of up to 8 by 8");
+  if (why.count == 0) why.add_if(Planes<Graded>::size(Lowered<Graded>(p, op), 1) > most_planes, too_far);
 }
 
 // Parts of the first kind, and those for values that are spread too far.
@@ -236,7 +237,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   const Product<typename Both<First>::Wide> wide(both.wide, cut, t, weights(1));
   const int64_t parts = product.tasks() / wide.tasks();
   for (int64_t i = 0; i < wide.tasks(); i++) states[i] = states[i * parts];
-  wide.run(State::too_wide, 1e308, states, slots, both.slot_bytes(), parallel);
+  wide.run(State::too_wide, no_limit, states, slots, both.slot_bytes(), parallel);
   return !any(State::not_finite, wide.tasks());
 }
 

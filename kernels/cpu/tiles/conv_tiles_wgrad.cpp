@@ -11,6 +11,7 @@ namespace {
 
 // A chunk is to stay in the second cache; but where there are many sums, to which each adds, it may as well be larger.
 constexpr int64_t chunk_bytes = 1 << 20, largest_chunk = 8 << 20;
+constexpr int64_t most_chunk = 256 << 20;  // of one row of results
 constexpr int64_t lanes = 16;
 constexpr int64_t most_together = 64;
 
@@ -329,6 +330,7 @@ bool run_group(
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
   lowered_reasons(p, why);
   why.add_if(op != Op::backward_weight, "it computes weight gradients only");
+  if (why.count == 0) why.add_if(Plan<Graded>(p).size() > most_chunk, too_far);
 }
 
 template <class First>
@@ -345,7 +347,7 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* 
   for (int64_t group = 0; group < both.first.l.groups; group++) {
     bool too_wide = false;
     if (!run_group(both.first, t, group, most_spread, too_wide, scratch, parallel)) return false;
-    if (too_wide && !run_group(both.wide, t, group, 1e308, too_wide, scratch, parallel)) return false;
+    if (too_wide && !run_group(both.wide, t, group, no_limit, too_wide, scratch, parallel)) return false;
   }
   return true;
 }

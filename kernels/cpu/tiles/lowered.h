@@ -58,10 +58,12 @@ struct TapAt {
   int64_t row, column;   // not negative
 };
 
-// What the shapes alone decide, for parts S.
+constexpr int64_t most_phases = 64;  // of strided sources and results
+
+// What the shapes alone decide, for parts S. Only of problems without reasons: see lowered_reasons.
 template <class S>
 struct Lowered {
-  static constexpr int64_t most_folded = 512, most_phases = 64;
+  static constexpr int64_t most_folded = 512;
   static constexpr int64_t rows_together = 16 * S::row_tiles, columns_together = 16 * S::column_tiles;
 
   Op op;
@@ -143,11 +145,13 @@ struct Lowered {
 // --- what all algorithms on lowered problems say of themselves -----------------------------------------------------------------
 
 constexpr int64_t most_taps = 1024;
+constexpr const char* too_far = "its planes would be mostly zeros: its strides, padding or dilated window reach too far";
 
 static inline void lowered_reasons(const ConvProblem& p, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   why.add_if(p.groups > 1 && p.groups == p.c, "it adds over channels, and a depthwise convolution has one a group");
   why.add_if(volume(p.window) > most_taps, "it takes windows of up to 1024 taps");
+  why.add_if(reaches_far(p) || volume(p.stride) > most_phases, too_far);
   why.add_if(larger(x_size(p), y_size(p)) / larger(1, p.n) >= int64_t(1) << 31, "it takes images of less than 2 billion values");
 }
 // For sums of `depth` products. Measured at a third of this and less.

@@ -17,10 +17,6 @@ namespace msctx::MSCTX_ISA {
 using Floats = __m512;
 
 // Float sums of 2 x 2 tiles in tiles 0 to 3; operands in 4 and 5, 6 and 7.
-template <void (*...add)()>
-static inline void add_all() {
-  (add(), ...);
-}
 struct FloatSums {
   static constexpr int row_tiles = 2, column_tiles = 2, depth = 32;
   static constexpr int64_t most_depth = int64_t(1) << 40;

@@ -11,13 +11,16 @@ namespace {
 
 constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
 
+// Weights change with every step of a training, and so are packed for each gradient of x: its positions must outweigh that.
+bool outweighs_packing(const ConvProblem& p, Op op) { return op == Op::forward || p.n * volume(p.in) >= 400; }
+
 // What `normal` expects, from the figures of bench/convolutions.py: many channels, and enough work for the values' being split.
 Merit gemm(const ConvProblem& p, Op op) {
   const int64_t channels = smaller(group_c(p), group_k(p)), taps = volume(p.window);
   const bool much = p.n * p.c / p.groups * p.k * taps * volume(p.out) >= int64_t(1) << 24;
   const bool slow_in_torch = op == Op::backward_data && p.groups == 1 && p.c < 32 && p.k >= 32;  // gradients of images
   const bool better_by_fft = smaller(p.window[1], p.window[2]) >= 9 && has_unit(p.stride) && channels >= 16 && smaller(p.out[1], p.out[2]) >= 28;
-  if (!much) return Merit::fair;
+  if (!much || !outweighs_packing(p, op)) return Merit::fair;
   if (better_by_fft) return Merit::beats_torch_channels_last;  // transforms read the other layout
   return (taps >= 9 ? channels >= 32 || slow_in_torch : channels >= 256) ? Merit::beats_torch : Merit::fair;
 }
@@ -33,7 +36,7 @@ bool winograd_pays(const ConvProblem& p, Op op) {
   const bool forward = op == Op::forward;
   const int64_t channels = smaller(group_c(p), group_k(p));
   const int64_t tiles = p.n * divide_up(forward ? p.out[1] : p.in[1], 4) * divide_up(forward ? p.out[2] : p.in[2], 4);
-  return channels >= 48 && tiles >= 16 && 12 * tiles >= channels;
+  return channels >= 48 && tiles >= (forward ? 16 : 48) && 12 * tiles >= channels;
 }
 // Tiles of more channels do not stay in the second cache beside the windows.
 bool stays(const ConvProblem& p, Op op) { return (op == Op::forward ? group_c(p) : group_k(p)) <= 320; }

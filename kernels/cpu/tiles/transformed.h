@@ -77,7 +77,7 @@ struct Peak {
   }
   // Of values whose squares are not float's, the crest is beyond all limits.
   static double crest(float largest, double squares, int64_t count) {
-    if (largest == 0.0f) return 0.0;
+    if (largest == 0.0f) return 1.0;
     if (!(largest > 0x1p-60f && largest < 0x1p60f)) return 1e300;
     return __builtin_sqrt(double(largest) * double(largest) * double(count) / squares);
   }

@@ -54,6 +54,9 @@ struct Bias {
   Floats added_to(Floats v) const { return is_there ? _mm512_add_ps(v, values) : v; }
 };
 
+// Of crests: above all of them, and their products.
+constexpr double no_limit = __builtin_inf();
+
 // Of some values; of several sets by joining them in a fixed order.
 struct Spread {
   uint32_t largest_bits = 0;  // of |value|: Inf and NaN are above all others

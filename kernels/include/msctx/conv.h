@@ -107,6 +107,12 @@ static inline int64_t w_size(const ConvProblem& p) { return p.k * group_c(p) * v
 static inline bool is_2d_f32(const ConvProblem& p) { return p.dims == 2 && p.dtype == DType::f32; }
 // Sums without terms: the result, if there is one, is zeros.
 static inline bool is_empty(const ConvProblem& p) { return x_size(p) == 0 || y_size(p) == 0 || w_size(p) == 0; }
+// Whether what lies around an image, or between its elements, may be far more than the image.
+static inline bool reaches_far(const ConvProblem& p) {
+  for (int i = 0; i < 3; i++)
+    if (p.stride[i] > 64 || p.pad[i] > 4096 || p.dilation[i] * (p.window[i] - 1) > 4096) return true;
+  return false;
+}
 static inline bool has_unit(const int64_t v[3]) { return v[0] == 1 && v[1] == 1 && v[2] == 1; }
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

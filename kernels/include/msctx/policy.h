@@ -64,7 +64,7 @@ class Policy {
   bool asks(Direction) const;
 
   // The rows that `performance` may take for a call.
-  std::vector<const ConvRow*> candidates(const ConvCall&, Direction, int threads) const;
+  std::vector<const ConvRow*> candidates(const ConvCall&, Direction) const;
   // What a tuning result for the call holds for.
   TuningKey tuning_key(const ConvCall&, Direction) const;
   // That result, if it may be used.
@@ -94,7 +94,7 @@ class Policy {
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
   std::unique_ptr<Decision> make(const ConvCall&, Direction, int threads, const std::string& why_not_measured) const;
   void tune(const ConvCall&, Direction, int threads, const std::string& why_not_measured, Choice&, Decision&) const;
-  bool follows(const Tuned&, const ConvCall&, Direction, int threads, Choice&, Decision&) const;
+  bool follows(const Tuned&, const ConvCall&, Direction, Choice&, Decision&) const;
   void describe(Choice&, const ConvRow*, const ConvCall&, Op, int threads) const;
   std::string complaint(const Choice&, const ConvCall&, Direction) const;
   const Decision* keep(const std::string& key, std::unique_ptr<Decision>);
