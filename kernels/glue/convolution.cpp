@@ -1,4 +1,5 @@
 // The hook: what runs in place of aten::convolution and aten::convolution_backward on CPU tensors.
+#include <ATen/TracerMode.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/convolution_backward_ops.h>
@@ -177,6 +178,7 @@ at::Tensor convolution(
     forget_forward(storage_of(weight));  // its next backward pass may belong to this one
     return torch();
   }
+  if (at::tracer::impl::is_dispatch_enabled()) return torch();  // torch.jit.trace records what that calls: _convolution, not our steps
   auto policy = msctx::policy();
   if (!policy) return torch();
   const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);

@@ -88,3 +88,25 @@ def test_products_that_vanish_are_zeros(kernels: Kernels, row: Row, scales: tupl
             given[index] = (given[index].astype(np.float64) * scale).astype(np.float32)
         for isa in row.isas:
             assert (np.abs(kernels.run(row, each, tuple(given), isa)) <= 1e-40).all(), (isa, each)
+
+
+@pytest.mark.parametrize("decades", [1, 1.5, 2, 3, 4.5, 6])
+def test_channels_scaled_in_opposite_ways(kernels: Kernels, row: Row, decades: float) -> None:
+    """Large values meet small weights, as after folding a normalisation; or weights in an order of their own."""
+    if row.direction == BACKWARD_WEIGHT:
+        return  # sums over positions
+    source, along = FACTORS[row.direction][0], 1 - row.direction
+    generator = np.random.default_rng(6)
+    for each in (case(2, 64, 32, (18, 17), 3, padding=1), case(1, 100, 20, (9, 12), 3)):
+        if not takes(row, each):
+            continue
+        for is_own in (False, True):
+            given = [t.copy() for t in stored(each)]
+            scale = np.logspace(0, decades, given[source].shape[1], dtype=np.float32)
+            given[source] *= scale[:, None, None]
+            other = np.moveaxis(given[1], along, 0)
+            other /= (generator.permutation(scale) if is_own else scale)[:, None, None, None]
+            right = truth_of(kernels, row.direction, each, tuple(given))
+            for isa in row.isas:
+                result = kernels.run(row, each, tuple(given), isa)
+                assert distance(result, right) <= kernels.error(row, each) * largest(right), (isa, each, is_own)

@@ -177,6 +177,21 @@ def test_torchscript(how: str) -> None:
     assert ran(ctx) == expected
 
 
+@jit
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_is_traced_inside_is_the_convolution(bias: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3, bias=bias), nn.ConvTranspose2d(6, 3, 2, bias=bias)).eval()
+    x = torch.randn(2, 4, 9, 8)
+    with msctx.context(**GEMM, fallback="error") as ctx:
+        made = torch.jit.trace(model, x)
+        assert_near(made(x), model.double()(x.double()), 1e-5)
+        model.float()
+    assert ran(ctx) == {("fprop", "gemm")}
+    other = torch.randn(3, 4, 9, 8)
+    assert_near(made(other), model.double()(other.double()), 1e-5)
+    assert str(made.inlined_graph).count("aten::_convolution") == 2
+
+
 def test_the_operator_of_traced_code_is_hooked_once() -> None:
     x, w, b, _ = PLANE.tensors()
     right = fn.conv2d(x, w, b, padding=1)

@@ -229,7 +229,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   const Product<First> product(both.first, both.cut, t, prepared);
   const bool takes = product.takes(both.first);
   for (int64_t i = 0; i < product.tasks(); i++) states[i] = takes ? State::wanted : State::too_wide;
-  product.run(State::wanted, most_spread, states, slots, both.slot_bytes(), parallel);
+  product.run(State::wanted, most_spread<First>, states, slots, both.slot_bytes(), parallel);
   if (any(State::not_finite, product.tasks())) return false;
   if (!any(State::too_wide, product.tasks())) return true;
 

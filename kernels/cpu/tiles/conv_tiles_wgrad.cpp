@@ -346,7 +346,7 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* 
   char* const scratch = static_cast<char*>(workspace);
   for (int64_t group = 0; group < both.first.l.groups; group++) {
     bool too_wide = false;
-    if (!run_group(both.first, t, group, most_spread, too_wide, scratch, parallel)) return false;
+    if (!run_group(both.first, t, group, most_spread<First>, too_wide, scratch, parallel)) return false;
     if (too_wide && !run_group(both.wide, t, group, no_limit, too_wide, scratch, parallel)) return false;
   }
   return true;

@@ -45,7 +45,7 @@ State run_block(const Plan<S>& plan, const ConvTensors& t, const Filters<S>& fil
   const int64_t group = task / plan.blocks, begin = task % plan.blocks * plan.together;
   const int64_t end = smaller(l.tiles(), begin + plan.together);
 
-  const Sources<S> sources(l, static_cast<const float*>(forward ? t.x : t.y), t.channels_last, stage);
+  const Sources<S> sources(l, filters, static_cast<const float*>(forward ? t.x : t.y), t.channels_last, stage);
   const State state = sources.template fill<any_exponent>(group, begin, end, most, slot, scales);
   if (state != State::done) return state;
 
@@ -104,9 +104,9 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   const void* const prepared = weights(0);
   const auto& head = Filters(both.first.l, prepared).head();
   if (!head.is_finite) return false;
-  const bool fits = both.first.l.takes() && head.crest <= most_spread;
+  const bool fits = both.first.l.takes() && head.crest <= most_spread<Graded>;
   for (int64_t i = 0; i < both.first.tasks(); i++) states[i] = fits ? State::wanted : State::too_wide;
-  run_blocks<Graded, false>(both.first, t, prepared, most_spread / head.crest, State::wanted, states, slots, both.slot_bytes(), parallel);
+  run_blocks<Graded, false>(both.first, t, prepared, most_spread<Graded> / head.crest, State::wanted, states, slots, both.slot_bytes(), parallel);
   if (any(State::too_wide) && !any(State::not_finite))
     run_blocks<Wide, true>(both.wide, t, weights(1), 0.0, State::too_wide, states, slots, both.slot_bytes(), parallel);
   return !any(State::not_finite);

@@ -47,7 +47,7 @@ State run_batch(
   parallel_for(parallel, divide_up(tiles, task_tiles), [&](int64_t task, int slot) {
     const int64_t first = task * task_tiles, last = smaller(first + task_tiles, tiles);
     auto* const stage = reinterpret_cast<float*>(stages + size_t(slot) * plan.stage_bytes());
-    const Sources<S> sources(l, static_cast<const float*>(forward ? t.x : t.y), t.channels_last, stage);
+    const Sources<S> sources(l, filters, static_cast<const float*>(forward ? t.x : t.y), t.channels_last, stage);
     char* const to = operands + first / rows * l.source_bytes() + first % rows * tile_bytes;
     states[task] = sources.template fill<any_exponent>(group, begin + first, begin + last, most, to, scales + first);
   });
@@ -95,8 +95,8 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   char* const data = static_cast<char*>(workspace);
   const Filters<Graded> first(both.first.l, weights(0));
   if (!first.head().is_finite) return false;
-  const bool fits = both.first.l.takes() && first.head().crest <= most_spread;
-  const double most = most_spread / first.head().crest;
+  const bool fits = both.first.l.takes() && first.head().crest <= most_spread<Graded>;
+  const double most = most_spread<Graded> / first.head().crest;
   for (int64_t group = 0; group < p.groups; group++)
     for (int64_t begin = 0; begin < both.first.l.tiles(); begin += both.first.together) {
       State state = fits ? run_batch<Graded, false>(both.first, t, first, most, group, begin, data, parallel) : State::too_wide;
