@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,25 @@ def test_clear_says_what_it_removed(tune: Any, tmp_path: Path) -> None:
     assert json.loads(tune("clear", "--file", path, "--json")[1])["removed"] == 1
     assert not path.exists()
     assert "removed" in tune("clear", "--file", path)[1]
+
+
+def test_clear_through_a_link_clears_what_it_leads_to(tune: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "tuning.json", here(), ENTRY)
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    assert json.loads(tune("clear", "--file", link, "--json")[1])["removed"] == 1
+    assert link.is_symlink()
+    assert not path.exists()
+
+
+def test_a_pipe_is_not_waited_for_and_a_byte_order_mark_is_no_mistake(tune: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = tune("show", "--file", tmp_path / "pipe")
+    assert code == 3
+    assert "is no regular file" in err
+    path = write(tmp_path / "tuning.json", here(), ENTRY)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(json.loads(tune("show", "--file", path, "--json")[1])["groups"]) == 1
 
 
 @pytest.mark.parametrize("words", [("show", "--file"), ("export", "x.json", "--file"), ("import",), ("clear", "--file")])

@@ -133,7 +133,7 @@ def matching(groups: Groups, library: Core) -> Iterable[Tuned]:
             other = "".join(f", with {name} {getattr(which, name)}" for name in soft)
             yield Tuned(
                 **{name: getattr(entry, name) for name in Tuned._fields if hasattr(entry, name)},
-                source=f"from the tuning file: measured {entry.when} by {entry.threads} threads{other}",
+                source=f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}{other}",
                 exact=not soft,
             )
 

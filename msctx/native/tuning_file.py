@@ -120,7 +120,7 @@ def remove(path: Path, stamps: set[Stamp] | None = None) -> int:
             if groups:
                 _write(path, groups)
             elif path.exists():
-                path.unlink()
+                path.resolve().unlink()  # a link stays; what it leads to goes
     return count
 
 
@@ -141,7 +141,9 @@ def text_of(groups: Mapping[Stamp, Mapping[Key, Entry]]) -> str:
 def _load(path: Path) -> tuple[Groups, int]:
     with _telling(path, "read"):
         try:
-            text = path.read_text(encoding="utf-8")
+            if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+                raise FileError([Problem("", "is no regular file", str(path), suggestion=ASIDE)])
+            text = path.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             return {}, 0
         except UnicodeDecodeError as error:

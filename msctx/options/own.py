@@ -76,8 +76,8 @@ OPTIONS = (
         name="allow_fp32_emulation",
         type=Bool,
         help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), with sums in "
-        "float32 and an error no larger than float32's own; what the parts cannot carry (Inf, NaN, too wide a spread) is computed "
-        "in float32. Unset they may; false asks for products in float32 alone.",
+        "float32 and errors like those of float32's own (choices() has each one's bound); values that the parts cannot carry (Inf, "
+        "NaN) are computed in float32. Unset they may; false asks for products in float32 alone, even where conv_allow_tf32 is set.",
         devices=("cpu", "cuda"),
         source="msctx",
         example=False,
@@ -129,7 +129,7 @@ OPTIONS = (
         type=Path,
         help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one in the "
         "cache: to be committed beside an experiment, so that the next run makes the same choices and measures nothing. It need not "
-        "be there yet. A relative path in a YAML file is meant from the folder of that file.",
+        "be there yet, nor its folder. A relative path in a YAML file is meant from the folder of that file.",
         devices=("cpu",),
         is_output=True,
         source="msctx",

@@ -47,6 +47,14 @@ def test_each_algorithm_that_can_be_named_is_a_row_that_runs(direction: str, nam
     assert {row.math for row in ctx.choices()} == {"float64" if name == "reference" else "strict"}
 
 
+def test_products_in_float32_are_asked_for_even_where_tf32_is_allowed() -> None:
+    tensors = PLANE.tensors()
+    for emulates in (False, True):
+        with asking("fprop", "implicit_gemm", conv_allow_tf32=True, allow_fp32_emulation=emulates) as ctx:
+            PLANE.compute(tensors)
+        assert ctx.choices()[0].math in ({"tf32", "strict"} if emulates else {"strict"})
+
+
 @each_problem
 @each_row
 def test_values_and_strides(direction: str, name: str, problem: Conv) -> None:

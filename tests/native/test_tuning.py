@@ -176,7 +176,7 @@ def test_an_entry_is_followed(own_tuning_file: Path) -> None:
     row, measured = forward()
     assert (row.asked, row.ran, measured) == ("performance", "direct", 0)
     assert row.reasons == (
-        "from the tuning file: measured 2026-01-02T03:04Z by 1 threads",
+        "from the tuning file: measured 2026-01-02T03:04Z by 1 thread",
         "torch: measured at 2.00 times the time of direct",
         "fft: not measured: no time was left, or no memory",
     )

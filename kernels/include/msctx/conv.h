@@ -80,7 +80,7 @@ struct ConvAlgorithm {
   // Bound of |error| in units of max|result|; see kernels/README.md for the data on which it is tested.
   double (*error)(const ConvProblem&, Op);
   // workspace is aligned to 64 bytes and holds what workspace() said. Problems without reasons that are not empty only. false: these values are
-  // beyond its arithmetic (Inf, NaN, too wide a spread), and nothing of use was written: conv_run has gemm compute them.
+  // beyond its arithmetic (Inf, NaN), and nothing of use was written: conv_run has gemm compute them.
   bool (*run)(const ConvProblem&, Op, const ConvTensors&, const Prepared&, void* workspace, const Parallel&);
   // An Inf or NaN, or an overflow inside, reaches results that do not depend on it: where a result is not finite, conv_run
   // computes the whole problem again, by the gemm algorithm.
