@@ -11,8 +11,11 @@ namespace {
 
 constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
 
-// Weights change with every step of a training, and so are packed for each gradient of x: its positions must outweigh that.
-bool outweighs_packing(const ConvProblem& p, Op op) { return op == Op::forward || p.n * volume(p.in) >= 400; }
+// Weights change with every step of a training, and so are packed for each gradient of x: its positions must outweigh that, and taps
+// share what is split.
+bool outweighs_packing(const ConvProblem& p, Op op) {
+  return op == Op::forward || (volume(p.window) >= 9 && p.n * volume(p.in) >= 400);
+}
 
 // What `normal` expects, from the figures of bench/convolutions.py: many channels, and enough work for the values' being split.
 Merit gemm(const ConvProblem& p, Op op) {
@@ -36,7 +39,7 @@ bool winograd_pays(const ConvProblem& p, Op op) {
   const bool forward = op == Op::forward;
   const int64_t channels = smaller(group_c(p), group_k(p));
   const int64_t tiles = p.n * divide_up(forward ? p.out[1] : p.in[1], 4) * divide_up(forward ? p.out[2] : p.in[2], 4);
-  return channels >= 48 && tiles >= (forward ? 16 : 48) && 12 * tiles >= channels;
+  return channels >= 48 && tiles >= (forward ? 16 : 128) && 12 * tiles >= channels;
 }
 // Tiles of more channels do not stay in the second cache beside the windows.
 bool stays(const ConvProblem& p, Op op) { return (op == Op::forward ? group_c(p) : group_k(p)) <= 320; }
