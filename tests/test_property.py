@@ -121,6 +121,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "native.conv_algo_rules": st.sampled_from([None, "layer.*: fprop=gemm", "weight=3x*: dgrad=algo_1, wgrad=fft"]),
     "native.tuning_file": st.sampled_from([None]),
     "native.conv_workspace_limit": st.sampled_from([None, 0, 2**20]),
+    "native.conv_max_error": st.sampled_from([None, 1e-6, 0.5]),
     "native.fallback": st.sampled_from(["warn", "error", "silent"]),
 }
 PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]

@@ -1,4 +1,5 @@
 // The hook: what runs in place of aten::convolution and aten::convolution_backward on CPU tensors.
+#include <ATen/Context.h>
 #include <ATen/TracerMode.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/ops/_convolution_ops.h>
@@ -178,7 +179,12 @@ at::Tensor convolution(
     forget_forward(storage_of(weight));  // its next backward pass may belong to this one
     return torch();
   }
-  if (at::tracer::impl::is_dispatch_enabled()) return torch();  // torch.jit.trace records what that calls: _convolution, not our steps
+  if (at::tracer::impl::is_dispatch_enabled()) {  // torch.jit.trace records that operator, as it does without us, and not our steps
+    const at::Context& context = at::globalContext();
+    return at::_ops::_convolution::call(
+        input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, context.benchmarkCuDNN(),
+        context.deterministicCuDNN(), context.userEnabledCuDNN(), context.allowTF32CuDNN(at::Float32Op::CONV));
+  }
   auto policy = msctx::policy();
   if (!policy) return torch();
   const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);

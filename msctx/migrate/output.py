@@ -65,6 +65,8 @@ def _scalar(value: Any) -> str:
             return "true" if value else "false"
         case str():
             return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
+        case float() if "." not in repr(value):
+            return repr(value).replace("e", ".0e")  # 1e-06 is text in YAML 1.1
         case Mapping():
             return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"
         case list() | tuple():

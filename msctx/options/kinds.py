@@ -354,8 +354,6 @@ class TextKind(Kind):
         if not isinstance(value, str):
             hint = str(value) if isinstance(value, int | float) and len(show(value)) < 40 else ""
             raise BadValue(f"{show(value)} is not text", allowed=self.allowed, suggestion=hint)
-        if "\0" in value:
-            raise BadValue(f"{show(value)} holds a null character", allowed=self.allowed)
         if not value.strip() and not self.empty:
             raise BadValue("the text is blank" if value else "the text is empty", allowed=self.allowed)
         return plain(value)

@@ -221,7 +221,7 @@ def test_a_result_of_another_compiler_is_used_and_told(field: str, own_tuning_fi
     tuned.write(own_tuning_file, tuned.entry(PROBLEM), **{field: "another"})
     row, measured = forward()
     assert (row.ran, measured) == ("direct", 0)
-    assert row.reasons[0].endswith(f"by 1 threads, with {field} another")
+    assert row.reasons[0].endswith(f"by 1 thread, with {field} another")
 
 
 def test_determinism_uses_the_very_stamp_alone(tmp_path: Path) -> None:

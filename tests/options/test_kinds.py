@@ -129,7 +129,6 @@ BAD = [
     (ALGORITHM, mock.ANY),
     (ALGORITHM, YamlWord("on")),
     (TextKind(), ""),
-    (TextKind(), "a\0b"),
     (TextKind(), 5),
     (TextKind(), ["a"]),
     (TextKind(), b"a"),
