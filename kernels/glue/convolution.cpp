@@ -44,6 +44,13 @@ at::MemoryFormat format_of(const at::Tensor& input, const at::Tensor& weight, co
   return at::native::_determine_backend_memory_format(input, weight, backend);
 }
 
+// While torch.jit.trace records a convolution: nothing is measured then.
+thread_local bool is_traced = false;
+struct Traced {
+  Traced() { is_traced = true; }
+  ~Traced() { is_traced = false; }
+};
+
 // A convolution under a policy: the geometry in plain integers, and the call, if it is one of ours.
 struct Asked {
   std::shared_ptr<Policy> policy;
@@ -79,7 +86,7 @@ struct Asked {
   // `ours(row)` and `torch()` do all that is done where they are chosen, on the call's own tensors.
   template <class Ours, class Torch>
   const Decision* measure(const Decision& guessed, Direction direction, const Ours& ours, const Torch& torch) const {
-    if (at::in_parallel_region()) return &guessed;
+    if (at::in_parallel_region() || is_traced) return &guessed;
     return measured(*policy, *call, guessed, direction, at::get_num_threads(), [&](const ConvRow* row) {
       if (row)
         ours(*row);
@@ -180,6 +187,7 @@ at::Tensor convolution(
     return torch();
   }
   if (at::tracer::impl::is_dispatch_enabled()) {  // torch.jit.trace records that operator, as it does without us, and not our steps
+    const Traced guard;
     const at::Context& context = at::globalContext();
     return at::_ops::_convolution::call(
         input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, context.benchmarkCuDNN(),
