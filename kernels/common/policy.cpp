@@ -163,7 +163,8 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || std::strcmp(row.name, "reference") == 0) continue;
     if (!allows_math(row) || !obstacles(row, call).empty()) continue;
-    const auto same = [&](const ConvRow* other) { return other->algorithm == row.algorithm; };  // under another name
+    // The same under another name; or a later row of one label, which a result could not tell from the first.
+    const auto same = [&](const ConvRow* other) { return other->algorithm == row.algorithm || label_of(*other) == label_of(row); };
     if (std::any_of(found.begin(), found.end(), same)) continue;
     const Op op = op_of(direction, call.transposed);
     // with one thread, or the number of threads would choose the row

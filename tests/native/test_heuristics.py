@@ -54,6 +54,22 @@ def test_performance_measures_a_problem_once_and_says_how_the_others_did() -> No
         assert not any(reason.startswith("reference") for reason in row.reasons)
 
 
+def test_of_two_rows_of_one_label_performance_runs_the_one_it_measured() -> None:
+    """A depthwise convolution: ``direct`` has a row for it, and one for all others, which is much slower."""
+    x, w = torch.randn(1, 64, 40, 40), torch.randn(64, 1, 13, 13)
+    workspace = []
+    for asked in ("direct", "performance"):
+        with asking("fprop", asked) as ctx:
+            fn.conv2d(x, w, padding=6, groups=64)
+        (row,) = ctx.choices()
+        labels = [reason.partition(":")[0] for reason in row.reasons[1:]]
+        assert len(set(labels)) == len(labels)
+        if row.ran == "direct":
+            workspace.append(row.workspace)
+    assert len(set(workspace)) == 1, "one algorithm"
+    assert workspace[0] > 0, "the other one needs none"
+
+
 @pytest.mark.parametrize("asked", ["normal", "performance"])
 def test_no_row_is_chosen_whose_bound_is_above_conv_max_error(asked: str) -> None:
     x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)  # Winograd's problem
