@@ -257,7 +257,7 @@ void reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   why.add_if(p.groups < 2 || p.groups != p.c || p.k < p.c, "it computes depthwise convolutions only, one input channel a group");
   why.add_if(reaches_far(p), too_far);
-  if (why.count == 0) why.add_if(workspace(p, op, 1) > most_workspace, too_far);
+  if (why.count == 0 && !is_empty(p)) why.add_if(workspace(p, op, 1) > most_workspace, too_far);
 }
 
 double error(const ConvProblem& p, Op op) {

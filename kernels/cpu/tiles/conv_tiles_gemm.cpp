@@ -174,7 +174,7 @@ class Product {
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
   lowered_reasons(p, why);
   why.add_if(op == Op::backward_weight, "it has no weight gradient");
-  if (why.count == 0) why.add_if(Planes<Graded>::size(Lowered<Graded>(p, op), 1) > most_planes, too_far);
+  if (why.count == 0 && !is_empty(p)) why.add_if(Planes<Graded>::size(Lowered<Graded>(p, op), 1) > most_planes, too_far);
 }
 
 // Parts of the first kind, and those for values that are spread too far.

@@ -330,7 +330,7 @@ bool run_group(
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
   lowered_reasons(p, why);
   why.add_if(op != Op::backward_weight, "it computes weight gradients only");
-  if (why.count == 0) why.add_if(Plan<Graded>(p).size() > most_chunk, too_far);
+  if (why.count == 0 && !is_empty(p)) why.add_if(Plan<Graded>(p).size() > most_chunk, too_far);
 }
 
 template <class First>
