@@ -141,6 +141,9 @@ def keep(path: Path | None, result: dict[str, Any]) -> None:
 def into_readme(name: str, lines: Iterable[str]) -> None:
     """Puts lines between the markers of a name."""
     begin, end = f"<!-- {name}: written by a script of bench/ with --readme -->", f"<!-- /{name} -->"
-    head, _, rest = README.read_text(encoding="utf-8").partition(begin)
+    text = README.read_text(encoding="utf-8")
+    if begin not in text:
+        sys.exit(f"{README} has no place for this table: add the lines {begin} and {end}")
+    head, _, rest = text.partition(begin)
     _, _, tail = rest.partition(end)
     README.write_text("\n".join([head + begin, *lines, end + tail]), encoding="utf-8")
