@@ -239,7 +239,7 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
         ({"matmul_allow_tf32": True}, DEVICES, []),
         ({"conv_fprop_algo": "winograd"}, DEVICES, []),
         # ... or nobody does
-        ({"disable_format_transform": True}, DEVICES, ["ascend"]),
+        ({"tuning_file": "t.json"}, DEVICES, ["ascend"]),
         ({"variable_placement": "Host"}, ("cpu",), ["cpu"]),
         # the target counts, whatever else is here
         ({"matmul_allow_tf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),

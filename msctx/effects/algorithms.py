@@ -1,4 +1,4 @@
-"""conv_*_algo and what goes with them: which algorithm each convolution runs, by the policy of the native core."""
+"""conv_*_algo and what goes with them: which algorithm each convolution runs, by the policy of the native core; memory formats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
-NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant")
+NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
 LATER = "the convolutions of CUDA"
 
@@ -69,6 +69,28 @@ def thread_invariant(want: Want) -> Outcome:
     return approximated(_policy(want, thread_invariant=True), differs)
 
 
+@effect("enable_small_channel")
+def enable_small_channel(want: Want) -> Outcome:
+    if want.device != "cpu":
+        return not_built(LATER if want.device == "cuda" else "the Ascend back end")
+    if not want.value:
+        return honoured(reason="nothing is asked for")
+    if want.facts.native:
+        return refused(want.facts.native)
+    taken = [name for name in ALGORITHMS if want.other(name)]
+    if len(taken) == len(ALGORITHMS):
+        return inert(f"{', '.join(taken)} decide, for these convolutions too")
+    differs = "they run what normal takes for them: often torch's own path, in which the gradient of x alone is slow"
+    return approximated(_policy(want, enable_small_channel=True), differs)
+
+
+@effect("disable_format_transform")
+def disable_format_transform(want: Want) -> Outcome:
+    """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
+    differs = "holds for code that inductor compiles inside; eager torch never changes the memory format of a model by itself"
+    return approximated({"torch.inductor.layout_optimization": not want.value}, differs)
+
+
 @effect("tuning_file")
 def tuning_file(want: Want) -> Outcome:
     asked = [want.other(name, "") for name in (*ALGORITHMS, "conv_algo_rules")]
@@ -82,9 +104,8 @@ def detail(want: Want) -> Outcome:
     if want.device == "cuda":
         return not_built(LATER)
     if not any(want.other(name) for name in NATIVE):
-        return inert(
-            "no algorithm is asked for: it goes with conv_fprop_algo and its like, conv_algo_rules and thread_invariant"
-        )
+        asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
+        return inert(f"no algorithm is asked for: it goes with {asking}")
     if want.facts.native:
         return refused(want.facts.native)
     return honoured(reason="part of the policy for convolutions")

@@ -76,10 +76,6 @@ UNBUILT: dict[str, tuple[str, ...]] = {
         "optypelist_for_implmode",
         "atc.builtin_impl_mode_ini",
     ),
-    "the fast convolutions (memory formats, few channels)": (
-        "disable_format_transform",
-        "enable_small_channel",
-    ),
     "the memory pool": (
         "variable_memory_max_size",
         "mempool_block_size",

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from msctx.native import core, tuning, watching
-from msctx.options.conv_rules import rules_of
+from msctx.options.conv_rules import FEW_CHANNELS, Rule, rules_of
 
 NOTHING: dict[str, Any] = {
     "conv_fprop_algo": None,
@@ -18,12 +18,20 @@ NOTHING: dict[str, Any] = {
     "fallback": "warn",
     "deterministic": False,
     "thread_invariant": False,
+    "enable_small_channel": False,
     "conv_allow_tf32": False,
     "allow_fp32_emulation": True,
     "frozen_weights": False,
     "tuning_file": None,
 }
-ASKING = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "conv_algo_rules", "thread_invariant")
+ASKING = (
+    "conv_fprop_algo",
+    "conv_dgrad_algo",
+    "conv_wgrad_algo",
+    "conv_algo_rules",
+    "thread_invariant",
+    "enable_small_channel",
+)
 """The fields that ask for something; the others only say how."""
 
 _lock = threading.Lock()
@@ -55,7 +63,7 @@ def _send() -> None:
     watching.refresh(library)
     library.set_policy(
         {direction: _fields[f"conv_{direction}_algo"] for direction in core.DIRECTIONS},
-        rules_of(_fields["conv_algo_rules"]) if _fields["conv_algo_rules"] else (),
+        _rules(),
         _fields["conv_workspace_limit"],
         _fields["conv_max_error"],
         _fields["fallback"],
@@ -66,6 +74,13 @@ def _send() -> None:
         allow_fp32_emulation=_fields["allow_fp32_emulation"],
         frozen_weights=_fields["frozen_weights"],
     )
+
+
+def _rules() -> tuple[Rule, ...]:
+    """Those asked for; after them, for images of few channels, what no other option decides."""
+    asked = rules_of(_fields["conv_algo_rules"]) if _fields["conv_algo_rules"] else ()
+    open_for = tuple((d, "normal") for d in core.DIRECTIONS if not _fields[f"conv_{d}_algo"])
+    return (*asked, Rule(FEW_CHANNELS, open_for)) if _fields["enable_small_channel"] and open_for else asked
 
 
 def _measures() -> bool:

@@ -39,6 +39,10 @@ class Rule:
         return f"{where}: " + ", ".join(f"{direction}={name}" for direction, name in self.asked)
 
 
+FEW_CHANNELS = (("input", "*x[1-4]x*x*"),)
+"""Images of at most four channels, N x C x H x W. (Volumes of at most four slices as well: no pattern tells them apart.)"""
+
+
 def rules_of(text: str) -> tuple[Rule, ...]:
     """The rules that a canonical text holds, first to last: the first that matches decides."""
     return tuple(_rule(*part.split(": ", 1)) for part in text.split("; "))

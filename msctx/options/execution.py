@@ -158,10 +158,10 @@ OPTIONS = (
     Option(
         name="disable_format_transform",
         type=Bool,
-        help="true keeps convolutions in the layout NCHW; false allows models to be moved to channels_last where that is "
-        "faster. It speaks of CUDA; MindSpore ignores it elsewhere.",
+        help="true keeps convolutions in the layout NCHW; false allows compiled models to be moved to channels_last where "
+        "that is faster (inductor's layout_optimization). MindSpore knows it for CUDA alone.",
         default=False,
-        devices=("cuda",),
+        devices=("cpu", "cuda"),
         example=True,
     ),
     Option(

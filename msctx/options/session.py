@@ -429,8 +429,9 @@ OPTIONS = (
     Option(
         name="enable_small_channel",
         type=Flag,
-        help="Speeds up convolutions of at most four input channels, such as the first of an image model, by padding the "
-        "channels and using channels_last. Inference (graph_run_mode=0) always has it on.",
+        help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run what "
+        "conv_fprop_algo=normal and its like would take for them, where no other algorithm is asked for. Inference "
+        "(graph_run_mode=0) always has it on.",
         default=0,
         groups=SESSION,
         ge="ge.enableSmallChannel",

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+import torch
+
 from msctx.switches.base import Switch
 
 _MODULE = "torch._inductor.config"
@@ -19,8 +21,8 @@ class _Flag:
     inside the scope is allowed for.
     """
 
-    def __init__(self, key: str, variable: str) -> None:
-        self.key, self.variable = key, variable
+    def __init__(self, key: str, variable: str, default: str) -> None:
+        self.key, self.variable, self.default = key, variable, default
 
     def entry(self) -> Any:
         config = sys.modules.get(_MODULE)
@@ -28,7 +30,7 @@ class _Flag:
 
     def read(self) -> bool:
         if self.entry() is None:
-            return os.environ.get(self.variable) == "1"
+            return os.environ.get(self.variable, self.default) == "1"
         return bool(getattr(sys.modules[_MODULE], self.key))
 
     def save(self) -> tuple[str | None, bool | None, Any]:
@@ -51,7 +53,7 @@ class _Flag:
         if default is None:  # it was loaded inside the scope: as if it had been loaded before
             from torch.utils._config_module import _UNSET_SENTINEL
 
-            default, override = variable == "1", _UNSET_SENTINEL
+            default, override = (self.default if variable is None else variable) == "1", _UNSET_SENTINEL
         entry.default = default
         setattr(config, self.key, default)  # marks the thread's caches of the configuration as stale
         entry.user_override.set(override)
@@ -64,16 +66,17 @@ class _Flag:
 
 
 _FLAGS = {
-    "deterministic": "TORCHINDUCTOR_DETERMINISTIC",
-    "freezing": "TORCHINDUCTOR_FREEZING",
-    "cpp_wrapper": "TORCHINDUCTOR_CPP_WRAPPER",
+    "deterministic": ("TORCHINDUCTOR_DETERMINISTIC", "0"),
+    "freezing": ("TORCHINDUCTOR_FREEZING", "0"),
+    "cpp_wrapper": ("TORCHINDUCTOR_CPP_WRAPPER", "0"),
+    "layout_optimization": ("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
 }
-"""Key of the configuration → the environment variable from which it takes its first value."""
+"""Key of the configuration → the environment variable from which it takes its first value, and what an absent one means."""
 
 
-def _switch(key: str, variable: str) -> Switch:
-    flag = _Flag(key, variable)
+def _switch(key: str, variable: str, default: str) -> Switch:
+    flag = _Flag(key, variable, default)
     return Switch(name=f"torch.inductor.{key}", read=flag.read, write=flag.write, save=flag.save, load=flag.load)
 
 
-SWITCHES = tuple(_switch(key, variable) for key, variable in _FLAGS.items())
+SWITCHES = tuple(_switch(key, *variable) for key, variable in _FLAGS.items())

@@ -91,6 +91,18 @@ def test_inductors_flag_in_every_thread() -> None:
     assert (config.deterministic, in_thread(there)) == (False, False)
 
 
+def test_compiled_models_keep_their_memory_format_where_its_change_is_disabled() -> None:
+    """Inductor lays a network of convolutions out as channels_last, unless it is told not to."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Conv2d(16, 8, 3)).eval()
+    layouts = []
+    for disabled in (False, True):
+        torch.compiler.reset()
+        with torch.no_grad(), msctx.context(disable_format_transform=disabled, conv_fprop_algo="implicit_gemm") as ctx:
+            torch.compile(net)(torch.randn(1, 8, 10, 10))
+        layouts.append({row.problem.layout for row in ctx.choices()})
+    assert layouts == [{"channels_last"}, {"channels_first"}]
+
+
 @pytest.mark.parametrize("variable", ["", "0", "1"])
 def test_inductor_loaded_inside_the_scope(passes: Passes, variable: str) -> None:
     passes(

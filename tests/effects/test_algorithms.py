@@ -5,6 +5,7 @@ import pytest
 import msctx
 from msctx import plan
 from msctx.effects import Facts
+from msctx.effects.algorithms import ALGORITHMS
 from msctx.options import Settings, make_layer
 
 HOW = {
@@ -46,6 +47,7 @@ def test_on_cuda_it_comes_later_and_on_ascend_it_means_nothing() -> None:
 
 def test_without_a_native_core_it_is_refused_with_the_reason() -> None:
     options = {"conv_wgrad_algo": "algo_1", "conv_algo_rules": "a: gemm", "thread_invariant": True, "fallback": "error"}
+    options["enable_small_channel"] = 1
     found = rows(native="no C++ compiler", **options)
     assert {(name, row.status, row.reason) for name, row in found.items()} == {
         (n, "refused", "no C++ compiler") for n in options
@@ -97,6 +99,26 @@ def test_thread_invariant_says_for_what_nothing_is_promised() -> None:
     assert (row.status, row.assignments["native.thread_invariant"]) == ("approximated", True)
     assert "matrix products" in row.reason
     assert rows(thread_invariant=False)["thread_invariant"].assignments == {}
+
+
+def test_few_channels_are_a_field_of_the_policy_where_an_algorithm_is_left_open() -> None:
+    row = rows(enable_small_channel=1, conv_fprop_algo="gemm")["enable_small_channel"]
+    assert (row.status, row.assignments) == ("approximated", {**HOW, "native.enable_small_channel": True})
+    assert rows(enable_small_channel=0)["enable_small_channel"].assignments == {}
+    taken = rows(enable_small_channel=1, **dict.fromkeys(ALGORITHMS, "normal"))["enable_small_channel"]
+    assert (taken.status, taken.assignments) == ("inert", {})
+    assert {device: rows(device, enable_small_channel=1)["enable_small_channel"].status for device in ("cuda", "ascend")} == {
+        "cuda": "not_built",
+        "ascend": "not_built",
+    }
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("value", [True, False])
+def test_memory_formats_are_inductors_to_change(device: str, value: bool) -> None:
+    row = rows(device, disable_format_transform=value)["disable_format_transform"]
+    assert (row.status, row.assignments) == ("approximated", {"torch.inductor.layout_optimization": not value})
+    assert "inductor" in row.reason
 
 
 def test_determinism_alone_asks_nothing_of_the_native_core() -> None:

@@ -106,6 +106,26 @@ def test_they_take_no_row_whose_bound_is_too_large(name: str) -> None:
             assert row.error <= 3e-5
 
 
+def test_few_channels_run_what_normal_takes_and_others_what_torch_does() -> None:
+    """enable_small_channel speaks of images of one to four channels, and where an algorithm is named that one runs."""
+    few, many = conv("few", (1, 3, 40, 40), (32, 3, 7, 7), True, stride=2), conv("many", (1, 5, 9, 9), (2, 5, 3, 3), True)
+    with msctx.context(**{f"conv_{d}_algo": "normal" for d in DIRECTIONS}) as ctx:
+        few.compute(few.tensors())
+    normal = ran(ctx)
+    assert len(normal) == 3
+    with msctx.context(enable_small_channel=1, seed=0) as ctx:
+        for problem in (few, many):
+            problem.compute(problem.tensors())
+    assert ran(ctx) == normal
+    assert {row.asked for row in ctx.choices()} == {"normal"}
+    with msctx.context(enable_small_channel=1, **REFERENCE) as ctx:
+        few.compute(few.tensors())
+    assert {name for _, name in ran(ctx)} == {"reference"}
+    with msctx.context(enable_small_channel=1, conv_algo_rules={"input=*x3x40*": {"fprop": "direct"}}) as ctx:
+        few.compute(few.tensors())
+    assert dict(ran(ctx))["fprop"] == "direct"
+
+
 def test_thread_invariant_takes_every_convolution_that_names_nothing() -> None:
     problems = [PLANE, conv("1d", (1, 3, 9), (2, 3, 3), True), conv("3d", (1, 2, 4, 4, 4), (2, 2, 3, 3, 3))]
     with msctx.context(thread_invariant=True) as ctx:

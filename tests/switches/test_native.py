@@ -19,6 +19,7 @@ VALUES = {
     "fallback": "silent",
     "deterministic": True,
     "thread_invariant": True,
+    "enable_small_channel": True,
     "conv_allow_tf32": True,
     "allow_fp32_emulation": False,
     "frozen_weights": True,
