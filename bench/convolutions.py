@@ -17,16 +17,25 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import contest
-from layers import DENSE, DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OF_EACH_KIND, STRIDED, WINDOW_1, WINDOW_3, Layer
-
-Tensors = tuple[Any, Any, Any]
+from layers import (
+    DENSE,
+    DEPTHWISE_3,
+    DEPTHWISE_7,
+    DEPTHWISE_LARGE,
+    OF_EACH_KIND,
+    STRIDED,
+    WINDOW_1,
+    WINDOW_3,
+    Layer,
+    call,
+    tensors,
+)
 
 
 @dataclass(frozen=True)
@@ -90,41 +99,12 @@ GROUPS = (
 BY_NAME = {group.name: group for group in GROUPS}
 
 
-def runner(layer: Layer, direction: str) -> Callable[[Any, Any, Any], Any]:
-    import torch
-    from torch.nn.functional import conv2d
-
-    def run(x: Any, w: Any, g: Any) -> Any:
-        if direction == "fprop":
-            return conv2d(x, w, None, layer.stride, layer.padding, 1, layer.groups)
-        mask = [direction == "dgrad", direction == "wgrad", False]
-        s, p = [layer.stride] * 2, [layer.padding] * 2
-        found = torch.ops.aten.convolution_backward(g, x, w, None, s, p, [1, 1], False, [0, 0], layer.groups, mask)
-        return found[0] if direction == "dgrad" else found[1]
-
-    return run
-
-
-def tensors(layer: Layer, batch: int, data: str, seed: int, memory_format: str) -> Tensors:
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    out = (layer.size + 2 * layer.padding - layer.window) // layer.stride + 1
-    x = torch.randn(batch, layer.c, layer.size, layer.size, generator=generator)
-    w = torch.randn(layer.k, layer.c // layer.groups, layer.window, layer.window, generator=generator)
-    if data == "denormal":
-        x = x * 1e-39
-    g = torch.randn(batch, layer.k, out, out, generator=generator)
-    kind = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
-    return x.contiguous(memory_format=kind), w.contiguous(memory_format=kind), g.contiguous(memory_format=kind)
-
-
 def measure(group: Group, layer: Layer, batch: int, seconds: float, options: dict[str, Any]) -> dict[str, Any]:
     """One process's figures for one problem: the fastest runs, in ms, and the errors."""
     import msctx
 
-    run = runner(layer, group.direction)
-    sets = {f: [tensors(layer, batch, group.data, seed, f) for seed in range(3)] for f in group.formats}
+    run = call(layer, group.direction)
+    sets = {f: [tensors(layer, batch, seed, f, group.data) for seed in range(3)] for f in group.formats}
     asked = {name: value(layer) if callable(value) else value for name, value in group.options.items()}
     context = msctx.context(**asked, **options, fallback="silent")
 

@@ -6,7 +6,11 @@ RepLKNet (arXiv 2203.06717), MobileNet (arXiv 1704.04861), AlexNet (Krizhevsky e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+Tensors = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -69,3 +73,34 @@ OF_EACH_KIND = (
     *(*STRIDED[::2], *DENSE[:1], *DEPTHWISE_3[:1], *OTHERS[:2]),
 )
 """What ``normal`` and ``performance`` are judged by."""
+
+
+def call(layer: Layer, direction: str) -> Callable[[Any, Any, Any], Any]:
+    """What takes the input, the weight and the gradient of the output, and gives the result of one direction."""
+    import torch
+    from torch.nn.functional import conv2d
+
+    def run(x: Any, w: Any, g: Any) -> Any:
+        if direction == "fprop":
+            return conv2d(x, w, None, layer.stride, layer.padding, 1, layer.groups)
+        mask = [direction == "dgrad", direction == "wgrad", False]
+        s, p = [layer.stride] * 2, [layer.padding] * 2
+        found = torch.ops.aten.convolution_backward(g, x, w, None, s, p, [1, 1], False, [0, 0], layer.groups, mask)
+        return found[0] if direction == "dgrad" else found[1]
+
+    return run
+
+
+def tensors(layer: Layer, batch: int, seed: int, memory_format: str = "channels_first", data: str = "normal") -> Tensors:
+    """Input, weight and the gradient of the output, float32, normally distributed; ``denormal``: the input times 1e-39."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    out = (layer.size + 2 * layer.padding - layer.window) // layer.stride + 1
+    x = torch.randn(batch, layer.c, layer.size, layer.size, generator=generator)
+    w = torch.randn(layer.k, layer.c // layer.groups, layer.window, layer.window, generator=generator)
+    if data == "denormal":
+        x = x * 1e-39
+    g = torch.randn(batch, layer.k, out, out, generator=generator)
+    kind = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
+    return x.contiguous(memory_format=kind), w.contiguous(memory_format=kind), g.contiguous(memory_format=kind)
