@@ -1,7 +1,7 @@
 """The speed of whole networks under msctx: the fastest of torch's own ways over ours, for inference and for a training step.
 
-torch's ways are eager and inductor, in both memory formats, for inference also inductor with freezing; bf16 autocast stands beside
-them with its error, and counts for neither side. Ours are eager and inductor under a context. Errors are those of the last layer
+torch's ways are eager and inductor, in both memory formats, for inference also inductor with freezing; ours are eager and inductor
+under a context. bf16 autocast and other runtimes stand beside them, and count for neither side. Errors are those of the last layer
 against float64, over its largest value; for a training step those of the gradient of the first weight.
 
     python bench/models.py --threads 1,2 --out bench/results/NAME.json
@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import contest
+import runtimes
 from networks import NETWORKS
 
 CLASSES = {"fp32-grade": {}, "TF32 class": {"conv_allow_tf32": True}}
@@ -29,7 +30,10 @@ TRAINING_BATCH = 4
 FORMATS = ("channels_first", "channels_last")
 
 
-def step_of(model: Any, is_training: bool) -> Callable[[Any], Any]:
+Step = Callable[[Any], Any]
+
+
+def step_of(model: Any, is_training: bool) -> Step:
     """What is timed: the output of a network, or a step of its training, which gives the first weight's gradient."""
     import torch
 
@@ -68,18 +72,11 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
     contenders: list[contest.Contender] = []
     results: dict[tuple[str, str], Callable[[], Any]] = {}
 
-    def enter(
-        side: str, how: str, f: str, scope: Callable[[], AbstractContextManager[Any]], options: dict[str, Any] | None
-    ) -> None:
-        """A contender; compiled unless its options are None."""
-        model = copy.deepcopy(models[f])
-        step = step_of(model if options is None else torch.compile(model, options=options), is_training)
-
+    def enter_step(side: str, label: str, f: str, scope: Callable[[], AbstractContextManager[Any]], step: Step) -> None:
         def run(number: int) -> Any:
             with torch.set_grad_enabled(is_training):
                 return step(by_format[f][number % 3])
 
-        label = f"{how}, {f}"
         contenders.append(contest.Contender(side, label, scope, run))
 
         def result() -> Any:
@@ -87,6 +84,14 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
                 return run(1)
 
         results[side, label] = result
+
+    def enter(
+        side: str, how: str, f: str, scope: Callable[[], AbstractContextManager[Any]], options: dict[str, Any] | None
+    ) -> None:
+        """A contender; compiled unless its options are None."""
+        model = copy.deepcopy(models[f])
+        step = step_of(model if options is None else torch.compile(model, options=options), is_training)
+        enter_step(side, f"{how}, {f}", f, scope, step)
 
     for f in FORMATS:
         enter("torch", "eager", f, nullcontext, None)
@@ -99,6 +104,9 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
             enter(math, "inductor", FORMATS[1], lambda context=context: context, {})
         if not is_training:
             enter("torch", "inductor with freezing", FORMATS[1], nullcontext, {"freezing": True})
+    if not is_training:
+        for other, infer in runtimes.installed(plain, images[0], torch.get_num_threads()).items():
+            enter_step(other, "", FORMATS[0], nullcontext, infer)
     for f in FORMATS:  # the control
         enter("again", "eager", f, nullcontext, None)
     found = contest.fastest(contenders, seconds)
@@ -130,7 +138,7 @@ def summary(key: tuple[Any, ...], found: list[dict[str, Any]]) -> dict[str, Any]
 
     return {
         **dict(zip(("network", "phase", "batch", "threads"), key, strict=True)),
-        "ratios": {side: median(side) for side in (*CLASSES, "bf16 autocast")},
+        "ratios": {side: median(side) for side in found[0]["ms"] if side not in ("torch", "again")},
         "control": statistics.median(
             f["ms"]["again"][how] / f["ms"]["torch"][how] for f in found for how in f["ms"]["again"] if how in f["ms"]["torch"]
         ),
@@ -165,13 +173,15 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
 
 def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each network, phase, batch size and number of threads."""
-    sides = [*CLASSES, "bf16 autocast"]
+    sides = [*CLASSES, "bf16 autocast", *runtimes.RUNTIMES]
     lines = ["| network | batch | threads | torch, ms | " + " | ".join(f"{s}, error" for s in sides) + " | A/A |"]
     lines.append("|---" * (5 + len(sides)) + "|")
     for row in (row for result in results for row in result["networks"]):
         best = f"{row['ms']['torch']:.0f} ({' or '.join(row['winners']['torch'])})"
         cells = [f"{row['network']}, {row['phase']}", row["batch"], row["threads"], best]
-        cells += [f"**{row['ratios'][side]:.2f}**, {row['errors'][side]:.0e}" for side in sides]
+        cells += [
+            f"**{row['ratios'][side]:.2f}**, {row['errors'][side]:.0e}" if side in row["ratios"] else "" for side in sides
+        ]
         lines.append("| " + " | ".join(map(str, [*cells, f"{row['control']:.2f}"])) + " |")
     processes = min(result["processes"] for result in results)
     return [*lines, "", f"{contest.described(results[0]['machine'])}; {processes} or more processes."]

@@ -17,7 +17,7 @@ constexpr double sure_gain = 1.2;      // above it the best of many cannot be th
 constexpr double near_gain = 1.15;     // below it more rounds are worth their time
 constexpr int few = 5, enough = 9, most = 61;  // rounds
 constexpr double tiny_time = 0.001, short_time = 0.02, long_time = 0.1;  // seconds: small problems are noisier, and cost nothing
-constexpr double budget = 2.0;         // seconds for one problem
+constexpr double budget = 1.5;         // seconds for the first runs of one problem, and as many for the rounds
 constexpr double total_budget = 120.0;  // seconds for all of a process
 constexpr double never = 1e30;         // the time of what was not run
 
@@ -68,7 +68,7 @@ class Race {
     best_ = std::min(best_, c.best);
   }
 
-  // The table has the likely ones first. A first run makes primitives, threads and pages, which counts where it takes no time at all.
+  // The likely ones come first. A first run makes primitives, threads and pages, which counts where it takes no time at all.
   void warm_up() {
     for (Contender& c : contenders_) {
       c.in_race = &c == &torch() || since(start_) < budget;
@@ -100,8 +100,8 @@ class Race {
     const auto start = Clock::now();
     for (int round = 0; round < most && runners.size() > 1; round++) {  // so there is one of ours
       double cost = 0;
-      for (const Contender* c : runners) cost += round ? c->best : 0.0;  // the first round may end late
-      if (since(start_) + cost > budget) break;
+      for (const Contender* c : runners) cost += round ? c->best : 0.0;  // there is one at least
+      if (since(start) + cost > budget) break;
       if (round >= enough && since(start) > short_time && !is_doubtful()) break;
       for (size_t i = 0; i < runners.size(); i++) run(*runners[(i + size_t(round)) % runners.size()]);
       if (round >= 3) drop(1.3);

@@ -170,6 +170,8 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
     // with one thread, or the number of threads would choose the row
     if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, 1) <= largest_trial) found.push_back(&row);
   }
+  const auto merit = [&](const ConvRow* row) { return row->merit(call.problem, op_of(direction, call.transposed)); };
+  std::stable_sort(found.begin(), found.end(), [&](const ConvRow* a, const ConvRow* b) { return merit(a) > merit(b); });
   return found;
 }
 

@@ -26,7 +26,7 @@ int64_t taps(const ConvProblem& p) { return smaller(p.window[1], p.window[2]); }
 bool winograd_pays(const ConvProblem& p, Op op) {
   const int64_t* size = op == Op::backward_data ? p.in : p.out;
   const int64_t tiles = p.n * divide_up(size[1], 4) * divide_up(size[2], 4);
-  return taps(p) == 3 && channels(p) >= (op == Op::backward_weight ? 128 : 32) && tiles >= (op == Op::backward_data ? 128 : 48);
+  return taps(p) == 3 && channels(p) >= (op == Op::backward_weight ? 64 : 32) && tiles >= (op == Op::backward_data ? 128 : 48);
 }
 Merit winograd_otherwise(const ConvProblem& p) { return channels(p) >= 16 && image(p) >= 8 ? Merit::fair : Merit::last_resort; }
 // Blocks of tiles of more channels do not stay in the cache, and read the windows often.

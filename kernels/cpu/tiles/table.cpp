@@ -17,20 +17,32 @@ bool outweighs_packing(const ConvProblem& p, Op op) {
   return op == Op::forward || (volume(p.window) >= 9 && p.n * volume(p.in) >= 400);
 }
 
+// Transforms are faster still, which read the other layout.
+bool better_by_fft(const ConvProblem& p) {
+  const int64_t channels = smaller(group_c(p), group_k(p));
+  return smaller(p.window[1], p.window[2]) >= 9 && has_unit(p.stride) && channels >= 16 && smaller(p.out[1], p.out[2]) >= 28;
+}
+
 // What `normal` expects, from the figures of bench/convolutions.py: many channels, and enough work for the values' being split.
 Merit gemm(const ConvProblem& p, Op op) {
   const int64_t channels = smaller(group_c(p), group_k(p)), taps = volume(p.window);
   const bool much = p.n * p.c / p.groups * p.k * taps * volume(p.out) >= int64_t(1) << 24;
   const bool slow_in_torch = op == Op::backward_data && p.groups == 1 && p.c < 32 && p.k >= 32;  // gradients of images
-  const bool better_by_fft = smaller(p.window[1], p.window[2]) >= 9 && has_unit(p.stride) && channels >= 16 && smaller(p.out[1], p.out[2]) >= 28;
   if (!much || !outweighs_packing(p, op)) return Merit::fair;
-  if (better_by_fft) return Merit::beats_torch_channels_last;  // transforms read the other layout
+  if (better_by_fft(p)) return Merit::beats_torch_channels_last;
   return (taps >= 9 ? channels >= 32 || slow_in_torch : channels >= 256) ? Merit::beats_torch : Merit::fair;
 }
 // The sums over positions are read and written for each chunk of them: it pays when they are many, and where taps share the split values.
-Merit wgrad_gemm(const ConvProblem& p, Op) {
+Merit wgrad_gemm_tf32(const ConvProblem& p, Op) {
   const bool much = volume(p.window) >= 9 && p.n * volume(p.out) >= 128;
+  if (much && better_by_fft(p)) return Merit::beats_torch_channels_last;
   return much && smaller(group_c(p), group_k(p)) >= 32 ? Merit::beats_torch : Merit::fair;
+}
+// Of many tiles, Winograd's sums in float32 are as fast as these or faster.
+Merit wgrad_gemm(const ConvProblem& p, Op op) {
+  const int64_t tiles = p.n * divide_up(p.out[1], 4) * divide_up(p.out[2], 4);
+  const bool is_3x3 = p.window[1] == 3 && p.window[2] == 3 && has_unit(p.stride) && has_unit(p.dilation) && p.groups == 1;
+  return is_3x3 && smaller(p.c, p.k) >= 64 && tiles >= 48 ? Merit::fair : wgrad_gemm_tf32(p, op);
 }
 
 // Winograd's transforms pay when many channels share them; that it reads 36 points of each window, not 9 taps, when many tiles do.
@@ -59,7 +71,7 @@ constexpr ConvRow rows[] = {
     {dgrad, "winograd_nonfused", &conv_tiles_winograd_nonfused, winograd_nonfused},
     {dgrad, "algo_1", &conv_tiles_gemm, gemm},
 
-    {wgrad, "algo_1", &conv_tiles_wgrad_tf32, wgrad_gemm},
+    {wgrad, "algo_1", &conv_tiles_wgrad_tf32, wgrad_gemm_tf32},
     {wgrad, "algo_1", &conv_tiles_wgrad, wgrad_gemm},
 };
 

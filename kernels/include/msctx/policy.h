@@ -63,7 +63,7 @@ class Policy {
   // Whether an algorithm is asked for in this direction, for some call at least.
   bool asks(Direction) const;
 
-  // The rows that `performance` may take for a call.
+  // The rows that `performance` may take for a call, the likely ones first.
   std::vector<const ConvRow*> candidates(const ConvCall&, Direction) const;
   // What a tuning result for the call holds for.
   TuningKey tuning_key(const ConvCall&, Direction) const;
