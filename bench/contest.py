@@ -127,13 +127,17 @@ def arguments(description: str, names: Iterable[str], batches: list[int]) -> arg
         "--readme", type=Path, nargs="+", metavar="FILE", help="write the table of results into the README; measures nothing"
     )
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--without-errors", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
-def lines_of(script: str, work: str, threads: int, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What a process of its own printed, a line of JSON each."""
+def lines_of(
+    script: str, work: str, threads: int, given: argparse.Namespace, with_errors: bool = True
+) -> Iterator[dict[str, Any]]:
+    """What a process of its own printed, a line of JSON each. Errors are the same in each process, and products in float64 slow."""
     command = [sys.executable, script, "--work", work, "--threads", str(threads), "--seconds", str(given.seconds)]
     command += ["--batches", ",".join(map(str, given.batches))]
+    command += [] if with_errors else ["--without-errors"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         for line in running.stdout or ():
             yield json.loads(line)

@@ -51,7 +51,7 @@ class Group:
     formats: tuple[str, ...] = ("channels_first", "channels_last")
     data: str = "normal"
     batches: tuple[int, ...] = ()
-    """In place of those asked for: torch may take minutes."""
+    """In place of those asked for, where these would take long."""
 
     @property
     def is_tuned(self) -> bool:
@@ -73,6 +73,9 @@ GROUPS = (
     Group("dgrad", "3x3, data gradient, fp32-grade", "dgrad", WINDOW_3, {"conv_dgrad_algo": "algo_1"}),
     Group("wgrad", "3x3, weight gradient, fp32-grade", "wgrad", WINDOW_3, {"conv_wgrad_algo": "algo_1"}),
     Group("wgrad-tf32", "3x3, weight gradient, TF32 class", "wgrad", WINDOW_3, {"conv_wgrad_algo": "algo_1", **TF32}),
+    Group(
+        "wgrad-winograd", "3x3, weight gradient, Winograd, float32", "wgrad", WINDOW_3, {"conv_wgrad_algo": "winograd_nonfused"}
+    ),
     Group("1x1", "1x1, fp32-grade", "fprop", WINDOW_1, GEMM),
     Group("1x1-tf32", "1x1, TF32 class", "fprop", WINDOW_1, {**GEMM, **TF32}),
     Group(
@@ -82,16 +85,24 @@ GROUPS = (
         DEPTHWISE_LARGE,
         {"conv_fprop_algo": "direct"},
         ("channels_first",),
+        batches=(1,),
     ),
-    Group("depthwise-wgrad", "depthwise weight gradient, K >= 27", "wgrad", DEPTHWISE_LARGE, {"conv_wgrad_algo": "algo_1"}),
+    Group(
+        "depthwise-wgrad",
+        "depthwise weight gradient, K >= 27",
+        "wgrad",
+        DEPTHWISE_LARGE,
+        {"conv_wgrad_algo": "algo_1"},
+        batches=(1,),
+    ),
     Group("depthwise-7", "depthwise K = 7", "fprop", DEPTHWISE_7, {"conv_fprop_algo": "direct"}),
     Group("depthwise-7-wgrad", "depthwise weight gradient, K = 7", "wgrad", DEPTHWISE_7, {"conv_wgrad_algo": "algo_1"}),
     Group("depthwise-3", "depthwise K = 3", "fprop", DEPTHWISE_3, {"conv_fprop_algo": "direct"}),
     Group("strided", "strided data gradient", "dgrad", STRIDED, {"conv_dgrad_algo": "algo_1"}),
     Group("dense", "dense K >= 11, tiled FFT, float32", "fprop", DENSE, {"conv_fprop_algo": "fft_tiling", **STRICT}),
-    Group("denormals", "3x3, inputs full of denormals", "fprop", WINDOW_3[:2], GEMM, data="denormal"),
+    Group("denormals", "3x3, inputs full of denormals", "fprop", WINDOW_3[:2], GEMM, data="denormal", batches=(1,)),
     *(
-        Group(f"{how}-{d}", f"`{how}`, {d}, {len(OF_EACH_KIND)} layers", d, OF_EACH_KIND, {f"conv_{d}_algo": how})
+        Group(f"{how}-{d}", f"`{how}`, {d}, {len(OF_EACH_KIND)} layers", d, OF_EACH_KIND, {f"conv_{d}_algo": how}, batches=(1,))
         for how in ("normal", "performance")
         for d in ("fprop", "dgrad", "wgrad")
     ),
@@ -99,7 +110,9 @@ GROUPS = (
 BY_NAME = {group.name: group for group in GROUPS}
 
 
-def measure(group: Group, layer: Layer, batch: int, seconds: float, options: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    group: Group, layer: Layer, batch: int, seconds: float, options: dict[str, Any], with_errors: bool = True
+) -> dict[str, Any]:
     """One process's figures for one problem: the fastest runs, in ms, and the errors."""
     import msctx
 
@@ -122,30 +135,28 @@ def measure(group: Group, layer: Layer, batch: int, seconds: float, options: dic
         return contest.Contender(side, name, scope, once, step if group.direction == "dgrad" else lambda: None)
 
     found = contest.fastest((contender(s, f) for s in ("torch", "ours", "again") for f in group.formats), seconds)
-    truth = run(*(t.double() for t in sets[group.formats[0]][1]))
-
-    def error_of(side: str) -> float:
-        """In the format in which it was fastest."""
-        result = run(*sets[min(found[side], key=lambda name: found[side][name])][1])
-        return float((result - truth).abs().max() / truth.abs().max())
-
     with context as ctx:
-        error = error_of("ours")
-    torch_error = error_of("torch")
+        results = {"ours": run(*sets[fastest_of(found["ours"])][1])}
     rows = ctx.choices()
     for row in rows if group.is_tuned else ():
         if "measured" not in row.reasons[0]:
             sys.exit(f"{group.name}, {layer.name}: {row.reasons[0]}")
-    return {
-        "ms": found,
-        "error": error,
-        "torch_error": torch_error,
-        "within": all(row.provider != "msctx" or error <= row.error for row in rows),
-        "ran": sorted({f"{row.ran} ({row.math})" for row in rows}),
-    }
+    told = {"ms": found, "ran": sorted({f"{row.ran} ({row.math})" for row in rows})}
+    if not with_errors:
+        return told
+    results["torch"] = run(*sets[fastest_of(found["torch"])][1])
+    truth = run(*(t.double() for t in sets[group.formats[0]][1]))
+    error, torch_error = (float((results[side] - truth).abs().max() / truth.abs().max()) for side in ("ours", "torch"))
+    within = all(row.provider != "msctx" or error <= row.error for row in rows)
+    return told | {"error": error, "torch_error": torch_error, "within": within}
 
 
-def work(name: str, batches: list[int], threads: int, seconds: float) -> None:
+def fastest_of(ms: dict[str, float]) -> str:
+    """The memory format."""
+    return min(ms, key=lambda name: ms[name])
+
+
+def work(name: str, batches: list[int], threads: int, seconds: float, with_errors: bool) -> None:
     """A process: a line of JSON for each problem of a group."""
     import torch
 
@@ -155,7 +166,7 @@ def work(name: str, batches: list[int], threads: int, seconds: float) -> None:
         options = {"tuning_file": f"{folder}/tuning.json"} if group.is_tuned else {}
         for batch in group.batches or batches:
             for layer in group.layers:
-                found = measure(group, layer, batch, seconds, options)
+                found = measure(group, layer, batch, seconds, options, with_errors)
                 print(json.dumps({"group": group.name, "layer": layer.name, "batch": batch, **found}), flush=True)
 
 
@@ -168,9 +179,7 @@ def summary(key: tuple[Any, ...], found: list[dict[str, Any]]) -> dict[str, Any]
         "ratios": sorted(each),
         "control": statistics.median(contest.ratio(f["ms"], "again") for f in found),
         "torch_ms": statistics.median(min(f["ms"]["torch"].values()) for f in found),
-        "error": max(f["error"] for f in found),
-        "torch_error": max(f["torch_error"] for f in found),
-        "within": all(f["within"] for f in found),
+        **{name: found[0][name] for name in ("error", "torch_error", "within")},
         "ran": sorted({r for f in found for r in f["ran"]}),
     }
 
@@ -188,7 +197,7 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
         for number in range(given.processes):
             for threads in given.threads:
                 for group in groups:
-                    for found in contest.lines_of(__file__, group.name, threads, given):
+                    for found in contest.lines_of(__file__, group.name, threads, given, with_errors=number == 0):
                         rows.setdefault((found["group"], found["layer"], found["batch"], threads), []).append(found)
                         progress.advance(bar)
             result |= {"processes": number + 1, "problems": [summary(key, found) for key, found in rows.items()]}
@@ -242,7 +251,7 @@ def main() -> None:
     if given.readme_isas:
         contest.into_readme("isas", of_each_isa(contest.read(given.readme_isas)))
     elif given.work:
-        work(given.work, given.batches, given.threads[0], given.seconds)
+        work(given.work, given.batches, given.threads[0], given.seconds, not given.without_errors)
     elif given.readme:
         contest.into_readme("convolutions", table(contest.read(given.readme)))
     else:
