@@ -102,9 +102,15 @@ def machine() -> dict[str, Any]:
     return {"cpu": cpu, "isa": core.load().isa(), "amx_fp16": fp16, "cores": os.cpu_count(), "torch": torch.__version__}
 
 
-def described(where: dict[str, Any]) -> str:
-    amx = "with" if where["amx_fp16"] else "without"
-    return f"{where['cpu']} ({amx} AMX-FP16), {where['cores']} cores, torch {where['torch']}"
+def described(*machines: dict[str, Any]) -> str:
+    """The one machine on which all was measured."""
+    found = {
+        f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}"
+        for m in machines
+    }
+    if len(found) > 1:
+        sys.exit(f"a table is of one machine, these are results of several: {'; '.join(sorted(found))}")
+    return found.pop()
 
 
 def read(files: list[Path]) -> list[dict[str, Any]]:

@@ -139,7 +139,7 @@ def measure(
         results = {"ours": run(*sets[fastest_of(found["ours"])][1])}
     rows = ctx.choices()
     for row in rows if group.is_tuned else ():
-        if "measured" not in row.reasons[0]:
+        if row.reasons[0] != "measured in this process":
             sys.exit(f"{group.name}, {layer.name}: {row.reasons[0]}")
     told = {"ms": found, "ran": sorted({f"{row.ran} ({row.math})" for row in rows})}
     if not with_errors:
@@ -226,7 +226,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     beyond = sum(not p["within"] for p in problems)
     batches = ", ".join(map(str, sorted({p["batch"] for p in problems})))
     told = f"{len(problems)} problems, {beyond} of them beyond their error bound"
-    return [*lines, "", f"{contest.described(results[0]['machine'])}; batch {batches}; {told}."]
+    return [*lines, "", f"{contest.described(*(result['machine'] for result in results))}; batch {batches}; {told}."]
 
 
 def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
@@ -240,7 +240,9 @@ def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
             cells.append(f"**{contest.geomean(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
         lines.append("| " + " | ".join(cells) + " |")
     processes = min(result["processes"] for result in results)
-    return [*lines, "", f"{contest.described(results[0]['machine'])}; 1 thread, {processes} or more processes."]
+    threads, batches = (sorted({p[of] for result in results for p in result["problems"]}) for of in ("threads", "batch"))
+    told = f"{' and '.join(map(str, threads))} threads, batch {' and '.join(map(str, batches))}, {processes} or more processes"
+    return [*lines, "", f"{contest.described(*(result['machine'] for result in results))}; {told}."]
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ would round to bfloat16.
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -46,6 +47,8 @@ def installed(model: torch.nn.Module, images: torch.Tensor, threads: int) -> dic
             found[name] = make(model, images, threads)
         except ImportError:
             continue
+        except Exception as error:
+            print(f"{name} does not take the network: {error}", file=sys.stderr)
     return found
 
 

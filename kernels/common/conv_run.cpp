@@ -1,5 +1,6 @@
 // Runs an algorithm, and looks after what none of them does itself: problems that are empty, results that are not finite, and the
 // gradient of the bias.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -110,6 +111,50 @@ struct Plain {
   std::optional<Scratch> x_, y_;
 };
 
+// Images that are tiny throughout, times a power of two: transforms in float32 would lose what little they hold, and compute with numbers
+// below the smallest normal one, which is slow. (Weights come transformed, and are as they are.)
+class Raised {
+ public:
+  ConvTensors tensors;
+
+  Raised(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Memory& memory, const Parallel& parallel)
+      : tensors(t), parallel_(parallel) {
+    if (!algorithm.spreads_nonfinite) return;  // no such transforms
+    if (op != Op::backward_data) raise(tensors.x, x_size(p), memory);
+    if (op != Op::forward) raise(tensors.y, y_size(p), memory);
+    if (times_) tensors.bias = nullptr;
+  }
+  bool any() const { return times_ > 0; }
+  void lower(float* result, int64_t count) const {
+    for (int i = 0; i < times_; i++) multiply(result, result, count, 1 / factor);
+  }
+
+ private:
+  static constexpr float factor = 0x1p100f;
+
+  // Ends with the first value that is not tiny: in most images at once.
+  static bool is_tiny(const float* values, int64_t count) {
+    float largest = 0;
+    for (int64_t i = 0; i < count && largest < 1 / factor; i += 1024)
+      for (int64_t j = i; j < smaller(i + 1024, count); j++) largest = std::max(largest, std::fabs(values[j]));
+    return largest > 0 && largest < 1 / factor;
+  }
+  void raise(void*& data, int64_t count, const Memory& memory) {
+    const auto* from = static_cast<const float*>(data);
+    if (!is_tiny(from, count)) return;
+    data = copies_[times_++].emplace(memory, sizeof(float) * size_t(count)).data;
+    multiply(from, static_cast<float*>(data), count, factor);
+  }
+  void multiply(const float* from, float* to, int64_t count, float by) const {
+    parallel_for(parallel_, divide_up(count, chunk), [&](int64_t index, int) {
+      for (int64_t i = index * chunk; i < smaller((index + 1) * chunk, count); i++) to[i] = from[i] * by;
+    });
+  }
+  const Parallel& parallel_;
+  int times_ = 0;
+  std::optional<Scratch> copies_[2];
+};
+
 template <class T>
 void sum_channels(const T* y, int64_t n, int64_t channels, int64_t positions, T* bias, const Parallel& parallel) {
   constexpr int lanes = 8;  // sums side by side, so that the additions need not wait for each other
@@ -181,8 +226,15 @@ bool conv_run(
   {
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
     Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
-    const bool done = algorithm.run(p, op, t, {Weights::get, &weights}, scratch.data, parallel);
-    if (done && !(algorithm.spreads_nonfinite && !all_finite(static_cast<const float*>(result), count, parallel))) return false;
+    const Raised raised(algorithm, p, op, t, memory, parallel);
+    const bool done = algorithm.run(p, op, raised.tensors, {Weights::get, &weights}, scratch.data, parallel);
+    if (done && !(algorithm.spreads_nonfinite && !all_finite(static_cast<const float*>(result), count, parallel))) {
+      if (raised.any()) {
+        raised.lower(static_cast<float*>(result), count);
+        if (t.bias) add_bias(p, op, t, parallel);
+      }
+      return false;
+    }
   }
   {
     const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);

@@ -157,6 +157,20 @@ bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   return row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= allowed;
 }
 
+// How much `normal` expects of a row for a call: 0, where torch's own path is as good a guess.
+int rank_of(const ConvRow& row, const ConvCall& call) {
+  const Merit merit = row.merit(call.problem, op_of(row.direction, call.transposed));
+  const bool copied = call.channels_last && !row.algorithm->reads_channels_last;
+  switch (merit) {
+    case Merit::beats_torch_by_far: return 3;
+    case Merit::beats_torch: return copied ? 0 : 2;
+    case Merit::beats_torch_channels_first: return call.channels_last ? 0 : 2;
+    case Merit::beats_torch_channels_last: return copied || !call.channels_last ? 0 : 2;
+    case Merit::runner_up: return copied ? 0 : 1;
+    default: return 0;
+  }
+}
+
 std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction direction) const {
   std::vector<const ConvRow*> found;
   for (int i = 0; i < table_.count; i++) {
@@ -170,7 +184,9 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
     // with one thread, or the number of threads would choose the row
     if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, 1) <= largest_trial) found.push_back(&row);
   }
-  const auto merit = [&](const ConvRow* row) { return row->merit(call.problem, op_of(direction, call.transposed)); };
+  const auto merit = [&](const ConvRow* row) {
+    return std::pair(rank_of(*row, call), row->merit(call.problem, op_of(direction, call.transposed)));
+  };
   std::stable_sort(found.begin(), found.end(), [&](const ConvRow* a, const ConvRow* b) { return merit(a) > merit(b); });
   return found;
 }
@@ -233,42 +249,38 @@ const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& 
   return nullptr;
 }
 
-// What `normal` takes: the first row that beats torch's own path; where that is not allowed, the first good one of ours.
+// What `normal` takes: the first row of those from which it expects most, if that is anything; where torch's own path is not allowed,
+// the first good one of ours.
 const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& choice) const {
-  const Op op = op_of(direction, call.transposed);
   const bool torch_allowed = !thread_invariant;
-  const ConvRow *best = nullptr, *inexact = nullptr, *resort = nullptr;  // the latter two only where torch is not allowed
-  std::vector<std::string> passed;
-  std::string last;  // of two rows of one label that stand side by side the later one takes more
-  const auto pass = [&](const ConvRow& row, const std::string& why) {
-    if (!passed.empty() && last == label_of(row)) passed.pop_back();
-    last = label_of(row);
-    passed.push_back(last + ": " + why);
-  };
-  for (int i = 0; i < table_.count && !best; i++) {
+  const ConvRow *best = nullptr, *good = nullptr, *inexact = nullptr, *resort = nullptr;  // all but the first where torch is not allowed
+  std::vector<std::pair<const ConvRow*, std::string>> passed;
+  for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || choice.asked == row.name || !allows_math(row)) continue;
-    const std::vector<std::string> why = obstacles(row, call);
-    if (!why.empty()) {
-      pass(row, sentence(why));
-      continue;
-    }
-    const Merit merit = row.merit(call.problem, op);
-    const bool first_only = merit == Merit::beats_torch_channels_first, last_only = merit == Merit::beats_torch_channels_last;
-    const bool beats = first_only || last_only || merit == Merit::beats_torch;
-    const bool other_layout = call.channels_last ? first_only || !row.algorithm->reads_channels_last : last_only;
-    if (!is_exact(row, call)) {
-      pass(row, "its error bound is above " + (max_error_ == 0.0 ? "3e-5" : "conv_max_error=" + in_words(max_error_)));
-      if (!inexact && merit != Merit::last_resort) inexact = &row;
-    } else if (beats ? !other_layout || !torch_allowed : merit == Merit::fair && !torch_allowed) {
-      best = &row;
-    } else {
-      pass(row, torch_allowed ? "torch's own path is expected to be as fast" : "another of ours is expected to be faster");
+    std::vector<std::string> why = obstacles(row, call);
+    const bool can = why.empty(), is_good = row.merit(call.problem, op_of(direction, call.transposed)) != Merit::last_resort;
+    if (can && !is_exact(row, call)) {
+      why.push_back("its error bound is above " + (max_error_ == 0.0 ? "3e-5" : "conv_max_error=" + in_words(max_error_)));
+      if (!inexact && is_good) inexact = &row;
+    } else if (can) {
+      if (const int rank = rank_of(row, call); rank > (best ? rank_of(*best, call) : 0)) best = &row;
+      if (!good && is_good) good = &row;
       if (!resort && row.algorithm->fixed_order) resort = &row;
+      why.push_back(rank_of(row, call) || !torch_allowed ? "another of ours is expected to be faster"
+                                                         : "torch's own path is expected to be as fast");
     }
+    passed.emplace_back(&row, sentence(why));
   }
-  if (!best && !torch_allowed) best = inexact ? inexact : resort;
-  if (best || choice.reasons.empty()) choice.reasons.insert(choice.reasons.end(), passed.begin(), passed.end());
+  if (!best && !torch_allowed) best = good ? good : inexact ? inexact : resort;
+  if (!best && !choice.reasons.empty()) return nullptr;
+  std::string last;  // of two rows of one label that stand side by side the later one takes more
+  for (const auto& [row, why] : passed) {
+    if (row == best) break;
+    if (last == label_of(*row)) choice.reasons.pop_back();
+    last = label_of(*row);
+    choice.reasons.push_back(last + ": " + why);
+  }
   return best;
 }
 

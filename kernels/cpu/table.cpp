@@ -12,7 +12,7 @@ namespace {
 
 constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
 
-// What `normal` expects, from the figures of bench/algorithms.py (channels-first images; torch's own path is oneDNN's).
+// What `normal` expects, from the figures of bench/convolutions.py (torch's own path is oneDNN's).
 
 Merit fair(const ConvProblem&, Op) { return Merit::fair; }
 Merit last_resort(const ConvProblem&, Op) { return Merit::last_resort; }
@@ -41,7 +41,8 @@ Merit winograd_nonfused(const ConvProblem& p, Op op) {
 // Large windows; and where oneDNN has no good kernel: gradients of strided convolutions, weight gradients of few channels a group.
 Merit fft_tiling(const ConvProblem& p, Op op) {
   const bool dense = channels(p) >= 16, strided = p.stride[1] > 1 && p.stride[2] > 1;
-  const bool large = taps(p) >= (dense ? 9 : 25) && image(p) >= 28;
+  if (dense && taps(p) >= 9 && image(p) >= 28) return Merit::beats_torch_by_far;
+  const bool large = taps(p) >= 25 && image(p) >= 28;
   const bool few = p.groups > 1 && channels(p) <= 4 && taps(p) >= 5 && image(p) >= 28;
   const bool gradient = op == Op::backward_data && strided && taps(p) >= 5 && p.groups == 1 && image(p) >= 28;
   return large || gradient || (few && op == Op::backward_weight) ? Merit::beats_torch : Merit::last_resort;

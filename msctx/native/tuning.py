@@ -15,7 +15,7 @@ from typing import Any
 
 from msctx import notices
 from msctx.errors import FileError, MsctxWarning
-from msctx.native import core, ranks, tuning_file
+from msctx.native import core, limits, ranks, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
 from msctx.native.stamp import stamp
@@ -162,8 +162,8 @@ def _is_compiling() -> bool:
 
 
 def _is_near_memory_cap() -> bool:
-    """Whether less than 20 % of max_device_memory is left. The CPU has no such cap yet: it is to be asked for here."""
-    return False
+    """Whether less than 20 % is left: what is tried takes memory of its own."""
+    return limits.share_left() < 0.2
 
 
 def _shared(name: str, mine: list[Tuned]) -> list[Tuned]:

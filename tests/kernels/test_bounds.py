@@ -19,6 +19,8 @@ BOUND_CASES = (
     case(1, 4, 4, (40, 45), 3, padding=1),
 )
 DENORMAL = 2.0**-149
+WEIGHT = 1
+"""Its place among the tensors."""
 AMPLIFIED = 4
 """How often a Winograd transform back multiplies what its products have lost below the smallest normal number."""
 
@@ -72,7 +74,8 @@ def test_denormal_inputs_are_not_flushed(kernels: Kernels, row: Row, factor: int
         given[index] = (data(given[index].shape, "uniform", generator) * 1e-39).astype(np.float32)
         assert 0 < given[index].max() < 2.0**-126
         right = truth_of(kernels, row.direction, each, tuple(given))
-        lost = 2 * terms(row.direction, each) * 2.0**-149 * (200 if row.algorithm.startswith(("winograd", "fft")) else 1)
+        transformed = row.algorithm.startswith(("winograd", "fft")) and index == WEIGHT  # as they are; images are raised before
+        lost = 2 * terms(row.direction, each) * 2.0**-149 * (200 if transformed else 1)
         assert lost < largest(right) / (2 if row.direction == BACKWARD_WEIGHT else 10)
         for isa in row.isas:
             result = kernels.run(row, each, tuple(given), isa)

@@ -41,6 +41,12 @@ SETS = [
     for rows in zip_longest(*([row for row in FIXED if row[0] == direction] for direction in DIRECTIONS))
 ]
 """All rows of fixed order, one of each direction at a time."""
+TF32 = {
+    "conv_fprop_algo": "implicit_precomp_gemm",
+    "conv_dgrad_algo": "algo_1",
+    "conv_wgrad_algo": "algo_1",
+    "conv_allow_tf32": True,
+}
 
 
 @each
@@ -49,15 +55,16 @@ def test_the_bits_of_rows_of_fixed_order_do_not_depend_on_the_threads(problem: C
     found: dict[str, set[bytes]] = {}
     for count in COUNTS:
         with threads(count):
-            for options in SETS:
+            for options in (*SETS, TF32):
                 with msctx.context(**options, fallback="silent") as ctx:
                     results = problem.compute(tensors)._asdict()
                 for row in ctx.choices():
                     if row.ran != "torch":
-                        found.setdefault(f"{row.direction}-{row.ran}", set()).update(bits([results[row.direction]]))
+                        rounded = " (tf32)" if row.math == "tf32" else ""
+                        found.setdefault(f"{row.direction}-{row.ran}{rounded}", set()).update(bits([results[row.direction]]))
     assert {"fprop-gemm", "dgrad-algo_1", "wgrad-algo_1", "fprop-reference"} <= {*found}
     if problem.name == "plane":
-        assert {*found} == {f"{direction}-{name}" for direction, name in FIXED}
+        assert {key for key in found if "tf32" not in key} == {f"{direction}-{name}" for direction, name in FIXED}
     assert {name: len(different) for name, different in found.items() if len(different) > 1} == {}
 
 

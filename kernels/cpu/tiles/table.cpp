@@ -17,10 +17,14 @@ bool outweighs_packing(const ConvProblem& p, Op op) {
   return op == Op::forward || (volume(p.window) >= 9 && p.n * volume(p.in) >= 400);
 }
 
-// Transforms are faster still, which read the other layout.
+// Transforms in float32 are faster still: Fourier's for large windows, Winograd's sums over many tiles.
 bool better_by_fft(const ConvProblem& p) {
   const int64_t channels = smaller(group_c(p), group_k(p));
   return smaller(p.window[1], p.window[2]) >= 9 && has_unit(p.stride) && channels >= 16 && smaller(p.out[1], p.out[2]) >= 28;
+}
+bool better_by_winograd(const ConvProblem& p) {
+  const int64_t tiles = p.n * divide_up(p.out[1], 4) * divide_up(p.out[2], 4);
+  return volume(p.window) == 9 && has_unit(p.stride) && p.groups == 1 && smaller(p.c, p.k) >= 64 && tiles >= 48;
 }
 
 // What `normal` expects, from the figures of bench/convolutions.py: many channels, and enough work for the values' being split.
@@ -29,21 +33,19 @@ Merit gemm(const ConvProblem& p, Op op) {
   const bool much = p.n * p.c / p.groups * p.k * taps * volume(p.out) >= int64_t(1) << 24;
   const bool slow_in_torch = op == Op::backward_data && p.groups == 1 && p.c < 32 && p.k >= 32;  // gradients of images
   if (!much || !outweighs_packing(p, op)) return Merit::fair;
-  if (better_by_fft(p)) return Merit::beats_torch_channels_last;
+  if (better_by_fft(p)) return Merit::runner_up;
   if (taps >= 9 ? channels >= 32 || slow_in_torch : channels >= 256) return Merit::beats_torch;
   return taps < 9 && channels >= 128 ? Merit::beats_torch_channels_last : Merit::fair;
 }
 // The sums over positions are read and written for each chunk of them: it pays when they are many, and where taps share the split values.
 Merit wgrad_gemm_tf32(const ConvProblem& p, Op) {
   const bool much = volume(p.window) >= 9 && p.n * volume(p.out) >= 128;
-  if (much && better_by_fft(p)) return Merit::beats_torch_channels_last;
-  return much && smaller(group_c(p), group_k(p)) >= 32 ? Merit::beats_torch : Merit::fair;
+  if (!much || smaller(group_c(p), group_k(p)) < 32) return Merit::fair;
+  return better_by_fft(p) ? Merit::runner_up : Merit::beats_torch;
 }
-// Of many tiles, Winograd's sums in float32 are as fast as these or faster.
 Merit wgrad_gemm(const ConvProblem& p, Op op) {
-  const int64_t tiles = p.n * divide_up(p.out[1], 4) * divide_up(p.out[2], 4);
-  const bool is_3x3 = p.window[1] == 3 && p.window[2] == 3 && has_unit(p.stride) && has_unit(p.dilation) && p.groups == 1;
-  return is_3x3 && smaller(p.c, p.k) >= 64 && tiles >= 48 ? Merit::fair : wgrad_gemm_tf32(p, op);
+  const Merit merit = wgrad_gemm_tf32(p, op);
+  return merit == Merit::beats_torch && better_by_winograd(p) ? Merit::runner_up : merit;
 }
 
 // Winograd's transforms pay when many channels share them; that it reads 36 points of each window, not 9 taps, when many tiles do.

@@ -12,9 +12,11 @@ enum class Direction : int32_t { fprop, dgrad, wgrad };
 enum class Merit : int32_t {
   last_resort,
   fair,         // among ours, a good guess
-  beats_torch_channels_first,  // measured to beat torch's own path on problems like this, but not that for channels_last
-  beats_torch_channels_last,   // the other way round; channels first, a row after it is faster still
-  beats_torch,                 // measured to beat it in the layout of the call, if the row reads that
+  runner_up,    // measured to beat torch's own path on problems like this; another row that most often can take them, by more
+  beats_torch_channels_first,  // measured to beat it, but not that for channels_last
+  beats_torch_channels_last,   // the other way round
+  beats_torch,                 // in the layout of the call, if the row reads that
+  beats_torch_by_far,          // even where the row has to be given copies in its own layout
 };
 
 // Rows of one name differ in the arithmetic of their products: the first that is allowed and can take a problem computes it.

@@ -1,0 +1,46 @@
+"""How much memory the system lets this process have: ``ulimit -v``, and the control groups of a container (versions 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+GROUPS = Path("/sys/fs/cgroup")
+FILES = (
+    ("0::/", GROUPS, "memory.max", "memory.current", "inactive_file"),
+    (":memory:/", GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""How a line of /proc/self/cgroup begins or what is in it, the root, and the names of the cap, of what is used, and of what of it are
+pages of files, which are given back when memory is short."""
+
+
+def share_left() -> float:
+    """What is left of the tightest cap, as a share of it; 1.0 where there is none."""
+    try:
+        return min((1.0 - used / cap for used, cap in (*_address_space(), *_groups())), default=1.0)
+    except (OSError, ValueError):
+        return 1.0
+
+
+def _address_space() -> Iterator[tuple[int, int]]:
+    """Bytes in use and allowed, if there is a cap."""
+    import resource  # of Unix
+
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed != resource.RLIM_INFINITY:
+        yield int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize(), allowed
+
+
+def _groups() -> Iterator[tuple[int, int]]:
+    """The same for this process's group and those around it."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for sign, root, cap, used, pages in FILES:
+            own = root / line.partition(sign)[2]
+            for group in (own, *own.parents) if sign in line else ():
+                if root in (group, *group.parents) and _text(group / cap).isdigit():
+                    counts = dict(entry.split() for entry in _text(group / "memory.stat").splitlines())
+                    yield int(_text(group / used)) - int(counts.get(pages, 0)), int(_text(group / cap))
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
