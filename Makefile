@@ -16,7 +16,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-bench: .venv/bench
+bench: .venv/test
 	$(BIN)/python bench/report.py
 
 # A stamp says which extra is installed; a change of what is to be installed makes it anew.

@@ -87,7 +87,10 @@ def enable_small_channel(want: Want) -> Outcome:
 @effect("disable_format_transform")
 def disable_format_transform(want: Want) -> Outcome:
     """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
-    differs = "holds for code that inductor compiles inside; eager torch never changes the memory format of a model by itself"
+    differs = (
+        "holds for code that inductor compiles inside, where torch.compile is given no such option of its own; eager torch never "
+        "changes the memory format of a model by itself"
+    )
     return approximated({"torch.inductor.layout_optimization": not want.value}, differs)
 
 
