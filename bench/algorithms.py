@@ -62,8 +62,9 @@ def figures(layer: Layer, direction: str, batch: int, seconds: float) -> Iterato
         (row,) = ctx.choices()
         if row.provider == "msctx" and error <= row.error:
             errors[name], workspaces[name] = error, row.workspace
-            scope = lambda context=context: context  # noqa: E731
-            contenders.append(contest.Contender(name, "", scope, lambda number: run(*sets[number % 3])))
+            contenders.append(
+                contest.Contender(name, "", lambda context=context: context, lambda number: run(*sets[number % 3]))
+            )
     ms = contest.fastest(contenders, seconds)
     for name, workspace in workspaces.items():
         ratio = contest.ratio(ms, name)

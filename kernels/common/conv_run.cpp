@@ -1,5 +1,5 @@
-// Runs an algorithm, and looks after what none of them does itself: problems that are empty, results that are not finite, and the
-// gradient of the bias.
+// Runs an algorithm, and looks after what none of them does itself: problems that are empty, images that are tiny throughout, results that
+// are not finite, and the gradient of the bias.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -92,9 +92,11 @@ Policy::Policy(const PolicyText& t, const ConvTable& table)
 }
 
 bool Policy::Rule::matches(const ConvText& t) const {
+  const std::string dims = std::to_string(std::count(t.weight.begin(), t.weight.end(), 'x') - 1);
   const std::pair<const char*, const std::string*> fields[] = {
       {"module", &t.module},     {"input", &t.input},   {"weight", &t.weight},         {"stride", &t.stride}, {"padding", &t.padding},
       {"dilation", &t.dilation}, {"groups", &t.groups}, {"transposed", &t.transposed}, {"dtype", &t.dtype},   {"layout", &t.layout},
+      {"dims", &dims},
   };
   for (const auto& [name, pattern] : conditions)
     for (const auto& [field, value] : fields)

@@ -11,8 +11,8 @@ from msctx.options import gpu
 from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
-FIELDS = ("module", "input", "weight", "stride", "padding", "dilation", "groups", "transposed", "dtype", "layout")
-"""What of a problem a condition can speak of; each is compared with the text that choices() shows."""
+FIELDS = ("module", "input", "weight", "stride", "padding", "dilation", "groups", "transposed", "dtype", "layout", "dims")
+"""What of a problem a condition can speak of: the text that choices() shows, and how many axes an image has."""
 
 
 def _algorithms(direction: str) -> ChoiceKind:
@@ -39,8 +39,8 @@ class Rule:
         return f"{where}: " + ", ".join(f"{direction}={name}" for direction, name in self.asked)
 
 
-FEW_CHANNELS = (("input", "*x[1-4]x*x*"),)
-"""Images of at most four channels, N x C x H x W. (Volumes of at most four slices as well: no pattern tells them apart.)"""
+FEW_CHANNELS = (("dims", "2"), ("input", "*x[1-4]x*x*"))
+"""Images of at most four channels: N x C x H x W."""
 
 
 def rules_of(text: str) -> tuple[Rule, ...]:

@@ -29,6 +29,18 @@ def test_as_if_added_afterwards(kernels: Kernels) -> None:
                 assert (found == plain + bias[:, None, None]).all(), (row, each, last)
 
 
+def test_of_images_that_are_tiny_throughout(kernels: Kernels) -> None:
+    """Which some rows are given in another scale: the bias is not."""
+    for row in rows(kernels):
+        for each in (c for c in CASES if takes(row, c) and c.n):
+            given = [t.copy() for t in stored(each)]
+            given[2 - TARGETS[row.direction]] *= np.float32(1e-38)
+            bias = np.linspace(1, 5, each.shapes[TARGETS[row.direction]][1], dtype=np.float32)
+            for last in (False, True):
+                found = kernels.run(row, each, tuple(given), channels_last=last, bias=bias)
+                np.testing.assert_array_equal(found, np.broadcast_to(bias[:, None, None], found.shape), str(row))
+
+
 def test_once_where_the_result_is_computed_again(kernels: Kernels) -> None:
     for row in rows(kernels):
         for each in (c for c in CASES if takes(row, c) and c.n):

@@ -8,6 +8,7 @@ from convs import DIRECTIONS, PLANE, REFERENCE, Conv, asking, conv
 from torch.nn import functional as fn
 
 import msctx
+from msctx.native import core
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PERFORMANCE = {f"conv_{d}_algo": "performance" for d in DIRECTIONS}
@@ -106,6 +107,27 @@ def test_they_take_no_row_whose_bound_is_too_large(name: str) -> None:
             assert row.error <= 3e-5
 
 
+def test_normal_falls_back_on_the_runner_up() -> None:
+    """Of a weight gradient with many tiles: Winograd's transforms, else products of parts where there is a matrix unit."""
+    problem = conv("tiles", (8, 64, 56, 56), (64, 64, 3, 3), padding=1)
+    has_matrix_unit = core.load().isa().startswith("amx")
+    for limit, expected in ((None, "winograd_nonfused"), ("10MB", "algo_1" if has_matrix_unit else "torch")):
+        more = {} if limit is None else {"conv_workspace_limit": limit}
+        with asking("wgrad", "normal", **more) as ctx:
+            problem.compute(problem.tensors())
+        assert ran(ctx) == [("wgrad", expected)]
+
+
+def test_normal_gives_copies_to_what_gains_by_far() -> None:
+    """Large dense windows: Fourier's transforms, which read channels first alone."""
+    problem = conv("dense", (1, 16, 32, 32), (16, 16, 11, 11), padding=5)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        tensors = [t.contiguous(memory_format=memory_format) for t in problem.tensors()]
+        with msctx.context(**{f"conv_{d}_algo": "normal" for d in DIRECTIONS}) as ctx:
+            problem.compute(tensors)
+        assert {name for _, name in ran(ctx)} == {"fft_tiling"}
+
+
 def test_few_channels_run_what_normal_takes_and_others_what_torch_does() -> None:
     """enable_small_channel speaks of images of one to four channels, and where an algorithm is named that one runs."""
     few, many = conv("few", (1, 3, 40, 40), (32, 3, 7, 7), True, stride=2), conv("many", (1, 5, 9, 9), (2, 5, 3, 3), True)
@@ -118,6 +140,10 @@ def test_few_channels_run_what_normal_takes_and_others_what_torch_does() -> None
             problem.compute(problem.tensors())
     assert ran(ctx) == normal
     assert {row.asked for row in ctx.choices()} == {"normal"}
+    slices = conv("slices", (1, 8, 3, 9, 9), (4, 8, 3, 3, 3))
+    with msctx.context(enable_small_channel=1) as ctx:
+        slices.compute(slices.tensors())
+    assert not ctx.choices(), "of a volume they are no channels"
     with msctx.context(enable_small_channel=1, conv_fprop_algo="reference") as ctx:
         few.compute(few.tensors())
     assert dict(ran(ctx)) == {**dict(normal), "fprop": "reference"}

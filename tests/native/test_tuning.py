@@ -66,6 +66,14 @@ def test_torch_is_left_only_for_a_proven_gain(own_tuning_file: Path) -> None:
         assert found.ran == "torch" or found.measured["torch"] >= 1.03
 
 
+def test_what_is_likely_to_gain_runs_first(own_tuning_file: Path) -> None:
+    """Of a depthwise problem `direct`, which the table has after the products: slow ones may leave the later ones no time."""
+    with msctx.context(conv_fprop_algo="performance"), torch.no_grad():
+        fn.conv2d(torch.randn(1, 32, 20, 20), torch.randn(32, 1, 7, 7), groups=32)
+    (found,) = tuned.entries(own_tuning_file)
+    assert list(found.measured)[:2] == ["torch", "direct"]
+
+
 def test_another_number_of_threads_is_another_problem(threads: Callable[[int], Any], own_tuning_file: Path) -> None:
     with threads(2):
         assert forward()[1] == 1
