@@ -14,6 +14,7 @@ import argparse
 import copy
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,8 @@ DIRECTIONS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 PHASES = ("inference", "training")
 TRAINING_BATCH = 4
 FORMATS = ("channels_first", "channels_last")
+CLOSE = 1.25
+"""How many times slower than the fastest of its side a contender is in the first process when it takes no part in later ones."""
 
 
 Step = Callable[[Any], Any]
@@ -53,7 +56,10 @@ def step_of(model: Any, is_training: bool) -> Step:
     return step
 
 
-def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bool) -> dict[str, Any]:
+def measure(
+    name: str, phase: str, batch: int, seconds: float, with_inductor: bool, told: dict[str, Any] | None
+) -> dict[str, Any]:
+    """One process's figures; `told` are those of the first process, which spares the later ones what is hopeless, and the errors."""
     import torch
 
     import msctx
@@ -67,11 +73,14 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
     models = {f: copy.deepcopy(plain).to(memory_format=kind) for f, kind in formats.items()}
     asked = dict.fromkeys(DIRECTIONS if is_training else DIRECTIONS[:1], "normal")
     contexts = {
-        math: msctx.context(**asked, **options, fallback="silent", frozen_weights=not is_training)
-        for math, options in CLASSES.items()
+        side: msctx.context(**asked, **options, fallback="silent", frozen_weights=not is_training)
+        for side, options in CLASSES.items()
     }
     contenders: list[contest.Contender] = []
     first: dict[tuple[str, str], Any] = {}  # results of the first call: training has changed nothing yet
+
+    def is_hopeless(side: str, label: str) -> bool:
+        return told is not None and told[side].get(label, math.inf) > CLOSE * min(told[side].values())
 
     def enter_step(side: str, label: str, f: str, scope: Callable[[], AbstractContextManager[Any]], step: Step) -> None:
         def run(number: int) -> Any:
@@ -86,19 +95,21 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
         side: str, how: str, f: str, scope: Callable[[], AbstractContextManager[Any]], options: dict[str, Any] | None
     ) -> None:
         """A contender; compiled unless its options are None."""
+        if (options is not None or side not in ("torch", "again")) and is_hopeless(side, f"{how}, {f}"):
+            return
         model = copy.deepcopy(models[f])
         step = step_of(model if options is None else torch.compile(model, options=options), is_training)
         enter_step(side, f"{how}, {f}", f, scope, step)
 
     for f in FORMATS:
         enter("torch", "eager", f, nullcontext, None)
-        for math, context in contexts.items():
-            enter(math, "eager", f, lambda context=context: context, None)
+        for math_class, context in contexts.items():
+            enter(math_class, "eager", f, lambda context=context: context, None)
         enter("bf16 autocast", "eager", f, lambda: torch.autocast("cpu", torch.bfloat16), None)
     if with_inductor:  # which lays out the tensors between as it likes
         enter("torch", "inductor", FORMATS[1], nullcontext, {})
-        for math, context in contexts.items():
-            enter(math, "inductor", FORMATS[1], lambda context=context: context, {})
+        for math_class, context in contexts.items():
+            enter(math_class, "inductor", FORMATS[1], lambda context=context: context, {})
         if not is_training:
             enter("torch", "inductor with freezing", FORMATS[1], nullcontext, {"freezing": True})
     if not is_training:
@@ -107,10 +118,12 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
     for f in FORMATS:  # the control
         enter("again", "eager", f, nullcontext, None)
     found = contest.fastest(contenders, seconds)
+    winners = {side: min(ms, key=lambda label: ms[label]) for side, ms in found.items()}
+    if told is not None:
+        return {"ms": found, "winners": winners}
     with torch.set_grad_enabled(is_training):
         truth = step_of(copy.deepcopy(plain).double(), is_training)(images[0].double()).detach()
     scale = float(truth.abs().max())
-    winners = {side: min(ms, key=lambda label: ms[label]) for side, ms in found.items()}
     return {
         "ms": found,
         "winners": winners,
@@ -123,15 +136,16 @@ def work(what: str, batches: list[int], threads: int, seconds: float) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    name, phase, compiled = what.split(":")
+    asked = json.loads(what)
+    name, phase = asked["network"], asked["phase"]
     for batch in batches if phase == "inference" else [TRAINING_BATCH]:
-        found = measure(name, phase, batch, seconds, with_inductor=compiled == "inductor")
+        found = measure(name, phase, batch, seconds, asked["inductor"], asked["told"].get(str(batch)))
         print(json.dumps({"network": name, "phase": phase, "batch": batch, **found}), flush=True)
 
 
 def summary(key: tuple[Any, ...], found: list[dict[str, Any]]) -> dict[str, Any]:
-    def median(side: str, theirs: str = "torch") -> float:
-        return statistics.median(contest.ratio(f["ms"], side, theirs) for f in found)
+    def median(side: str) -> float:
+        return statistics.median(contest.ratio(f["ms"], side) for f in found)
 
     return {
         **dict(zip(("network", "phase", "batch", "threads"), key, strict=True)),
@@ -141,7 +155,7 @@ def summary(key: tuple[Any, ...], found: list[dict[str, Any]]) -> dict[str, Any]
         ),
         "ms": {side: statistics.median(min(f["ms"][side].values()) for f in found) for side in found[0]["ms"]},
         "winners": {side: sorted({f["winners"][side] for f in found}) for side in found[0]["winners"]},
-        "errors": {side: max(f["errors"][side] for f in found) for side in found[0]["errors"]},
+        "errors": found[0]["errors"],
     }
 
 
@@ -151,7 +165,6 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
 
     names = [name for name in NETWORKS if not given.only or name in given.only.split(",")]
     phases = given.phases.split(",")
-    compiled = "eager" if given.without_inductor else "inductor"
     rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     result = {"machine": contest.machine(), "inductor": not given.without_inductor, "processes": 0, "networks": []}
     with Progress(console=Console(stderr=True)) as progress:
@@ -160,7 +173,9 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
         for number in range(given.processes):
             for threads in given.threads:
                 for name, phase in itertools.product(names, phases):
-                    for found in contest.lines_of(__file__, f"{name}:{phase}:{compiled}", threads, given):
+                    told = {b: found[0]["ms"] for (n, p, b, t), found in rows.items() if (n, p, t) == (name, phase, threads)}
+                    asked = {"network": name, "phase": phase, "inductor": not given.without_inductor, "told": told}
+                    for found in contest.lines_of(__file__, json.dumps(asked), threads, given):
                         rows.setdefault((name, phase, found["batch"], threads), []).append(found)
                         progress.advance(bar)
             result |= {"processes": number + 1, "networks": [summary(key, found) for key, found in rows.items()]}
