@@ -167,7 +167,6 @@ int rank_of(const ConvRow& row, const ConvCall& call) {
     case Merit::beats_torch_by_far: return 3;
     case Merit::beats_torch: return copied ? 0 : 2;
     case Merit::beats_torch_channels_first: return call.channels_last ? 0 : 2;
-    case Merit::beats_torch_channels_last: return copied || !call.channels_last ? 0 : 2;
     case Merit::runner_up: return copied ? 0 : 1;
     default: return 0;
   }

@@ -34,8 +34,7 @@ Merit gemm(const ConvProblem& p, Op op) {
   const bool slow_in_torch = op == Op::backward_data && p.groups == 1 && p.c < 32 && p.k >= 32;  // gradients of images
   if (!much || !outweighs_packing(p, op)) return Merit::fair;
   if (better_by_fft(p)) return Merit::runner_up;
-  if (taps >= 9 ? channels >= 32 || slow_in_torch : channels >= 256) return Merit::beats_torch;
-  return taps < 9 && channels >= 128 ? Merit::beats_torch_channels_last : Merit::fair;
+  return (taps >= 9 ? channels >= 32 || slow_in_torch : channels >= 256) ? Merit::beats_torch : Merit::fair;
 }
 // The sums over positions are read and written for each chunk of them: it pays when they are many, and where taps share the split values.
 Merit wgrad_gemm_tf32(const ConvProblem& p, Op) {
