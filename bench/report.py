@@ -27,6 +27,7 @@ def main() -> None:
     imports = rows["test_import"]["extra_info"]
     seed = rows["test_the_same_with_a_seed"]["extra_info"]["torch_manual_seed_us"]
     native = rows["test_a_convolution_outside_every_context"]["extra_info"]
+    mm = rows["test_the_smallest_product"]["extra_info"]["us"]
     lines = [
         BEGIN,
         "| what | median |",
@@ -40,6 +41,12 @@ def main() -> None:
         f"| the smallest `conv2d` outside every context: without the native core, with it loaded | {native['plain_us']:.1f} µs, "
         f"{native['loaded_us']:.1f} µs |",
         f"| the same by `implicit_gemm` | {micro('test_the_smallest_convolution_under_a_policy[implicit_gemm]')} |",
+        f"| the smallest `mm` in bfloat16: outside, under `torch.autocast`, under `allow_mix_precision_bf16` | "
+        f"{mm['bf16 outside']:.1f} µs, {mm['autocast, no cast']:.1f} µs, {mm['policy, no cast']:.1f} µs |",
+        f"| the same of float32, cast twice: `torch.autocast`, the mode | {mm['autocast, two casts']:.1f} µs, "
+        f"{mm['policy, two casts']:.1f} µs |",
+        f"| the same in float32: before and after a mode was first used, under `force_fp32` | {mm['before any policy']:.1f} µs, "
+        f"{mm['outside']:.1f} µs, {mm['policy that leaves it']:.1f} µs |",
         "",
         f"Measured on {found['machine_info']['cpu'].get('brand_raw', 'an unnamed CPU')}, "
         f"Python {found['machine_info']['python_version']}.",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msctx import plan as planning
-from msctx.effects import NATIVE, Facts
+from msctx.effects import NEED_CORE, Facts
 from msctx.errors import DeviceError, OptionError, Problem, StrictError
 from msctx.notices import tell
 from msctx.options import DEVICES, Layer, Settings
@@ -47,7 +47,7 @@ def make_ready(settings: Settings) -> None:
     """Bring what the switches of a plan need: the native core may be built, which takes its time. What fails, plans tell."""
     from msctx import apply
 
-    if any(name in NATIVE for name in settings):
+    if any(name in NEED_CORE for name in settings):
         apply.prepare(plan_here(settings).written)
 
 

@@ -146,9 +146,16 @@ def explain(
 @app.command(epilog="Example: msctx options conv_fprop_algo")
 def options(
     name: Annotated[str | None, typer.Argument(help="An option, or a group such as gpu_config, by any of its names.")] = None,
+    write_ini: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Of op_select_implmode: write its list, to be edited for op_precision_mode."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """The reference: every option; of one its values, devices, status, interactions and an example."""
+    if write_ini is not None:
+        _write_ini(name, write_ini, json_)
+        return
     from msctx import reference, render
     from msctx.options import OPTIONS, is_dictionary
     from msctx.options.registry import named
@@ -160,6 +167,16 @@ def options(
         return
     page = reference.describe(named(name))
     _print_json(page) if json_ else console.print(render.option_page(page))
+
+
+def _write_ini(name: str | None, file: str, json_: bool) -> None:
+    from msctx import implementations
+    from msctx.options.registry import named
+
+    if name is None or named(name).name not in ("op_select_implmode", "op_precision_mode", "atc.builtin_impl_mode_ini"):
+        raise typer.BadParameter("only op_select_implmode and op_precision_mode have a list to write", param_hint="--write-ini")
+    path = str(implementations.write(file))
+    _print_json({"written": [path]}) if json_ else print(f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(path)}")
 
 
 @app.command()

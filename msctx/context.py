@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing
 from msctx.dynamo import call_outside, outside_dynamo, untraced
-from msctx.effects import NATIVE
+from msctx.effects import NEED_CORE
 from msctx.errors import ScopeError
 from msctx.lookup import Origin, look_up
+from msctx.native import precisions
 from msctx.native.choices import Tally, unmatched
 from msctx.notices import tell, user_frame
 from msctx.options import Layer, Settings
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from msctx.apply import Hold
     from msctx.native.choices import Choices
+    from msctx.native.precisions import Precisions
+    from msctx.scaling import GradScaler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,6 +60,7 @@ class _Scope:
         self.open = True
         self.leaving = False  # __exit__ came while an inner scope was open; it closes with that one
         self.calls = context._tally.open()
+        context._computed.open()
         self.visitors = 0  # bound functions that run in other threads under this scope
 
     @property
@@ -132,8 +136,8 @@ def _close(scope: _Scope) -> None:
 
             apply.undo(scope.hold, strict=scope.plan.strict)
     finally:
-        for rule in without_match:
-            tell("conv_algo_rules", rule, f"conv_algo_rules: no convolution matched {rule}")
+        for text in without_match:
+            tell(text.partition(":")[0], text, text)
 
 
 class Context:
@@ -146,6 +150,7 @@ class Context:
         self.layers = layers
         self.origin = origin
         self._tally = Tally()
+        self._computed = precisions.Tally()
 
     @untraced
     def __enter__(self) -> Context:
@@ -248,11 +253,23 @@ class Context:
         """Which algorithm each convolution ran while this context was open, and why: a row for each distinct problem."""
         return self._tally.choices()
 
+    def precisions(self) -> Precisions:
+        """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
+        return self._computed.precisions()
+
+    def grad_scaler(self, **options: Any) -> GradScaler:
+        """A GradScaler for :attr:`device`, enabled exactly where a precision_mode computes in float16; *options* are its own."""
+        from msctx.scaling import scaler_for
+
+        return scaler_for(self.plan, self.device.type, options)
+
     def _remember(self, scope: _Scope) -> list[str]:
-        """Keep the counts of a scope that closes; returns the conditions of its own rules that no convolution fulfilled."""
+        """Keep the counts of a scope that closes; returns what is to be said of its own rules that nothing fulfilled."""
         made = self._tally.close(scope.calls)
+        self._computed.close()
         rules = [s.value for layer in self.layers if (s := layer.settings.get("conv_algo_rules")) is not None]
-        return unmatched(rules, made) if made else []
+        found = [f"conv_algo_rules: no convolution matched {rule}" for rule in (unmatched(rules, made) if made else ())]
+        return [*found, *precisions.unmatched(self.layers)]
 
     def watch(self, model: nn.Module) -> Context:
         """Tell the modules of *model* by their paths in :meth:`choices` and in ``conv_algo_rules``, as long as it lives."""
@@ -271,7 +288,7 @@ class Context:
 
 
 def _enter(context: Context, entered: list[_Scope]) -> None:
-    if any(name in NATIVE for layer in context.layers for name in layer.settings):
+    if any(name in NEED_CORE for layer in context.layers for name in layer.settings):
         BASE.start()
         make_ready(Settings(BASE.layers + _in_force()[0] + context.layers))
     with _uninterrupted(context):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from glob import glob
 
-from msctx.effects import NATIVE, Facts
+from msctx.effects import NEED_CORE, Facts
 
 
 @cache
@@ -38,7 +38,7 @@ def _cann() -> tuple[int, int] | None:
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
     native = ""
-    if any(name in NATIVE for name in settings):
+    if any(name in NEED_CORE for name in settings):
         from msctx.native import core
 
         native = core.obstacle()

@@ -84,13 +84,17 @@ OWNERS = [module for module in _FILES if hasattr(module, "SWITCHES")]
 """The files that hold rows of the table."""
 
 
+NEEDED = {"optypelist_for_implmode": {"op_select_implmode": "high_precision"}}
+"""What some options have no effect without."""
+
+
 def all_assignments() -> dict[str, set[str]]:
     """Switch → the options that assign it: each value of each option on each device, alone and beside the one it needs."""
     found: dict[str, set[str]] = {}
     beside = ({}, {"deterministic": "ON"}, {"device_target": "GPU"}, {"device_target": "Ascend"}, {"device_target": "CPU"})
     for option in OPTIONS.values():
         for value in values(option):
-            for other in beside if option.source == "msctx" else beside[:1]:
+            for other in beside if option.source == "msctx" else [NEEDED.get(option.name, {})]:
                 for device in DEVICES:
                     for switch in msctx.explain({**other, option.name: value}, device=device).assignments:
                         found.setdefault(switch, set()).add(option.name)
@@ -149,6 +153,7 @@ RANKS = {
     "native": 2,
     "switches": 3,
     "apply": 4,
+    "scaling": 5,
     "devices": 4,
     "lookup": 4,
     "plan": 4,
@@ -170,6 +175,7 @@ RANKS = {
     "tune": 9,
     "tune_commands": 10,
     "starter": 10,
+    "implementations": 9,
     "cli": 11,
     "__main__": 12,
 }

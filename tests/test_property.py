@@ -122,6 +122,16 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "native.tuning_file": st.sampled_from([None]),
     "native.conv_workspace_limit": st.sampled_from([None, 0, 2**20]),
     "native.conv_max_error": st.sampled_from([None, 1e-6, 0.5]),
+    **{
+        f"native.precision.{device}": st.sampled_from(
+            [
+                '{"precision_mode":"force_fp16"}',
+                '{"precision_mode":"must_keep_origin_dtype"}',
+                '{"enable_reduce_precision":true}',
+            ]
+        )
+        for device in ("cpu", "cuda", "ascend")
+    },
     "native.fallback": st.sampled_from(["warn", "error", "silent"]),
 }
 PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]

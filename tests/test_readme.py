@@ -15,12 +15,15 @@ import pytest
 from msctx.cli import app, main
 from msctx.effects.unbuilt import UNBUILT
 from msctx.options import DEVICES, OPTIONS, Option
+from msctx.options.operators import CLASSES
+from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, Rule
 from msctx.plan import DONE
 from msctx.reference import on_device
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- explain: written by a test, see tests/test_readme.py -->", "<!-- /explain -->"
 TABLE, END_TABLE = "<!-- options: written by a test, see tests/test_readme.py -->", "<!-- /options -->"
+PRECISION, END_PRECISION = "<!-- precision: written by a test, see tests/test_readme.py -->", "<!-- /precision -->"
 CELLS = {"honoured": "yes", "approximated": "roughly", "not_built": "later", "inert": "", "refused": "no"}
 
 
@@ -99,6 +102,31 @@ def test_the_options_shown_are_those_that_are_declared():
     lines += ["", "</details>"]
     text = "\n" + "\n".join(lines) + "\n"
     assert holds(TABLE, text, END_TABLE, os.environ.get("UPDATE_README"))
+
+
+def said(rule: Rule) -> str:
+    """What the table says of a rule: in which dtype each is computed, and what comes out where that is another one."""
+    if rule.widest:
+        return "widest"
+    computed = {dtype: rule.computes_in(dtype) for dtype in DTYPES}
+    if len(set(computed.values())) == 1:
+        return f"{rule.float32}"
+    cells = []
+    for dtype, compute in computed.items():
+        if compute != dtype:
+            cells.append(f"{dtype} in {compute}" + (f", gives {rule.gives(dtype)}" if rule.gives(dtype) != compute else ""))
+    return "; ".join(cells) or "as given"
+
+
+def test_the_precision_modes_shown_are_those_that_are_carried_out():
+    """With UPDATE_README=1 in the environment the README is written anew instead."""
+    lines = ["| `precision_mode` | `_v2` | " + " | ".join(CLASSES) + " |", "|---" * (2 + len(CLASSES)) + "|"]
+    for mode, by_class in MODES.items():
+        v2 = ", ".join(f"`{name}`" for name, same in V2.items() if same == mode)
+        cells = " | ".join(said(by_class.get(kind, LEAVE)) for kind in CLASSES)
+        lines.append(f"| `{mode}` | {v2} | {cells} |")
+    text = "\n" + "\n".join(lines) + "\n"
+    assert holds(PRECISION, text, END_PRECISION, os.environ.get("UPDATE_README"))
 
 
 def test_the_mistake_shown_is_what_is_printed(tmp_path, monkeypatch, capsys):

@@ -21,6 +21,7 @@ from msctx.options.conv_rules import RulesKind
 from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BoolKind, ChoiceKind, FlagKind, MemoryKind, OnOffKind, TextKind, YamlWord
 from msctx.options.layers import presets
+from msctx.options.operators import OperatorsKind
 from msctx.options.yamlfile import load, scalar
 from msctx.run.config import read
 
@@ -290,6 +291,8 @@ def beyond_a_schema(option: Option, value: Any) -> str | None:
         return "a pattern knows no limits"
     if isinstance(kind, RulesKind):
         return "a pattern knows no grammar" if isinstance(value, str) else None
+    if isinstance(kind, OperatorsKind):
+        return "the names of all operators would be most of the schema"
     if isinstance(kind, PartsKind):
         return "parts are compared with each other, and lists of parts are counted" if isinstance(value, str | list) else None
     if isinstance(kind, TextKind) and isinstance(value, list) and not "".join(map(str, value)).strip():

@@ -1,6 +1,7 @@
 """Trains a small ConvNet on scikit-learn's handwritten digits.
 
-It knows nothing of options: whoever calls it, ``msctx run`` or a with-block of your own, decides under which it runs.
+It knows nothing of options: whoever calls it, ``msctx run`` or a with-block of your own, decides under which it runs. The loss is
+scaled where that computes in float16, and only there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import msctx
 from msctx.run import weights_sha256
 
 
@@ -50,6 +52,7 @@ def train(
     training, test = data()
     model = network().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
+    scaler = msctx.current().grad_scaler()
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, epochs * -(-len(training) // batch_size))
     for epoch in run.progress(range(epochs), "digits") if run else range(epochs):
         model.train()
@@ -57,8 +60,9 @@ def train(
         for images, labels in DataLoader(training, batch_size, shuffle=True):
             loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
             schedule.step()
             total += loss.item() * len(images)
         if run:

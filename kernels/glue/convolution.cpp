@@ -7,6 +7,7 @@
 #include <ATen/ops/convolution_ops.h>
 
 #include "glue/hook.h"
+#include "glue/precision_policy.h"
 #include "glue/tensors.h"
 #include "msctx/late.h"
 #include "msctx/measure.h"
@@ -36,6 +37,14 @@ auto pass_on(const Before& before, Args&&... args) {
   }
   return Op::redispatch(torchs_own, std::forward<Args>(args)...);
 }
+
+// Under a precision policy: float16 for which oneDNN has reference loops alone, some fifty times as slow as float32, unless the processor
+// has AMX-FP16: gradients, and grouped convolutions. They are computed in float32 and rounded once.
+bool is_slow(const at::Tensor& tensor) {
+  static const bool has_unit = table_of("amx_fp16") != nullptr;
+  return tensor.scalar_type() == at::kHalf && !has_unit && combination_in_force() != nullptr;
+}
+at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::kFloat); }
 
 at::MemoryFormat format_of(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Geometry& g) {
   const auto sym = [](at::IntArrayRef v) { return c10::fromIntArrayRefSlow(v); };
@@ -164,23 +173,16 @@ at::Tensor gradient_of_bias(const Asked& asked, const at::Tensor& grad_output) {
 
 }  // namespace
 
-bool Before::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
-  if (!kernel) return false;
-  try {
-    kernel->callBoxed(op, keys, stack);
-    return true;
-  } catch (const c10::Error& error) {
-    if (std::string_view(error.what()).find("SafeKernelFunction has been invalidated") == std::string_view::npos) throw;
-    return false;
-  }
-}
-
 at::Tensor convolution(
     const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
     SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups) {
   const auto torch = [&] {
-    return pass_on<at::_ops::convolution>(
-        before_convolution, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+    const bool wider = groups != 1 && is_slow(input);
+    const std::optional<at::Tensor> b = wider && bias && bias->defined() ? std::optional(widened(*bias)) : bias;
+    at::Tensor found = pass_on<at::_ops::convolution>(
+        before_convolution, wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
+        output_padding, groups);
+    return wider ? found.to(at::kHalf) : found;
   };
   if (!in_force.load(std::memory_order_relaxed)) {
     forget_forward(storage_of(weight));  // its next backward pass may belong to this one
@@ -220,8 +222,14 @@ Three convolution_backward(
     SymInts stride, SymInts padding, SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups,
     std::array<bool, 3> output_mask) {
   const auto torch = [&](std::array<bool, 3> mask) {
-    return pass_on<at::_ops::convolution_backward>(
-        before_backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
+    if (!is_slow(input) || grad_output.scalar_type() != at::kHalf)
+      return pass_on<at::_ops::convolution_backward>(
+          before_backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
+    auto [a, b, c] = pass_on<at::_ops::convolution_backward>(
+        before_backward, widened(grad_output), widened(input), widened(weight), bias_sizes, stride, padding, dilation, transposed,
+        output_padding, groups, mask);
+    const auto narrowed = [](const at::Tensor& t) { return t.defined() ? t.to(at::kHalf) : t; };
+    return Three(narrowed(a), narrowed(b), narrowed(c));
   };
   if (!in_force.load(std::memory_order_relaxed)) {
     notice_late_backward(storage_of(weight));

@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 
+#include "glue/registered.h"
 #include "msctx/policy.h"
 
 namespace msctx::glue {
@@ -29,12 +30,6 @@ Three convolution_backward(
     SymInts stride, SymInts padding, SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups,
     std::array<bool, 3> output_mask);
 
-// The kernel of another library that was in force at a key before ours, if there was one.
-struct Before {
-  std::optional<c10::SafeKernelFunction> kernel;
-  // Calls it; false where there is none, or where it has been taken away since: then torch's own is to be called.
-  bool call(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) const;
-};
 extern Before before_convolution, before_traced, before_backward;
 
 // torch's own convolution calls other operators that are hooked too, for code that calls them itself: inside it they are not asked again.

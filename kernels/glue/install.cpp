@@ -1,19 +1,15 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
-#include <c10/util/Exception.h>
-#include <torch/library.h>
-
 #include <atomic>
 
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
+#include "glue/registered.h"
 #include "glue/scratch.h"
 #include "glue/tensors.h"
 
 namespace msctx::glue {
 
 namespace {
-
-constexpr const char* mark = "msctx native core";  // what the dispatcher's own tables say of our kernels
 
 constexpr c10::DispatchKey CPU = c10::DispatchKey::CPU, MkldnnCPU = c10::DispatchKey::MkldnnCPU,
                            QuantizedCPU = c10::DispatchKey::QuantizedCPU;
@@ -71,29 +67,10 @@ torch::CppFunction boxed(c10::DispatchKey key) {
   }
 }
 
-Before before(const c10::OperatorHandle& op, c10::DispatchKey key) {
-  if (!op.hasKernelForDispatchKey(key)) return {};
-  return {op.getComputedKernelForDispatchKey(key)};
-}
-
 c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
-// One Library for each namespace and key; never destroyed: to un-register while threads run is not safe.
-torch::Library& library(const char* ns, c10::DispatchKey key) {
-  static auto* all = new std::vector<std::pair<std::pair<std::string, c10::DispatchKey>, torch::Library*>>;
-  for (auto& [id, found] : *all)
-    if (id.first == ns && id.second == key) return *found;
-  all->push_back({{ns, key}, new torch::Library(torch::Library::IMPL, ns, key, mark, 0)});
-  return *all->back().second;
-}
-
-struct Silent : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 void install() {
-  Silent silent;  // that a kernel is overridden is what is meant here
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  const Silent silent;
   before_convolution = before(operator_named("aten::convolution"), CPU);
   before_traced = before(operator_named("aten::_convolution"), CPU);
   before_backward = before(operator_named("aten::convolution_backward"), CPU);

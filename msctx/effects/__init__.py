@@ -2,5 +2,9 @@
 
 from msctx.effects.algorithms import NATIVE
 from msctx.effects.base import EFFECTS, Facts, Outcome, Want, translate
+from msctx.effects.policies import PRECISION
 
-__all__ = ["EFFECTS", "NATIVE", "Facts", "Outcome", "Want", "translate"]
+NEED_CORE = (*NATIVE, *PRECISION)
+"""The options for which the native core is built and loaded."""
+
+__all__ = ["EFFECTS", "NEED_CORE", "Facts", "Outcome", "Want", "translate"]

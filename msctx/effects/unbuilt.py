@@ -65,17 +65,6 @@ UNBUILT: dict[str, tuple[str, ...]] = {
         "profiling_options",
         "op_execute_timeout",
     ),
-    "the precision policies": (
-        "enable_reduce_precision",
-        "precision_mode",
-        "op_precision_mode",
-        "precision_mode_v2",
-        "modify_mixlist",
-        "customize_dtypes",
-        "op_select_implmode",
-        "optypelist_for_implmode",
-        "atc.builtin_impl_mode_ini",
-    ),
     "the memory pool": (
         "variable_memory_max_size",
         "mempool_block_size",

@@ -108,7 +108,7 @@ class Core:
 
         torch.ops.load_library(path)
         self.path = path
-        self._c = ctypes.CDLL(path)
+        self._c = self.c = ctypes.CDLL(path)
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._c, name)
             function.restype, function.argtypes = result, arguments
@@ -238,12 +238,18 @@ def _names(asked: dict[str, str | None]) -> Any:
     return (c_char_p * 3)(*((name.encode() if (name := asked.get(d)) else None) for d in DIRECTIONS))
 
 
+WORDED: dict[str, Callable[[], str]] = {}
+"""Kinds of messages whose text Python finds; ``""``: nothing is to be said."""
+
+
 def _told(message: bytes) -> int:
     """Called by the library in the thread of the convolution; 1: raise there. Nothing may leave it."""
     if sys.is_finalizing():
         return 0
     kind, _, text = message.decode(errors="replace").partition("\n")
     try:
+        if kind in WORDED and not (text := WORDED[kind]()):
+            return 0
         notices.tell(kind, text, text.rstrip())
     except KeyboardInterrupt:
         _thread.interrupt_main()

@@ -1,4 +1,4 @@
-"""How choices look on a terminal."""
+"""How rows of what ran look on a terminal."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def table(rows: Iterable[Choice]) -> Table:
         error = f"{row.error:.1e}" if row.error else ""
         counted = (str(row.calls), str(row.weights_kept)) if kept else (str(row.calls),)
         grid.add_row(row.direction, problem, row.asked, row.ran, row.provider, row.math, error, size(row.workspace), *counted)
+    return grid
+
+
+def of_rows(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for column in columns:
+        grid.add_column(column, justify="right" if column in ("calls", "casts") else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
     return grid
 
 

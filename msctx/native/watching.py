@@ -6,7 +6,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from msctx.native import core
+from msctx.native import core, named_modules
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,7 @@ def _weight(module: nn.Module) -> tuple[torch.Tensor | None, bool]:
 def watch(model: nn.Module) -> int:
     """Register the convolutions of *model* by their paths; returns how many there are."""
     found = 0
+    named_modules.watch(model)
     with _lock:
         for path, module in model.named_modules():
             weight, _ = _weight(module)

@@ -18,6 +18,7 @@ from msctx.options.documents import Format, Parsed, Path, Source, dotted, in_ord
 from msctx.options.flags import GraphKernelFlags
 from msctx.options.grammars import DigitsKind, MegabytesKind, NameOrTypeKind
 from msctx.options.kinds import INVALID, BadValue, ChoiceKind, Kind, TextKind, show
+from msctx.options.operators import OperatorKind
 
 # --- how a format is described ----------------------------------------------------------------------------------------
 
@@ -36,9 +37,10 @@ class Each:
 
 @dataclass(frozen=True)
 class Names:
-    """Keys of the user's own, all with the same sort of value."""
+    """Keys of the user's own, all of one kind and with the same sort of value."""
 
     value: Shape
+    key: Kind | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class _Check:
             case Each():
                 hint = f'["{value}"]' if isinstance(value, str) and len(value) < 40 else ""
                 self.report(path, f"{show(value)} is not a list", allowed='["a", "b"]', suggestion=hint)
-            case Names(inner) if isinstance(value, dict):
+            case Names(inner, key) if isinstance(value, dict):
+                for name in value if key else ():
+                    self._key(key, name, (*path, name))
                 return _readable({name: self.value(inner, part, (*path, name)) for name, part in value.items()})
             case Keys() if isinstance(value, dict):
                 return self._keys(shape, value, path)
@@ -107,6 +111,12 @@ class _Check:
         except BadValue as bad:
             self.report(path, bad.text, allowed=bad.allowed, suggestion=bad.suggestion)
             return INVALID
+
+    def _key(self, kind: Kind, name: str, path: Path) -> None:
+        try:
+            kind.parse(name)
+        except BadValue as bad:
+            self.report(path, bad.text, allowed=bad.allowed, suggestion=bad.suggestion, at_key=True)
 
     def _keys(self, shape: Keys, value: dict[str, Any], path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -167,6 +177,7 @@ def _one_of(words: str) -> ChoiceKind:
 ON_OFF = ChoiceKind(("on", "off"), {True: "on", False: "off"})
 NAME = TextKind("the name of an operator")
 TYPE = TextKind("the type of an operator")
+OPERATOR = OperatorKind()
 
 
 # --- rules between parts ----------------------------------------------------------------------------------------------
@@ -197,7 +208,7 @@ def _tasks_need_training(check: _Check, data: dict[str, str]) -> None:
 
 # --- the formats ------------------------------------------------------------------------------------------------------
 
-_MOVES = Keys({"to-add": Each(TYPE), "to-remove": Each(TYPE)})
+_MOVES = Keys({"to-add": Each(OPERATOR), "to-remove": Each(OPERATOR)})
 _MODE = _one_of(
     "high_precision high_performance support_out_of_bound_index enable_float_32_execution enable_hi_float_32_execution "
     "keep_fp16 super_performance"
@@ -210,7 +221,7 @@ ENV_CONFIG: Format = Described(
 SPEED_UP: Format = Described(parse_json, Names(Anything()))
 OP_PRECISION_MODE: Format = Described(
     partial(parse_ini, first="ByOpType"),
-    Keys({"ByOpType": Names(_MODE), "ByNodeName": Names(_MODE)}, always=("ByOpType", "ByNodeName")),
+    Keys({"ByOpType": Names(_MODE, OPERATOR), "ByNodeName": Names(_MODE)}, always=("ByOpType", "ByNodeName")),
 )
 MIXLIST: Format = Described(
     partial(parse_json, comments=True), Keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
@@ -311,8 +322,18 @@ class _Dtypes:
                 source.report((), (start, start + len(line)), text, allowed=self.LINE)
             elif source.add_key(path, start, at):
                 source.values[path] = at, start + len(line)
+                if is_type:
+                    self._check_type(source, path, name, at - len(sign) - len(name))
                 data[section][name] = self._dtypes(source, path, rest, at)
         return source.parsed(data)
+
+    @staticmethod
+    def _check_type(source: Source, path: Path, name: str, start: int) -> None:
+        try:
+            OPERATOR.parse(name)
+        except BadValue as bad:
+            span = (start, start + len(name))
+            source.report(path, span, bad.text, allowed=bad.allowed, suggestion=str(bad.suggestion))
 
     def _dtypes(self, source: Source, path: Path, text: str, start: int) -> dict[str, list[str]]:
         """Read ``InputDtype:…,OutputDtype:…``, which begins at offset *start*."""

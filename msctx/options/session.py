@@ -11,6 +11,7 @@ from msctx.options.grammars import (
     StreamParallel,
 )
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag, TextList
+from msctx.options.operators import Operators
 from msctx.options.option import UNSET, Option
 
 SOURCE = "CANN TF adapter session options"
@@ -750,7 +751,7 @@ OPTIONS = (
     ),
     Option(
         name="optypelist_for_implmode",
-        type=TextList("types of operators separated by commas"),
+        type=Operators,
         help="The types of operators, in Ascend's words, to which op_select_implmode (high_precision or high_performance) is "
         "limited. Deprecated with it in favour of op_precision_mode, which wins.",
         groups=("session", "atc"),

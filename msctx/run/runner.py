@@ -18,7 +18,7 @@ from msctx.context import current
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
-from msctx.native import choices, tuning, tuning_file
+from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.plan import Plan, make
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
@@ -107,8 +107,16 @@ def run_experiment(
             run = Run(record, plan, progress)
             if announce is not None:
                 announce(run)
-            before = choices.counts()
-            result, error = _call(entry, run)
+            from msctx.scaling import watched  # here: it needs torch
+
+            before, computed = choices.counts(), precisions.Tally()
+            computed.open()
+            with watched() as scaled:
+                result, error = _call(entry, run)
+                result |= scaled()
+            computed.close()
+            if rows := computed.precisions():
+                record.json("precisions.json", rows.as_dicts())
             if made := choices.rows(choices.between(before)):
                 record.json("choices.json", made.as_dicts())
                 if tuned := tuning.used_by(made):

@@ -6,13 +6,33 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from msctx.switches import environment, generators, native, torch_core, torch_cuda, torch_inductor, torch_npu, torch_precision
+from msctx.switches import (
+    autocast,
+    environment,
+    generators,
+    native,
+    torch_core,
+    torch_cuda,
+    torch_inductor,
+    torch_npu,
+    torch_precision,
+)
 from msctx.switches.base import Switch
 
 SWITCHES: Mapping[str, Switch] = MappingProxyType(
     {
         switch.name: switch
-        for owner in (torch_core, torch_inductor, torch_precision, torch_cuda, torch_npu, generators, environment, native)
+        for owner in (
+            torch_core,
+            torch_inductor,
+            torch_precision,
+            torch_cuda,
+            torch_npu,
+            generators,
+            environment,
+            native,
+            autocast,
+        )
         for switch in owner.SWITCHES
     }
 )

@@ -24,10 +24,30 @@ def _hf32(kind: str) -> Switch:
     )
 
 
+def _option(name: str, key: str) -> Switch:
+    """An option of torch_npu's compiler of operators; ``None``: unset."""
+
+    def read() -> str | None:
+        import torch_npu
+
+        found = torch_npu._C._npu_getOption(key)
+        return (found.decode() if isinstance(found, bytes) else found) or None
+
+    def write(value: str | None) -> None:
+        import torch_npu
+
+        torch_npu._C._npu_setOption({key: value or ""})
+
+    return Switch(name=name, read=read, write=write, available=is_here)
+
+
 SWITCHES = (
     current_device("torch.npu.current_device", lambda: torch.npu, is_here),
     memory_cap("torch.npu.memory_cap", lambda: torch.npu, is_here),
     synchronize_each_op("torch.npu.synchronize_each_op", lambda: torch.npu, is_here),
     _hf32("matmul"),
     _hf32("conv"),
+    _option("torch.npu.precision_mode", "ACL_PRECISION_MODE"),
+    _option("torch.npu.op_select_implmode", "ACL_OP_SELECT_IMPL_MODE"),
+    _option("torch.npu.optypelist_for_implmode", "ACL_OPTYPELIST_FOR_IMPLMODE"),
 )

@@ -67,8 +67,8 @@ GOOD: list[tuple[str, str, Any]] = [
     ),
     (
         "MIXLIST",
-        '{"black-list": {"to-remove": ["A"]}, "white-list": {"to-remove": ["A"]}}',
-        {"black-list": {"to-remove": ["A"]}, "white-list": {"to-remove": ["A"]}},
+        '{"black-list": {"to-remove": ["mm"]}, "white-list": {"to-remove": ["mm"]}}',
+        {"black-list": {"to-remove": ["mm"]}, "white-list": {"to-remove": ["mm"]}},
     ),
     ("MIXLIST", '{"gray-list": {"to-add": []}}', {"gray-list": {"to-add": []}}),
     (
@@ -139,6 +139,7 @@ def test_whether_the_value_is_a_file(name: str) -> None:
     assert getattr(formats, name).is_file is FILES[name]
 
 
+OPERATOR = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
 MODES = (
     "high_precision, high_performance, support_out_of_bound_index, enable_float_32_execution, "
     "enable_hi_float_32_execution, keep_fp16, super_performance"
@@ -185,7 +186,24 @@ BAD = [
     ("OP_PRECISION_MODE", "Exp=", "1:5", "ByOpType.Exp", "'' is not one of the values", MODES, ""),
     ("OP_PRECISION_MODE", "[ByNodeNames]", "1:1", "ByNodeNames", "there is no such key", "ByOpType, ByNodeName", "ByNodeName"),
     ("OP_PRECISION_MODE", "Exp", "1:1", "ByOpType", "'Exp' is not key=value", "key=value, one to a line", ""),
-    ("OP_PRECISION_MODE", "a=keep_fp16\n[ByOpType]\na=keep_fp16", "3:1", "ByOpType.a", "stands twice; first on line 1", "", ""),
+    (
+        "OP_PRECISION_MODE",
+        "mm=keep_fp16\n[ByOpType]\nmm=keep_fp16",
+        "3:1",
+        "ByOpType.mm",
+        "stands twice; first on line 1",
+        "",
+        "",
+    ),
+    (
+        "OP_PRECISION_MODE",
+        "Sofmax=keep_fp16",
+        "1:1",
+        "ByOpType.Sofmax",
+        "'Sofmax' is no operator that policies govern",
+        OPERATOR,
+        "softmax or _softmax or SoftmaxV2",
+    ),
     # lists of operators
     (
         *("MIXLIST", '{ // x\n"blak-list": {}}', "2:1", "blak-list", "there is no such key"),
@@ -201,20 +219,20 @@ BAD = [
         *('["a", "b"]', '["A"]'),
     ),
     (
-        *("MIXLIST", '{"black-list": {"to-add": ["A", 5]}}', "1:33", "black-list.to-add.1", "5 is not text"),
-        *("the type of an operator", "5"),
+        *("MIXLIST", '{"black-list": {"to-add": ["mm", 5]}}', "1:34", "black-list.to-add.1", "5 is not text"),
+        *(OPERATOR, "5"),
     ),
     (
-        *("MIXLIST", '{"black-list": {"to-add": ["A"]},\n"white-list": {"to-add": ["B", "A"]}}', "2:32"),
-        *("white-list.to-add.1", "A stands in black-list.to-add already", "", ""),
+        *("MIXLIST", '{"black-list": {"to-add": ["mm"]},\n"white-list": {"to-add": ["mv", "mm"]}}', "2:33"),
+        *("white-list.to-add.1", "mm stands in black-list.to-add already", "", ""),
     ),
     (
-        *("MIXLIST", '{"black-list": {"to-add": ["A"], "to-remove": ["A"]}}', "1:48"),
-        *("black-list.to-remove.0", "A stands in black-list.to-add already", "", ""),
+        *("MIXLIST", '{"black-list": {"to-add": ["mm"], "to-remove": ["mm"]}}', "1:49"),
+        *("black-list.to-remove.0", "mm stands in black-list.to-add already", "", ""),
     ),
     (
-        *("MIXLIST", '{"black-list": {"to-add": ["A", "A"]}}', "1:33"),
-        *("black-list.to-add.1", "A stands in black-list.to-add already", "", ""),
+        *("MIXLIST", '{"black-list": {"to-add": ["mm", "mm"]}}', "1:34"),
+        *("black-list.to-add.1", "mm stands in black-list.to-add already", "", ""),
     ),
     # dtypes of operators
     ("CUSTOMIZE_DTYPES", "Relu:InputDtype:int8", "1:1", "", "the line does not begin with name::", LINE, ""),
@@ -232,7 +250,7 @@ BAD = [
         "",
     ),
     (
-        *("CUSTOMIZE_DTYPES", "OpType::A:InputDtypes:int8", "1:11", "ByOpType.A", "'InputDtypes' is unknown"),
+        *("CUSTOMIZE_DTYPES", "OpType::mm:InputDtypes:int8", "1:12", "ByOpType.mm", "'InputDtypes' is unknown"),
         *("InputDtype, OutputDtype", "InputDtype"),
     ),
     (
@@ -340,17 +358,17 @@ def test_bad_content(name: str, text: str, place: str, path: str, words: str, al
 def test_every_problem_is_told_at_once_in_the_order_of_the_file() -> None:
     text = """
     [ByOpType]
-    A=x
+    mm=x
     B
-    A=keep_fp16
+    mm=keep_fp16
     [Other]
     C=keep_fp16
     """
     problems = read("OP_PRECISION_MODE", text).problems
     assert [(p.mark.line, p.path) for p in problems if p.mark] == [
-        (3, "ByOpType.A"),
+        (3, "ByOpType.mm"),
         (4, "ByOpType"),
-        (5, "ByOpType.A"),
+        (5, "ByOpType.mm"),
         (6, "Other"),
     ]
 

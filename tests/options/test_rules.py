@@ -341,7 +341,12 @@ def test_pairs_that_are_no_conflict(values: dict[str, Any]) -> None:
         ({"local_device_list": "0,1"}, "local_device_list", "refused", {"local_rank_id": 0}),
         ({"frozen_variable": True}, "frozen_variable", "refused", {"graph_run_mode": 0}),
         ({"graph_max_parallel_model_num": 2}, "graph_max_parallel_model_num", "refused", {"graph_run_mode": 0}),
-        ({"optypelist_for_implmode": "LRN"}, "optypelist_for_implmode", "refused", {"op_select_implmode": "high_precision"}),
+        (
+            {"optypelist_for_implmode": "Pooling"},
+            "optypelist_for_implmode",
+            "refused",
+            {"op_select_implmode": "high_precision"},
+        ),
         ({"dump_mode": "all"}, "dump_mode", "inert", {"session.enable_dump": True, "dump_path": "."}),
         ({"dump_step": "1"}, "dump_step", "inert", {"session.enable_dump": True, "dump_path": "."}),
         ({"dump_debug_mode": "all"}, "dump_debug_mode", "inert", {"enable_dump_debug": True, "dump_path": "."}),
@@ -371,7 +376,7 @@ def test_the_mix_list_needs_a_mixed_mode(tmp_path: Path) -> None:
     alone = row({"modify_mixlist": str(path), "precision_mode": "force_fp16"}, "modify_mixlist")
     assert alone.status == "refused"
     assert "precision_mode=allow_mix_precision" in alone.reason
-    assert row({"modify_mixlist": str(path), "precision_mode_v2": "mixed_float16"}, "modify_mixlist").status == "not_built"
+    assert row({"modify_mixlist": str(path), "precision_mode_v2": "mixed_float16"}, "modify_mixlist").status == "honoured"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""What each precision_mode costs and gives: the time of a step in float32 over its time, with the error against float64 beside it.
+
+A step is forward and backward pass of a whole network, in its faster memory format. Errors are those of the last weight's gradient,
+over its largest value; dtypes are what matrix operators computed in.
+
+    python bench/precision.py --threads 1 --out bench/results/NAME.json
+    python bench/precision.py --readme bench/results/NAME.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import contest
+from networks import NETWORKS
+
+MODES = (
+    "force_fp16",
+    "force_fp32",
+    "allow_fp32_to_fp16",
+    "allow_fp32_to_bf16",
+    "allow_mix_precision_fp16",
+    "allow_mix_precision_bf16",
+    "must_keep_origin_dtype",
+)
+FORMATS = ("channels_first", "channels_last")
+
+
+def digits() -> tuple[Any, Any]:
+    """The ConvNet of configs/experiments/digits.py, on 64 images of 8 x 8."""
+    import torch
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for c, k in ((1, 32), (32, 32), (32, 64)):
+        layers += [nn.Conv2d(c, k, 3, padding=1), nn.BatchNorm2d(k), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 10)), torch.randn(64, 1, 8, 8)
+
+
+def resnet() -> tuple[Any, Any]:
+    import torch
+
+    return NETWORKS["resnet50"](), torch.randn(4, 3, 224, 224)
+
+
+def transformer() -> tuple[Any, Any]:
+    """Six encoder layers of 512 features and 8 heads, as the base model of Vaswani et al. 2017, on 4 sequences of 128."""
+    import torch
+    from torch import nn
+
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 6), torch.randn(4, 128, 512)
+
+
+SUBJECTS: dict[str, Callable[[], tuple[Any, Any]]] = {"digits": digits, "resnet50": resnet, "transformer": transformer}
+
+
+def gradient(model: Any, x: Any) -> Any:
+    """One step; returns the last weight's gradient."""
+    for p in model.parameters():
+        p.grad = None
+    y = model(x)
+    y.float().square().mean().backward() if y.dtype.itemsize < 8 else y.square().mean().backward()
+    *_, weight = (p for p in model.parameters() if p.dim() > 1)
+    return weight.grad
+
+
+def measure(name: str, seconds: float) -> dict[str, Any]:
+    import torch
+
+    import msctx
+
+    torch.manual_seed(0)
+    plain, x = SUBJECTS[name]()
+    kinds = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
+    formats = FORMATS if x.dim() == 4 else FORMATS[:1]
+    images = {f: x.contiguous(memory_format=kinds[f]) if x.dim() == 4 else x for f in formats}
+    models = {f: copy.deepcopy(plain).to(memory_format=kinds[f]) if x.dim() == 4 else copy.deepcopy(plain) for f in formats}
+    truth = gradient(copy.deepcopy(plain).double(), x.double())
+    scale = float(truth.abs().max())
+    contenders, errors, dtypes = [], {}, {}
+    for mode in ("float32", "again", *MODES):
+        scope = nullcontext() if mode in ("float32", "again") else msctx.context(precision_mode=mode)
+        for f in formats:
+            model = copy.deepcopy(models[f])
+            if f == formats[0]:
+                with scope:
+                    found = gradient(model, images[f])
+                errors[mode] = float((found - truth).abs().max()) / scale
+                rows = scope.precisions() if isinstance(scope, msctx.Context) else ()
+                dtypes[mode] = sorted({r.dtype for r in rows if r.operator in ("conv2d", "linear", "matmul", "addmm")})
+            run = lambda number, model=model, f=f: gradient(model, images[f])  # noqa: E731
+            contenders.append(contest.Contender(mode, f, lambda scope=scope: scope, run))
+    return {"ms": contest.fastest(contenders, seconds), "errors": errors, "dtypes": dtypes}
+
+
+def work(name: str, threads: int, seconds: float) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    print(json.dumps(measure(name, seconds)), flush=True)
+
+
+def collect(given: argparse.Namespace) -> dict[str, Any]:
+    names = [name for name in SUBJECTS if not given.only or name in given.only.split(",")]
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    result: dict[str, Any] = {"machine": contest.machine(), "processes": 0, "subjects": []}
+    for number in range(given.processes):
+        for threads in given.threads:
+            for name in names:
+                found.setdefault((name, threads), []).extend(contest.lines_of(__file__, name, threads, given))
+        subjects = [summary(name, threads, each) for (name, threads), each in found.items()]
+        result |= {"processes": number + 1, "subjects": subjects}
+        contest.keep(given.out, result)
+    return result
+
+
+def summary(name: str, threads: int, found: list[dict[str, Any]]) -> dict[str, Any]:
+    def ratio(mode: str) -> float:
+        return statistics.median(contest.ratio(f["ms"], mode, "float32") for f in found)
+
+    return {
+        "subject": name,
+        "threads": threads,
+        "ms": statistics.median(min(f["ms"]["float32"].values()) for f in found),
+        "ratios": {mode: ratio(mode) for mode in ("again", *MODES)},
+        "errors": found[0]["errors"],
+        "dtypes": found[0]["dtypes"],
+    }
+
+
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line for each mode."""
+    subjects = [row for result in results for row in result["subjects"]]
+    head = [f"{s['subject']}, {s['threads']} thread{'s' * (s['threads'] > 1)}" for s in subjects]
+    lines = ["| `precision_mode` | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+    cells = [f"{s['ms']:.0f} ms, {s['errors']['float32']:.0e}" for s in subjects]
+    lines.append("| none: float32 | " + " | ".join(cells) + " |")
+    for mode in MODES:
+        cells = [f"**{s['ratios'][mode]:.2f}**, {s['errors'][mode]:.0e}" for s in subjects]
+        lines.append(f"| `{mode}` | " + " | ".join(cells) + " |")
+    lines.append("| A/A | " + " | ".join(f"{s['ratios']['again']:.2f}" for s in subjects) + " |")
+    processes = min(result["processes"] for result in results)
+    return [*lines, "", f"{contest.described(*(result['machine'] for result in results))}; {processes} or more processes."]
+
+
+def main() -> None:
+    assert __doc__
+    parser = contest.arguments(__doc__.splitlines()[0], SUBJECTS, [1])
+    given = parser.parse_args()
+    if given.work:
+        work(given.work, given.threads[0], given.seconds)
+    elif given.readme:
+        contest.into_readme("precision-speed", table(contest.read(given.readme)))
+    else:
+        print("\n".join(table([collect(given)])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+// Precision policies: what runs at PyTorch's autocast keys, in which dtypes each operator computes.
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/aminmax_ops.h>
+#include <ATen/ops/to_ops.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <map>
+#include <string_view>
+
+#include "glue/precision_policy.h"
+#include "glue/registered.h"
+#include "msctx/process.h"
+
+namespace msctx::glue {
+namespace {
+
+using torch::jit::Stack;
+
+constexpr c10::DispatchKey keys_of_devices[precision_devices] = {
+    c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastPrivateUse1};
+constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
+
+std::atomic<bool> any_scaler{false};  // somebody scales losses
+std::atomic<bool> lowered{false};     // something that will have gradients was computed in float16
+
+// A backward pass computes in the dtypes of its forward pass, whose results it is given. Only what records a graph of its own inside it
+// (checkpoints, which compute the forward pass again) is a forward pass.
+bool is_backward() { return !c10::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1; }
+
+bool is_16_bit(c10::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+at::Tensor cast(const at::Tensor& tensor, c10::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : at::_ops::to_dtype::call(tensor, dtype, false, false, std::nullopt);
+}
+
+// Whether an error says that an operator has no kernel for its dtype.
+bool lacks_kernel(const c10::Error& error) {
+  const std::string_view text = error.what_without_backtrace();
+  for (const char* part :
+       {"not implemented for 'Half'", "not implemented for 'BFloat16'", "Low precision dtypes not supported", "doesn't support tensors of type: Half",
+        "doesn't support tensors of type: BFloat16", "Unsupported dtype Half", "Unsupported dtype BFloat16", "must be either float or double", "of float, double", "other than float and double"})
+    if (text.find(part) != std::string_view::npos) return true;
+  return false;
+}
+
+// One operator at one device's key.
+class Governed final : public c10::OperatorKernel {
+ public:
+  Governed(const c10::OperatorHandle& op, int slot, int device, Before before) : slot_(slot), device_(device), before_(std::move(before)) {
+    const auto& arguments = op.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); i++) {
+      const std::string& name = arguments[i].name();
+      if (name == "dtype" || name == "out_dtype") dtype_ = int(i);
+      if (name == "index" || name == "indices") index_ = int(i);
+      if (name == "dim") dim_ = int(i);
+      if (name == "running_mean") has_statistics_ = true;
+    }
+    // statistics are updated in place, and those of a batch keep their weights with them
+    for (size_t i = 0; i < arguments.size(); i++)
+      if (!has_statistics_ || i == 0) inputs_.push_back(int(i));
+  }
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKey key = keys_of_devices[device_];
+    const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
+    const Combination* combination = combination_in_force();
+    const PrecisionPolicy* policy = combination ? (*combination)[size_t(device_)] : nullptr;
+    if (!policy || is_overruled(device_)) {
+      if (!before_.call(op, keys, stack)) op.redispatchBoxed(below, stack);
+      return;
+    }
+    if (is_backward()) {
+      notice_backward(*stack, op);
+      op.redispatchBoxed(below, stack);
+      return;
+    }
+    govern(*policy, op, key, below, stack);
+  }
+
+ private:
+  struct Found {
+    c10::ScalarType widest = at::kByte;  // of the inputs as they are given
+    bool any = false, mixed = false;
+    bool is_left = false;  // one of float64, or that is sparse or of oneDNN's layout: these are computed as they are
+    bool has_double = false;
+    bool traced = false;  // a stand-in that has no values: code is being compiled
+  };
+
+  bool is_eligible(const at::Tensor& tensor) const {
+    if (!tensor.defined() || tensor.device().type() != types_of_devices[device_]) return false;
+    const int kind = kind_of(tensor.scalar_type());
+    return kind < 3 && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+  }
+
+  // Calls `see(tensor, position)` for each tensor among the inputs, by reference; lists are unpacked and packed again where it says so.
+  template <class See>
+  void each(Stack& stack, size_t base, const See& see) const {
+    int position = 0;
+    for (const int i : inputs_) {
+      c10::IValue& value = stack[base + size_t(i)];
+      if (value.isTensor()) {
+        const at::Tensor& tensor = value.toTensor();
+        if (!tensor.defined()) continue;
+        if (at::Tensor made = see(tensor, position++); made.defined()) value = std::move(made);
+      } else if (value.isTensorList()) {
+        auto list = value.toTensorList();
+        c10::List<at::Tensor> made;
+        bool changed = false;
+        for (const at::Tensor tensor : list) {
+          at::Tensor one = see(tensor, position);
+          changed |= one.defined();
+          made.push_back(one.defined() ? std::move(one) : tensor);
+        }
+        position++;
+        if (changed) value = std::move(made);
+      }
+    }
+  }
+
+  Found look(Stack& stack, size_t base) const {
+    Found found;
+    each(stack, base, [&](const at::Tensor& tensor, int) {
+      found.traced |= tensor.key_set().has(c10::DispatchKey::Python);
+      found.has_double |= tensor.scalar_type() == at::kDouble && !tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.dim() > 0;
+      found.is_left |= found.has_double || tensor.layout() != at::kStrided;
+      if (!is_eligible(tensor)) return at::Tensor();
+      const c10::ScalarType dtype = tensor.scalar_type();
+      found.mixed |= found.any && dtype != found.widest;
+      found.widest = !found.any || found.widest == dtype ? dtype : at::kFloat;
+      found.any = true;
+      return at::Tensor();
+    });
+    return found;
+  }
+
+  void govern(const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKey key, c10::DispatchKeySet below, Stack* stack) {
+    const PrecisionRule& rule = policy.rules[size_t(slot_)];
+    const size_t base = stack->size() - op.schema().arguments().size();
+    const Found found = look(*stack, base);
+    if (rule.checks_index && !found.traced) check_index(op, *stack, base);
+    const bool casts = found.any && !found.is_left && !has_own_dtype(*stack, base);
+    int64_t inserted = 0;
+    c10::ScalarType computed = found.has_double ? at::kDouble : found.widest;
+    const bool is_ruled = rule.to[0] || rule.to[1] || rule.to[2] || rule.output || rule.inputs[0] || rule.outputs[0] || (rule.widest && found.mixed);
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
+    if (casts && is_ruled) {
+      guard.emplace(key);
+      bool is_first = true;
+      each(*stack, base, [&](const at::Tensor& tensor, int position) {
+        if (!is_eligible(tensor)) return at::Tensor();
+        const c10::ScalarType to = target(rule, tensor.scalar_type(), position, found);
+        if (is_first) computed = to;
+        is_first = false;
+        if (to == tensor.scalar_type()) return at::Tensor();
+        inserted++;
+        return cast(tensor, to);
+      });
+    }
+    PrecisionCounts& counts = policy.counts[size_t(slot_)];
+    if (policy.retries)
+      retrying(policy, op, key, below, stack, base, guard.has_value());
+    else if (guard)
+      op.callBoxed(stack);
+    else
+      op.redispatchBoxed(below, stack);  // what it is made of is governed too
+    if (guard) {
+      inserted += finish(rule, stack, stack->size() - op.schema().returns().size(), found.widest);
+      if (computed == at::kHalf && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
+    }
+    if (!found.any && !found.has_double) return;
+    if (found.traced) {
+      counts.traced.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    counts.calls[kind_of(computed)].fetch_add(1, std::memory_order_relaxed);
+    if (inserted) counts.casts.fetch_add(inserted, std::memory_order_relaxed);
+  }
+
+  // A dtype that the call itself names is the caller's word.
+  bool has_own_dtype(const Stack& stack, size_t base) const { return dtype_ >= 0 && !stack[base + size_t(dtype_)].isNone(); }
+
+  c10::ScalarType target(const PrecisionRule& rule, c10::ScalarType dtype, int position, const Found& found) const {
+    if (position < most_listed && rule.inputs[position]) return dtype_of(rule.inputs[position]);
+    if (rule.widest) return found.widest;
+    const uint8_t to = rule.to[kind_of(dtype)];
+    return to ? dtype_of(to) : dtype;
+  }
+
+  // Casts the outputs; returns how many.
+  int64_t finish(const PrecisionRule& rule, Stack* stack, size_t base, c10::ScalarType widest) const {
+    int64_t inserted = 0;
+    const auto one = [&](const at::Tensor& tensor, size_t position) -> at::Tensor {
+      if (!tensor.defined() || kind_of(tensor.scalar_type()) > 3) return tensor;
+      c10::ScalarType to = tensor.scalar_type();
+      if (position < most_listed && rule.outputs[position])
+        to = dtype_of(rule.outputs[position]);
+      else if (rule.output)
+        to = rule.output == origin ? widest : dtype_of(rule.output);
+      inserted += to != tensor.scalar_type();
+      return cast(tensor, to);
+    };
+    if (!rule.output && !rule.outputs[0]) return 0;
+    for (size_t i = base; i < stack->size(); i++) {
+      c10::IValue& value = (*stack)[i];
+      if (value.isTensor()) {
+        value = one(value.toTensor(), i - base);
+      } else if (value.isTensorList()) {
+        c10::List<at::Tensor> made;
+        for (const at::Tensor tensor : value.toTensorList()) made.push_back(one(tensor, i - base));
+        value = std::move(made);
+      }
+    }
+    return inserted;
+  }
+
+  // enable_reduce_precision: what has no kernel for 16 bits is computed in float32, its results have the dtype they would have had.
+  void retrying(
+      const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKey key, c10::DispatchKeySet below, Stack* stack,
+      size_t base, bool is_cast) {
+    PrecisionCounts& counts = policy.counts[size_t(slot_)];
+    const Found found = look(*stack, base);
+    const auto run = [&] {
+      if (is_cast)
+        op.callBoxed(stack);
+      else
+        op.redispatchBoxed(below, stack);
+    };
+    if (!found.any || found.is_left || !is_16_bit(found.widest)) return run();
+    Stack given(stack->begin() + std::ptrdiff_t(base), stack->end());
+    if (!lacks_.load(std::memory_order_relaxed)) {
+      try {
+        return run();
+      } catch (const c10::Error& error) {
+        if (!lacks_kernel(error)) throw;
+      }
+    }
+    if (!lacks_.exchange(true) && policy.retries == 1) {
+      const std::string name = op.schema().name();
+      const std::string text = name + " has no kernel for " + c10::toString(found.widest) + " here: it is computed in float32 (enable_reduce_precision)";
+      TORCH_CHECK(!tell("enable_reduce_precision", text), text);
+    }
+    stack->resize(base);
+    stack->insert(stack->end(), given.begin(), given.end());
+    const c10::impl::ExcludeDispatchKeyGuard guard(key);
+    int64_t inserted = 0;
+    each(*stack, base, [&](const at::Tensor& tensor, int) {
+      if (!is_eligible(tensor) || !is_16_bit(tensor.scalar_type())) return at::Tensor();
+      inserted++;
+      return cast(tensor, at::kFloat);
+    });
+    op.callBoxed(stack);
+    PrecisionRule back{};
+    back.output = origin;
+    inserted += finish(back, stack, stack->size() - op.schema().returns().size(), found.widest);
+    counts.casts.fetch_add(inserted, std::memory_order_relaxed);
+    counts.again.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // support_out_of_bound_index: indices are looked at before they are used, on every device.
+  void check_index(const c10::OperatorHandle& op, const Stack& stack, size_t base) const {
+    if (index_ < 0 || !stack[base + size_t(index_)].isTensor()) return;
+    const at::Tensor index = stack[base + size_t(index_)].toTensor();
+    const at::Tensor self = stack[base].toTensor();
+    if (!index.defined() || index.numel() == 0 || !at::isIntegralType(index.scalar_type(), false)) return;
+    int64_t size = self.numel();  // take
+    if (dim_ >= 0 && stack[base + size_t(dim_)].isInt() && self.dim()) {
+      const int64_t dim = stack[base + size_t(dim_)].toInt();
+      if (dim < -self.dim() || dim >= self.dim()) return;  // torch's own error is the better one
+      size = self.size(dim);
+    } else if (op.schema().name().find("embedding") != std::string::npos) {
+      size = self.size(0);
+    }
+    const auto [least, largest] = at::_ops::aminmax::call(index, std::nullopt, false);
+    const int64_t from = least.item<int64_t>(), to = largest.item<int64_t>();
+    TORCH_CHECK_INDEX(
+        from >= 0 && to < size, op.schema().name(), ": index ", from < 0 ? from : to, " is out of bounds for a dimension of size ", size,
+        " (support_out_of_bound_index)");
+  }
+
+  void remember_lowered(const Stack& stack, const c10::OperatorHandle& op) const {
+    const c10::IValue& last = stack[stack.size() - op.schema().returns().size()];
+    if (last.isTensor() && last.toTensor().defined() && last.toTensor().requires_grad()) lowered.store(true, std::memory_order_relaxed);
+  }
+
+  // Gradients in float16 that nobody scales vanish below 6e-8.
+  void notice_backward(const Stack& stack, const c10::OperatorHandle& op) const {
+    if (!lowered.load(std::memory_order_relaxed) || any_scaler.load(std::memory_order_relaxed)) return;
+    const c10::IValue& first = stack[stack.size() - op.schema().arguments().size()];
+    if (!first.isTensor() || !first.toTensor().defined() || first.toTensor().scalar_type() != at::kHalf) return;
+    any_scaler.store(true, std::memory_order_relaxed);  // told once
+    TORCH_CHECK(!tell("grad_scaler", ""), "a backward pass in float16 without a scaled loss");
+  }
+
+  int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;
+  bool has_statistics_ = false;
+  std::vector<int> inputs_;
+  Before before_;
+  std::atomic<bool> lacks_{false};
+};
+
+bool is_functional(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments())
+    if (argument.alias_info() && argument.alias_info()->isWrite()) return false;
+  for (const auto& value : schema.returns())
+    if (value.alias_info() && value.alias_info()->isWrite()) return false;
+  return !schema.arguments().empty() && !schema.returns().empty();
+}
+
+}  // namespace
+}  // namespace msctx::glue
+
+using namespace msctx;
+using namespace msctx::glue;
+
+// Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors.
+// Returns how many overloads; -1: something went wrong, which `problem` tells.
+MSCTX_API int msctx_precision_install(int device, const char* const* names, int count, const char** problem) {
+  static std::string text;
+  try {
+    const Silent silent;
+    const c10::DispatchKey key = keys_of_devices[device];
+    std::map<std::string, int> slots;
+    for (int i = 0; i < count; i++) slots[std::string("aten::") + names[i]] = i;
+    int found = 0;
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      const auto slot = slots.find(name.name);
+      if (slot == slots.end()) continue;
+      const auto op = c10::Dispatcher::singleton().findSchema(name);
+      if (!op || !is_functional(op->schema())) continue;
+      auto kernel = std::make_unique<Governed>(*op, slot->second, device, before(*op, key));
+      library("aten", key).impl(c10::toString(name).substr(6).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+      found++;
+    }
+    return found;
+  } catch (const std::exception& error) {
+    text = error.what();
+    *problem = text.c_str();
+    return -1;
+  }
+}
+
+// Somebody scales losses (1), or is to be told again if nobody does (0).
+MSCTX_API void msctx_precision_scaler(int any) { any_scaler.store(any != 0, std::memory_order_relaxed); }

@@ -1,0 +1,61 @@
+// In which dtype operators compute: policies, numbered combinations of them for the devices, and what is in force in a thread.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "msctx/api.h"
+
+namespace msctx::glue {
+
+constexpr int precision_devices = 3;  // CPU, CUDA, Ascend
+constexpr int most_listed = 8;        // inputs or outputs whose dtypes a rule can name
+
+// From Python: what a policy says of one operator. A dtype is 0 (as it is) or a place in `dtypes`, from 1 on.
+struct PrecisionRule {
+  int32_t op;
+  uint8_t to[3];          // what float32, float16 and bfloat16 become
+  uint8_t output;         // 0: as computed; origin: the inputs' own, the widest of them; else a dtype
+  uint8_t widest;         // inputs of several dtypes become the widest of them
+  uint8_t checks_index;   // indices are checked before they are used
+  uint8_t inputs[most_listed], outputs[most_listed];  // dtypes by position, over `to` and `output`
+};
+constexpr uint8_t origin = 255;
+
+constexpr std::array<c10::ScalarType, 4> dtypes{at::kFloat, at::kHalf, at::kBFloat16, at::kDouble};
+inline c10::ScalarType dtype_of(uint8_t place) { return dtypes[place - 1]; }
+// 0 for float32, 1 for float16, 2 for bfloat16, 3 for float64, 4 for all others.
+constexpr int kinds_of_dtype = 5;
+inline int kind_of(c10::ScalarType dtype) {
+  for (int i = 0; i < int(dtypes.size()); i++)
+    if (dtypes[i] == dtype) return i;
+  return kinds_of_dtype - 1;
+}
+
+struct PrecisionCounts {
+  // by the dtype computed in; casts inserted; repeated in float32; calls that were traced, for code that runs elsewhere
+  std::atomic<int64_t> calls[kinds_of_dtype]{}, casts{0}, again{0}, traced{0};
+};
+
+struct PrecisionPolicy {
+  PrecisionPolicy(const PrecisionRule* rules, int count, int operators, int retries);
+  std::vector<PrecisionRule> rules;  // by operator; all zero: it is left alone
+  int retries;                       // 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word
+  mutable std::vector<PrecisionCounts> counts;
+};
+
+using Combination = std::array<const PrecisionPolicy*, precision_devices>;
+
+// What is in force in this thread: nullptr: nothing. It travels to the threads of the backward pass, and is part of what compiled
+// code is guarded by: its number is kept as the autocast dtypes of devices that nobody has.
+const Combination* combination_in_force();
+
+// Whether a torch.autocast that was entered later than the policy governs this device.
+bool is_overruled(int device);
+
+}  // namespace msctx::glue

@@ -1,0 +1,137 @@
+"""precision_mode and its family: in which dtype each operator computes. One policy for a device, to which all of them add."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.options import operators
+from msctx.options.precision_rules import CHOOSABLE, INDEXED, mode_of, text_of
+
+PRECISION = (
+    "precision_mode",
+    "precision_mode_v2",
+    "modify_mixlist",
+    "customize_dtypes",
+    "op_precision_mode",
+    "op_select_implmode",
+    "optypelist_for_implmode",
+    "enable_reduce_precision",
+    "atc.builtin_impl_mode_ini",
+)
+"""The options that make up a policy."""
+FILES = ("modify_mixlist", "customize_dtypes", "op_precision_mode")
+ALONE = {
+    "enable_float_32_execution": "float32 is never rounded to HF32 here",
+    "enable_hi_float_32_execution": "there is no HF32 here: matmul_allow_tf32 and conv_allow_tf32 allow TF32",
+    "keep_fp16": "that is what PyTorch's kernels do with float16, whose sums are float32",
+    "super_performance": "no operator has a second, rougher formula here",
+}
+"""Modes of op_precision_mode that have one meaning only → what is to be said of them."""
+BY_TORCH_NPU = ("allow_fp32_to_fp16", "must_keep_origin_dtype")
+"""The modes that torch_npu carries out itself."""
+IMPLEMENTATION = ("optypelist_for_implmode", "op_select_implmode")
+
+
+def policy(want: Want) -> dict[str, Any]:
+    """The assignment that all these options come to together."""
+    asked: dict[str, Any] = {}
+    for name in PRECISION:
+        setting = want.settings.get(name, want.device)
+        if setting is not None:
+            asked[name] = (setting.content or {}) if name in FILES else setting.value
+    if "op_precision_mode" in asked:
+        asked.pop("op_select_implmode", None)
+        asked.pop("optypelist_for_implmode", None)
+    by_torch_npu: dict[str, Any] = {}
+    if want.device == "ascend":
+        by_torch_npu = {f"torch.npu.{name}": asked.pop(name) for name in IMPLEMENTATION if _is_torch_npus(asked, name)}
+        if asked.keys() == {"precision_mode"} and asked["precision_mode"] in BY_TORCH_NPU:
+            by_torch_npu["torch.npu.precision_mode"] = mode = asked["precision_mode"]
+            if mode == "allow_fp32_to_fp16":  # the other one ends an outer autocast, too
+                asked = {}
+    text = text_of(asked)
+    return by_torch_npu | ({f"native.precision.{want.device}": text} if text else {})
+
+
+def _is_torch_npus(asked: dict[str, Any], name: str) -> bool:
+    """Whether torch_npu itself takes the choice of implementations: two of its values, and the list of types with them."""
+    return name in asked and asked.get("op_select_implmode", "high_precision") in ("high_precision", "high_performance")
+
+
+def _mode(want: Want) -> str:
+    return mode_of({name: want.other(name) for name in ("precision_mode", "precision_mode_v2")})
+
+
+@effect("precision_mode", "precision_mode_v2")
+def precision_mode(want: Want) -> Outcome:
+    if want.value in ("mixed_hif8", "cube_hif8"):
+        return refused("torch has no dtype HiFloat8")
+    if want.facts.native:
+        return refused(want.facts.native)
+    if want.device == "cpu" and _mode(want) == "force_fp16":
+        return approximated(policy(want), "operators that have no kernel for float16 on this processor compute in float32")
+    return honoured(policy(want))
+
+
+@effect("modify_mixlist")
+def modify_mixlist(want: Want) -> Outcome:
+    return refused(want.facts.native) if want.facts.native else honoured(policy(want))
+
+
+@effect("customize_dtypes")
+def customize_dtypes(want: Want) -> Outcome:
+    if want.facts.native:
+        return refused(want.facts.native)
+    types, names = _sections(want)
+    told = [*_without_operator(types), *_by_name(names)]
+    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
+
+
+@effect("op_precision_mode")
+def op_precision_mode(want: Want) -> Outcome:
+    if want.facts.native:
+        return refused(want.facts.native)
+    types, names = _sections(want)
+    told = [*_without_operator(types), *_by_name(names)]
+    told += [f"{mode}: {ALONE[mode]}" for mode in dict.fromkeys([*types.values(), *names.values()]) if mode in ALONE]
+    for name, mode in types.items():
+        possible = INDEXED if mode == "support_out_of_bound_index" else CHOOSABLE
+        if (ops := operators.resolve(name)) and not set(ops) & set(possible):
+            told.append(f"{name} has one implementation only" if possible is CHOOSABLE else f"{name} has no indices to check")
+    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
+
+
+@effect("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini")
+def implementation(want: Want) -> Outcome:
+    if want.facts.native:
+        return refused(want.facts.native)
+    types = want.value.split(",") if want.option.name == "optypelist_for_implmode" else ()
+    told = list(_without_operator(types))
+    if told and len(told) == len(types):
+        return inert("; ".join(told))
+    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
+
+
+@effect("enable_reduce_precision")
+def enable_reduce_precision(want: Want) -> Outcome:
+    if not want.value:
+        return honoured(reason="torch itself raises for a dtype that an operator has no kernel for")
+    if want.facts.native:
+        return refused(want.facts.native)
+    differs = "holds for operators that make new tensors, and for eager code: what torch.compile makes still raises"
+    return approximated(policy(want), differs)
+
+
+def _sections(want: Want) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a file says by type and by name; nothing where it is only asked what such a file would be."""
+    content = want.content or {}
+    return content.get("ByOpType", {}), content.get("ByNodeName", {})
+
+
+def _without_operator(types: Any) -> list[str]:
+    return [f"torch has no operator of its own for {name}" for name in types if operators.resolve(name.strip()) == ()]
+
+
+def _by_name(names: Any) -> list[str]:
+    return ["names are paths of modules, told by ctx.watch(model)"] if names else []

@@ -1,0 +1,144 @@
+"""In which dtype operators computed under precision policies, and why: the rows of ``precisions()``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from msctx.native import named_modules, precision
+from msctx.options.precision_rules import LEAVE
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from msctx.options import Layer
+
+    Counts = dict[int, np.ndarray[Any, Any]]
+    """Number of a policy → for each operator what has been counted: see precision.COUNTED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """How the calls of one operator were computed.
+
+    Attributes:
+        operator: PyTorch's name, all its overloads together.
+        module: the path of the module whose name a rule has, else ``""``.
+        dtype: what it computed in: that of its first floating input after casts; ``"traced"``: calls that were traced for compiled
+            code, which runs without being counted.
+        calls: how often.
+        casts: how many casts were inserted for all calls of this operator, of whatever dtype; told in its first row.
+        computed_again: how many of its calls had no kernel for 16 bits and were repeated in float32.
+        why: the option that decided, ``""``: no policy says anything of it.
+    """
+
+    operator: str
+    module: str
+    dtype: str
+    calls: int
+    casts: int
+    computed_again: int
+    why: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Precisions(Sequence[Computed]):
+    """Rows of what computed in which dtype, by operator. Prints as a table."""
+
+    def __init__(self, rows: Iterable[Computed] = ()) -> None:
+        self._rows = tuple(rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Precisions(self._rows[index]) if isinstance(index, slice) else self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Precisions) and self._rows == other._rows
+
+    def __hash__(self) -> int:
+        return hash(self._rows)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [row.as_dict() for row in self._rows]
+
+    def __str__(self) -> str:
+        from msctx.native import table
+
+        if not self._rows:
+            return "no operator has run under a precision policy"
+        columns = ("operator", "module", "dtype", "calls", "casts", "why")
+        return table.plain(table.of_rows(columns, ([str(getattr(row, name)) for name in columns] for row in self._rows)))
+
+    __repr__ = __str__
+
+
+class Tally:
+    """What was counted while a context was open, by whichever of its scopes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._since: Counts = {}
+        self._made: Counts = {}
+
+    def __deepcopy__(self, memo: object) -> Tally:
+        return Tally()
+
+    def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
+        return Tally, ()
+
+    def open(self) -> None:
+        with self._lock:
+            if not self._open:
+                self._since = precision.counts()
+            self._open += 1
+
+    def close(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._made = _sum(self._made, _between(self._since, precision.counts()))
+
+    def precisions(self) -> Precisions:
+        with self._lock:
+            made = _sum(self._made, _between(self._since, precision.counts())) if self._open else self._made
+        return Precisions(_rows(made))
+
+
+def unmatched(layers: Iterable[Layer]) -> list[str]:
+    """What is to be said of the names of modules in the files of *layers* that no watched module has."""
+    found = []
+    for setting in (setting for layer in layers for setting in layer.settings.values()):
+        if setting.option.name in ("op_precision_mode", "customize_dtypes"):
+            names = (setting.content or {}).get("ByNodeName", ())
+            for name in named_modules.without_module(names):
+                told = "ctx.watch(model) tells the names of a model's modules"
+                found.append(f"{setting.spelling}: no module is named {name}; {told}")
+    return found
+
+
+def _between(before: Counts, after: Counts) -> Counts:
+    return {number: found - before[number] if number in before else found for number, found in after.items()}
+
+
+def _sum(one: Counts, other: Counts) -> Counts:
+    return {n: one[n] + other[n] if n in one and n in other else (one if n in one else other)[n] for n in {**one, **other}}
+
+
+def _rows(made: Counts) -> Iterator[Computed]:
+    for number, found in made.items():
+        rules, module = precision.rules_of(number)
+        for place in found.any(axis=1).nonzero()[0]:
+            counted = dict(zip(precision.COUNTED, (int(n) for n in found[place]), strict=True))
+            name = precision.OPS[place]
+            casts, again = counted.pop("casts"), counted.pop("again")
+            for dtype, calls in counted.items():
+                if calls:
+                    yield Computed(name, module, dtype, calls, casts, again, rules.get(name, LEAVE).why)
+                    casts = again = 0

@@ -1,0 +1,324 @@
+"""The operators that precision policies govern, by PyTorch's names and by CANN's, and what kind of operator each is.
+
+An overload is governed with its name (``sum`` and ``sum.dim_IntList``); forms that write into a given tensor (``add_``, ``out=``) are
+not, they have its dtype. An operator that is not here is made of others that are, as ``outer`` is a ``mul``, or only moves values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any
+
+from msctx.options.kinds import BadValue, TextKind, show
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+MATRIX = _words("""
+    conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution cudnn_convolution
+    cudnn_convolution_transpose mkldnn_rnn_layer mm addmm bmm baddbmm addbmm mv addmv addr matmul linear bilinear einsum
+    tensordot inner dot vdot chain_matmul linalg_multi_dot linalg_vecdot _addmm_activation lstm gru rnn_tanh rnn_relu lstm_cell
+    gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention
+    _scaled_dot_product_flash_attention _native_multi_head_attention _transformer_encoder_layer_fwd
+""")
+"""What computes products of matrices: the cube unit of an Ascend, tensor cores, AMX."""
+
+SENSITIVE = _words("""
+    acos asin cosh erfinv exp exp2 expm1 log log10 log2 log1p pow reciprocal rsqrt sinh tan softplus softmax log_softmax
+    _softmax _log_softmax _safe_softmax logsumexp logcumsumexp cumsum cumprod prod sum trace layer_norm native_layer_norm
+    rms_norm group_norm native_group_norm norm frobenius_norm nuclear_norm linalg_vector_norm linalg_matrix_norm renorm dist
+    pdist cdist cosine_similarity binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss ctc_loss
+    hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
+    multilabel_margin_loss_forward nll_loss nll_loss2d nll_loss_nd poisson_nll_loss smooth_l1_loss soft_margin_loss
+    triplet_margin_loss cross_entropy_loss upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+    upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa quantile nanquantile histc polar stft istft
+    fake_quantize_per_tensor_affine fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2
+    fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn _lu_with_info cholesky cholesky_inverse cholesky_solve inverse geqrf
+    orgqr ormqr qr svd triangular_solve lu_solve pinverse matrix_exp linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det
+    linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor
+    linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve
+    linalg_matrix_exp linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
+    linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve
+""")
+"""What loses much in 16 bits, or has no kernel for them: float32 under mixed precision. PyTorch's lists for CUDA and CPU, united."""
+
+STRICT = _words("""
+    addcdiv addcmul atan2 cross linalg_cross grid_sampler grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback lerp
+    prelu rrelu
+""")
+"""Of the other vector operators those that want all their inputs in one dtype: the widest of them, where a policy says no more."""
+
+VECTOR = _words("""
+    abs acosh add sub rsub mul div angle asinh atan atanh ceil clamp clamp_max clamp_min copysign cos deg2rad rad2deg digamma
+    erf erfc floor fmax fmin fmod frac hypot i0 igamma igammac ldexp lgamma log_sigmoid logaddexp logaddexp2 logit maximum
+    minimum mvlgamma nan_to_num neg nextafter polygamma remainder round sigmoid sign sin sinc sqrt square tanh trunc xlogy
+    float_power floor_divide special_bessel_j0 special_bessel_j1 special_entr special_erfcx special_i0e special_i1 special_i1e
+    special_log_ndtr special_ndtri special_xlog1py special_zeta celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh
+    leaky_relu mish relu relu6 selu silu softshrink threshold adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d
+    avg_pool3d max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+    fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d batch_norm instance_norm native_batch_norm
+    cudnn_batch_norm _native_batch_norm_legit mean nanmean nansum var std var_mean std_mean amax amin aminmax max min median
+    nanmedian kthvalue mode cummax cummin diff trapezoid cumulative_trapezoid corrcoef cov dropout alpha_dropout feature_dropout
+    native_dropout masked_fill segment_reduce
+""")
+"""The other operators that compute."""
+
+EXACT = _words("""
+    abs ceil clamp clamp_max clamp_min copysign floor fmax fmin masked_fill maximum minimum nan_to_num neg nextafter relu relu6
+    hardtanh round sign threshold trunc amax amin aminmax max min median nanmedian kthvalue mode cummax cummin dropout
+    feature_dropout native_dropout adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d
+    max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices fractional_max_pool2d fractional_max_pool3d
+    max_unpool2d max_unpool3d
+""")
+"""Of the vector operators those that give one of their inputs' values, or round nothing: they have one implementation."""
+
+MOVING = _words("""
+    cat stack where gather index_select embedding embedding_bag index index_put index_add index_copy index_fill index_reduce
+    masked_scatter masked_select scatter scatter_add scatter_reduce take take_along_dim reflection_pad1d reflection_pad2d
+    reflection_pad3d replication_pad1d replication_pad2d replication_pad3d view_as_complex
+""")
+"""What only moves values, or adds them up where they go: it keeps its dtype, the widest where there are several."""
+
+_SAME_IN_CANN = """
+    Abs Acos Acosh Add Asin Asinh Atan Atan2 Atanh Ceil Cos Cosh Cross Cumprod Cumsum Digamma Div Erf Erfc Erfinv Exp Expm1 Floor
+    Gather Lerp Lgamma Log Log1p Logit Maximum Minimum Mul Neg Polar Pow Reciprocal Relu Relu6 Round Rsqrt Scatter Selu Sigmoid Sign
+    Sin Sinh Softplus Sqrt Square Sub Tan Tanh Trunc Xlogy Elu Celu Gelu Mish Dot Sinc
+"""
+_MAX_POOLS = "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+_AVG_POOLS = "avg_pool1d avg_pool2d avg_pool3d"
+CANN: dict[str, tuple[str, ...]] = {
+    **{name: (name.lower(),) for name in _words(_SAME_IN_CANN)},
+    **{
+        name: _words(aten)
+        for name, aten in {
+            "AddV2": "add",
+            "AddN": "add sum",
+            "Axpy": "add",
+            "AxpyV2": "add",
+            "Adds": "add",
+            "Muls": "mul",
+            "RealDiv": "div",
+            "DivNoNan": "div",
+            "FloorDiv": "floor_divide",
+            "FloorMod": "remainder",
+            "Mod": "fmod",
+            "Power": "pow",
+            "Addcdiv": "addcdiv",
+            "Addcmul": "addcmul",
+            "BiasAdd": "add",
+            "Xlog1py": "special_xlog1py",
+            "MatMul": "mm addmm linear matmul mv addmv inner",
+            "MatMulV2": "mm addmm linear matmul mv addmv inner",
+            "MatMulV3": "mm addmm linear matmul mv addmv inner",
+            "BatchMatMul": "bmm baddbmm addbmm matmul",
+            "BatchMatMulV2": "bmm baddbmm addbmm matmul",
+            "BatchMatMulV3": "bmm baddbmm addbmm matmul",
+            "FullyConnection": "linear addmm",
+            "Einsum": "einsum",
+            "Conv1D": "conv1d",
+            "Conv2D": "conv2d convolution _convolution",
+            "Conv3D": "conv3d convolution _convolution",
+            "DepthwiseConv2D": "conv2d convolution _convolution",
+            "Conv2DTranspose": "conv_transpose2d convolution _convolution",
+            "Conv2DTransposeD": "conv_transpose2d convolution _convolution",
+            "Conv3DTranspose": "conv_transpose3d convolution _convolution",
+            "Conv3DTransposeD": "conv_transpose3d convolution _convolution",
+            "Deconvolution": "conv_transpose2d convolution _convolution",
+            "DynamicRNN": "lstm lstm_cell",
+            "DynamicRNNV2": "lstm lstm_cell",
+            "DynamicGRU": "gru gru_cell",
+            "DynamicGRUV2": "gru gru_cell",
+            "FlashAttentionScore": "scaled_dot_product_attention _scaled_dot_product_flash_attention",
+            "SoftmaxV2": "softmax _softmax _safe_softmax",
+            "LogSoftmaxV2": "log_softmax _log_softmax",
+            "LogSumExp": "logsumexp",
+            "ReduceLogSumExp": "logsumexp",
+            "ReduceSum": "sum",
+            "ReduceSumD": "sum",
+            "ReduceMean": "mean",
+            "ReduceMeanD": "mean",
+            "ReduceProd": "prod",
+            "ReduceProdD": "prod",
+            "ReduceMax": "amax max",
+            "ReduceMaxD": "amax max",
+            "ReduceMin": "amin min",
+            "ReduceMinD": "amin min",
+            "ReduceStd": "std std_mean",
+            "ReduceVar": "var var_mean",
+            "LpNorm": "norm linalg_vector_norm frobenius_norm",
+            "LpNormV2": "norm linalg_vector_norm frobenius_norm",
+            "Renorm": "renorm",
+            "Cdist": "cdist",
+            "LayerNorm": "layer_norm native_layer_norm",
+            "LayerNormV3": "layer_norm native_layer_norm",
+            "LayerNormV4": "layer_norm native_layer_norm",
+            "RmsNorm": "rms_norm",
+            "GroupNorm": "group_norm native_group_norm",
+            "BatchNorm": "batch_norm native_batch_norm _native_batch_norm_legit",
+            "BatchNormV3": "batch_norm native_batch_norm _native_batch_norm_legit",
+            "BNInfer": "batch_norm native_batch_norm _native_batch_norm_legit",
+            "BNTrainingUpdate": "batch_norm native_batch_norm _native_batch_norm_legit",
+            "InstanceNorm": "instance_norm",
+            "InstanceNormV2": "instance_norm",
+            "PRelu": "prelu",
+            "LeakyRelu": "leaky_relu",
+            "FastGelu": "gelu",
+            "GeluV2": "gelu",
+            "Silu": "silu",
+            "Swish": "silu",
+            "HardSigmoid": "hardsigmoid",
+            "HardSwish": "hardswish",
+            "HardtanhGrad": "hardtanh",
+            "SoftplusV2": "softplus",
+            "ClipByValue": "clamp clamp_max clamp_min",
+            "Glu": "glu",
+            "Pooling": f"{_MAX_POOLS} {_AVG_POOLS}",
+            "MaxPool": _MAX_POOLS,
+            "MaxPoolV3": _MAX_POOLS,
+            "MaxPool3D": _MAX_POOLS,
+            "MaxPoolWithArgmax": _MAX_POOLS,
+            "AvgPool": _AVG_POOLS,
+            "AvgPoolV2": _AVG_POOLS,
+            "AvgPool3D": _AVG_POOLS,
+            "AdaptiveAvgPool2d": "adaptive_avg_pool2d _adaptive_avg_pool2d",
+            "AdaptiveMaxPool2d": "adaptive_max_pool2d",
+            "ResizeNearestNeighborV2": "upsample_nearest2d _upsample_nearest_exact2d",
+            "ResizeBilinearV2": "upsample_bilinear2d _upsample_bilinear2d_aa",
+            "ResizeBicubic": "upsample_bicubic2d _upsample_bicubic2d_aa",
+            "GridSampler2D": "grid_sampler grid_sampler_2d",
+            "GridSampler3D": "grid_sampler grid_sampler_3d",
+            "SoftmaxCrossEntropyWithLogits": "log_softmax _log_softmax nll_loss nll_loss_nd nll_loss2d",
+            "NLLLoss": "nll_loss nll_loss_nd nll_loss2d",
+            "SigmoidCrossEntropyWithLogitsV2": "binary_cross_entropy_with_logits",
+            "BinaryCrossEntropy": "binary_cross_entropy",
+            "KLDiv": "kl_div",
+            "MseLoss": "mse_loss",
+            "SmoothL1Loss": "smooth_l1_loss",
+            "SmoothL1LossV2": "smooth_l1_loss huber_loss",
+            "CTCLossV2": "ctc_loss",
+            "GatherV2": "gather index_select embedding take take_along_dim",
+            "GatherElements": "gather take_along_dim",
+            "GatherNd": "index",
+            "Index": "index",
+            "Embedding": "embedding",
+            "EmbeddingBag": "embedding_bag",
+            "ScatterElements": "scatter",
+            "ScatterAdd": "scatter_add index_add",
+            "ScatterNdUpdate": "index_put",
+            "SegmentSum": "segment_reduce scatter_add index_add",
+            "UnsortedSegmentSum": "segment_reduce scatter_add index_add",
+            "ConcatV2": "cat",
+            "ConcatD": "cat",
+            "Concat": "cat",
+            "Pack": "stack",
+            "Select": "where",
+            "SelectV2": "where",
+            "MaskedFill": "masked_fill",
+            "MaskedSelect": "masked_select",
+            "DropOutDoMask": "dropout native_dropout",
+            "DropOutDoMaskV3": "dropout native_dropout",
+            "FFT": "fft_fft fft_fft2 fft_fftn",
+            "MatrixInverse": "inverse linalg_inv linalg_inv_ex",
+            "Cholesky": "cholesky linalg_cholesky linalg_cholesky_ex",
+            "Qr": "qr linalg_qr",
+            "Svd": "svd linalg_svd",
+            # what PyTorch has no operator for: it computes an LRN of others, and RoI alignment is torchvision's
+            "LRN": "",
+            "ROIAlign": "",
+            # what computes nothing
+            "Bias": "",
+            "Cast": "",
+            "Reshape": "",
+            "TransData": "",
+            "Transpose": "",
+        }.items()
+    },
+}
+"""CANN's type of operator → the names that PyTorch has for it."""
+
+ALIASES = {
+    "divide": "div",
+    "true_divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "absolute": "abs",
+    "negative": "neg",
+    "clip": "clamp",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "arctan2": "atan2",
+    "linalg_matmul": "matmul",
+    "special_expit": "sigmoid",
+    "special_softmax": "softmax",
+    "special_log_softmax": "log_softmax",
+    "special_logsumexp": "logsumexp",
+    "concat": "cat",
+    "concatenate": "cat",
+    "det": "linalg_det",
+}
+"""Other names that PyTorch itself has for an operator."""
+
+CLASSES = {
+    "matrix": MATRIX,
+    "sensitive": SENSITIVE,
+    "strict": STRICT,
+    "vector": VECTOR,
+    "moving": MOVING,
+}
+CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names}
+"""Operator → its class; the order is that in which the native core knows them."""
+
+
+def resolve(name: str) -> tuple[str, ...] | None:
+    """PyTorch's operators for a name of PyTorch's (``aten::mm``, ``mm``, ``mm.default``) or a type of CANN's; ``None``: unknown."""
+    if name in CANN:
+        return CANN[name]
+    plain = name.removeprefix("aten::").partition(".")[0]
+    plain = ALIASES.get(plain, plain)
+    return (plain,) if plain in CLASS_OF else None
+
+
+@cache
+def _known() -> dict[str, str]:
+    return {name.lower(): name for name in (*CLASS_OF, *ALIASES, *CANN)}
+
+
+def nearest_names(name: str) -> list[str]:
+    """The names that somebody may have meant."""
+    near = get_close_matches(name.removeprefix("aten::").lower(), _known(), n=3, cutoff=0.6)
+    return [_known()[found] for found in near]
+
+
+@dataclass(frozen=True)
+class OperatorKind(TextKind):
+    """The name of an operator, PyTorch's or CANN's."""
+
+    allowed: str = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
+
+    def parse(self, value: Any) -> str:
+        name = super().parse(value).strip()
+        if resolve(name) is None:
+            near = " or ".join(nearest_names(name))
+            raise BadValue(f"{show(name)} is no operator that policies govern", allowed=self.allowed, suggestion=near)
+        return name
+
+
+@dataclass(frozen=True)
+class OperatorsKind(OperatorKind):
+    """Several of them, separated by commas."""
+
+    comma_list: bool = True
+
+    def parse(self, value: Any) -> str:
+        one = OperatorKind()
+        return ",".join(one.parse(name) for name in TextKind.parse(self, value).split(","))
+
+
+Operators = Annotated[str, OperatorsKind()]

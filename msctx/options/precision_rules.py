@@ -1,0 +1,255 @@
+"""precision_mode and its family: in which dtype each operator computes. One canonical text, and the rules it comes to.
+
+The text is a JSON object of the options that are set and of what the files hold that they name. Lists and tables here are the
+documentation: README's table is made from them, and so are the tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from msctx.options import operators
+from msctx.options.operators import EXACT, MATRIX, MOVING, SENSITIVE, STRICT, VECTOR
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""What policies govern; float64, complex numbers, integers and 8-bit floats are left as they are."""
+ORIGIN = "origin"
+"""As output: what the inputs had, the widest of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What happens to one operator.
+
+    Attributes:
+        float32, float16, bfloat16: the dtype that inputs of this dtype are cast to; ``""``: they are left.
+        output: ``""``: as computed; :data:`ORIGIN`; or a dtype.
+        widest: inputs of several dtypes become the widest of them.
+        checks_index: indices are checked before they are used.
+        inputs, outputs: dtypes by position, over all else.
+        why: the option that says so.
+    """
+
+    float32: str = ""
+    float16: str = ""
+    bfloat16: str = ""
+    output: str = ""
+    widest: bool = False
+    checks_index: bool = False
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    why: str = ""
+
+    def computes_in(self, dtype: str) -> str:
+        """The dtype in which inputs of one dtype are computed."""
+        return {"float32": self.float32, "float16": self.float16, "bfloat16": self.bfloat16}[dtype] or dtype
+
+    def gives(self, dtype: str) -> str:
+        """The dtype of results from inputs of one dtype, where the operator gives what it computes."""
+        return dtype if self.output == ORIGIN else self.output or self.computes_in(dtype)
+
+
+LEAVE = Rule()
+
+
+def _all_to(dtype: str) -> Rule:
+    return Rule(dtype, dtype, dtype)
+
+
+_RAISE = Rule(float16="float32", bfloat16="float32")
+_WIDEST = Rule(widest=True)
+
+
+def _mixed(dtype: str) -> dict[str, Rule]:
+    return {"matrix": _all_to(dtype), "sensitive": _RAISE, "strict": _WIDEST, "moving": _WIDEST}
+
+
+MODES: dict[str, dict[str, Rule]] = {
+    "force_fp16": {
+        **dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _all_to("float16")),
+        "moving": _WIDEST,
+    },
+    "force_fp32": {**dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _RAISE), "moving": _WIDEST},
+    "allow_fp32_to_fp16": {"matrix": Rule(float32="float16", output=ORIGIN)},
+    "allow_fp32_to_bf16": {"matrix": Rule(float32="bfloat16", output=ORIGIN)},
+    "allow_mix_precision": _mixed("float16"),
+    "allow_mix_precision_fp16": _mixed("float16"),
+    "allow_mix_precision_bf16": _mixed("bfloat16"),
+    "must_keep_origin_dtype": {},
+}
+"""Value → class of operators → rule; what is not named is left alone."""
+V2 = {
+    "fp16": "force_fp16",
+    "origin": "must_keep_origin_dtype",
+    "cube_fp16in_fp32out": "force_fp32",
+    "mixed_float16": "allow_mix_precision_fp16",
+    "mixed_bfloat16": "allow_mix_precision_bf16",
+}
+"""precision_mode_v2 → the precision_mode that means the same."""
+MIXED = ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")
+LOW = {
+    "force_fp16": "float16",
+    "allow_fp32_to_fp16": "float16",
+    "allow_fp32_to_bf16": "bfloat16",
+    "allow_mix_precision": "float16",
+    "allow_mix_precision_fp16": "float16",
+    "allow_mix_precision_bf16": "bfloat16",
+}
+"""The dtype that a mode lowers to."""
+WHITE_TOO = ("prelu",)
+"""Beside the matrix operators on the list of those that mixed precision lowers: its weight would else make all else float32."""
+COLOURS = {"black-list": _RAISE, "gray-list": _WIDEST}
+"""The lists of mixed precision: white is lowered, black kept in float32, gray takes what it is given."""
+
+# --- accurate and fast implementations --------------------------------------------------------------------------------
+
+ACCURATE = Rule(float16="float32", bfloat16="float32", output=ORIGIN)
+"""Computed in float32 and rounded once, at the end."""
+FAST = LEAVE
+"""PyTorch's own kernel for the dtype."""
+CHOOSABLE = tuple(n for n in (*SENSITIVE, *STRICT, *VECTOR, *MATRIX) if not n.startswith("_") and n not in EXACT)
+"""The operators that can be computed both ways."""
+INDEXED = ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy", "index_fill",
+           "index_reduce", "take", "take_along_dim", "embedding", "embedding_bag")  # fmt: skip
+"""The operators whose indices can be checked."""
+BY_DEFAULT = tuple(name for name in SENSITIVE if not name.startswith("_"))
+"""What op_select_implmode means where no list of types is given; the values ``…_for_all`` mean all that can be chosen."""
+
+
+# --- a policy ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a text comes to.
+
+    Attributes:
+        rules: operator → rule, for those that are not left alone.
+        modules: path of a module → the rules of its operators.
+        low: the dtype that an autocast inside inherits, ``""``: the one it finds.
+        retries: 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word.
+        is_off: nothing is ever cast: an outer autocast is switched off, and that is all.
+    """
+
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    modules: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
+    low: str = ""
+    retries: int = 0
+
+    @property
+    def is_off(self) -> bool:
+        return not (self.rules or self.modules or self.retries)
+
+
+def text_of(asked: Mapping[str, Any]) -> str:
+    """The canonical text of options; ``""`` where none of them asks for anything."""
+    found = {name: value for name, value in asked.items() if value not in (None, False, {})}
+    return json.dumps(found, sort_keys=True, separators=(",", ":")) if found else ""
+
+
+@lru_cache(256)
+def precision_of(text: str) -> Precision:
+    """What a canonical text comes to."""
+    asked = json.loads(text)
+    mode = mode_of(asked)
+    rules: dict[str, Rule] = {}
+    modules: dict[str, dict[str, Rule]] = {}
+    if mode:
+        rules |= _of_mode(mode)
+    if mode in MIXED and "modify_mixlist" in asked:
+        rules |= _of_mixlist(asked["modify_mixlist"], LOW[mode])
+    if "atc.builtin_impl_mode_ini" in asked:
+        rules |= _of_list(asked["atc.builtin_impl_mode_ini"], rules)
+    if "op_select_implmode" in asked:
+        rules |= _of_implmode(asked["op_select_implmode"], asked.get("optypelist_for_implmode"), rules)
+    for section, target in (("ByOpType", None), ("ByNodeName", modules)):
+        for name, way in asked.get("op_precision_mode", {}).get(section, {}).items():
+            why = f"op_precision_mode [{section}] {name}={way}"
+            if target is None:
+                rules |= {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in ops_of(name) if can(way, op)}
+            else:
+                target.setdefault(name, {}).update(
+                    {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in operators.CLASS_OF if can(way, op)}
+                )
+    for section, target in (("ByOpType", None), ("ByNodeName", modules)):
+        for name, dtypes in asked.get("customize_dtypes", {}).get(section, {}).items():
+            rule = _custom(dtypes, f"customize_dtypes {name}")
+            if target is None:
+                rules |= dict.fromkeys(ops_of(name), rule)
+            else:
+                target.setdefault(name, {}).update({op: rule for op in operators.CLASS_OF if op not in MOVING})
+    retries = 2 if mode == "force_fp16" else int(asked.get("enable_reduce_precision", False))
+    return Precision(rules, modules, LOW.get(mode, ""), retries)
+
+
+def mode_of(asked: Mapping[str, Any]) -> str:
+    """The precision_mode that is asked for, in either option's words."""
+    return str(asked.get("precision_mode") or V2.get(asked.get("precision_mode_v2", ""), ""))
+
+
+def ops_of(name: str) -> tuple[str, ...]:
+    return operators.resolve(name) or ()
+
+
+def _of_mode(mode: str) -> dict[str, Rule]:
+    by_class = MODES[mode]
+    why = f"precision_mode={mode}"
+    found: dict[str, Rule] = {}
+    for op, kind in operators.CLASS_OF.items():
+        kind = "matrix" if mode in MIXED and op in WHITE_TOO else kind
+        if kind in by_class:
+            found[op] = replace(by_class[kind], why=why)
+    return found
+
+
+def _of_mixlist(lists: Mapping[str, Mapping[str, Iterable[str]]], low: str) -> dict[str, Rule]:
+    """What leaves a list follows its inputs, unless it joins another."""
+    colours = {"white-list": _all_to(low), **COLOURS}
+    found: dict[str, Rule] = {}
+    for move, colour_of in (("to-remove", lambda colour: "gray-list"), ("to-add", lambda colour: colour)):
+        for colour, moves in lists.items():
+            for name in moves.get(move, ()):
+                rule = replace(colours[colour_of(colour)], why=f"modify_mixlist {colour}.{move} {name}")
+                found |= dict.fromkeys(ops_of(name), rule)
+    return found
+
+
+def _of_implmode(value: str, types: str | None, rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    if types:
+        names = [op for name in types.split(",") for op in ops_of(name.strip()) if op in CHOOSABLE]
+    else:
+        names = list(CHOOSABLE if value.endswith("_for_all") else BY_DEFAULT)
+    way = value.removesuffix("_for_all")
+    why = f"op_select_implmode={value}"
+    return {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in names}
+
+
+def _of_list(file: str, rules: Mapping[str, Rule]) -> dict[str, Rule]:
+    """The list of a name among CANN's files; the one of all operators is for looking things up and chooses nothing."""
+    value = file.removesuffix(".ini")
+    return {} if value == "all_ops_impl_mode" else _of_implmode(value, None, rules)
+
+
+def can(way: str, op: str) -> bool:
+    """Whether an operator has this way of computing."""
+    if way == "support_out_of_bound_index":
+        return op in INDEXED
+    return op in CHOOSABLE
+
+
+def _by_way(way: str, op: str, before: Rule, why: str) -> Rule:
+    match way:
+        case "high_precision":
+            return replace(ACCURATE, why=why)
+        case "support_out_of_bound_index":
+            return replace(before, checks_index=True, why=f"{before.why}, {why}" if before.why else why)
+        case _:
+            return replace(FAST, why=why)
+
+
+def _custom(dtypes: Mapping[str, Iterable[str]], why: str) -> Rule:
+    return Rule(inputs=tuple(dtypes.get("input", ())), outputs=tuple(dtypes.get("output", ())), why=why)

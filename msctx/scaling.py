@@ -1,0 +1,61 @@
+"""The GradScaler of a context: PyTorch's own, which also counts the steps that were skipped because gradients overflowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from msctx.native import precision
+from msctx.plan import Plan
+
+
+class GradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler``.
+
+    Attributes:
+        steps: how many optimizer steps were asked for.
+        overflow_steps: how many of them were skipped, since a gradient was Inf or NaN.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.steps = self.overflow_steps = 0
+        for made in _watching:
+            made.append(self)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        result = super().step(optimizer, *args, **kwargs)
+        self.steps += 1
+        if self.is_enabled():
+            found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+            self.overflow_steps += any(bool(inf) for inf in found.values())
+        return result
+
+
+def scaler_for(plan: Plan, device: str, options: Mapping[str, Any]) -> GradScaler:
+    """What :meth:`msctx.context.Context.grad_scaler` gives: gradients in float16 vanish below 6e-8, unless the loss is scaled."""
+    return GradScaler(device, enabled=precision.lowers_to_float16(plan.assignments, device), **options)
+
+
+_watching: list[list[GradScaler]] = []
+
+
+@contextmanager
+def watched() -> Iterator[Callable[[], dict[str, int]]]:
+    """Gives what all enabled scalers that are made inside the block have counted; nothing where there are none."""
+    made: list[GradScaler] = []
+    _watching.append(made)
+
+    def counted() -> dict[str, int]:
+        found = [scaler for scaler in made if scaler.is_enabled()]
+        if not found:
+            return {}
+        return {"scaled_steps": sum(s.steps for s in found), "overflow_steps": sum(s.overflow_steps for s in found)}
+
+    try:
+        yield counted
+    finally:
+        _watching.remove(made)

@@ -1,0 +1,21 @@
+"""Switches of the precision policies: one for each kind of device, each thread's own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msctx.native import core, precision
+from msctx.switches.base import Switch
+
+SWITCHES = tuple(
+    Switch(
+        name=f"native.precision.{device}",
+        read=partial(precision.read, device),
+        write=partial(precision.write, device),
+        save=partial(precision.save, device),
+        load=partial(precision.load, device),
+        scope="thread",
+        prepare=core.load,
+    )
+    for device in precision.DEVICES
+)

@@ -1,0 +1,139 @@
+"""precision_mode and its family come to one policy for each device."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from msctx import plan
+from msctx.effects import Facts
+from msctx.effects.policies import PRECISION
+from msctx.options import Settings, make_layer
+from msctx.options.rules import PRECISION_MODES, PRECISION_MODES_V2
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="list.ini"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def rows(device="cpu", native="", **options):
+    here = ("cpu",) if device == "cpu" else ("cpu", device)
+    made = plan.make(Settings([make_layer(options, "test")]), Facts(devices=here, native=native))
+    return {row.option: row for row in made.rows if row.device == device and not row.winner}
+
+
+def text(row, device="cpu"):
+    return json.loads(row.assignments[f"native.precision.{device}"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("mode", PRECISION_MODES)
+def test_a_mode_is_a_policy(mode, device):
+    row = rows(device, precision_mode=mode)["precision_mode"]
+    assert row.status == ("approximated" if (mode, device) == ("force_fp16", "cpu") else "honoured")
+    assert text(row, device) == {"precision_mode": mode}
+
+
+@pytest.mark.parametrize("mode", PRECISION_MODES_V2)
+def test_newer_words(mode):
+    row = rows(precision_mode_v2=mode)["precision_mode_v2"]
+    if "hif8" in mode:
+        assert (row.status, row.reason) == ("refused", "torch has no dtype HiFloat8")
+    else:
+        assert text(row) == {"precision_mode_v2": mode}
+
+
+@pytest.mark.parametrize("mode", PRECISION_MODES)
+def test_on_ascend_torch_npu_does_what_it_can(mode):
+    found = rows("ascend", precision_mode=mode)["precision_mode"].assignments
+    assert found.get("torch.npu.precision_mode") == (mode if mode in ("allow_fp32_to_fp16", "must_keep_origin_dtype") else None)
+    assert ("native.precision.ascend" in found) == (mode != "allow_fp32_to_fp16")
+
+
+def test_on_ascend_lists_want_our_policy(file):
+    found = rows("ascend", precision_mode="allow_fp32_to_fp16", op_precision_mode=file("[ByOpType]\nmm=high_precision\n"))
+    assert found["precision_mode"].assignments.keys() == {"native.precision.ascend"}
+
+
+def test_implementations_on_ascend():
+    found = rows("ascend", op_select_implmode="high_precision", optypelist_for_implmode="Pooling")["op_select_implmode"]
+    assert found.assignments == {
+        "torch.npu.op_select_implmode": "high_precision",
+        "torch.npu.optypelist_for_implmode": "Pooling",
+    }
+    row = rows("ascend", op_select_implmode="high_precision_for_all")["op_select_implmode"]
+    assert row.assignments.keys() == {"native.precision.ascend"}
+
+
+def test_all_add_to_one_text(file):
+    options = {
+        "precision_mode": "allow_mix_precision",
+        "modify_mixlist": file('{"black-list": {"to-add": ["mm"]}}', "a.json"),
+        "customize_dtypes": file("OpType::Conv2D:InputDtype:float16\n", "a.cfg"),
+        "op_precision_mode": file("[ByOpType]\nSoftmaxV2=high_precision\n"),
+        "enable_reduce_precision": True,
+    }
+    found = rows(**options)
+    texts = {row.assignments["native.precision.cpu"] for row in found.values()}
+    assert len(texts) == 1
+    assert json.loads(texts.pop()).keys() == options.keys()
+
+
+def test_op_precision_mode_wins_over_the_choice_of_implementations(file):
+    found = rows(op_precision_mode=file("[ByOpType]\nexp=high_precision\n"), op_select_implmode="high_performance")
+    assert "op_select_implmode" not in text(found["op_precision_mode"])
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "reason"),
+    [
+        ("[ByOpType]\nSoftmaxV2=high_precision\n", "honoured", ""),
+        ("[ByOpType]\nLRN=high_precision\nexp=high_precision\n", "approximated", "no operator of its own for LRN"),
+        ("[ByOpType]\ngather=high_precision\n", "approximated", "gather has one implementation only"),
+        ("[ByOpType]\nrelu=high_precision\nexp=high_precision\n", "approximated", "relu has one implementation only"),
+        ("[ByOpType]\nmm=support_out_of_bound_index\n", "approximated", "no indices to check"),
+        ("[ByOpType]\nmm=keep_fp16\n", "approximated", "keep_fp16: that is what"),
+        ("[ByNodeName]\nhead=high_precision\n", "approximated", "ctx.watch"),
+    ],
+)
+def test_what_is_said_of_op_precision_mode(file, content, status, reason):
+    row = rows(op_precision_mode=file(content))["op_precision_mode"]
+    assert row.status == status
+    assert reason in row.reason
+
+
+def test_types_without_an_operator():
+    found = rows(op_select_implmode="high_precision", optypelist_for_implmode="LRN,ROIAlign")["optypelist_for_implmode"]
+    assert found.status == "inert"
+    found = rows(op_select_implmode="high_precision", optypelist_for_implmode="LRN,SoftmaxV2")["optypelist_for_implmode"]
+    assert found.status == "approximated"
+
+
+def test_reduce_precision():
+    assert rows(enable_reduce_precision=False)["enable_reduce_precision"].assignments == {}
+    row = rows(enable_reduce_precision=True)["enable_reduce_precision"]
+    assert row.status == "approximated"
+    assert text(row) == {"enable_reduce_precision": True}
+
+
+def test_without_a_native_core_they_are_refused():
+    for options in (
+        {"precision_mode": "force_fp16"},
+        {"enable_reduce_precision": True},
+        {"op_select_implmode": "high_precision"},
+    ):
+        for row in rows(native="no C++ compiler", **options).values():
+            assert (row.status, row.reason) == ("refused", "no C++ compiler")
+
+
+def test_every_option_of_the_family_has_an_effect():
+    from msctx.effects.base import EFFECTS
+
+    rows(precision_mode="force_fp16")
+    assert set(PRECISION) <= set(EFFECTS)

@@ -1,0 +1,125 @@
+"""Compiled functions never run under a policy they were not compiled for: in this process, or from a warm cache on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import msctx
+
+pytestmark = [pytest.mark.usefixtures("one_thread", "fresh_dynamo"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture
+def fresh_dynamo(plain_state: Callable[[], Any], torch_as_found: None) -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def square(x):
+    return x @ x
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_each_policy_has_its_own_code(backend):
+    compiled, x = torch.compile(square, backend=backend), torch.ones(4, 4)
+    modes = {
+        "allow_mix_precision_bf16": BF16,
+        "force_fp16": FP16,
+        "must_keep_origin_dtype": FP32,
+        "allow_mix_precision_fp16": FP16,
+    }
+    for _ in range(2):
+        assert compiled(x).dtype == FP32
+        for mode, dtype in modes.items():
+            with msctx.context(precision_mode=mode):
+                assert compiled(x).dtype == dtype, mode
+    with torch.autocast("cpu", BF16):
+        assert compiled(x).dtype == BF16
+
+
+def test_policies_that_differ_in_their_lists_alone(tmp_path):
+    lists = tmp_path / "lists.json"
+    lists.write_text('{"black-list": {"to-add": ["MatMul"]}}')
+    compiled, x = torch.compile(square, backend="aot_eager"), torch.ones(4, 4)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        assert compiled(x).dtype == BF16
+        with msctx.context(modify_mixlist=str(lists)):
+            assert compiled(x).dtype == FP32
+        assert compiled(x).dtype == BF16
+
+
+def test_backward_of_compiled_code():
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for mode, low in (("allow_mix_precision_bf16", BF16), ("allow_fp32_to_bf16", FP32)):
+        gradients = []
+        for call in (model, compiled):
+            model.zero_grad()
+            with msctx.context(precision_mode=mode):
+                y = call(x)
+                assert y.dtype == low
+                y.float().square().sum().backward()
+            gradients.append(model.weight.grad.clone())
+        assert gradients[0].dtype == FP32
+        torch.testing.assert_close(*gradients)
+
+
+def test_autocast_inside_compiled_code():
+    def both(x):
+        with torch.autocast("cpu", enabled=False):
+            one = x @ x
+        return one, x @ x
+
+    compiled, x = torch.compile(both, backend="aot_eager"), torch.ones(4, 4)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        for _ in range(2):
+            one, other = compiled(x)
+            assert (one.dtype, other.dtype) == (FP32, BF16)
+
+
+def test_a_policy_of_another_thread():
+    import threading
+
+    compiled, x, found = torch.compile(square, backend="aot_eager"), torch.ones(4, 4), []
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        assert compiled(x).dtype == BF16
+        thread = threading.Thread(target=lambda: found.append(compiled(x).dtype))
+        thread.start()
+        thread.join()
+    assert found == [FP32]
+
+
+CODE = """
+    import torch, msctx
+    from torch._dynamo.utils import counters
+
+    compiled = torch.compile(lambda x: (x @ x).exp())
+    x = torch.ones(4, 4)
+    def run(mode):
+        if not mode:
+            return compiled(x).dtype
+        with msctx.context(precision_mode=mode):
+            return compiled(x).dtype
+    print([str(run(mode)) for mode in {modes}])
+"""
+
+
+def test_code_on_disk(passes: Callable[..., str], tmp_path: Path):
+    """Each process finds what the ones before it have compiled, and takes only what is its own."""
+    folder = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    first = ["allow_fp32_to_bf16", ""]
+    assert passes(CODE.format(modes=first), env=folder).split("\n")[0] == "['torch.float32', 'torch.float32']"
+    for modes, dtypes in (
+        (["", "force_fp16", "allow_mix_precision_bf16"], ["float32", "float16", "float32"]),
+        (["force_fp16", "", "force_fp16"], ["float16", "float32", "float16"]),
+    ):
+        found = passes(CODE.format(modes=modes), env=folder).split("\n")[0]
+        assert found == str([f"torch.{dtype}" for dtype in dtypes])

@@ -1,0 +1,220 @@
+"""The files of precision policies at work: lists, dtypes by type and by module, accurate implementations, checked indices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recorded import Recorded
+from torch import nn
+
+import msctx
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="list.ini"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_modify_mixlist(file):
+    lists = file(
+        '{"black-list": {"to-add": ["MatMul"], "to-remove": ["exp"]}, "white-list": {"to-add": ["relu"]}}', "list.json"
+    )
+    x = torch.randn(4, 4)
+    with msctx.context(precision_mode="allow_mix_precision_bf16", modify_mixlist=lists) as ctx:
+        assert torch.mm(x.bfloat16(), x.bfloat16()).dtype == FP32
+        assert torch.exp(x.bfloat16()).dtype == BF16
+        assert torch.exp(x).dtype == FP32
+        assert torch.relu(x).dtype == BF16
+        assert torch.bmm(x[None], x[None]).dtype == BF16
+    assert {(row.operator, row.why) for row in ctx.precisions()} == {
+        ("mm", "modify_mixlist black-list.to-add MatMul"),
+        ("exp", "modify_mixlist black-list.to-remove exp"),
+        ("relu", "modify_mixlist white-list.to-add relu"),
+        ("bmm", "precision_mode=allow_mix_precision_bf16"),
+    }
+
+
+def test_customize_dtypes(file):
+    dtypes = file("OpType::MatMul:InputDtype:float32,float32,OutputDtype:bfloat16\n", "dtypes.cfg")
+    x = torch.randn(4, 4)
+    with msctx.context(precision_mode="allow_mix_precision_fp16", customize_dtypes=dtypes), Recorded() as seen:
+        assert torch.mm(x, x).dtype == BF16
+        assert torch.bmm(x[None], x[None]).dtype == FP16
+    assert ("mm", (FP32, FP32)) in seen.calls
+
+
+def test_customize_dtypes_without_a_mode(file):
+    dtypes = file("OpType::softmax:InputDtype:bfloat16,OutputDtype:float32\n", "dtypes.cfg")
+    with msctx.context(customize_dtypes=dtypes), Recorded() as seen:
+        assert torch.softmax(torch.randn(4), 0).dtype == FP32
+    assert ("_softmax", (BF16,)) in seen.calls
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_by_name_of_a_module(file, compiled):
+    names = file("[ByOpType]\ngelu=high_precision\n[ByNodeName]\nhead=high_precision\nbody.2=high_precision\n")
+    net, x = Net(), torch.randn(3, 4)
+    call = torch.compile(net, backend="eager") if compiled else net
+    dtypes = {}
+    for path in ("body.0", "body.2", "head"):
+        net.get_submodule(path).register_forward_hook(lambda m, i, o, path=path: dtypes.update({path: o.dtype}))
+    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
+        ctx.watch(net)
+        for _ in range(2):
+            y = call(x)
+            y.float().sum().backward()
+    if not compiled:
+        assert dtypes == {"body.0": BF16, "body.2": FP32, "head": FP32}  # the widest of input and weight
+        found = {(row.operator, row.module, row.dtype) for row in ctx.precisions() if row.operator == "linear"}
+        assert found == {("linear", "", "bfloat16"), ("linear", "head", "float32"), ("linear", "body.2", "float32")}
+    assert net.head.weight.grad.dtype == FP32
+    assert not net.head._forward_pre_hooks
+
+
+def test_a_failing_module_leaves_its_policy(file):
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ValueError("on purpose")
+
+    names = file("[ByNodeName]\nhead=high_precision\n")
+    net = nn.ModuleDict({"head": Fails()})
+    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
+        ctx.watch(net)
+        with pytest.raises(ValueError, match="on purpose"):
+            net["head"](torch.ones(2))
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == BF16
+
+
+def test_names_may_be_patterns(file):
+    names = file("[ByNodeName]\nbody.*=high_precision\n")
+    net = Net()
+    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
+        ctx.watch(net)
+        net(torch.randn(3, 4))
+    found = {(row.operator, row.module, row.dtype) for row in ctx.precisions()}
+    assert ("linear", "body.*", "float32") in found
+    assert ("linear", "", "bfloat16") in found
+
+
+def test_a_name_that_no_module_has_is_told(file):
+    names, net = file("[ByNodeName]\nhaed=high_precision\nbody.0=high_precision\n"), Net()
+    with pytest.warns(msctx.MsctxWarning, match="no module is named haed"), msctx.context(op_precision_mode=names) as ctx:
+        ctx.watch(net)
+
+
+def test_name_wins_over_type(file):
+    names = file("[ByOpType]\nlinear=high_performance\n[ByNodeName]\nhead=high_precision\n")
+    net, x = Net(), torch.randn(3, 4).bfloat16()
+    net.bfloat16()
+    with msctx.context(op_precision_mode=names) as ctx:
+        ctx.watch(net)
+        net(x)
+    found = {(row.module, row.dtype) for row in ctx.precisions() if row.operator == "linear"}
+    assert found == {("", "bfloat16"), ("head", "float32")}
+
+
+@pytest.mark.parametrize("name", ["softmax", "logsumexp", "layer_norm", "sum", "exp", "rsqrt", "cumsum"])
+def test_accurate_implementation_is_no_less_exact(name):
+    calls = {
+        "softmax": lambda x: torch.softmax(x, -1),
+        "logsumexp": lambda x: torch.logsumexp(x, -1),
+        "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (256,)),
+        "sum": lambda x: x.sum(-1),
+        "exp": torch.exp,
+        "rsqrt": lambda x: torch.rsqrt(x.abs() + 1),
+        "cumsum": lambda x: x.cumsum(-1),
+    }
+    torch.manual_seed(0)
+    x = torch.randn(16, 256).half()
+    truth = calls[name](x.double())
+    errors = {}
+    for mode in ("high_performance", "high_precision"):
+        with msctx.context(op_select_implmode=mode, optypelist_for_implmode=name), Recorded() as seen:
+            y = calls[name](x)
+        assert y.dtype == FP16
+        assert (FP32 in seen.dtypes) == (mode == "high_precision")
+        errors[mode] = float((y.double() - truth).abs().max())
+    assert errors["high_precision"] <= errors["high_performance"]
+
+
+def test_checked_indices(file):
+    checked = file("[ByOpType]\nGatherElements=support_out_of_bound_index\nembedding=support_out_of_bound_index\n")
+    x = torch.randn(4, 4)
+    with msctx.context(op_precision_mode=checked):
+        assert x.gather(1, torch.tensor([[3]])).shape == (1, 1)
+        for index in (4, -1):
+            with pytest.raises(IndexError, match="support_out_of_bound_index"):
+                x.gather(1, torch.tensor([[index]]))
+        with pytest.raises(IndexError, match="embedding: index 9"):
+            torch.nn.functional.embedding(torch.tensor([9]), x)
+
+
+def test_enable_reduce_precision():
+    x = torch.eye(4).half() * 2
+    with pytest.raises(RuntimeError, match="Half"):
+        torch.linalg.inv(x)
+    with msctx.context(enable_reduce_precision=True) as ctx:
+        with pytest.warns(msctx.MsctxWarning, match="linalg_inv.*has no kernel for Half"):
+            torch.linalg.inv(x)
+        y = torch.linalg.inv(x)
+    assert y.dtype == FP16
+    torch.testing.assert_close(y, torch.eye(4).half() / 2)
+    assert any(row.computed_again == 2 for row in ctx.precisions())
+    with msctx.context(enable_reduce_precision=False), pytest.raises(RuntimeError, match="Half"):
+        torch.linalg.inv(x)
+
+
+def test_other_errors_go_through():
+    with msctx.context(enable_reduce_precision=True), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.ones(2, 3).half() @ torch.ones(2, 3).half()
+
+
+def test_gradients_of_what_was_computed_again():
+    x = torch.eye(4).half().mul(2).requires_grad_()
+    with msctx.context(enable_reduce_precision=True):
+        torch.linalg.inv(x).sum().backward()
+    assert x.grad.dtype == FP16
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "enabled"), [("allow_mix_precision_fp16", True), ("allow_fp32_to_fp16", True), ("allow_mix_precision_bf16", False)]
+)
+def test_grad_scaler(mode, enabled):
+    with msctx.context(precision_mode=mode) as ctx:
+        assert ctx.grad_scaler().is_enabled() == enabled
+    assert not msctx.context().grad_scaler().is_enabled()
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "text", "message"),
+    [
+        ("op_precision_mode", "a.ini", "[ByOpType]\nSofmaxV2=high_precision\n", "SoftmaxV2"),
+        ("modify_mixlist", "a.json", '{"black-list": {"to-add": ["MatMull"]}}', "MatMul"),
+        ("customize_dtypes", "a.cfg", "OpType::Conv2:InputDtype:float16\n", "conv2d"),
+    ],
+)
+def test_unknown_operator_in_a_file(file, option, name, text, message):
+    path = file(text, name)
+    with pytest.raises(msctx.OptionError, match="no operator that policies govern") as caught:
+        msctx.context(**{option: path, "precision_mode": "allow_mix_precision"})
+    assert message.lower() in str(caught.value).lower()
+    assert "2:" in str(caught.value) or "1:" in str(caught.value)

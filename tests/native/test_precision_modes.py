@@ -1,0 +1,193 @@
+"""Each row of the table of precision modes, observed inside the operators, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recorded import Recorded
+from torch.nn import functional as fn
+
+import msctx
+from msctx.options.operators import CLASS_OF
+from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, precision_of, text_of
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*without a GradScaler")]
+
+CALLS = {
+    "mm": lambda x: torch.mm(x, x.flip(0)),
+    "matmul": lambda x: x @ x,
+    "linear": lambda x: fn.linear(x, x, x[0]),
+    "addmm": lambda x: torch.addmm(x, x, x),
+    "bmm": lambda x: torch.bmm(x[None], x[None]),
+    "conv2d": lambda x: fn.conv2d(x[None, None], x[None, None, :3, :3], padding=1),
+    "einsum": lambda x: torch.einsum("ij,jk->ik", x, x),
+    "scaled_dot_product_attention": lambda x: fn.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    "exp": torch.exp,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "layer_norm": lambda x: fn.layer_norm(x, (8,), x[0], x[1]),
+    "sum": torch.sum,
+    "mse_loss": lambda x: fn.mse_loss(x, x.flip(0)),
+    "lerp": lambda x: torch.lerp(x, x.flip(0), 0.5),
+    "addcmul": lambda x: torch.addcmul(x, x, x),
+    "relu": torch.relu,
+    "add": lambda x: x + x,
+    "mul": lambda x: x * x,
+    "gelu": fn.gelu,
+    "mean": torch.mean,
+    "max_pool2d": lambda x: fn.max_pool2d(x[None, None], 2),
+    "batch_norm": lambda x: fn.batch_norm(x, None, None, training=True),
+    "cat": lambda x: torch.cat([x, x]),
+    "gather": lambda x: x.gather(0, torch.zeros(2, 2, dtype=torch.long, device=x.device)),
+}
+"""A call of each operator, whose floating inputs are all of the dtype of x."""
+
+
+def of(name: str) -> torch.dtype:
+    return getattr(torch, name)
+
+
+def test_the_calls_cover_all_classes():
+    assert {CLASS_OF[name] for name in CALLS} == set(CLASS_OF.values())
+
+
+without_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, without_cuda])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("mode", MODES)
+def test_compute_and_output_dtype(mode, name, dtype, device):
+    rule = precision_of(text_of({"precision_mode": mode})).rules.get(name, LEAVE)
+    x = torch.randn(8, 8, device=device).to(of(dtype)).requires_grad_()
+    with msctx.context(precision_mode=mode) as ctx:
+        with Recorded() as forward:
+            y = CALLS[name](x)
+        y.backward(torch.ones_like(y))
+    assert y.dtype == of(rule.gives(dtype))
+    assert forward.calls
+    assert forward.dtypes <= {of(rule.computes_in(dtype))}
+    assert x.grad.dtype == of(dtype)
+    if mode == "must_keep_origin_dtype":
+        assert not ctx.precisions()  # nothing of msctx runs
+        return
+    row = next(row for row in ctx.precisions() if row.operator == name)
+    assert (row.calls, row.dtype) == (1, rule.computes_in(dtype))
+    assert bool(row.casts) == (rule.computes_in(dtype) != dtype or rule.gives(dtype) != rule.computes_in(dtype))
+
+
+@pytest.mark.parametrize("v2", V2)
+def test_newer_words_do_the_same(v2):
+    x = torch.randn(8, 8)
+    with msctx.context(precision_mode_v2=v2), Recorded() as seen:
+        torch.softmax(x @ x, -1)
+    with msctx.context(precision_mode=V2[v2]), Recorded() as expected:
+        torch.softmax(x @ x, -1)
+    assert (seen.calls, seen.casts) == (expected.calls, expected.casts)
+
+
+@pytest.mark.parametrize("mode", ["allow_fp32_to_bf16", "allow_mix_precision_bf16", "force_fp16"])
+@pytest.mark.parametrize("name", ["mm", "linear", "conv2d", "bmm"])
+def test_backward_computes_in_the_dtype_of_the_forward_pass(mode, name):
+    low = of(precision_of(text_of({"precision_mode": mode})).low)
+    x = torch.randn(8, 8, requires_grad=True)
+    for inside in (True, False):
+        with msctx.context(precision_mode=mode):
+            y = CALLS[name](x)
+            if inside:
+                with Recorded() as seen:
+                    y.backward(torch.ones_like(y))
+        if not inside:
+            with Recorded() as seen:
+                y.backward(torch.ones_like(y))
+        products = [dtypes for op, dtypes in seen.calls if op in ("mm", "bmm", "convolution_backward")]
+        assert products
+        assert all(set(dtypes) == {low} for dtypes in products)
+
+
+def test_float64_and_integers_are_left():
+    x, n = torch.randn(4, 4, dtype=torch.float64), torch.arange(16).view(4, 4)
+    with msctx.context(precision_mode="force_fp16"), Recorded() as seen:
+        assert (x @ x).dtype == torch.float64
+        assert (n @ n).dtype == torch.int64
+        assert torch.view_as_complex(torch.randn(4, 2)).exp().dtype == torch.complex64
+    assert seen.casts == 0
+
+
+def test_a_dtype_of_the_call_is_the_callers_word():
+    x = torch.randn(4, 4).bfloat16()
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        assert torch.sum(x, 0, dtype=torch.bfloat16).dtype == torch.bfloat16
+        assert torch.softmax(x, 0, dtype=torch.float64).dtype == torch.float64
+        assert torch.sum(x, 0).dtype == torch.float32
+
+
+def test_inputs_of_several_dtypes():
+    low, full = torch.randn(4, 4).bfloat16(), torch.randn(4, 4)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        assert torch.addcmul(low, full, low).dtype == torch.float32
+        assert torch.cat([low, full]).dtype == torch.float32
+        assert (low @ full).dtype == torch.bfloat16
+        assert (low + full).dtype == torch.float32
+
+
+def test_in_place_operators_keep_their_tensor():
+    x = torch.randn(4, 4)
+    with msctx.context(precision_mode="force_fp16"):
+        x.mul_(2).add_(torch.ones(4, 4).half())
+    assert x.dtype == torch.float32
+
+
+def test_batch_statistics_are_still_updated():
+    norm = torch.nn.BatchNorm1d(4)
+    for mode in ("force_fp16", "allow_mix_precision_bf16", "force_fp32"):
+        before = norm.running_mean.clone()
+        with msctx.context(precision_mode=mode):
+            y = norm(torch.randn(8, 4) + 3)
+        assert y.dtype == (torch.float16 if mode == "force_fp16" else torch.float32)
+        assert not torch.equal(norm.running_mean, before)
+
+
+def test_error_grows_as_the_dtype_says():
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 256), torch.randn(256, 64)
+    truth = a.double() @ b.double()
+    errors = {}
+    for mode in ("must_keep_origin_dtype", "allow_fp32_to_fp16", "allow_fp32_to_bf16"):
+        with msctx.context(precision_mode=mode):
+            errors[mode] = float((a @ b - truth).abs().max() / truth.abs().max())
+    assert errors["must_keep_origin_dtype"] < 1e-5 < errors["allow_fp32_to_fp16"] < 1e-2
+    assert errors["allow_fp32_to_fp16"] < errors["allow_fp32_to_bf16"] < 5e-2
+
+
+@pytest.mark.parametrize("empty", [(0, 4), (4, 0)])
+def test_empty_tensors(empty):
+    x = torch.randn(*empty)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        assert fn.linear(x, torch.randn(3, empty[1])).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-40])
+def test_special_values_go_through(value):
+    x = torch.full((4, 4), value)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        found = x @ torch.eye(4)
+    assert torch.isnan(found).all() if value != 1e-40 else torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("mode", ["allow_mix_precision_fp16", "allow_fp32_to_fp16", "force_fp16"])
+def test_gradients_of_convolutions_in_float16(mode, groups):
+    """On a CPU they are computed in float32 and rounded: no further from float64 than the rounding of what goes in."""
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(8, 16, 3, padding=1, groups=groups)
+    x = torch.randn(2, 8, 9, 7, requires_grad=True)
+    truth = torch.autograd.grad(conv.double()(x.double()).sum(), [x, conv.weight, conv.bias])
+    conv.float()
+    with msctx.context(precision_mode=mode):
+        y = conv(x)
+        found = torch.autograd.grad(y, [x, conv.weight, conv.bias], torch.ones_like(y))
+    for gradient, right in zip(found, truth, strict=True):
+        assert gradient.dtype == torch.float32
+        assert float((gradient - right).abs().max() / right.abs().max()) < 2e-3

@@ -1,0 +1,96 @@
+"""PyTorch's own samples of every governed operator, under the modes: it computes where float32 does, in the dtype of the table."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+import unittest
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import msctx
+from msctx.options.operators import CLASS_OF
+from msctx.options.precision_rules import LEAVE, precision_of, text_of
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+MODES = ("allow_mix_precision_bf16", "force_fp16")
+RANDOM = (
+    "dropout",
+    "alpha_dropout",
+    "feature_dropout",
+    "native_dropout",
+    "rrelu",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
+)
+
+
+@cache
+def infos() -> dict[str, list[Any]]:
+    """Governed operator → what PyTorch's tests know of it."""
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+        stub: Any = types.ModuleType("expecttest")  # torch's testing modules import it for other things than the samples
+        stub.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = stub
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    # Loading it forbids this whole process to set torch.backends' flags.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+    found: dict[str, list[Any]] = {}
+    for info in op_db:
+        name = (info.aten_name or info.name).rpartition(".")[2]
+        if name in CLASS_OF and torch.float32 in info.dtypes and not info.name.startswith("masked."):  # made of several
+            found.setdefault(name, []).append(info)
+    return found
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def test_most_operators_have_samples() -> None:
+    assert len(infos()) > 200
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_samples(mode: str) -> None:
+    """What float32 computes, a mode computes too, and no result has another dtype than the table gives."""
+    rules = precision_of(text_of({"precision_mode": mode})).rules
+    seen, failed = 0, []
+    for name, found in infos().items():
+        rule = rules.get(name, LEAVE)
+        for info in found:
+            for sample in islice(info.sample_inputs("cpu", torch.float32, requires_grad=False), 2):
+                torch.manual_seed(0)
+                try:
+                    expected = tensors(info.op(sample.input, *sample.args, **sample.kwargs))
+                except (RuntimeError, NotImplementedError):
+                    continue
+                torch.manual_seed(0)
+                try:
+                    with msctx.context(precision_mode=mode) as ctx:
+                        result = tensors(info.op(sample.input, *sample.args, **sample.kwargs))
+                except Exception as error:
+                    failed.append(f"{info.name}: {type(error).__name__} {error}")
+                    continue
+                seen += 1
+                row = next((row for row in ctx.precisions() if row.operator == name), None)
+                if row is None or any(t.dtype == torch.float64 for t in expected):
+                    continue
+                if row.dtype not in ("float64", "other") and row.dtype != rule.computes_in("float32"):
+                    given = {
+                        t.dtype for t in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)
+                    }
+                    if given <= {torch.float32} and "dtype" not in sample.kwargs:
+                        failed.append(f"{name}: computed in {row.dtype}")
+                if name not in RANDOM:
+                    for one, other in zip(result, expected, strict=True):
+                        assert one.shape == other.shape
+    assert seen > 400
+    assert not failed, "\n".join(dict.fromkeys(failed))

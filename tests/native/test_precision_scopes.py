@@ -1,0 +1,228 @@
+"""When a precision policy holds: beside torch.autocast, in threads, in what modes; and what it leaves behind."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+import torch
+from recorded import Recorded
+from torch.utils.checkpoint import checkpoint
+
+import msctx
+from msctx.native import precision
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def product(x=None):
+    x = torch.ones(4, 4) if x is None else x
+    return (x @ x).dtype
+
+
+def test_inner_autocast_governs():
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        with torch.autocast("cpu", FP16):
+            assert product() == FP16
+        with torch.autocast("cpu", BF16):  # its own lists: torch's leave exp in 16 bits on a CPU
+            assert product() == BF16
+            assert torch.ones(4).bfloat16().exp().dtype == BF16
+        with torch.autocast("cpu", enabled=False):
+            assert product() == FP32
+        assert product() == BF16
+        assert torch.ones(4).bfloat16().exp().dtype == FP32
+
+
+def test_inner_policy_governs():
+    with torch.autocast("cpu", FP16):
+        with msctx.context(precision_mode="must_keep_origin_dtype"):
+            assert product() == FP32
+            with torch.autocast("cpu", FP16):
+                assert product() == FP16
+        with msctx.context(precision_mode="allow_mix_precision_bf16"):
+            assert product() == BF16
+        assert product() == FP16
+
+
+def test_autocast_of_another_device_says_nothing_here():
+    with msctx.context(precision_mode="allow_mix_precision_bf16"), torch.autocast("mtia", FP16):
+        assert product() == BF16
+
+
+def test_autocast_without_a_dtype_inherits():
+    with msctx.context(precision_mode="allow_mix_precision_fp16"), torch.autocast("cpu"):
+        assert product() == FP16
+
+
+def test_policies_nest():
+    with msctx.context(precision_mode="allow_mix_precision_bf16") as outer:
+        with msctx.context(precision_mode="force_fp16") as inner:
+            assert product() == FP16
+            with msctx.context(precision_mode="must_keep_origin_dtype"):
+                assert product() == FP32
+            assert product() == FP16
+        assert product() == BF16
+    assert product() == FP32
+    assert [(row.operator, row.calls) for row in inner.precisions()] == [("matmul", 2)]
+    assert sum(row.calls for row in outer.precisions()) == 3
+
+
+def state():
+    names = ("cpu", "cuda", "ipu", "maia")
+    tag = torch.compiler.config.cache_key_tag
+    return [(torch.is_autocast_enabled(n), torch.get_autocast_dtype(n)) for n in names], tag
+
+
+def test_all_is_put_back():
+    before = state()
+    with torch.autocast("cpu", FP16):
+        inside = state()
+        with suppress(ZeroDivisionError), msctx.context(precision_mode="allow_mix_precision_bf16"):
+            assert state() != inside
+            _ = 1 / 0
+        assert state() == inside
+    assert state() == before
+
+
+def test_a_users_tag_of_compiled_code_is_kept():
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        with msctx.context(precision_mode="force_fp16"):
+            one = torch.compiler.config.cache_key_tag
+            with msctx.context(precision_mode="force_fp32"):
+                assert torch.compiler.config.cache_key_tag not in (one, "mine")
+            assert torch.compiler.config.cache_key_tag == one
+        assert torch.compiler.config.cache_key_tag == "mine"
+    assert one.startswith("mine")
+
+
+def test_set_context_holds_until_it_is_reset():
+    msctx.set_context(precision_mode="allow_mix_precision_bf16")
+    try:
+        assert product() == BF16
+        with msctx.context(precision_mode="must_keep_origin_dtype"):
+            assert product() == FP32
+        msctx.set_context(precision_mode="allow_mix_precision_fp16")
+        assert product() == FP16
+    finally:
+        msctx.reset_context()
+    assert product() == FP32
+
+
+def test_a_policy_is_a_threads_own():
+    found = {}
+
+    def work(mode, name):
+        with msctx.context(precision_mode=mode):
+            barrier.wait()
+            found[name] = product()
+            barrier.wait()
+
+    barrier = threading.Barrier(2)
+    threads = [
+        threading.Thread(target=work, args=(mode, mode)) for mode in ("allow_mix_precision_fp16", "allow_mix_precision_bf16")
+    ]
+    with msctx.context(precision_mode="force_fp32") as ctx:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        other = threading.Thread(target=lambda: found.update(plain=product(torch.ones(2, 2).half())))
+        other.start()
+        other.join()
+        bound = threading.Thread(target=ctx.bind(lambda: found.update(bound=product(torch.ones(2, 2).half()))))
+        bound.start()
+        bound.join()
+    assert found == {"allow_mix_precision_fp16": FP16, "allow_mix_precision_bf16": BF16, "plain": FP16, "bound": FP32}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_grad_modes(mode):
+    with msctx.context(precision_mode="allow_mix_precision_bf16"), mode():
+        assert product() == BF16
+
+
+def test_double_backward():
+    x = torch.randn(4, 4, requires_grad=True)
+    with msctx.context(precision_mode="allow_fp32_to_bf16"):
+        (grad,) = torch.autograd.grad((x @ x).pow(2).sum(), x, create_graph=True)
+        assert grad.dtype == FP32
+        grad.pow(2).sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_computes_again_in_the_same_dtypes(reentrant):
+    x = torch.randn(4, 4, requires_grad=True)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        y = checkpoint(lambda t: torch.tanh(t @ t), x, use_reentrant=reentrant)
+        with Recorded() as seen:
+            y.sum().backward()
+    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(BF16, BF16)}
+
+
+def test_vmap_and_functional_grad():
+    x = torch.randn(3, 4, 4)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        assert torch.vmap(lambda t: t @ t)(x).dtype == BF16
+        assert torch.func.grad(lambda t: (t @ t).float().sum())(x[0]).dtype == FP32
+
+
+def test_custom_functions_of_autocast_still_work():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=FP32)
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x @ x
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g @ x.t() + x.t() @ g
+
+    x = torch.randn(4, 4, requires_grad=True)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        y = Cube.apply(x)
+        assert y.dtype == FP32
+        y.sum().backward()
+
+
+def test_weights_that_change_are_cast_again():
+    layer = torch.nn.Linear(4, 4)
+    x = torch.ones(1, 4)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        one = layer(x)
+        layer.weight.data.add_(1)
+        other = layer(x)
+    assert not torch.equal(one, other)
+
+
+def test_torch_own_autocast_is_as_before_once_policies_were_in_use():
+    with msctx.context(precision_mode="force_fp16"):
+        product()
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", BF16), Recorded() as seen:
+        torch.nn.functional.mse_loss(x @ x, x)
+        torch.softmax((x @ x).exp(), -1)
+    with torch.autocast("cpu", BF16):
+        assert (x @ x).dtype == BF16
+        assert torch.softmax((x @ x).exp(), -1).dtype == BF16  # torch's list for CPUs leaves them
+    assert ("mm", (BF16, BF16)) in seen.calls
+
+
+@pytest.mark.parametrize("device", ["cuda", "ascend"])
+def test_policies_of_devices_that_are_not_here_can_be_written_and_put_back(device):
+    before, found = state(), precision.save(device)
+    precision.write(device, '{"precision_mode":"allow_mix_precision_bf16"}')
+    try:
+        assert precision.read(device) == '{"precision_mode":"allow_mix_precision_bf16"}'
+        assert product() == FP32
+        with msctx.context(precision_mode="force_fp16"):
+            assert product() == FP16
+        assert product() == FP32
+    finally:
+        precision.load(device, found)
+    assert state() == before

@@ -1,0 +1,75 @@
+"""The operators that policies govern: real ones, each of one class, by names of PyTorch's and CANN's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from msctx.options import operators
+from msctx.options.kinds import BadValue
+from msctx.options.operators import ALIASES, CANN, CLASS_OF, CLASSES, OperatorKind, OperatorsKind
+
+
+def functional(name):
+    """Whether an overload of aten's makes new tensors of tensors."""
+    for overload in getattr(torch.ops.aten, name).overloads():
+        schema = getattr(getattr(torch.ops.aten, name), overload)._schema
+        writes = any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
+        if not writes and schema.returns:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", CLASS_OF)
+def test_operator_exists(name):
+    assert functional(name)
+
+
+def test_no_operator_is_in_two_classes():
+    for one, other in itertools.combinations(CLASSES, 2):
+        assert not set(CLASSES[one]) & set(CLASSES[other])
+    assert all(len(names) == len(set(names)) for names in CLASSES.values())
+
+
+def test_names_of_cann_and_aliases_mean_operators():
+    for name, ops in CANN.items():
+        assert set(ops) <= set(CLASS_OF), name
+    for name, op in ALIASES.items():
+        assert op in CLASS_OF
+        assert functional(name)
+
+
+@pytest.mark.parametrize("key", ["AutocastCPU", "AutocastCUDA"])
+def test_all_that_torch_itself_casts_is_governed(key):
+    """Else torch's own casts would be made under a policy that says otherwise."""
+    for full in torch._C._dispatch_get_all_op_names():
+        if full.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(full, key):
+            name = full[6:].partition(".")[0]
+            assert name in CLASS_OF, full
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("mm", ("mm",)),
+        ("aten::mm", ("mm",)),
+        ("sum.dim_IntList", ("sum",)),
+        ("divide", ("div",)),
+        ("SoftmaxV2", ("softmax", "_softmax", "_safe_softmax")),
+        ("LRN", ()),
+        ("Softmax99", None),
+    ],
+)
+def test_resolve(given, found):
+    assert operators.resolve(given) == found
+
+
+def test_unknown_operator_is_an_error_with_the_nearest_ones():
+    with pytest.raises(BadValue, match="no operator that policies govern") as caught:
+        OperatorKind().parse("Sofmax")
+    assert "SoftmaxV2" in caught.value.suggestion or "softmax" in caught.value.suggestion
+    assert OperatorsKind().parse(["mm", " conv2d"]) == OperatorsKind().parse("mm, conv2d") == "mm,conv2d"
+    with pytest.raises(BadValue):
+        OperatorsKind().parse("mm,nothing_like_it")

@@ -1,0 +1,166 @@
+"""The table of precision modes, and what the lists make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from msctx.options import operators
+from msctx.options.precision_rules import (
+    BY_DEFAULT,
+    CHOOSABLE,
+    DTYPES,
+    LOW,
+    MIXED,
+    MODES,
+    V2,
+    precision_of,
+    text_of,
+)
+from msctx.options.rules import PRECISION_MODES, PRECISION_MODES_V2
+
+COMPUTES = {
+    # mode: class: float32, float16, bfloat16 → computed in; results
+    ("force_fp16", "matrix"): ("float16 float16 float16", "float16 float16 float16"),
+    ("force_fp16", "sensitive"): ("float16 float16 float16", "float16 float16 float16"),
+    ("force_fp16", "strict"): ("float16 float16 float16", "float16 float16 float16"),
+    ("force_fp16", "vector"): ("float16 float16 float16", "float16 float16 float16"),
+    ("force_fp32", "matrix"): ("float32 float32 float32", "float32 float32 float32"),
+    ("force_fp32", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
+    ("force_fp32", "strict"): ("float32 float32 float32", "float32 float32 float32"),
+    ("force_fp32", "vector"): ("float32 float32 float32", "float32 float32 float32"),
+    ("allow_fp32_to_fp16", "matrix"): ("float16 float16 bfloat16", "float32 float16 bfloat16"),
+    ("allow_fp32_to_bf16", "matrix"): ("bfloat16 float16 bfloat16", "float32 float16 bfloat16"),
+    ("allow_mix_precision", "matrix"): ("float16 float16 float16", "float16 float16 float16"),
+    ("allow_mix_precision", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
+    ("allow_mix_precision_fp16", "matrix"): ("float16 float16 float16", "float16 float16 float16"),
+    ("allow_mix_precision_fp16", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
+    ("allow_mix_precision_bf16", "matrix"): ("bfloat16 bfloat16 bfloat16", "bfloat16 bfloat16 bfloat16"),
+    ("allow_mix_precision_bf16", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
+}
+"""The documented table, written down a second time; what is not here keeps its dtype."""
+OF_CLASS = {"matrix": "mm", "sensitive": "exp", "strict": "lerp", "vector": "relu", "moving": "gather"}
+
+
+def rules(**asked):
+    return precision_of(text_of(asked)).rules
+
+
+@pytest.mark.parametrize("mode", PRECISION_MODES)
+@pytest.mark.parametrize("kind", operators.CLASSES)
+def test_mode_computes_each_class_as_documented(mode, kind):
+    computed, given = COMPUTES.get((mode, kind), (" ".join(DTYPES), " ".join(DTYPES)))
+    rule = rules(precision_mode=mode).get(OF_CLASS[kind])
+    for dtype, compute, output in zip(DTYPES, computed.split(), given.split(), strict=True):
+        assert (rule.computes_in(dtype) if rule else dtype) == compute
+        assert (rule.gives(dtype) if rule else dtype) == output
+
+
+def test_every_mode_of_either_option_is_known():
+    assert set(MODES) == set(PRECISION_MODES)
+    assert {*V2, "mixed_hif8", "cube_hif8"} == set(PRECISION_MODES_V2)
+    assert set(LOW) == set(MODES) - {"force_fp32", "must_keep_origin_dtype"}
+    assert set(MIXED) < set(MODES)
+
+
+@pytest.mark.parametrize("v2", V2)
+def test_newer_words_mean_the_same(v2):
+    mine, theirs = precision_of(text_of({"precision_mode_v2": v2})), precision_of(text_of({"precision_mode": V2[v2]}))
+    assert mine == theirs
+
+
+def test_nothing_asked_is_no_text():
+    assert text_of({}) == text_of({"precision_mode": None, "enable_reduce_precision": False}) == ""
+
+
+def test_text_does_not_depend_on_the_order():
+    one = text_of({"precision_mode": "force_fp16", "enable_reduce_precision": True})
+    assert one == text_of({"enable_reduce_precision": True, "precision_mode": "force_fp16"})
+
+
+def test_mixlist_moves_operators():
+    lists = {
+        "black-list": {"to-add": ["MatMul"], "to-remove": ["SoftmaxV2"]},
+        "white-list": {"to-add": ["relu"], "to-remove": ["conv2d"]},
+        "gray-list": {"to-add": ["exp"]},
+    }
+    found = rules(precision_mode="allow_mix_precision_bf16", modify_mixlist=lists)
+    assert found["mm"].computes_in("bfloat16") == "float32"
+    assert found["mm"].why == "modify_mixlist black-list.to-add MatMul"
+    for gray in ("softmax", "conv2d", "exp"):
+        assert (found[gray].computes_in("float32"), found[gray].computes_in("bfloat16"), found[gray].widest) == (
+            "float32",
+            "bfloat16",
+            True,
+        )
+    assert found["relu"].computes_in("float32") == "bfloat16"
+    assert found["bmm"].computes_in("float32") == "bfloat16"
+
+
+def test_mixlist_says_nothing_without_a_mixed_mode():
+    lists = {"black-list": {"to-add": ["MatMul"]}}
+    assert rules(precision_mode="force_fp16", modify_mixlist=lists)["mm"].computes_in("float32") == "float16"
+
+
+def test_adding_wins_over_removing():
+    lists = {"white-list": {"to-remove": ["mm"]}, "black-list": {"to-add": ["mm"]}}
+    found = rules(precision_mode="allow_mix_precision", modify_mixlist=lists)
+    assert found["mm"].computes_in("float16") == "float32"
+
+
+def test_op_precision_mode_by_type():
+    content = {"ByOpType": {"SoftmaxV2": "high_precision", "exp": "high_performance"}, "ByNodeName": {}}
+    found = rules(precision_mode="allow_mix_precision", op_precision_mode=content)
+    assert (found["softmax"].computes_in("float16"), found["softmax"].gives("float16")) == ("float32", "float16")
+    assert found["exp"].computes_in("float16") == "float16"
+    assert found["log"].computes_in("float16") == "float32"
+
+
+def test_check_of_indices_leaves_the_dtypes_of_the_mode():
+    content = {"ByOpType": {"gather": "support_out_of_bound_index", "mm": "support_out_of_bound_index"}, "ByNodeName": {}}
+    found = rules(precision_mode="allow_mix_precision", op_precision_mode=content)
+    assert found["gather"].checks_index
+    assert found["gather"].widest
+    assert not found["mm"].checks_index
+    assert found["mm"].computes_in("float32") == "float16"
+
+
+def test_op_precision_mode_by_name_is_of_one_module():
+    content = {"ByOpType": {}, "ByNodeName": {"head": "high_precision"}}
+    found = precision_of(text_of({"precision_mode": "allow_mix_precision", "op_precision_mode": content}))
+    assert found.rules["mm"].computes_in("float32") == "float16"
+    assert found.modules["head"]["mm"].computes_in("float16") == "float32"
+
+
+@pytest.mark.parametrize(
+    ("value", "types", "accurate"),
+    [
+        ("high_precision", None, BY_DEFAULT),
+        ("high_precision_for_all", None, CHOOSABLE),
+        ("high_precision", "SoftmaxV2,rsqrt", ("softmax", "_softmax", "_safe_softmax", "rsqrt")),
+        ("high_performance", None, ()),
+        ("high_performance_for_all", None, ()),
+    ],
+)
+def test_op_select_implmode(value, types, accurate):
+    found = rules(op_select_implmode=value, optypelist_for_implmode=types)
+    assert {op for op, rule in found.items() if rule.computes_in("float16") == "float32"} == set(accurate) & set(CHOOSABLE)
+
+
+def test_what_rounds_nothing_has_one_implementation():
+    assert set(operators.EXACT) < set(operators.VECTOR)
+    assert not set(operators.EXACT) & set(CHOOSABLE)
+    content = {"ByOpType": {"relu": "high_precision"}, "ByNodeName": {}}
+    assert rules(op_precision_mode=content) == {}
+
+
+def test_customize_dtypes():
+    content = {"ByOpType": {"MatMul": {"input": ["float32", "float32"], "output": ["float16"]}}, "ByNodeName": {}}
+    rule = rules(precision_mode="force_fp16", customize_dtypes=content)["mm"]
+    assert (rule.inputs, rule.outputs) == (("float32", "float32"), ("float16",))
+
+
+def test_list_of_all_operators_chooses_nothing():
+    assert not rules(**{"atc.builtin_impl_mode_ini": "all_ops_impl_mode.ini"})
+    assert (
+        rules(**{"atc.builtin_impl_mode_ini": "high_precision.ini"}).keys() == rules(op_select_implmode="high_precision").keys()
+    )
