@@ -29,6 +29,8 @@ MODES = (
     "allow_mix_precision_bf16",
     "must_keep_origin_dtype",
 )
+SCALE = 1024.0
+"""Of the loss, as a GradScaler would: gradients in float16 must not vanish."""
 FORMATS = ("channels_first", "channels_last")
 
 
@@ -66,7 +68,7 @@ def gradient(model: Any, x: Any) -> Any:
     for p in model.parameters():
         p.grad = None
     y = model(x)
-    y.float().square().mean().backward() if y.dtype.itemsize < 8 else y.square().mean().backward()
+    (y if y.dtype.itemsize == 8 else y.float()).square().mean().mul(SCALE).backward()
     *_, weight = (p for p in model.parameters() if p.dim() > 1)
     return weight.grad
 

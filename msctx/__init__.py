@@ -22,6 +22,7 @@ from msctx.inspection import diff, state
 
 if TYPE_CHECKING:
     from msctx.native.choices import Choices
+    from msctx.native.precisions import Precisions
 
 __all__ = [
     "DeviceError",
@@ -40,6 +41,7 @@ __all__ = [
     "diff",
     "explain",
     "get_context",
+    "precisions",
     "reset_context",
     "set_context",
     "state",
@@ -51,6 +53,13 @@ def choices() -> Choices:
     from msctx.native import choices
 
     return choices.rows()
+
+
+def precisions() -> Precisions:
+    """In which dtype each operator of this process computed under a precision policy, and by which option."""
+    from msctx.native import precisions
+
+    return precisions.of_process()
 
 
 _MODULES = ("device_context", "mindspore", "run", "runtime")

@@ -58,4 +58,4 @@ def watched() -> Iterator[Callable[[], dict[str, int]]]:
     try:
         yield counted
     finally:
-        _watching.remove(made)
+        _watching[:] = [found for found in _watching if found is not made]

@@ -110,7 +110,7 @@ def said(rule: Rule) -> str:
         return "widest"
     computed = {dtype: rule.computes_in(dtype) for dtype in DTYPES}
     if len(set(computed.values())) == 1:
-        return f"{rule.float32}"
+        return computed["float32"]
     cells = []
     for dtype, compute in computed.items():
         if compute != dtype:

@@ -38,11 +38,13 @@ auto pass_on(const Before& before, Args&&... args) {
   return Op::redispatch(torchs_own, std::forward<Args>(args)...);
 }
 
-// Under a precision policy: float16 for which oneDNN has reference loops alone, some fifty times as slow as float32, unless the processor
-// has AMX-FP16: gradients, and grouped convolutions. They are computed in float32 and rounded once.
+// Under a mode that lowers to float16: what oneDNN has reference loops alone for, some forty times as slow as float32, unless the
+// processor has AMX-FP16: gradients, and grouped convolutions. They are computed in float32 and rounded once.
 bool is_slow(const at::Tensor& tensor) {
   static const bool has_unit = table_of("amx_fp16") != nullptr;
-  return tensor.scalar_type() == at::kHalf && !has_unit && combination_in_force() != nullptr;
+  if (tensor.scalar_type() != at::kHalf || has_unit) return false;
+  const Combination* combination = combination_in_force();
+  return combination && (*combination)[0] && (*combination)[0]->low == at::kHalf;
 }
 at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::kFloat); }
 

@@ -23,12 +23,16 @@ constexpr c10::DispatchKey keys_of_devices[precision_devices] = {
     c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastPrivateUse1};
 constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
 
-std::atomic<bool> any_scaler{false};  // somebody scales losses
+std::atomic<bool> asked_scaler{false};  // whether anybody scales losses has been asked, once
 std::atomic<bool> lowered{false};     // something that will have gradients was computed in float16
 
-// A backward pass computes in the dtypes of its forward pass, whose results it is given. Only what records a graph of its own inside it
-// (checkpoints, which compute the forward pass again) is a forward pass.
-bool is_backward() { return !c10::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1; }
+// While an optimizer steps: its own arithmetic is none of a model. What a closure computes inside it, with gradients, is.
+thread_local bool is_paused = false;
+
+bool in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
+// A backward pass computes in the dtypes of its forward pass, whose results it is given, also where it records a graph for another one.
+// Only checkpoints compute the forward pass again inside it: they record, under the autocast of their forward pass.
+bool is_backward() { return in_backward_pass() && (!c10::GradMode::is_enabled() || nested() <= 0); }
 
 bool is_16_bit(c10::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
@@ -41,7 +45,7 @@ bool lacks_kernel(const c10::Error& error) {
   const std::string_view text = error.what_without_backtrace();
   for (const char* part :
        {"not implemented for 'Half'", "not implemented for 'BFloat16'", "Low precision dtypes not supported", "doesn't support tensors of type: Half",
-        "doesn't support tensors of type: BFloat16", "Unsupported dtype Half", "Unsupported dtype BFloat16", "must be either float or double", "of float, double", "other than float and double"})
+        "doesn't support tensors of type: BFloat16", "Unsupported dtype Half", "Unsupported dtype BFloat16", "must be either float or double", "of float, double", "other than float and double", "to be Half, Float or Double"})
     if (text.find(part) != std::string_view::npos) return true;
   return false;
 }
@@ -68,10 +72,11 @@ class Governed final : public c10::OperatorKernel {
     const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
     const Combination* combination = combination_in_force();
     const PrecisionPolicy* policy = combination ? (*combination)[size_t(device_)] : nullptr;
-    if (!policy || is_overruled(device_)) {
+    if (!policy || is_overruled(*policy, device_, in_backward_pass())) {
       if (!before_.call(op, keys, stack)) op.redispatchBoxed(below, stack);
       return;
     }
+    if (is_paused && !c10::GradMode::is_enabled()) return op.redispatchBoxed(below, stack);
     if (is_backward()) {
       notice_backward(*stack, op);
       op.redispatchBoxed(below, stack);
@@ -141,13 +146,13 @@ class Governed final : public c10::OperatorKernel {
     const size_t base = stack->size() - op.schema().arguments().size();
     const Found found = look(*stack, base);
     if (rule.checks_index && !found.traced) check_index(op, *stack, base);
-    const bool casts = found.any && !found.is_left && !has_own_dtype(*stack, base);
+    const bool has_own = has_own_dtype(*stack, base), casts = found.any && !found.is_left && !has_own;
     int64_t inserted = 0;
     c10::ScalarType computed = found.has_double ? at::kDouble : found.widest;
     const bool is_ruled = rule.to[0] || rule.to[1] || rule.to[2] || rule.output || rule.inputs[0] || rule.outputs[0] || (rule.widest && found.mixed);
     std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
+    if ((casts && is_ruled) || rule.whole || has_own) guard.emplace(key);
     if (casts && is_ruled) {
-      guard.emplace(key);
       bool is_first = true;
       each(*stack, base, [&](const at::Tensor& tensor, int position) {
         if (!is_eligible(tensor)) return at::Tensor();
@@ -166,7 +171,7 @@ class Governed final : public c10::OperatorKernel {
       op.callBoxed(stack);
     else
       op.redispatchBoxed(below, stack);  // what it is made of is governed too
-    if (guard) {
+    if (casts && is_ruled) {
       inserted += finish(rule, stack, stack->size() - op.schema().returns().size(), found.widest);
       if (computed == at::kHalf && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
     }
@@ -183,7 +188,7 @@ class Governed final : public c10::OperatorKernel {
   bool has_own_dtype(const Stack& stack, size_t base) const { return dtype_ >= 0 && !stack[base + size_t(dtype_)].isNone(); }
 
   c10::ScalarType target(const PrecisionRule& rule, c10::ScalarType dtype, int position, const Found& found) const {
-    if (position < most_listed && rule.inputs[position]) return dtype_of(rule.inputs[position]);
+    if (const uint8_t listed = rule.inputs[std::min(position, most_listed - 1)]) return dtype_of(listed);
     if (rule.widest) return found.widest;
     const uint8_t to = rule.to[kind_of(dtype)];
     return to ? dtype_of(to) : dtype;
@@ -230,14 +235,16 @@ class Governed final : public c10::OperatorKernel {
     };
     if (!found.any || found.is_left || !is_16_bit(found.widest)) return run();
     Stack given(stack->begin() + std::ptrdiff_t(base), stack->end());
-    if (!lacks_.load(std::memory_order_relaxed)) {
+    std::atomic<bool>& lacks = lacks_[found.widest == at::kHalf];
+    if (!lacks.load(std::memory_order_relaxed)) {
       try {
         return run();
       } catch (const c10::Error& error) {
         if (!lacks_kernel(error)) throw;
       }
     }
-    if (!lacks_.exchange(true) && policy.retries == 1) {
+    lacks.store(true, std::memory_order_relaxed);
+    if (policy.retries == 1 && !told_[found.widest == at::kHalf].exchange(true)) {
       const std::string name = op.schema().name();
       const std::string text = name + " has no kernel for " + c10::toString(found.widest) + " here: it is computed in float32 (enable_reduce_precision)";
       TORCH_CHECK(!tell("enable_reduce_precision", text), text);
@@ -275,8 +282,9 @@ class Governed final : public c10::OperatorKernel {
     }
     const auto [least, largest] = at::_ops::aminmax::call(index, std::nullopt, false);
     const int64_t from = least.item<int64_t>(), to = largest.item<int64_t>();
+    const int64_t lowest = op.schema().name() == "aten::take" ? -size : 0;  // it counts from the end, too
     TORCH_CHECK_INDEX(
-        from >= 0 && to < size, op.schema().name(), ": index ", from < 0 ? from : to, " is out of bounds for a dimension of size ", size,
+        from >= lowest && to < size, op.schema().name(), ": index ", from < lowest ? from : to, " is out of bounds for a dimension of size ", size,
         " (support_out_of_bound_index)");
   }
 
@@ -287,10 +295,10 @@ class Governed final : public c10::OperatorKernel {
 
   // Gradients in float16 that nobody scales vanish below 6e-8.
   void notice_backward(const Stack& stack, const c10::OperatorHandle& op) const {
-    if (!lowered.load(std::memory_order_relaxed) || any_scaler.load(std::memory_order_relaxed)) return;
+    if (!lowered.load(std::memory_order_relaxed) || asked_scaler.load(std::memory_order_relaxed)) return;
     const c10::IValue& first = stack[stack.size() - op.schema().arguments().size()];
     if (!first.isTensor() || !first.toTensor().defined() || first.toTensor().scalar_type() != at::kHalf) return;
-    any_scaler.store(true, std::memory_order_relaxed);  // told once
+    asked_scaler.store(true, std::memory_order_relaxed);
     TORCH_CHECK(!tell("grad_scaler", ""), "a backward pass in float16 without a scaled loss");
   }
 
@@ -298,7 +306,7 @@ class Governed final : public c10::OperatorKernel {
   bool has_statistics_ = false;
   std::vector<int> inputs_;
   Before before_;
-  std::atomic<bool> lacks_{false};
+  std::atomic<bool> lacks_[2]{}, told_[2]{};  // for bfloat16, for float16
 };
 
 bool is_functional(const c10::FunctionSchema& schema) {
@@ -342,5 +350,5 @@ MSCTX_API int msctx_precision_install(int device, const char* const* names, int 
   }
 }
 
-// Somebody scales losses (1), or is to be told again if nobody does (0).
-MSCTX_API void msctx_precision_scaler(int any) { any_scaler.store(any != 0, std::memory_order_relaxed); }
+// An optimizer begins its step (1), or has ended it (0).
+MSCTX_API void msctx_precision_pause(int paused) { is_paused = paused != 0; }

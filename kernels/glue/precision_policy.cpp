@@ -3,9 +3,9 @@
 
 #include <ATen/autocast_mode.h>
 
+#include <algorithm>
 #include <deque>
 
-#include "msctx/json.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -34,8 +34,9 @@ const int found_low = int(autocast::get_autocast_dtype(low_digit)), found_high =
 int number_of(int low, int high) { return high * base + low; }
 
 struct Here {
-  int nesting = 0;  // how many autocasts had been entered when the policy was
-  std::array<std::pair<bool, c10::ScalarType>, precision_devices> autocasts{};  // as they were left then
+  // For each device's policy: how many autocasts had been entered when it was, and as which it left those of all devices.
+  std::array<int, precision_devices> nesting{};
+  std::array<std::array<std::pair<bool, c10::ScalarType>, precision_devices>, precision_devices> autocasts{};
 };
 thread_local Here here;
 
@@ -51,8 +52,8 @@ std::pair<bool, c10::ScalarType> autocast_of(int device) {
 
 }  // namespace
 
-PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int operators, int retries_)
-    : rules(size_t(operators)), retries(retries_), counts(size_t(operators)) {
+PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int operators, int retries_, uint8_t low_)
+    : rules(size_t(operators)), retries(retries_), low(low_ ? std::optional(dtype_of(low_)) : std::nullopt), counts(size_t(operators)) {
   for (int i = 0; i < count; i++) rules.at(size_t(given[i].op)) = given[i];
 }
 
@@ -62,10 +63,14 @@ const Combination* combination_in_force() {
   return all().combinations[size_t(number_of(low, high))].load(std::memory_order_acquire);
 }
 
-bool is_overruled(int device) {
-  if (nesting() <= here.nesting) return false;
+int nested() { return nesting() - *std::min_element(here.nesting.begin(), here.nesting.end()); }
+
+bool is_overruled(const PrecisionPolicy& policy, int device, bool in_backward_pass) {
+  if (nesting() <= here.nesting[device]) return false;
+  if (in_backward_pass) return policy.low && autocast_of(device).second != *policy.low;
   for (int other = 0; other < precision_devices; other++)  // the autocast of another device, which says nothing of this one
-    if (other != device && autocast_of(other) != here.autocasts[other]) return autocast_of(device) != here.autocasts[device];
+    if (other != device && autocast_of(other) != here.autocasts[device][other])
+      return autocast_of(device) != here.autocasts[device][device];
   return true;
 }
 
@@ -75,9 +80,9 @@ using namespace msctx;
 using namespace msctx::glue;
 
 // A new policy's number, or -1: there was no memory.
-MSCTX_API int msctx_precision_policy(const PrecisionRule* rules, int count, int operators, int retries) try {
+MSCTX_API int msctx_precision_policy(const PrecisionRule* rules, int count, int operators, int retries, int low) try {
   const std::lock_guard<std::mutex> guard(lock);
-  all().policies.emplace_back(rules, count, operators, retries);
+  all().policies.emplace_back(rules, count, operators, retries, uint8_t(low));
   return int(all().policies.size()) - 1;
 } catch (const std::exception&) {
   return -1;
@@ -102,19 +107,20 @@ struct PrecisionHere {
   int32_t nesting, enabled[precision_devices], dtype[precision_devices];
 };
 
-MSCTX_API void msctx_precision_here(PrecisionHere* found) {
-  found->nesting = here.nesting;
+MSCTX_API void msctx_precision_here(int device, PrecisionHere* found) {
+  found->nesting = here.nesting[device];
   for (int i = 0; i < precision_devices; i++) {
-    found->enabled[i] = here.autocasts[i].first;
-    found->dtype[i] = int32_t(here.autocasts[i].second);
+    found->enabled[i] = here.autocasts[device][i].first;
+    found->dtype[i] = int32_t(here.autocasts[device][i].second);
   }
 }
 
-// What is known from now on: as it is (nullptr), or as it was.
-MSCTX_API void msctx_precision_know(const PrecisionHere* known) {
-  here.nesting = known ? known->nesting : nesting();
+// What is known of a device from now on: as it is (nullptr), or as it was.
+MSCTX_API void msctx_precision_know(int device, const PrecisionHere* known) {
+  here.nesting[device] = known ? known->nesting : nesting();
   for (int i = 0; i < precision_devices; i++)
-    here.autocasts[i] = known ? std::pair(known->enabled[i] != 0, c10::ScalarType(known->dtype[i])) : autocast_of(i);
+    here.autocasts[device][i] = known ? std::pair(known->enabled[i] != 0, c10::ScalarType(known->dtype[i])) : autocast_of(i);
+  for (auto& of_other : here.autocasts) of_other[device] = autocast_of(device);  // a change of ours
 }
 
 // Puts a combination in force in this thread, -1: none; returns the one before.
@@ -127,7 +133,7 @@ MSCTX_API int msctx_precision_switch(int combination) {
 }
 
 // Of each operator of a policy: calls by dtype (float32, float16, bfloat16, float64, others), casts, calls repeated in float32, traced.
-MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[kinds_of_dtype + 3], int operators) {
+MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[kinds_of_dtype + 3], int operators) try {
   const PrecisionPolicy* found;
   {
     const std::lock_guard<std::mutex> guard(lock);
@@ -140,4 +146,5 @@ MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[kinds_of_dty
     counts[i][kinds_of_dtype + 1] = c.again.load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype + 2] = c.traced.load(std::memory_order_relaxed);
   }
+} catch (const std::exception&) {  // there is no such policy
 }

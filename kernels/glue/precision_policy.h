@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct PrecisionRule {
   uint8_t output;         // 0: as computed; origin: the inputs' own, the widest of them; else a dtype
   uint8_t widest;         // inputs of several dtypes become the widest of them
   uint8_t checks_index;   // indices are checked before they are used
+  uint8_t whole;          // it holds for all that the operator is made of, also where nothing is cast
   uint8_t inputs[most_listed], outputs[most_listed];  // dtypes by position, over `to` and `output`
 };
 constexpr uint8_t origin = 255;
@@ -43,9 +45,10 @@ struct PrecisionCounts {
 };
 
 struct PrecisionPolicy {
-  PrecisionPolicy(const PrecisionRule* rules, int count, int operators, int retries);
+  PrecisionPolicy(const PrecisionRule* rules, int count, int operators, int retries, uint8_t low);
   std::vector<PrecisionRule> rules;  // by operator; all zero: it is left alone
   int retries;                       // 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word
+  std::optional<c10::ScalarType> low;  // that its mode lowers to
   mutable std::vector<PrecisionCounts> counts;
 };
 
@@ -55,7 +58,10 @@ using Combination = std::array<const PrecisionPolicy*, precision_devices>;
 // code is guarded by: its number is kept as the autocast dtypes of devices that nobody has.
 const Combination* combination_in_force();
 
-// Whether a torch.autocast that was entered later than the policy governs this device.
-bool is_overruled(int device);
+// How many autocasts this thread has entered since its policy; in the threads of a backward pass: since that began.
+int nested();
+// Whether a torch.autocast that was entered later than the policy governs this device. What a backward pass enters again (checkpoints,
+// custom_bwd) is the state of its forward pass, which was the policy's own.
+bool is_overruled(const PrecisionPolicy&, int device, bool in_backward_pass);
 
 }  // namespace msctx::glue

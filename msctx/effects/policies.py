@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
-from msctx.options import operators
-from msctx.options.precision_rules import CHOOSABLE, INDEXED, mode_of, text_of
+from msctx.options import operators, rules
+from msctx.options.precision_rules import CHOOSABLE, INDEXED, colour_of, mode_of, text_of
 
 PRECISION = (
     "precision_mode",
@@ -30,6 +30,7 @@ ALONE = {
 """Modes of op_precision_mode that have one meaning only → what is to be said of them."""
 BY_TORCH_NPU = ("allow_fp32_to_fp16", "must_keep_origin_dtype")
 """The modes that torch_npu carries out itself."""
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 IMPLEMENTATION = ("optypelist_for_implmode", "op_select_implmode")
 
 
@@ -38,14 +39,15 @@ def policy(want: Want) -> dict[str, Any]:
     asked: dict[str, Any] = {}
     for name in PRECISION:
         setting = want.settings.get(name, want.device)
-        if setting is not None:
+        if setting is not None and not rules.obstacle(setting, lambda other: want.settings.get(other, want.device)):
             asked[name] = (setting.content or {}) if name in FILES else setting.value
     if "op_precision_mode" in asked:
         asked.pop("op_select_implmode", None)
         asked.pop("optypelist_for_implmode", None)
     by_torch_npu: dict[str, Any] = {}
     if want.device == "ascend":
-        by_torch_npu = {f"torch.npu.{name}": asked.pop(name) for name in IMPLEMENTATION if _is_torch_npus(asked, name)}
+        taken = [name for name in IMPLEMENTATION if _is_torch_npus(asked, name)]
+        by_torch_npu = {f"torch.npu.{name}": asked.pop(name) for name in taken}
         if asked.keys() == {"precision_mode"} and asked["precision_mode"] in BY_TORCH_NPU:
             by_torch_npu["torch.npu.precision_mode"] = mode = asked["precision_mode"]
             if mode == "allow_fp32_to_fp16":  # the other one ends an outer autocast, too
@@ -55,12 +57,10 @@ def policy(want: Want) -> dict[str, Any]:
 
 
 def _is_torch_npus(asked: dict[str, Any], name: str) -> bool:
-    """Whether torch_npu itself takes the choice of implementations: two of its values, and the list of types with them."""
-    return name in asked and asked.get("op_select_implmode", "high_precision") in ("high_precision", "high_performance")
-
-
-def _mode(want: Want) -> str:
-    return mode_of({name: want.other(name) for name in ("precision_mode", "precision_mode_v2")})
+    """Whether torch_npu itself takes the choice of implementations: two of its values, and CANN's own types with them."""
+    types = asked.get("optypelist_for_implmode", "")
+    is_value = asked.get("op_select_implmode", "high_precision") in ("high_precision", "high_performance")
+    return name in asked and is_value and all(t.strip() in operators.CANN for t in types.split(",") if t)
 
 
 @effect("precision_mode", "precision_mode_v2")
@@ -69,14 +69,23 @@ def precision_mode(want: Want) -> Outcome:
         return refused("torch has no dtype HiFloat8")
     if want.facts.native:
         return refused(want.facts.native)
-    if want.device == "cpu" and _mode(want) == "force_fp16":
-        return approximated(policy(want), "operators that have no kernel for float16 on this processor compute in float32")
+    if mode_of({want.option.name: want.value}) == "force_fp16" and want.other("enable_reduce_precision") is not False:
+        differs = "operators that have no kernel for float16 compute in float32; in what torch.compile makes they raise"
+        return approximated(policy(want), differs)
     return honoured(policy(want))
 
 
 @effect("modify_mixlist")
 def modify_mixlist(want: Want) -> Outcome:
-    return refused(want.facts.native) if want.facts.native else honoured(policy(want))
+    if want.facts.native:
+        return refused(want.facts.native)
+    told = []
+    for colour, moves in (want.content or {}).items():
+        for name in moves.get("to-remove", ()):
+            if (ops := operators.resolve(name)) and not any(colour_of(op) == colour for op in ops):
+                told.append(f"{name} is not on the {colour}")
+    told += _without_operator(n for moves in (want.content or {}).values() for names in moves.values() for n in names)
+    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
 
 
 @effect("customize_dtypes")
@@ -85,6 +94,10 @@ def customize_dtypes(want: Want) -> Outcome:
         return refused(want.facts.native)
     types, names = _sections(want)
     told = [*_without_operator(types), *_by_name(names)]
+    for name, listed in {**types, **names}.items():
+        every = [dtype for dtypes in listed.values() for dtype in dtypes]
+        told += [f"{name}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
+        told += [f"{name}: what follows the eighth dtype is as that one"] if any(len(d) > 8 for d in listed.values()) else []
     return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
 
 
@@ -98,7 +111,11 @@ def op_precision_mode(want: Want) -> Outcome:
     for name, mode in types.items():
         possible = INDEXED if mode == "support_out_of_bound_index" else CHOOSABLE
         if (ops := operators.resolve(name)) and not set(ops) & set(possible):
-            told.append(f"{name} has one implementation only" if possible is CHOOSABLE else f"{name} has no indices to check")
+            told.append(
+                f"{name} has one implementation only" if possible is CHOOSABLE else f"msctx does not check indices of {name}"
+            )
+    if "support_out_of_bound_index" in [*types.values(), *names.values()]:
+        told.append("indices are checked in eager code, for operators that make new tensors; inductor checks its own")
     return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
 
 

@@ -26,6 +26,7 @@ _watched: dict[tuple[int, str], tuple[weakref.ref[nn.Module], str]] = {}
 _wanted: Counter[str] = Counter()
 """Name or pattern of a path → how many policies in force have it."""
 _handles: dict[tuple[int, str], tuple[Any, ...]] = {}
+_generation = 0
 
 
 class _Entered(threading.local):
@@ -41,7 +42,12 @@ def watch(model: nn.Module) -> None:
         for path, module in model.named_modules():
             key = (id(module), path.replace("_orig_mod.", ""))
             _watched[key] = (weakref.ref(module, lambda _, key=key: _forget(key)), key[1])
+        before = _generation
         _attach()
+    if _generation != before:
+        from msctx.native import precision
+
+        precision.enter_again()
 
 
 def want(names: Iterable[str]) -> None:
@@ -64,7 +70,7 @@ def release(names: Iterable[str]) -> None:
 def without_module(names: Iterable[str]) -> list[str]:
     """Those that no watched module has."""
     with _lock:
-        return [name for name in names if not any(fnmatchcase(path, name) for _, path in _watched)]
+        return [name for name in names if not any(fnmatchcase(path, name) for _, path in list(_watched))]
 
 
 def _match(path: str, names: Iterable[str]) -> str | None:
@@ -73,27 +79,56 @@ def _match(path: str, names: Iterable[str]) -> str | None:
     return path if path in names else next((name for name in names if fnmatchcase(path, name)), None)
 
 
+def generation() -> int:
+    """How often modules were named anew while rules for them were in force."""
+    return _generation
+
+
 def _attach() -> None:
+    global _generation
+    attached = False
     for key, (reference, path) in list(_watched.items()):
         module = reference()
         if module is not None and key not in _handles and _match(path, _wanted):
             _handles[key] = _hooks(module, path)
+            attached = True
+    if attached:
+        _generation += 1
+
+
+class _Enter:
+    """A hook that can be pickled with its module."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, *_: Any) -> None:
+        _enter(self.path)
+
+
+class _Leave(_Enter):
+    def __call__(self, *_: Any) -> None:
+        _leave()
+
+
+@outside_dynamo
+def _enter(path: str) -> None:
+    from msctx.native import precision
+
+    number = precision.inside(lambda names: _match(path, names))
+    _entered.before.append(None if number is None else precision.switch(number))
+
+
+@outside_dynamo
+def _leave() -> None:
+    from msctx.native import precision
+
+    if _entered.before and (before := _entered.before.pop()) is not None:
+        precision.switch(before)
 
 
 def _hooks(module: nn.Module, path: str) -> tuple[Any, ...]:
-    from msctx.native import precision
-
-    @outside_dynamo
-    def enter(*_: Any) -> None:
-        number = precision.inside(lambda names: _match(path, names))
-        _entered.before.append(None if number is None else precision.switch(number))
-
-    @outside_dynamo
-    def leave(*_: Any) -> None:
-        if _entered.before and (before := _entered.before.pop()) is not None:
-            precision.switch(before)
-
-    return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
+    return module.register_forward_pre_hook(_Enter(path)), module.register_forward_hook(_Leave(path), always_call=True)
 
 
 def _forget(key: tuple[int, str]) -> None:

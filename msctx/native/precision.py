@@ -10,13 +10,15 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native import core, named_modules
+from msctx.native import core, named_modules, optimizers
 from msctx.options import operators
 from msctx.options.precision_rules import ORIGIN, Precision, Rule, precision_of
 
@@ -36,6 +38,7 @@ class _Rule(Structure):
         ("output", c_uint8),
         ("widest", c_uint8),
         ("checks_index", c_uint8),
+        ("whole", c_uint8),
         ("inputs", c_uint8 * _LISTED),
         ("outputs", c_uint8 * _LISTED),
     ]
@@ -47,13 +50,13 @@ class _Known(Structure):
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_precision_install": (c_int, [c_int, POINTER(c_char_p), c_int, POINTER(c_char_p)]),
-    "msctx_precision_policy": (c_int, [POINTER(_Rule), c_int, c_int, c_int]),
+    "msctx_precision_policy": (c_int, [POINTER(_Rule), c_int, c_int, c_int, c_int]),
     "msctx_precision_combination": (c_int, [POINTER(c_int32)]),
-    "msctx_precision_here": (None, [POINTER(_Known)]),
-    "msctx_precision_know": (None, [POINTER(_Known)]),
+    "msctx_precision_here": (None, [c_int, POINTER(_Known)]),
+    "msctx_precision_know": (None, [c_int, POINTER(_Known)]),
     "msctx_precision_switch": (c_int, [c_int]),
+    "msctx_precision_pause": (None, [c_int]),
     "msctx_precision_counts": (None, [c_int, POINTER(c_int64), c_int]),
-    "msctx_precision_scaler": (None, [c_int]),
 }
 
 
@@ -65,11 +68,17 @@ class _Sent:
     number: int
     modules: dict[str, int]
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (self.number, *self.modules.values())
+
 
 _lock = threading.Lock()
 _installed: set[str] = set()
 _sent: dict[str, _Sent] = {}
 _combined: dict[tuple[int, ...], int] = {}
+_in_force: Counter[int] = Counter()
+"""Number of a policy → in how many threads it is in force."""
 
 
 def _after_fork() -> None:
@@ -90,6 +99,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
+@cache
 def _library() -> Any:
     library = core.load().c
     for name, (result, arguments) in _SIGNATURES.items():
@@ -98,29 +108,45 @@ def _library() -> Any:
     return library
 
 
-def _install(library: Any, device: str) -> None:
-    if device in _installed:
-        return
-    names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
-    problem = c_char_p()
-    if library.msctx_precision_install(DEVICES.index(device), names, len(OPS), ctypes.byref(problem)) < 0:
-        raise NativeError(
-            f"precision policies could not be registered with PyTorch's dispatcher: {(problem.value or b'').decode()}"
-        )
-    _installed.add(device)
+@cache
+def _words() -> dict[str, str]:
+    """Device → its name in PyTorch."""
+    import torch
+
+    return {"cpu": "cpu", "cuda": "cuda", "ascend": torch._C._get_privateuse1_backend_name()}
 
 
-def _policy(library: Any, rules: dict[str, Rule], retries: int) -> int:
+# --- what the library knows -------------------------------------------------------------------------------------------
+
+
+def _install(device: str) -> None:
+    """Register the operators at a device's autocast key, once a process."""
+    with _lock:
+        if device in _installed:
+            return
+        names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
+        problem = c_char_p()
+        if _library().msctx_precision_install(DEVICES.index(device), names, len(OPS), ctypes.byref(problem)) < 0:
+            why = (problem.value or b"").decode()
+            raise NativeError(f"precision policies could not be registered with PyTorch's dispatcher: {why}")
+        _installed.add(device)
+
+
+def _listed(dtypes: Sequence[str]) -> list[int]:
+    """Codes by position; what is not listed follows the last one that is: a bias the weight."""
+    codes = [_CODE.get(dtype, 0) for dtype in dtypes[:_LISTED]]
+    return codes + [codes[-1] if codes else 0] * (_LISTED - len(codes))
+
+
+def _policy(rules: Mapping[str, Rule], precision: Precision) -> int:
     array = (_Rule * max(1, len(rules)))()
     for slot, (op, rule) in zip(array, rules.items(), strict=False):
         slot.op = _PLACE[op]
         slot.to[:] = [_CODE[rule.float32], _CODE[rule.float16], _CODE[rule.bfloat16]]
-        slot.output, slot.widest, slot.checks_index = _CODE[rule.output], rule.widest, rule.checks_index
-        for i, dtype in enumerate(rule.inputs[:_LISTED]):
-            slot.inputs[i] = _CODE.get(dtype, 0)
-        for i, dtype in enumerate(rule.outputs[:_LISTED]):
-            slot.outputs[i] = _CODE.get(dtype, 0)
-    number = int(library.msctx_precision_policy(array, len(rules), len(OPS), retries))
+        slot.output, slot.widest, slot.checks_index, slot.whole = _CODE[rule.output], rule.widest, rule.checks_index, rule.whole
+        slot.inputs[:], slot.outputs[:] = _listed(rule.inputs), _listed(rule.outputs)
+    low = _CODE[precision.low]
+    number = int(_library().msctx_precision_policy(array, len(rules), len(OPS), precision.retries, low))
     if number < 0:
         raise NativeError("the native core could not take the precision policy: there is no memory left")
     return number
@@ -130,31 +156,25 @@ def _send(text: str) -> _Sent:
     """The policy of a canonical text; each is sent once."""
     with _lock:
         if (found := _sent.get(text)) is None:
-            library, precision = _library(), precision_of(text)
-            number = _policy(library, dict(precision.rules), precision.retries)
-            modules = {
-                path: _policy(library, {**precision.rules, **rules}, precision.retries)
-                for path, rules in precision.modules.items()
-            }
-            found = _sent[text] = _Sent(precision, number, modules)
+            precision = precision_of(text)
+            inside = {path: {**precision.rules, **rules} for path, rules in precision.modules.items()}
+            number = _policy(precision.rules, precision)
+            found = _sent[text] = _Sent(precision, number, {path: _policy(rules, precision) for path, rules in inside.items()})
     return found
 
 
 def _combination(policies: tuple[int, ...]) -> int:
+    key = (*policies, named_modules.generation())  # compiled code knows nothing of hooks: with new ones it is made anew
     with _lock:
-        if (number := _combined.get(policies)) is None:
+        if (number := _combined.get(key)) is None:
             number = int(_library().msctx_precision_combination((c_int32 * 3)(*policies)))
             if number < 0:
                 raise NativeError("this process has used some 1600 different precision policies: no more can be told apart")
-            _combined[policies] = number
+            _combined[key] = number
     return number
 
 
-def _words() -> dict[str, str]:
-    """Device → its name in PyTorch."""
-    import torch
-
-    return {"cpu": "cpu", "cuda": "cuda", "ascend": torch._C._get_privateuse1_backend_name()}
+# --- what is in force -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -174,10 +194,11 @@ def read(device: str) -> str | None:
     text = _here.texts.get(device)
     if text is None:
         return None
-    is_on = torch.is_autocast_enabled(_words()[device])
-    if is_on == (not precision_of(text).is_off):
-        return text
-    return f"{text} (autocast was switched {'on' if is_on else 'off'})"
+    precision, word = precision_of(text), _words()[device]
+    if (is_on := torch.is_autocast_enabled(word)) == precision.is_off:
+        return f"{text} (autocast was switched {'on' if is_on else 'off'})"
+    dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
+    return text if precision.low in ("", dtype) else f"{text} (autocast's dtype was set to {dtype})"
 
 
 def save(device: str) -> State:
@@ -185,61 +206,60 @@ def save(device: str) -> State:
 
     word, known = _words()[device], None
     if _here.texts:
-        _library().msctx_precision_here(ctypes.byref(known := _Known()))
+        _library().msctx_precision_here(DEVICES.index(device), ctypes.byref(known := _Known()))
     return State(_here.texts.get(device), torch.is_autocast_enabled(word), torch.get_autocast_dtype(word), known)
 
 
 def load(device: str, state: State) -> None:
     import torch
 
-    word, text = _words()[device], _here.texts.get(device)
-    if text is not None:
-        named_modules.release(_send(text).modules)
+    word = _words()[device]
+    _set_text(device, state.text)
     torch.set_autocast_enabled(word, state.enabled)
     torch.set_autocast_dtype(word, state.dtype)
-    _set_text(device, state.text)
-    if state.known is not None:
-        _library().msctx_precision_know(ctypes.byref(state.known))
+    _library().msctx_precision_know(DEVICES.index(device), None if state.known is None else ctypes.byref(state.known))
 
 
 def write(device: str, text: str) -> None:
     """Put a policy in force in this thread for the operators of one kind of device."""
     import torch
 
-    sent, word = _send(text), _words()[device]
-    named_modules.want(sent.modules)
-    if not sent.precision.is_off:
-        _install(_library(), device)
-    torch.set_autocast_enabled(word, not sent.precision.is_off)
-    if sent.precision.low:
-        torch.set_autocast_dtype(word, getattr(torch, sent.precision.low))
+    precision, word = _send(text).precision, _words()[device]
+    if not precision.is_off:
+        _install(device)
     _set_text(device, text)
-    _library().msctx_precision_know(None)
+    torch.set_autocast_enabled(word, not precision.is_off)
+    if precision.low:
+        torch.set_autocast_dtype(word, getattr(torch, precision.low))
+    _library().msctx_precision_know(DEVICES.index(device), None)
 
 
 def _set_text(device: str, text: str | None) -> None:
     """Enter what is in force: for the kernels, for the guards of compiled code, and for what is kept of that on disk."""
     texts = {name: t for name, t in {**_here.texts, device: text}.items() if t is not None}
-    library = _library()
-    library.msctx_precision_switch(_combination(tuple(_number(texts.get(d)) for d in DEVICES)) if texts else -1)
-    _set_tag(texts)
-    _here.texts = texts
-
-
-def inside(match: Callable[[Iterable[str]], str | None]) -> int | None:
-    """The combination inside a module, whose name among those of a policy's rules *match* finds; ``None``: no rule has it."""
-    numbers, is_named = [], False
-    for device in DEVICES:
-        text = _here.texts.get(device)
-        name = match(_send(text).modules) if text is not None else None
-        is_named |= name is not None
-        numbers.append(_number(text) if text is None or name is None else _send(text).modules[name])
-    return _combination(tuple(numbers)) if is_named else None
-
-
-def switch(number: int) -> int:
-    """Put a combination in force in this thread; returns the one before."""
-    return int(_library().msctx_precision_switch(number))
+    before, after = ([_send(t) for t in found.values()] for found in (_here.texts, texts))
+    numbers = Counter(number for sent in after for number in sent.numbers)
+    for number in numbers:
+        for note in list(ON_ENTRY):
+            note(number)
+    named_modules.want(name for sent in after for name in sent.modules)
+    optimizers.want(len(after))
+    try:
+        combination = _combination(tuple(_number(texts.get(d)) for d in DEVICES)) if texts else -1
+    except NativeError:
+        before, after, texts = after, before, None
+        raise
+    else:
+        _library().msctx_precision_switch(combination)
+        _set_tag(texts)
+    finally:
+        named_modules.release(name for sent in before for name in sent.modules)
+        optimizers.release(len(before))
+        if texts is not None:
+            with _lock:
+                _in_force.update(numbers)
+                _in_force.subtract(number for sent in before for number in sent.numbers)
+            _here.texts = texts
 
 
 def _number(text: str | None) -> int:
@@ -262,19 +282,59 @@ def _set_tag(texts: dict[str, str]) -> None:
         entry.user_override.set(override)
 
 
+def inside(match: Callable[[Iterable[str]], str | None]) -> int | None:
+    """The combination inside a module, whose name among those of a policy's rules *match* finds; ``None``: no rule has it."""
+    numbers, is_named = [], False
+    for device in DEVICES:
+        text = _here.texts.get(device)
+        name = match(_send(text).modules) if text is not None else None
+        is_named |= name is not None
+        numbers.append(_number(text) if text is None or name is None else _send(text).modules[name])
+    return _combination(tuple(numbers)) if is_named else None
+
+
+def switch(number: int) -> int:
+    """Put a combination in force in this thread; returns the one before."""
+    return int(_library().msctx_precision_switch(number))
+
+
+def enter_again() -> None:
+    """What is in force in this thread gets another number: more modules are named by now."""
+    if _here.texts:
+        _library().msctx_precision_switch(_combination(tuple(_number(_here.texts.get(d)) for d in DEVICES)))
+
+
+def pause(is_stepping: bool) -> None:
+    """While an optimizer steps in this thread, nothing of its own is cast."""
+    _library().msctx_precision_pause(is_stepping)
+
+
 # --- counting ---------------------------------------------------------------------------------------------------------
 
+ON_ENTRY: list[Callable[[int], None]] = []
+"""Called with each policy that is about to be put in force: who counts notes where it stands."""
 
-def counts() -> dict[int, Any]:
-    """Number of each policy → an array of what has been counted of each operator until now: rows of OPS, columns of COUNTED."""
+
+def counts(numbers: Iterable[int]) -> dict[int, Any]:
+    """Number of a policy → an array of what has been counted of each operator until now: rows of OPS, columns of COUNTED."""
     import numpy as np
 
     found: dict[int, Any] = {}
-    for sent in list(_sent.values()):
-        for number in (sent.number, *sent.modules.values()):
-            found[number] = np.zeros((len(OPS), len(COUNTED)), np.int64)
-            _library().msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
+    for number in numbers:
+        found[number] = np.zeros((len(OPS), len(COUNTED)), np.int64)
+        _library().msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
     return found
+
+
+def known() -> list[int]:
+    """Every policy of this process."""
+    return [number for sent in list(_sent.values()) for number in sent.numbers]
+
+
+def in_force() -> list[int]:
+    """The policies that are in force in some thread."""
+    with _lock:
+        return [number for number, threads in _in_force.items() if threads > 0]
 
 
 def rules_of(number: int) -> tuple[dict[str, Rule], str]:
@@ -282,8 +342,8 @@ def rules_of(number: int) -> tuple[dict[str, Rule], str]:
     for sent in list(_sent.values()):
         if sent.number == number:
             return dict(sent.precision.rules), ""
-        for path, inside in sent.modules.items():
-            if inside == number:
+        for path, within in sent.modules.items():
+            if within == number:
                 return {**sent.precision.rules, **sent.precision.modules[path]}, path
     return {}, ""
 

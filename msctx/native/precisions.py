@@ -72,7 +72,8 @@ class Precisions(Sequence[Computed]):
 
         if not self._rows:
             return "no operator has run under a precision policy"
-        columns = ("operator", "module", "dtype", "calls", "casts", "why")
+        again = ("computed_again",) if any(row.computed_again for row in self._rows) else ()
+        columns = ("operator", "module", "dtype", "calls", "casts", *again, "why")
         return table.plain(table.of_rows(columns, ([str(getattr(row, name)) for name in columns] for row in self._rows)))
 
     __repr__ = __str__
@@ -84,7 +85,7 @@ class Tally:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
-        self._since: Counts = {}
+        self._since: Counts = {}  # where the policies stood that were in force since
         self._made: Counts = {}
 
     def __deepcopy__(self, memo: object) -> Tally:
@@ -96,19 +97,34 @@ class Tally:
     def open(self) -> None:
         with self._lock:
             if not self._open:
-                self._since = precision.counts()
+                self._since = precision.counts(precision.in_force())
+                precision.ON_ENTRY.append(self._note)
             self._open += 1
+
+    def _note(self, number: int) -> None:
+        with self._lock:
+            if number not in self._since:
+                self._since |= precision.counts([number])
 
     def close(self) -> None:
         with self._lock:
             self._open -= 1
             if not self._open:
-                self._made = _sum(self._made, _between(self._since, precision.counts()))
+                precision.ON_ENTRY.remove(self._note)
+                self._made, self._since = self._sum(), {}
+
+    def _sum(self) -> Counts:
+        made = {number: found - self._since[number] for number, found in precision.counts(self._since).items()}
+        return {n: sum(each[n] for each in (self._made, made) if n in each) for n in {**self._made, **made}}
 
     def precisions(self) -> Precisions:
         with self._lock:
-            made = _sum(self._made, _between(self._since, precision.counts())) if self._open else self._made
-        return Precisions(_rows(made))
+            return Precisions(_rows(self._sum()))
+
+
+def of_process() -> Precisions:
+    """Everything that was computed under policies in this process."""
+    return Precisions(_rows(precision.counts(precision.known())))
 
 
 def unmatched(layers: Iterable[Layer]) -> list[str]:
@@ -123,14 +139,6 @@ def unmatched(layers: Iterable[Layer]) -> list[str]:
     return found
 
 
-def _between(before: Counts, after: Counts) -> Counts:
-    return {number: found - before[number] if number in before else found for number, found in after.items()}
-
-
-def _sum(one: Counts, other: Counts) -> Counts:
-    return {n: one[n] + other[n] if n in one and n in other else (one if n in one else other)[n] for n in {**one, **other}}
-
-
 def _rows(made: Counts) -> Iterator[Computed]:
     for number, found in made.items():
         rules, module = precision.rules_of(number)
@@ -140,5 +148,6 @@ def _rows(made: Counts) -> Iterator[Computed]:
             casts, again = counted.pop("casts"), counted.pop("again")
             for dtype, calls in counted.items():
                 if calls:
-                    yield Computed(name, module, dtype, calls, casts, again, rules.get(name, LEAVE).why)
+                    why = rules.get(name, LEAVE).why or ("enable_reduce_precision" if again else "")
+                    yield Computed(name, module, dtype, calls, casts, again, why)
                     casts = again = 0

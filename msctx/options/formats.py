@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from msctx.errors import Mark, Problem, nearest
+from msctx.options import operators
 from msctx.options.documents import Format, Parsed, Path, Source, dotted, in_order, parse_ini, parse_json, pieces
 from msctx.options.flags import GraphKernelFlags
 from msctx.options.grammars import DigitsKind, MegabytesKind, NameOrTypeKind
@@ -185,15 +186,45 @@ OPERATOR = OperatorKind()
 
 def _moved_once(check: _Check, data: dict[str, dict[str, list[str]]]) -> None:
     """An operator can leave one list and join another; it cannot join two, nor join the list that it leaves."""
-    moves: dict[str, list[Path]] = {}
+    moves: dict[str, list[tuple[str, str, str]]] = {}
     for colour, lists in data.items():
         for move, names in lists.items():
             for number, name in enumerate(names):
-                for other in moves.setdefault(name, []):
-                    if other[0] == colour or other[1] == move == "to-add":
-                        check.report((colour, move, number), f"{name} stands in {dotted(other)} already")
-                        break
-                moves[name].append((colour, move))
+                before = [m for key in _rivals(name) for m in moves.get(key, ())]
+                clash = next((m for m in before if m[0] == colour or m[1] == move == "to-add"), None)
+                if clash:
+                    check.report((colour, move, number), f"{name} stands in {dotted(clash[:2])} already" + _as(name, clash[2]))
+                for key in _meanings(name):
+                    moves.setdefault(key, []).append((colour, move, name))
+
+
+def _one_way(check: _Check, data: dict[str, dict[str, str]]) -> None:
+    """An operator goes by several names; all of them must say the same."""
+    said: dict[str, str] = {}
+    for name, mode in data["ByOpType"].items():
+        others = dict.fromkeys(said[key] for key in _rivals(name) if key in said)
+        for other in [o for o in others if data["ByOpType"][o] != mode][:1]:
+            check.report(
+                ("ByOpType", name),
+                f"{name} and {other} are one operator: {mode} and {data['ByOpType'][other]} exclude each other",
+            )
+        said |= dict.fromkeys(_meanings(name), name)
+
+
+def _meanings(name: str) -> list[str]:
+    """What a name says something of: itself, and PyTorch's operators, which several types of CANN's may share."""
+    sign = "CANN's " if name in operators.CANN else ""
+    return [name, *(f"{sign}{op}" for op in operators.resolve(name) or ())]
+
+
+def _rivals(name: str) -> list[str]:
+    """What must not have been said already: of itself; of PyTorch's operators by their own names, and of these by CANN's types."""
+    ops = operators.resolve(name) or ()
+    return [name, *ops, *(() if name in operators.CANN else (f"CANN's {op}" for op in ops))]
+
+
+def _as(name: str, other: str) -> str:
+    return f" as {other}" if other != name else ""
 
 
 def _no_o0_with_oom(check: _Check, data: dict[str, list[str]]) -> None:
@@ -222,6 +253,7 @@ SPEED_UP: Format = Described(parse_json, Names(Anything()))
 OP_PRECISION_MODE: Format = Described(
     partial(parse_ini, first="ByOpType"),
     Keys({"ByOpType": Names(_MODE, OPERATOR), "ByNodeName": Names(_MODE)}, always=("ByOpType", "ByNodeName")),
+    _one_way,
 )
 MIXLIST: Format = Described(
     partial(parse_json, comments=True), Keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once

@@ -30,6 +30,7 @@ class Rule:
         output: ``""``: as computed; :data:`ORIGIN`; or a dtype.
         widest: inputs of several dtypes become the widest of them.
         checks_index: indices are checked before they are used.
+        whole: it holds for all that the operator is made of.
         inputs, outputs: dtypes by position, over all else.
         why: the option that says so.
     """
@@ -40,6 +41,7 @@ class Rule:
     output: str = ""
     widest: bool = False
     checks_index: bool = False
+    whole: bool = False
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     why: str = ""
@@ -107,10 +109,6 @@ COLOURS = {"black-list": _RAISE, "gray-list": _WIDEST}
 
 # --- accurate and fast implementations --------------------------------------------------------------------------------
 
-ACCURATE = Rule(float16="float32", bfloat16="float32", output=ORIGIN)
-"""Computed in float32 and rounded once, at the end."""
-FAST = LEAVE
-"""PyTorch's own kernel for the dtype."""
 CHOOSABLE = tuple(n for n in (*SENSITIVE, *STRICT, *VECTOR, *MATRIX) if not n.startswith("_") and n not in EXACT)
 """The operators that can be computed both ways."""
 INDEXED = ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy", "index_fill",
@@ -130,9 +128,8 @@ class Precision:
     Attributes:
         rules: operator → rule, for those that are not left alone.
         modules: path of a module → the rules of its operators.
-        low: the dtype that an autocast inside inherits, ``""``: the one it finds.
+        low: the dtype that the mode lowers to, which an autocast inside inherits; ``""``: none.
         retries: 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word.
-        is_off: nothing is ever cast: an outer autocast is switched off, and that is all.
     """
 
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -142,12 +139,16 @@ class Precision:
 
     @property
     def is_off(self) -> bool:
+        """Nothing is ever cast: an outer autocast is switched off, and that is all."""
         return not (self.rules or self.modules or self.retries)
 
 
 def text_of(asked: Mapping[str, Any]) -> str:
     """The canonical text of options; ``""`` where none of them asks for anything."""
-    found = {name: value for name, value in asked.items() if value not in (None, False, {})}
+    is_meant = (
+        mode_of(asked) == "force_fp16"
+    )  # there what has no kernel for float16 is computed in float32, unless that is forbidden
+    found = {n: v for n, v in asked.items() if v not in (None, {}) and (v is not False or is_meant)}
     return json.dumps(found, sort_keys=True, separators=(",", ":")) if found else ""
 
 
@@ -166,23 +167,20 @@ def precision_of(text: str) -> Precision:
         rules |= _of_list(asked["atc.builtin_impl_mode_ini"], rules)
     if "op_select_implmode" in asked:
         rules |= _of_implmode(asked["op_select_implmode"], asked.get("optypelist_for_implmode"), rules)
-    for section, target in (("ByOpType", None), ("ByNodeName", modules)):
-        for name, way in asked.get("op_precision_mode", {}).get(section, {}).items():
-            why = f"op_precision_mode [{section}] {name}={way}"
-            if target is None:
-                rules |= {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in ops_of(name) if can(way, op)}
-            else:
-                target.setdefault(name, {}).update(
-                    {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in operators.CLASS_OF if can(way, op)}
-                )
-    for section, target in (("ByOpType", None), ("ByNodeName", modules)):
-        for name, dtypes in asked.get("customize_dtypes", {}).get(section, {}).items():
-            rule = _custom(dtypes, f"customize_dtypes {name}")
-            if target is None:
-                rules |= dict.fromkeys(ops_of(name), rule)
-            else:
-                target.setdefault(name, {}).update({op: rule for op in operators.CLASS_OF if op not in MOVING})
-    retries = 2 if mode == "force_fp16" else int(asked.get("enable_reduce_precision", False))
+    by_type, by_name = ("ByOpType", "ByNodeName")
+    ways, dtypes = asked.get("op_precision_mode", {}), asked.get("customize_dtypes", {})
+    for name, way in ways.get(by_type, {}).items():
+        rules |= _of_way(way, ops_of(name), rules, f"op_precision_mode [{by_type}] {name}={way}")
+    for name, listed in dtypes.get(by_type, {}).items():
+        rules |= dict.fromkeys(ops_of(name), _custom(listed, f"customize_dtypes {name}"))
+    for name, way in ways.get(by_name, {}).items():
+        inside = _of_way(way, operators.CLASS_OF, rules, f"op_precision_mode [{by_name}] {name}={way}")
+        modules.setdefault(name, {}).update(inside)
+    for name, listed in dtypes.get(by_name, {}).items():
+        rule = _custom(listed, f"customize_dtypes {name}")
+        modules.setdefault(name, {}).update({op: rule for op in operators.CLASS_OF if op not in MOVING})
+    wants_kernels = asked.get("enable_reduce_precision")
+    retries = int(wants_kernels) if wants_kernels is not None else 2 * (mode == "force_fp16")
     return Precision(rules, modules, LOW.get(mode, ""), retries)
 
 
@@ -210,12 +208,21 @@ def _of_mixlist(lists: Mapping[str, Mapping[str, Iterable[str]]], low: str) -> d
     """What leaves a list follows its inputs, unless it joins another."""
     colours = {"white-list": _all_to(low), **COLOURS}
     found: dict[str, Rule] = {}
-    for move, colour_of in (("to-remove", lambda colour: "gray-list"), ("to-add", lambda colour: colour)):
-        for colour, moves in lists.items():
-            for name in moves.get(move, ()):
-                rule = replace(colours[colour_of(colour)], why=f"modify_mixlist {colour}.{move} {name}")
-                found |= dict.fromkeys(ops_of(name), rule)
+    for colour, moves in lists.items():
+        for name in moves.get("to-remove", ()):
+            gray = replace(_WIDEST, whole=True, why=f"modify_mixlist {colour}.to-remove {name}")
+            found |= {op: gray for op in ops_of(name) if colour_of(op) == colour}
+    for colour, moves in lists.items():
+        for name in moves.get("to-add", ()):
+            rule = replace(colours[colour], whole=True, why=f"modify_mixlist {colour}.to-add {name}")
+            found |= dict.fromkeys(ops_of(name), rule)
     return found
+
+
+def colour_of(op: str) -> str:
+    """The list of mixed precision that an operator is on by itself."""
+    kind = operators.CLASS_OF[op]
+    return "white-list" if kind == "matrix" or op in WHITE_TOO else "black-list" if kind == "sensitive" else "gray-list"
 
 
 def _of_implmode(value: str, types: str | None, rules: Mapping[str, Rule]) -> dict[str, Rule]:
@@ -223,9 +230,11 @@ def _of_implmode(value: str, types: str | None, rules: Mapping[str, Rule]) -> di
         names = [op for name in types.split(",") for op in ops_of(name.strip()) if op in CHOOSABLE]
     else:
         names = list(CHOOSABLE if value.endswith("_for_all") else BY_DEFAULT)
-    way = value.removesuffix("_for_all")
-    why = f"op_select_implmode={value}"
-    return {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in names}
+    return _of_way(value.removesuffix("_for_all"), names, rules, f"op_select_implmode={value}")
+
+
+def _of_way(way: str, ops: Iterable[str], rules: Mapping[str, Rule], why: str) -> dict[str, Rule]:
+    return {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in ops if can(way, op)}
 
 
 def _of_list(file: str, rules: Mapping[str, Rule]) -> dict[str, Rule]:
@@ -242,14 +251,19 @@ def can(way: str, op: str) -> bool:
 
 
 def _by_way(way: str, op: str, before: Rule, why: str) -> Rule:
+    """A way of computing on top of what holds without it, which goes on to say what the results are."""
     match way:
-        case "high_precision":
-            return replace(ACCURATE, why=why)
+        case "high_precision":  # in float32, rounded once
+            lowered = before.output or before.float32
+            output = lowered or ("" if before.float16 else ORIGIN)
+            return Rule("", "float32", "float32", output, checks_index=before.checks_index, whole=True, why=why)
+        case "high_performance" if before.float16 == "float32" and not before.float32:  # PyTorch's kernel for 16 bits
+            return Rule(checks_index=before.checks_index, whole=True, why=why)
         case "support_out_of_bound_index":
             return replace(before, checks_index=True, why=f"{before.why}, {why}" if before.why else why)
         case _:
-            return replace(FAST, why=why)
+            return replace(before, why=before.why or why)
 
 
 def _custom(dtypes: Mapping[str, Iterable[str]], why: str) -> Rule:
-    return Rule(inputs=tuple(dtypes.get("input", ())), outputs=tuple(dtypes.get("output", ())), why=why)
+    return Rule(inputs=tuple(dtypes.get("input", ())), outputs=tuple(dtypes.get("output", ())), whole=True, why=why)

@@ -36,7 +36,7 @@ def text(row, device="cpu"):
 @pytest.mark.parametrize("mode", PRECISION_MODES)
 def test_a_mode_is_a_policy(mode, device):
     row = rows(device, precision_mode=mode)["precision_mode"]
-    assert row.status == ("approximated" if (mode, device) == ("force_fp16", "cpu") else "honoured")
+    assert row.status == ("approximated" if mode == "force_fp16" else "honoured")
     assert text(row, device) == {"precision_mode": mode}
 
 
@@ -97,7 +97,7 @@ def test_op_precision_mode_wins_over_the_choice_of_implementations(file):
         ("[ByOpType]\nLRN=high_precision\nexp=high_precision\n", "approximated", "no operator of its own for LRN"),
         ("[ByOpType]\ngather=high_precision\n", "approximated", "gather has one implementation only"),
         ("[ByOpType]\nrelu=high_precision\nexp=high_precision\n", "approximated", "relu has one implementation only"),
-        ("[ByOpType]\nmm=support_out_of_bound_index\n", "approximated", "no indices to check"),
+        ("[ByOpType]\nmm=support_out_of_bound_index\n", "approximated", "does not check indices of mm"),
         ("[ByOpType]\nmm=keep_fp16\n", "approximated", "keep_fp16: that is what"),
         ("[ByNodeName]\nhead=high_precision\n", "approximated", "ctx.watch"),
     ],
@@ -137,3 +137,33 @@ def test_every_option_of_the_family_has_an_effect():
 
     rows(precision_mode="force_fp16")
     assert set(PRECISION) <= set(EFFECTS)
+
+
+def test_what_the_rules_refuse_adds_nothing(file):
+    mixed = {"precision_mode": "force_fp16", "modify_mixlist": file('{"black-list": {"to-add": ["mm"]}}', "a.json")}
+    assert text(rows(**mixed)["precision_mode"]) == {"precision_mode": "force_fp16"}
+    custom = {"precision_mode": "must_keep_origin_dtype", "customize_dtypes": file("OpType::mm:InputDtype:float16\n", "a.cfg")}
+    assert rows(**custom)["customize_dtypes"].status == "inert"
+    assert text(rows(**custom)["precision_mode"]) == {"precision_mode": "must_keep_origin_dtype"}
+
+
+def test_what_is_said_of_dtypes_that_are_not_cast_to(file):
+    row = rows(customize_dtypes=file("OpType::mm:InputDtype:int8,float16\n", "a.cfg"))["customize_dtypes"]
+    assert (row.status, row.reason) == ("approximated", "mm: int8 is left as it is")
+
+
+def test_what_is_said_of_lists_that_move_nothing(file):
+    path = file('{"black-list": {"to-remove": ["mm", "exp"]}}', "a.json")
+    row = rows(precision_mode="allow_mix_precision", modify_mixlist=path)["modify_mixlist"]
+    assert (row.status, row.reason) == ("approximated", "mm is not on the black-list")
+
+
+def test_missing_kernels_may_be_forbidden_under_force_fp16():
+    row = rows(precision_mode="force_fp16", enable_reduce_precision=False)["precision_mode"]
+    assert row.status == "honoured"
+    assert text(row) == {"precision_mode": "force_fp16", "enable_reduce_precision": False}
+
+
+def test_ascend_is_given_types_of_its_own_alone():
+    found = rows("ascend", op_select_implmode="high_precision", optypelist_for_implmode="softmax,MatMul")
+    assert found["op_select_implmode"].assignments.keys() == {"native.precision.ascend"}

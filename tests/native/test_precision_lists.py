@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from recorded import Recorded
@@ -82,11 +84,73 @@ def test_by_name_of_a_module(file, compiled):
             y = call(x)
             y.float().sum().backward()
     if not compiled:
-        assert dtypes == {"body.0": BF16, "body.2": FP32, "head": FP32}  # the widest of input and weight
+        assert dtypes == {"body.0": BF16, "body.2": BF16, "head": BF16}  # what the mode gives, computed in float32
         found = {(row.operator, row.module, row.dtype) for row in ctx.precisions() if row.operator == "linear"}
         assert found == {("linear", "", "bfloat16"), ("linear", "head", "float32"), ("linear", "body.2", "float32")}
     assert net.head.weight.grad.dtype == FP32
     assert not net.head._forward_pre_hooks
+
+
+def test_compiled_code_sees_names_that_come_later(file):
+    names = file("[ByNodeName]\nhead=high_precision\n")
+    net, x = Net(), torch.randn(3, 4)
+    compiled = torch.compile(net, backend="eager")
+    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
+        compiled(x)
+        assert {row.module for row in ctx.precisions()} == {""}
+        ctx.watch(net)
+        compiled(x)
+        assert {row.module for row in ctx.precisions()} == {"", "head"}
+
+
+def test_a_watched_model_can_be_pickled_inside(file):
+    names = file("[ByNodeName]\nhead=high_precision\n")
+    net = Net()
+    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
+        ctx.watch(net)
+        other = pickle.loads(pickle.dumps(net))
+        assert torch.equal(other(torch.ones(1, 4)), net(torch.ones(1, 4)))
+    assert torch.equal(other(torch.ones(1, 4)), net(torch.ones(1, 4)))
+
+
+def test_customize_dtypes_by_name_and_with_a_bias(file):
+    dtypes = file("head::InputDtype:float16,float16,OutputDtype:float32\n", "dtypes.cfg")
+    net = Net()
+    with msctx.context(customize_dtypes=dtypes) as ctx:
+        ctx.watch(net)
+        with Recorded() as seen:
+            assert net(torch.randn(3, 4)).dtype == FP32
+    assert [set(dtypes) for name, dtypes in seen.calls if name == "addmm"] == [{FP32}, {FP32}, {FP16}]
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d", "matmul"])
+def test_a_rule_holds_for_what_an_operator_is_made_of(file, name):
+    lists = file(f'{{"white-list": {{"to-remove": ["{name}"]}}, "black-list": {{"to-remove": ["softmax"]}}}}', "a.json")
+    x = torch.randn(1, 1, 4, 4)
+    calls = {
+        "linear": lambda: nn.functional.linear(x, x[0, 0]),
+        "conv2d": lambda: nn.functional.conv2d(x, x),
+        "matmul": lambda: x @ x,
+    }
+    with msctx.context(precision_mode="allow_mix_precision_bf16", modify_mixlist=lists):
+        assert calls[name]().dtype == FP32
+        assert torch.softmax(x.bfloat16(), -1).dtype == BF16
+
+
+def test_a_dtype_of_the_call_holds_for_what_it_is_made_of():
+    x = torch.randn(4, 4)
+    with msctx.context(precision_mode="force_fp16"):
+        assert torch.softmax(x, -1, dtype=FP32).dtype == FP32
+        assert nn.functional.log_softmax(x, -1, dtype=FP32).dtype == FP32
+
+
+def test_missing_kernels_raise_where_that_is_asked_for():
+    x = torch.eye(4)
+    with msctx.context(precision_mode="force_fp16", enable_reduce_precision=False), pytest.raises(RuntimeError, match="Half"):
+        torch.linalg.inv(x)
+    with msctx.context(precision_mode="force_fp16") as ctx:
+        torch.linalg.inv(x)
+    assert "computed_again" in str(ctx.precisions())
 
 
 def test_a_failing_module_leaves_its_policy(file):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import msctx
 from msctx.native import precision
+from msctx.options.precision_rules import MODES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -152,14 +153,161 @@ def test_double_backward():
     assert torch.isfinite(x.grad).all()
 
 
+@pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_computes_again_in_the_same_dtypes(reentrant):
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
+def test_a_checkpoint_computes_again_in_the_same_dtypes(mode, reentrant, inside):
+    """It enters the autocast of its forward pass again, which is the policy's and not torch's own."""
+    if not (inside or reentrant) and mode == "must_keep_origin_dtype":
+        pytest.skip("nothing is in force after the block, and nothing was inside")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+    x, gradients = torch.randn(3, 4), []
+    for run in (model, lambda t: checkpoint(model, t, use_reentrant=reentrant)):
+        model.zero_grad()
+        t = x.clone().requires_grad_()
+        with msctx.context(precision_mode=mode):
+            y = run(t)
+            if inside or run is not model:
+                y.float().square().sum().backward()
+        if not inside and run is model:
+            y.float().square().sum().backward()
+        gradients.append([t.grad, *(p.grad for p in model.parameters())])
+    for plain, again in zip(*gradients, strict=True):
+        assert torch.equal(plain, again)
+
+
+def test_a_recorded_backward_pass_is_still_one():
+    """What an inner autocast computed in float32 has its gradient in float32, also where that records a graph."""
     x = torch.randn(4, 4, requires_grad=True)
     with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        y = checkpoint(lambda t: torch.tanh(t @ t), x, use_reentrant=reentrant)
+        with torch.autocast("cpu", enabled=False):
+            y = x @ x
         with Recorded() as seen:
-            y.sum().backward()
-    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(BF16, BF16)}
+            torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, 0.01, foreach=False),
+    "foreach Adam": lambda p: torch.optim.Adam(p, 0.01, foreach=True),
+    "fused Adam": lambda p: torch.optim.Adam(p, 0.01, fused=True),
+    "fused SGD": lambda p: torch.optim.SGD(p, 0.01, fused=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, 0.01),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, 0.1, max_iter=4),
+}
+
+
+@pytest.mark.parametrize("mode", ["force_fp16", "allow_mix_precision_fp16"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
+def test_optimizers_compute_as_without_a_policy(name, mode):
+    torch.manual_seed(0)
+    parameters = [[torch.randn(4, 4).requires_grad_(), torch.randn(4).requires_grad_()]]
+    parameters.append([p.detach().clone().requires_grad_() for p in parameters[0]])
+    gradients = [[torch.randn_like(p) * 1e-3 for p in parameters[0]] for _ in range(3)]
+    for these, scope in zip(parameters, (nullcontext(), msctx.context(precision_mode=mode)), strict=True):
+        optimizer = OPTIMIZERS[name](these)
+        for step in gradients:
+
+            def closure(these=these, step=step):
+                for p, g in zip(these, step, strict=True):
+                    p.grad = g.clone()
+                return torch.zeros(())
+
+            with scope:
+                optimizer.step(closure)
+    for one, other in zip(*parameters, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_closure_computes_under_the_policy():
+    found = []
+    weight = torch.randn(4, 4).requires_grad_()
+    optimizer = torch.optim.LBFGS([weight], 0.1, max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        found.append((weight @ weight).dtype)
+        loss = (weight @ weight).float().square().sum()
+        loss.backward()
+        return loss
+
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        optimizer.step(closure)
+    assert set(found) == {BF16}
+
+
+def test_a_step_that_fails_does_not_end_the_policy():
+    class Fails(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            raise ValueError("on purpose")
+
+    optimizer = Fails([torch.ones(2, 2).requires_grad_()], 0.1)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        with pytest.raises(ValueError, match="on purpose"):
+            optimizer.step()
+        assert product() == BF16
+    with msctx.context(precision_mode="allow_mix_precision_bf16"), torch.no_grad():
+        assert product() == BF16
+
+
+def test_no_hooks_are_left_on_optimizers():
+    from torch.optim.optimizer import _global_optimizer_post_hooks as post
+    from torch.optim.optimizer import _global_optimizer_pre_hooks as pre
+
+    before = (len(pre), len(post))
+    with msctx.context(precision_mode="force_fp16"), msctx.context(precision_mode="force_fp32"):
+        assert (len(pre), len(post)) == (before[0] + 1, before[1] + 1)
+    assert (len(pre), len(post)) == before
+
+
+def test_a_backward_pass_in_float16_without_a_scaler_is_told(passes):
+    passes("""
+        import gc, warnings, torch, msctx
+        x = torch.randn(4, 4, requires_grad=True)
+        def told(scaler):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
+                    keep = ctx.grad_scaler() if scaler else None
+                    (x @ x).float().sum().backward()
+            return [str(w.message) for w in found if "GradScaler" in str(w.message)]
+        assert len(told(False)) == 1 and not told(False)
+    """)
+    passes("""
+        import warnings, torch, msctx
+        warnings.simplefilter("error")
+        x = torch.randn(4, 4, requires_grad=True)
+        with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
+            scaler = ctx.grad_scaler()
+            scaler.scale((x @ x).float().sum()).backward()
+    """)
+
+
+def test_policies_set_for_the_process_can_be_asked_for():
+    msctx.set_context(precision_mode="allow_mix_precision_bf16")
+    try:
+        before = sum(row.calls for row in msctx.precisions() if row.operator == "matmul")
+        product()
+        assert sum(row.calls for row in msctx.precisions() if row.operator == "matmul") == before + 1
+    finally:
+        msctx.reset_context()
+
+
+def test_another_devices_policy_leaves_what_governs_here():
+    with msctx.context(precision_mode="force_fp32"), torch.autocast("cpu", BF16):
+        assert product() == BF16
+        found = precision.save("cuda")
+        precision.write("cuda", '{"precision_mode":"force_fp16"}')
+        assert product() == BF16
+        precision.load("cuda", found)
+        assert product() == BF16
 
 
 def test_vmap_and_functional_grad():
@@ -184,10 +332,12 @@ def test_custom_functions_of_autocast_still_work():
             return g @ x.t() + x.t() @ g
 
     x = torch.randn(4, 4, requires_grad=True)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+    with msctx.context(precision_mode="force_fp32"):
         y = Cube.apply(x)
         assert y.dtype == FP32
-        y.sum().backward()
+        with Recorded() as seen:
+            y.sum().backward()
+    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}
 
 
 def test_weights_that_change_are_cast_again():

@@ -70,6 +70,11 @@ GOOD: list[tuple[str, str, Any]] = [
         '{"black-list": {"to-remove": ["mm"]}, "white-list": {"to-remove": ["mm"]}}',
         {"black-list": {"to-remove": ["mm"]}, "white-list": {"to-remove": ["mm"]}},
     ),
+    (
+        "MIXLIST",  # types of CANN's may share an operator
+        '{"black-list": {"to-add": ["MatMul"]}, "white-list": {"to-add": ["BatchMatMul"]}}',
+        {"black-list": {"to-add": ["MatMul"]}, "white-list": {"to-add": ["BatchMatMul"]}},
+    ),
     ("MIXLIST", '{"gray-list": {"to-add": []}}', {"gray-list": {"to-add": []}}),
     (
         "CUSTOMIZE_DTYPES",
@@ -204,7 +209,15 @@ BAD = [
         OPERATOR,
         "softmax or _softmax or SoftmaxV2",
     ),
+    (
+        *("OP_PRECISION_MODE", "mm=high_precision\nMatMul=high_performance", "2:8", "ByOpType.MatMul"),
+        *("MatMul and mm are one operator: high_performance and high_precision exclude each other", "", ""),
+    ),
     # lists of operators
+    (
+        *("MIXLIST", '{"black-list": {"to-add": ["mm"]}, "white-list": {"to-add": ["MatMul"]}}', "1:62"),
+        *("white-list.to-add.0", "MatMul stands in black-list.to-add already as mm", "", ""),
+    ),
     (
         *("MIXLIST", '{ // x\n"blak-list": {}}', "2:1", "blak-list", "there is no such key"),
         *("black-list, white-list, gray-list", "black-list"),

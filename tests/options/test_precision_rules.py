@@ -101,6 +101,11 @@ def test_mixlist_says_nothing_without_a_mixed_mode():
     assert rules(precision_mode="force_fp16", modify_mixlist=lists)["mm"].computes_in("float32") == "float16"
 
 
+def test_what_is_not_on_a_list_is_not_removed_from_it():
+    lists = {"black-list": {"to-remove": ["mm"]}}
+    assert rules(precision_mode="allow_mix_precision", modify_mixlist=lists)["mm"].computes_in("float32") == "float16"
+
+
 def test_adding_wins_over_removing():
     lists = {"white-list": {"to-remove": ["mm"]}, "black-list": {"to-add": ["mm"]}}
     found = rules(precision_mode="allow_mix_precision", modify_mixlist=lists)
@@ -110,9 +115,34 @@ def test_adding_wins_over_removing():
 def test_op_precision_mode_by_type():
     content = {"ByOpType": {"SoftmaxV2": "high_precision", "exp": "high_performance"}, "ByNodeName": {}}
     found = rules(precision_mode="allow_mix_precision", op_precision_mode=content)
-    assert (found["softmax"].computes_in("float16"), found["softmax"].gives("float16")) == ("float32", "float16")
+    assert (found["softmax"].computes_in("float16"), found["softmax"].gives("float16")) == ("float32", "float32")
     assert found["exp"].computes_in("float16") == "float16"
     assert found["log"].computes_in("float16") == "float32"
+
+
+WAYS = {
+    # what holds without: the rule of a mode → high_precision; high_performance, for float32, float16, bfloat16 → results
+    ("allow_mix_precision_bf16", "mm"): ("float32 float32 float32 bfloat16", "bfloat16 bfloat16 bfloat16 bfloat16"),
+    ("allow_mix_precision_bf16", "exp"): ("float32 float32 float32 float32", "float32 float16 bfloat16 bfloat16"),
+    ("allow_mix_precision_bf16", "gelu"): ("float32 float32 float32 bfloat16", "float32 float16 bfloat16 bfloat16"),
+    ("force_fp16", "mm"): ("float32 float32 float32 float16", "float16 float16 float16 float16"),
+    ("force_fp16", "exp"): ("float32 float32 float32 float16", "float16 float16 float16 float16"),
+    ("allow_fp32_to_fp16", "mm"): ("float32 float32 float32 bfloat16", "float16 float16 bfloat16 bfloat16"),
+    ("must_keep_origin_dtype", "mm"): ("float32 float32 float32 bfloat16", "float32 float16 bfloat16 bfloat16"),
+}
+
+
+@pytest.mark.parametrize(("mode", "op"), WAYS)
+@pytest.mark.parametrize("way", ["high_precision", "high_performance", "keep_fp16"])
+def test_a_way_of_computing_is_laid_over_the_mode(mode, op, way):
+    rule = rules(precision_mode=mode, op_precision_mode={"ByOpType": {op: way}, "ByNodeName": {}})[op]
+    alone = rules(precision_mode=mode).get(op)
+    if way == "keep_fp16":
+        assert [rule.computes_in(d) for d in DTYPES] == [alone.computes_in(d) if alone else d for d in DTYPES]
+        return
+    *computed, given = WAYS[mode, op][way == "high_performance"].split()
+    assert [rule.computes_in(d) for d in DTYPES] == computed
+    assert rule.gives("bfloat16") == given
 
 
 def test_check_of_indices_leaves_the_dtypes_of_the_mode():
