@@ -109,17 +109,18 @@ CODE = """
         with msctx.context(precision_mode=mode):
             return compiled(x).dtype
     print([str(run(mode)) for mode in {modes}])
+    print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"])
 """
 
 
 def test_code_on_disk(passes: Callable[..., str], tmp_path: Path):
     """Each process finds what the ones before it have compiled, and takes only what is its own."""
     folder = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    first = ["allow_fp32_to_bf16", ""]
-    assert passes(CODE.format(modes=first), env=folder).split("\n")[0] == "['torch.float32', 'torch.float32']"
-    for modes, dtypes in (
-        (["", "force_fp16", "allow_mix_precision_bf16"], ["float32", "float16", "float32"]),
-        (["force_fp16", "", "force_fp16"], ["float16", "float32", "float16"]),
+    for modes, dtypes, hits, misses in (
+        (["allow_fp32_to_bf16", ""], ["float32", "float32"], 0, 2),
+        (["", "force_fp16", "allow_mix_precision_bf16"], ["float32", "float16", "float32"], 1, 2),
+        (["force_fp16", "", "force_fp16"], ["float16", "float32", "float16"], 2, 0),
     ):
-        found = passes(CODE.format(modes=modes), env=folder).split("\n")[0]
+        found, counted = passes(CODE.format(modes=modes), env=folder).split("\n")[:2]
         assert found == str([f"torch.{dtype}" for dtype in dtypes])
+        assert counted == f"{hits} {misses}"

@@ -64,7 +64,10 @@ def test_compute_and_output_dtype(mode, name, dtype, device):
     with msctx.context(precision_mode=mode) as ctx:
         with Recorded() as forward:
             y = CALLS[name](x)
-        y.backward(torch.ones_like(y))
+        with Recorded() as backward:
+            y.backward(torch.ones_like(y))
+    products = [dtypes for op, dtypes in backward.calls if op in ("mm", "bmm", "convolution_backward")]
+    assert {d for dtypes in products for d in dtypes} <= {of(rule.computes_in(dtype))}
     assert y.dtype == of(rule.gives(dtype))
     assert forward.calls
     assert forward.dtypes <= {of(rule.computes_in(dtype))}
