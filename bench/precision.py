@@ -95,7 +95,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
                 with scope:
                     found = gradient(model, images[f])
                 errors[mode] = float((found - truth).abs().max()) / scale
-                rows = scope.precisions() if isinstance(scope, msctx.Context) else ()
+                rows = () if isinstance(scope, nullcontext) else scope.precisions()
                 dtypes[mode] = sorted({r.dtype for r in rows if r.operator in ("conv2d", "linear", "matmul", "addmm")})
             run = lambda number, model=model, f=f: gradient(model, images[f])  # noqa: E731
             contenders.append(contest.Contender(mode, f, lambda scope=scope: scope, run))

@@ -1,4 +1,4 @@
-"""The GradScaler of a context counts the steps that overflow, and a run records them; digits learn in float16 what they learn in float32."""
+"""The GradScaler of a context counts steps that overflow, and a run records them; digits are learnt in float16 as in float32."""
 
 from __future__ import annotations
 
@@ -59,16 +59,9 @@ def test_digits_in_float16(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     found = {}
     for mode in ("must_keep_origin_dtype", "allow_mix_precision_fp16"):
-        words = [
-            "configs/experiments/digits.yaml",
-            f"precision_mode={mode}",
-            "args.epochs=5",
-            "--out",
-            str(tmp_path / mode),
-            "--json",
-        ]
+        words = ["run", "configs/experiments/digits.yaml", f"precision_mode={mode}", "args.epochs=5", "--json"]
         with pytest.raises(SystemExit) as end:
-            main(["run", *words])
+            main([*words, "--out", str(tmp_path / mode)])
         assert not end.value.code
         capsys.readouterr()
         found[mode] = json.loads((tmp_path / mode / "result.json").read_text())
