@@ -77,6 +77,10 @@ def gradient(model: Any, x: Any) -> Any:
     return weight.grad
 
 
+def step_of(model: Any, x: Any) -> Callable[[int], Any]:
+    return lambda number: gradient(model, x)
+
+
 def measure(name: str, seconds: float) -> dict[str, Any]:
     import torch
 
@@ -101,8 +105,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
                 errors[mode] = float((found - truth).abs().max()) / scale
                 rows = () if isinstance(scope, nullcontext) else scope.precisions()
                 dtypes[mode] = sorted({r.dtype for r in rows if r.operator in ("conv2d", "linear", "matmul", "addmm")})
-            run = lambda number, model=model, f=f: gradient(model, images[f])  # noqa: E731
-            contenders.append(contest.Contender(mode, f, lambda scope=scope: scope, run))
+            contenders.append(contest.Contender(mode, f, lambda scope=scope: scope, step_of(model, images[f])))
     return {"ms": contest.fastest(contenders, seconds), "errors": errors, "dtypes": dtypes}
 
 

@@ -85,7 +85,7 @@ def modify_mixlist(want: Want) -> Outcome:
             if (ops := operators.resolve(name)) and not any(colour_of(op) == colour for op in ops):
                 told.append(f"{name} is not on the {colour}")
     told += _without_operator(n for moves in (want.content or {}).values() for names in moves.values() for n in names)
-    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
+    return _with(want, told)
 
 
 @effect("customize_dtypes")
@@ -98,7 +98,7 @@ def customize_dtypes(want: Want) -> Outcome:
         every = [dtype for dtypes in listed.values() for dtype in dtypes]
         told += [f"{name}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
         told += [f"{name}: what follows the eighth dtype is as that one"] if any(len(d) > 8 for d in listed.values()) else []
-    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
+    return _with(want, told)
 
 
 @effect("op_precision_mode")
@@ -116,7 +116,7 @@ def op_precision_mode(want: Want) -> Outcome:
             )
     if "support_out_of_bound_index" in [*types.values(), *names.values()]:
         told.append("indices are checked in eager code, for operators that make new tensors; inductor checks its own")
-    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
+    return _with(want, told)
 
 
 @effect("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini")
@@ -127,7 +127,7 @@ def implementation(want: Want) -> Outcome:
     told = list(_without_operator(types))
     if told and len(told) == len(types):
         return inert("; ".join(told))
-    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
+    return _with(want, told)
 
 
 @effect("enable_reduce_precision")
@@ -138,6 +138,11 @@ def enable_reduce_precision(want: Want) -> Outcome:
         return refused(want.facts.native)
     differs = "holds for operators that make new tensors, and for eager code: what torch.compile makes still raises"
     return approximated(policy(want), differs)
+
+
+def _with(want: Want, told: list[str]) -> Outcome:
+    """The policy, and what is to be said of it."""
+    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
 
 
 def _sections(want: Want) -> tuple[dict[str, Any], dict[str, Any]]:
