@@ -44,7 +44,7 @@ bool is_slow(const at::Tensor& tensor) {
   static const bool has_unit = table_of("amx_fp16") != nullptr;
   if (tensor.scalar_type() != at::kHalf || has_unit) return false;
   const Combination* combination = combination_in_force();
-  return combination && (*combination)[0] && (*combination)[0]->low == at::kHalf;
+  return combination && combination->policies[0] && combination->policies[0]->low == at::kHalf;
 }
 at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::kFloat); }
 

@@ -1,11 +1,11 @@
 // Precision policies: what runs at PyTorch's autocast keys, in which dtypes each operator computes.
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/aminmax_ops.h>
 #include <ATen/ops/to_ops.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <map>
 #include <string_view>
@@ -29,7 +29,6 @@ std::atomic<bool> lowered{false};     // something that will have gradients was 
 // While an optimizer steps: its own arithmetic is none of a model. What a closure computes inside it, with gradients, is.
 thread_local bool is_paused = false;
 
-bool in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
 // A backward pass computes in the dtypes of its forward pass, whose results it is given, also where it records a graph for another one.
 // Only checkpoints compute the forward pass again inside it: they record, under the autocast of their forward pass.
 bool is_backward() { return in_backward_pass() && (!c10::GradMode::is_enabled() || nested() <= 0); }
@@ -71,8 +70,9 @@ class Governed final : public c10::OperatorKernel {
     const c10::DispatchKey key = keys_of_devices[device_];
     const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
     const Combination* combination = combination_in_force();
-    const PrecisionPolicy* policy = combination ? (*combination)[size_t(device_)] : nullptr;
-    if (!policy || is_overruled(*policy, device_, in_backward_pass())) {
+    const PrecisionPolicy* policy = combination ? combination->policies[size_t(device_)] : nullptr;
+    if (!policy || is_overruled(*policy, device_)) {
+      if (!combination && c10::GradMode::is_enabled()) notice_late_checkpoint(op);
       if (!before_.call(op, keys, stack)) op.redispatchBoxed(below, stack);
       return;
     }
@@ -291,6 +291,19 @@ class Governed final : public c10::OperatorKernel {
   void remember_lowered(const Stack& stack, const c10::OperatorHandle& op) const {
     const c10::IValue& last = stack[stack.size() - op.schema().returns().size()];
     if (last.isTensor() && last.toTensor().defined() && last.toTensor().requires_grad()) lowered.store(true, std::memory_order_relaxed);
+  }
+
+  // A checkpoint whose backward pass begins after the block computes its forward pass again under torch's own autocast, all that is
+  // left of the policy: other values, or an error of the checkpoint.
+  void notice_late_checkpoint(const c10::OperatorHandle& op) const {
+    static std::atomic<bool> told{false};
+    if (!in_backward_pass() || told.load(std::memory_order_relaxed)) return;
+    const c10::ScalarType dtype = at::autocast::get_autocast_dtype(types_of_devices[device_]);
+    if (!was_lowered_to(dtype) || told.exchange(true)) return;
+    const std::string text = op.schema().name() + " is computed again in a backward pass, under PyTorch's own autocast in " + c10::toString(dtype) +
+                             ": no precision policy is in force here. If the forward pass of this checkpoint ran under one, its values differ: "
+                             "call backward() inside the block";
+    TORCH_CHECK(!tell("late_checkpoint", text), text);
   }
 
   // Gradients in float16 that nobody scales vanish below 6e-8.

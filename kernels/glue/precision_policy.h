@@ -52,7 +52,11 @@ struct PrecisionPolicy {
   mutable std::vector<PrecisionCounts> counts;
 };
 
-using Combination = std::array<const PrecisionPolicy*, precision_devices>;
+// The policies of the devices. Where a torch.autocast overrules some of them, that too has a number, so that compiled code is told apart.
+struct Combination {
+  std::array<const PrecisionPolicy*, precision_devices> policies;
+  int first, overruled;  // the number while nothing is overruled; a bit for each device that is
+};
 
 // What is in force in this thread: nullptr: nothing. It travels to the threads of the backward pass, and is part of what compiled
 // code is guarded by: its number is kept as the autocast dtypes of devices that nobody has.
@@ -62,6 +66,9 @@ const Combination* combination_in_force();
 int nested();
 // Whether a torch.autocast that was entered later than the policy governs this device. What a backward pass enters again (checkpoints,
 // custom_bwd) is the state of its forward pass, which was the policy's own.
-bool is_overruled(const PrecisionPolicy&, int device, bool in_backward_pass);
+bool is_overruled(const PrecisionPolicy&, int device);
+bool in_backward_pass();
+// Whether some policy of this process has lowered to a dtype.
+bool was_lowered_to(c10::ScalarType);
 
 }  // namespace msctx::glue

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
+from msctx.native.holders import Held
 
-_lock = threading.Lock()
-_holders = 0
-_handles: tuple[Any, ...] = ()
+
+def _install() -> Callable[[], None]:
+    from torch.optim import optimizer
+
+    begins, ended = optimizer.register_optimizer_step_pre_hook, optimizer.register_optimizer_step_post_hook
+    handles = (begins(_begin), ended(_end))
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+_hooks = Held(_install)
 
 
 def want(count: int) -> None:
     """So many more policies are in force in this thread."""
-    global _holders, _handles
-    if not count:
-        return
-    from torch.optim import optimizer
-
-    with _lock:
-        _holders += count
-        if not _handles:
-            begins, ended = optimizer.register_optimizer_step_pre_hook, optimizer.register_optimizer_step_post_hook
-            _handles = (begins(_begin), ended(_end))
+    _hooks.want(count)
 
 
 def release(count: int) -> None:
-    global _holders, _handles
-    if not count:
-        return
-    with _lock:
-        _holders -= count
-        if not _holders:
-            for handle in _handles:
-                handle.remove()
-            _handles = ()
-    _pause(False)  # a step that raised has not ended it
+    _hooks.release(count)
+    if count:
+        _pause(False)  # a step that raised has not ended it
 
 
 @outside_dynamo

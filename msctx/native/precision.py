@@ -12,13 +12,13 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native import core, named_modules, optimizers
+from msctx.native import autocasts, core, named_modules, optimizers
 from msctx.options import operators
 from msctx.options.precision_rules import ORIGIN, Precision, Rule, precision_of
 
@@ -51,10 +51,11 @@ class _Known(Structure):
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_precision_install": (c_int, [c_int, POINTER(c_char_p), c_int, POINTER(c_char_p)]),
     "msctx_precision_policy": (c_int, [POINTER(_Rule), c_int, c_int, c_int, c_int]),
-    "msctx_precision_combination": (c_int, [POINTER(c_int32)]),
+    "msctx_precision_combination": (c_int, [POINTER(c_int32), c_uint32]),
     "msctx_precision_here": (None, [c_int, POINTER(_Known)]),
     "msctx_precision_know": (None, [c_int, POINTER(_Known)]),
     "msctx_precision_switch": (c_int, [c_int]),
+    "msctx_precision_note_autocasts": (c_int, []),
     "msctx_precision_pause": (None, [c_int]),
     "msctx_precision_counts": (None, [c_int, POINTER(c_int64), c_int]),
 }
@@ -77,6 +78,8 @@ _lock = threading.Lock()
 _installed: set[str] = set()
 _sent: dict[str, _Sent] = {}
 _combined: dict[tuple[int, ...], int] = {}
+_contents: dict[int, str] = {}
+"""Number of a combination → what it says, in any process."""
 _in_force: Counter[int] = Counter()
 """Number of a policy → in how many threads it is in force."""
 
@@ -94,6 +97,7 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}  # device → what is in force
         self.found_tag: Any = None  # of compiled code on disk, while something is in force
+        self.noted = -1  # what the tag now says: see msctx_precision_note_autocasts
 
 
 _here = _Here()
@@ -163,15 +167,33 @@ def _send(text: str) -> _Sent:
     return found
 
 
+_TOO_MANY = "this process has used some 1600 different precision policies: no more can be told apart"
+
+
+def _content(policy: int) -> tuple[str, str] | None:
+    """The text of a policy, and the module that it is for."""
+    for text, sent in _sent.items():
+        for path, number in {"": sent.number, **sent.modules}.items():
+            if number == policy:
+                return text, path
+    return None
+
+
 def _combination(policies: tuple[int, ...]) -> int:
     key = (*policies, named_modules.generation())  # compiled code knows nothing of hooks: with new ones it is made anew
     with _lock:
         if (number := _combined.get(key)) is None:
-            number = int(_library().msctx_precision_combination((c_int32 * 3)(*policies)))
+            content = repr([_content(policy) for policy in policies])
+            wanted = int(_digest(content)[:8], 16)
+            number = int(_library().msctx_precision_combination((c_int32 * 3)(*policies), wanted))
             if number < 0:
-                raise NativeError("this process has used some 1600 different precision policies: no more can be told apart")
-            _combined[key] = number
+                raise NativeError(_TOO_MANY)
+            _combined[key], _contents[number] = number, content
     return number
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 # --- what is in force -------------------------------------------------------------------------------------------------
@@ -218,6 +240,7 @@ def load(device: str, state: State) -> None:
     torch.set_autocast_enabled(word, state.enabled)
     torch.set_autocast_dtype(word, state.dtype)
     _library().msctx_precision_know(DEVICES.index(device), None if state.known is None else ctypes.byref(state.known))
+    note_autocasts()
 
 
 def write(device: str, text: str) -> None:
@@ -232,6 +255,7 @@ def write(device: str, text: str) -> None:
     if precision.low:
         torch.set_autocast_dtype(word, getattr(torch, precision.low))
     _library().msctx_precision_know(DEVICES.index(device), None)
+    note_autocasts()
 
 
 def _set_text(device: str, text: str | None) -> None:
@@ -244,6 +268,7 @@ def _set_text(device: str, text: str | None) -> None:
             note(number)
     named_modules.want(name for sent in after for name in sent.modules)
     optimizers.want(len(after))
+    autocasts.want(len(after))
     try:
         combination = _combination(tuple(_number(texts.get(d)) for d in DEVICES)) if texts else -1
     except NativeError:
@@ -251,10 +276,10 @@ def _set_text(device: str, text: str | None) -> None:
         raise
     else:
         _library().msctx_precision_switch(combination)
-        _set_tag(texts)
     finally:
         named_modules.release(name for sent in before for name in sent.modules)
         optimizers.release(len(before))
+        autocasts.release(len(before))
         if texts is not None:
             with _lock:
                 _in_force.update(numbers)
@@ -266,20 +291,29 @@ def _number(text: str | None) -> int:
     return -1 if text is None else _send(text).number
 
 
-def _set_tag(texts: dict[str, str]) -> None:
-    """torch.compiler.config.cache_key_tag, in this thread: the user's own, with what tells our policies apart."""
+def note_autocasts() -> None:
+    """What is in force in this thread, or what a torch.autocast leaves of it, has changed: compiled code is told apart by it.
+
+    In this process by a number that Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
+    """
+    noted = int(_library().msctx_precision_note_autocasts())
+    if noted == -2:
+        raise NativeError(_TOO_MANY)
+    if noted == _here.noted or not (_here.texts or _here.found_tag):
+        return
+    _here.noted = noted
     import torch.compiler.config as config
 
     entry: Any = config._config["cache_key_tag"]  # type: ignore[attr-defined]
-    if texts and not _here.texts:
-        _here.found_tag = (entry.user_override.get(), config.cache_key_tag)
-    if texts:
-        digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:16]
-        config.cache_key_tag = f"{_here.found_tag[1]}msctx-precision-{digest}"
-    elif _here.texts:
-        override, tag = _here.found_tag
-        config.cache_key_tag = tag  # marks what is kept of the configuration as stale
+    if noted < 0:
+        override, config.cache_key_tag = _here.found_tag  # the assignment marks what is kept of the configuration as stale
         entry.user_override.set(override)
+        _here.found_tag = None
+        return
+    if _here.found_tag is None:
+        _here.found_tag = (entry.user_override.get(), config.cache_key_tag)
+    number, overruled = divmod(noted, 1 << len(DEVICES))
+    config.cache_key_tag = f"{_here.found_tag[1]}msctx-precision-{_digest(_contents[number])}-{overruled}"
 
 
 def inside(match: Callable[[Iterable[str]], str | None]) -> int | None:
@@ -295,13 +329,15 @@ def inside(match: Callable[[Iterable[str]], str | None]) -> int | None:
 
 def switch(number: int) -> int:
     """Put a combination in force in this thread; returns the one before."""
-    return int(_library().msctx_precision_switch(number))
+    before = int(_library().msctx_precision_switch(number))
+    note_autocasts()
+    return before
 
 
 def enter_again() -> None:
     """What is in force in this thread gets another number: more modules are named by now."""
     if _here.texts:
-        _library().msctx_precision_switch(_combination(tuple(_number(_here.texts.get(d)) for d in DEVICES)))
+        switch(_combination(tuple(_number(_here.texts.get(d)) for d in DEVICES)))
 
 
 def pause(is_stepping: bool) -> None:

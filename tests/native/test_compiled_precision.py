@@ -85,6 +85,55 @@ def test_autocast_inside_compiled_code():
             assert (one.dtype, other.dtype) == (FP32, BF16)
 
 
+@pytest.mark.parametrize("policy_first", [True, False])
+@pytest.mark.parametrize("mode", ["allow_fp32_to_bf16", "allow_mix_precision_bf16", "force_fp32", "must_keep_origin_dtype"])
+def test_autocast_of_the_very_dtype_of_the_mode(mode, policy_first):
+    """torch's own autocast gives both in bfloat16 on CPU; none of these modes does."""
+
+    def both(x):
+        return x @ x, torch.softmax(x @ x, -1)
+
+    compiled, x = torch.compile(both, backend="aot_eager"), torch.randn(4, 4)
+
+    def dtypes(call):
+        return [found.dtype for found in call(x)]
+
+    with msctx.context(precision_mode=mode):
+        for _ in range(2):
+            if policy_first:
+                assert dtypes(compiled) == dtypes(both)
+            with torch.autocast("cpu"):
+                assert dtypes(compiled) == dtypes(both) == [BF16, BF16]
+                with torch.autocast("cpu"), msctx.context(precision_mode="force_fp16"):
+                    assert dtypes(compiled) == [FP16, FP16]
+                with torch.autocast("cpu", enabled=False):
+                    assert dtypes(compiled) == [FP32, FP32]
+                assert dtypes(compiled) == [BF16, BF16]
+            assert dtypes(compiled) == dtypes(both)
+
+
+def test_autocast_around_a_graph_break():
+    def broken(x):
+        with torch.autocast("cpu"):
+            one = x @ x
+            torch._dynamo.graph_break()
+            two = x @ x
+        return one, two, x @ x
+
+    compiled, x = torch.compile(broken, backend="aot_eager"), torch.randn(4, 4)
+    for _ in range(2):
+        with msctx.context(precision_mode="allow_fp32_to_bf16"):
+            assert [found.dtype for found in compiled(x)] == [BF16, BF16, FP32]
+        assert [found.dtype for found in compiled(x)] == [BF16, BF16, FP32]
+
+
+def test_what_was_patched_is_put_back():
+    found = torch.set_autocast_cache_enabled
+    with msctx.context(precision_mode="force_fp16"), msctx.context(precision_mode="force_fp32"):
+        assert torch.set_autocast_cache_enabled is not found
+    assert torch.set_autocast_cache_enabled is found
+
+
 def test_a_policy_of_another_thread():
     import threading
 
@@ -106,6 +155,9 @@ CODE = """
     def run(mode):
         if not mode:
             return compiled(x).dtype
+        if mode.startswith("autocast in "):
+            with msctx.context(precision_mode=mode[12:]), torch.autocast("cpu"):
+                return compiled(x).dtype
         with msctx.context(precision_mode=mode):
             return compiled(x).dtype
     print([str(run(mode)) for mode in {modes}])
@@ -116,10 +168,11 @@ CODE = """
 def test_code_on_disk(passes: Callable[..., str], tmp_path: Path):
     """Each process finds what the ones before it have compiled, and takes only what is its own."""
     folder = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    in_mode = "autocast in allow_mix_precision_bf16"
     for modes, dtypes, hits, misses in (
-        (["allow_fp32_to_bf16", ""], ["float32", "float32"], 0, 2),
+        (["allow_fp32_to_bf16", "", in_mode], ["float32", "float32", "bfloat16"], 0, 3),
         (["", "force_fp16", "allow_mix_precision_bf16"], ["float32", "float16", "float32"], 1, 2),
-        (["force_fp16", "", "force_fp16"], ["float16", "float32", "float16"], 2, 0),
+        (["allow_mix_precision_bf16", in_mode, "force_fp16", ""], ["float32", "bfloat16", "float16", "float32"], 4, 0),
     ):
         found, counted = passes(CODE.format(modes=modes), env=folder).split("\n")[:2]
         assert found == str([f"torch.{dtype}" for dtype in dtypes])

@@ -171,6 +171,39 @@ def test_a_checkpoint_computes_again_in_the_same_dtypes(mode, reentrant):
         assert torch.equal(plain, again)
 
 
+LATE = """
+    import torch, msctx, warnings
+    from torch.utils.checkpoint import checkpoint
+
+    model = torch.nn.Linear(4, 4)
+    def passes():
+        x = torch.randn(3, 4, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = checkpoint(model, x, use_reentrant={reentrant})
+        y.float().sum().backward()
+    warnings.simplefilter("error")
+    passes()  # torch alone: there is nothing to say
+    x = torch.randn(3, 4, requires_grad=True)
+    with msctx.context(precision_mode="{mode}"):
+        y = checkpoint(model, x, use_reentrant={reentrant})
+    warnings.simplefilter("always")
+    for _ in range(2):
+        try:
+            with warnings.catch_warnings(record=True) as found:
+                y.float().sum().backward(retain_graph=True)
+        except torch.utils.checkpoint.CheckpointError:
+            print("CheckpointError")
+        print([str(one.message) for one in found if "computed again in a backward pass" in str(one.message)])
+"""
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_whose_backward_pass_begins_after_the_block(passes, reentrant):
+    first, *rest = passes(LATE.format(mode="allow_mix_precision_bf16", reentrant=reentrant)).splitlines()
+    assert "call backward() inside the block" in first
+    assert rest == ["[]"]
+
+
 def test_a_recorded_backward_pass_is_still_one():
     """What an inner autocast computed in float32 has its gradient in float32, also where that records a graph."""
     x = torch.randn(4, 4, requires_grad=True)
