@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 
@@ -52,14 +53,19 @@ bool lacks_kernel(const c10::Error& error) {
 // One operator at one device's key.
 class Governed final : public c10::OperatorKernel {
  public:
-  Governed(const c10::OperatorHandle& op, int slot, int device, Before before) : slot_(slot), device_(device), before_(std::move(before)) {
+  Governed(const c10::OperatorHandle& op, int slot, int device, bool keeps, Before before)
+      : slot_(slot), device_(device), keeps_(keeps), before_(std::move(before)) {
     const auto& arguments = op.schema().arguments();
+    int tensors = 0;
     for (size_t i = 0; i < arguments.size(); i++) {
       const std::string& name = arguments[i].name();
+      const std::string type = arguments[i].type()->str();
       if (name == "dtype" || name == "out_dtype") dtype_ = int(i);
       if (name == "index" || name == "indices") index_ = int(i);
       if (name == "dim") dim_ = int(i);
       if (name == "running_mean") has_statistics_ = true;
+      if (name == "weight" || name == "bias") weights_.push_back(tensors);
+      tensors += type.rfind("Tensor", 0) == 0;
     }
     // statistics are updated in place, and those of a batch keep their weights with them
     for (size_t i = 0; i < arguments.size(); i++)
@@ -161,7 +167,7 @@ class Governed final : public c10::OperatorKernel {
         is_first = false;
         if (to == tensor.scalar_type()) return at::Tensor();
         inserted++;
-        return cast(tensor, to);
+        return policy.frozen && is_kept(tensor, position, found) ? policy.casts.get(tensor, to) : cast(tensor, to);
       });
     }
     PrecisionCounts& counts = policy.counts[size_t(slot_)];
@@ -182,6 +188,13 @@ class Governed final : public c10::OperatorKernel {
     }
     counts.calls[kind_of(computed)].fetch_add(1, std::memory_order_relaxed);
     if (inserted) counts.casts.fetch_add(inserted, std::memory_order_relaxed);
+  }
+
+  // Whether this is a weight, in a call that does not record its cast. Only of operators whose results are new memory.
+  bool is_kept(const at::Tensor& tensor, int position, const Found& found) const {
+    if (!keeps_ || found.traced || (c10::GradMode::is_enabled() && tensor.requires_grad())) return false;
+    const bool is_named = std::find(weights_.begin(), weights_.end(), position) != weights_.end();
+    return is_named || (tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view());
   }
 
   // A dtype that the call itself names is the caller's word.
@@ -316,8 +329,8 @@ class Governed final : public c10::OperatorKernel {
   }
 
   int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;
-  bool has_statistics_ = false;
-  std::vector<int> inputs_;
+  bool keeps_, has_statistics_ = false;
+  std::vector<int> inputs_, weights_;  // places of arguments; places of weights among those that are tensors
   Before before_;
   std::atomic<bool> lacks_[2]{}, told_[2]{};  // for bfloat16, for float16
 };
@@ -336,9 +349,10 @@ bool is_functional(const c10::FunctionSchema& schema) {
 using namespace msctx;
 using namespace msctx::glue;
 
-// Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors.
+// Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors. `keeps`: those
+// of whose frozen weights casts may be kept.
 // Returns how many overloads; -1: something went wrong, which `problem` tells.
-MSCTX_API int msctx_precision_install(int device, const char* const* names, int count, const char** problem) {
+MSCTX_API int msctx_precision_install(int device, const char* const* names, const uint8_t* keeps, int count, const char** problem) {
   static std::string text;
   try {
     const Silent silent;
@@ -351,7 +365,7 @@ MSCTX_API int msctx_precision_install(int device, const char* const* names, int 
       if (slot == slots.end()) continue;
       const auto op = c10::Dispatcher::singleton().findSchema(name);
       if (!op || !is_functional(op->schema())) continue;
-      auto kernel = std::make_unique<Governed>(*op, slot->second, device, before(*op, key));
+      auto kernel = std::make_unique<Governed>(*op, slot->second, device, keeps[slot->second] != 0, before(*op, key));
       library("aten", key).impl(c10::toString(name).substr(6).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
       found++;
     }

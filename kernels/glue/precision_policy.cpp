@@ -81,8 +81,12 @@ std::pair<bool, c10::ScalarType> autocast_of(int device) {
 
 }  // namespace
 
-PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int operators, int retries_, uint8_t low_)
-    : rules(size_t(operators)), retries(retries_), low(low_ ? std::optional(dtype_of(low_)) : std::nullopt), counts(size_t(operators)) {
+PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int operators, int retries_, uint8_t low_, bool frozen_)
+    : rules(size_t(operators)),
+      retries(retries_),
+      low(low_ ? std::optional(dtype_of(low_)) : std::nullopt),
+      frozen(frozen_),
+      counts(size_t(operators)) {
   for (int i = 0; i < count; i++) rules.at(size_t(given[i].op)) = given[i];
   if (low) lowered_to[kind_of(*low)].store(true, std::memory_order_relaxed);
 }
@@ -113,12 +117,23 @@ using namespace msctx;
 using namespace msctx::glue;
 
 // A new policy's number, or -1: there was no memory.
-MSCTX_API int msctx_precision_policy(const PrecisionRule* rules, int count, int operators, int retries, int low) try {
+MSCTX_API int msctx_precision_policy(const PrecisionRule* rules, int count, int operators, int retries, int low, int frozen) try {
   const std::lock_guard<std::mutex> guard(lock);
-  all().policies.emplace_back(rules, count, operators, retries, uint8_t(low));
+  all().policies.emplace_back(rules, count, operators, retries, uint8_t(low), frozen != 0);
   return int(all().policies.size()) - 1;
 } catch (const std::exception&) {
   return -1;
+}
+
+// Weights may have changed: what is kept of them is made anew.
+MSCTX_API void msctx_precision_thaw(int policy) try {
+  const PrecisionPolicy* found;
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    found = &all().policies.at(size_t(policy));
+  }
+  found->casts.drop();
+} catch (const std::exception&) {  // there is no such policy
 }
 
 // The number of a new combination of policies (-1: none) for the devices, the wanted one if it is free; -1: there can be no more.

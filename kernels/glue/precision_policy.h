@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "glue/kept_casts.h"
 #include "msctx/api.h"
 
 namespace msctx::glue {
@@ -45,10 +46,12 @@ struct PrecisionCounts {
 };
 
 struct PrecisionPolicy {
-  PrecisionPolicy(const PrecisionRule* rules, int count, int operators, int retries, uint8_t low);
+  PrecisionPolicy(const PrecisionRule* rules, int count, int operators, int retries, uint8_t low, bool frozen);
   std::vector<PrecisionRule> rules;  // by operator; all zero: it is left alone
   int retries;                       // 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word
   std::optional<c10::ScalarType> low;  // that its mode lowers to
+  bool frozen;                         // weights do not change while it is in force
+  mutable KeptCasts casts;
   mutable std::vector<PrecisionCounts> counts;
 };
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.policies import policy
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
@@ -102,7 +103,14 @@ def tuning_file(want: Want) -> Outcome:
     return detail(want)
 
 
-@effect("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation", "frozen_weights")
+@effect("frozen_weights")
+def frozen_weights(want: Want) -> Outcome:
+    if not want.facts.native and policy(want):
+        return honoured(reason="part of the precision policy: casts of weights")
+    return detail(want)
+
+
+@effect("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation")
 def detail(want: Want) -> Outcome:
     if want.device == "cuda":
         return not_built(LATER)

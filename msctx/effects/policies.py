@@ -53,6 +53,8 @@ def policy(want: Want) -> dict[str, Any]:
             if mode == "allow_fp32_to_fp16":  # the other one ends an outer autocast, too
                 asked = {}
     text = text_of(asked)
+    if text and want.other("frozen_weights"):
+        text = text_of(asked | {"frozen_weights": True})
     return by_torch_npu | ({f"native.precision.{want.device}": text} if text else {})
 
 

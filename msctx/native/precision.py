@@ -49,8 +49,9 @@ class _Known(Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "msctx_precision_install": (c_int, [c_int, POINTER(c_char_p), c_int, POINTER(c_char_p)]),
-    "msctx_precision_policy": (c_int, [POINTER(_Rule), c_int, c_int, c_int, c_int]),
+    "msctx_precision_install": (c_int, [c_int, POINTER(c_char_p), POINTER(c_uint8), c_int, POINTER(c_char_p)]),
+    "msctx_precision_policy": (c_int, [POINTER(_Rule), c_int, c_int, c_int, c_int, c_int]),
+    "msctx_precision_thaw": (None, [c_int]),
     "msctx_precision_combination": (c_int, [POINTER(c_int32), c_uint32]),
     "msctx_precision_here": (None, [c_int, POINTER(_Known)]),
     "msctx_precision_know": (None, [c_int, POINTER(_Known)]),
@@ -129,8 +130,9 @@ def _install(device: str) -> None:
         if device in _installed:
             return
         names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
+        keeps = (c_uint8 * len(OPS))(*(kind == "matrix" for kind in operators.CLASS_OF.values()))
         problem = c_char_p()
-        if _library().msctx_precision_install(DEVICES.index(device), names, len(OPS), ctypes.byref(problem)) < 0:
+        if _library().msctx_precision_install(DEVICES.index(device), names, keeps, len(OPS), ctypes.byref(problem)) < 0:
             why = (problem.value or b"").decode()
             raise NativeError(f"precision policies could not be registered with PyTorch's dispatcher: {why}")
         _installed.add(device)
@@ -149,8 +151,8 @@ def _policy(rules: Mapping[str, Rule], precision: Precision) -> int:
         slot.to[:] = [_CODE[rule.float32], _CODE[rule.float16], _CODE[rule.bfloat16]]
         slot.output, slot.widest, slot.checks_index, slot.whole = _CODE[rule.output], rule.widest, rule.checks_index, rule.whole
         slot.inputs[:], slot.outputs[:] = _listed(rule.inputs), _listed(rule.outputs)
-    low = _CODE[precision.low]
-    number = int(_library().msctx_precision_policy(array, len(rules), len(OPS), precision.retries, low))
+    how = (precision.retries, _CODE[precision.low], precision.frozen)
+    number = int(_library().msctx_precision_policy(array, len(rules), len(OPS), *how))
     if number < 0:
         raise NativeError("the native core could not take the precision policy: there is no memory left")
     return number
@@ -263,6 +265,9 @@ def _set_text(device: str, text: str | None) -> None:
     texts = {name: t for name, t in {**_here.texts, device: text}.items() if t is not None}
     before, after = ([_send(t) for t in found.values()] for found in (_here.texts, texts))
     numbers = Counter(number for sent in after for number in sent.numbers)
+    for sent in (*before, *after):
+        for number in sent.numbers if sent.precision.frozen else ():
+            _library().msctx_precision_thaw(number)
     for number in numbers:
         for note in list(ON_ENTRY):
             note(number)

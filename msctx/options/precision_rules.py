@@ -130,12 +130,14 @@ class Precision:
         modules: path of a module → the rules of its operators.
         low: the dtype that the mode lowers to, which an autocast inside inherits; ``""``: none.
         retries: 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word.
+        frozen: weights do not change while it is in force: their casts are kept.
     """
 
     rules: Mapping[str, Rule] = field(default_factory=dict)
     modules: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
     low: str = ""
     retries: int = 0
+    frozen: bool = False
 
     @property
     def is_off(self) -> bool:
@@ -181,7 +183,7 @@ def precision_of(text: str) -> Precision:
         modules.setdefault(name, {}).update({op: rule for op in operators.CLASS_OF if op not in MOVING})
     wants_kernels = asked.get("enable_reduce_precision")
     retries = int(wants_kernels) if wants_kernels is not None else 2 * (mode == "force_fp16")
-    return Precision(rules, modules, LOW.get(mode, ""), retries)
+    return Precision(rules, modules, LOW.get(mode, ""), retries, asked.get("frozen_weights", False))
 
 
 def mode_of(asked: Mapping[str, Any]) -> str:

@@ -167,3 +167,13 @@ def test_missing_kernels_may_be_forbidden_under_force_fp16():
 def test_ascend_is_given_types_of_its_own_alone():
     found = rows("ascend", op_select_implmode="high_precision", optypelist_for_implmode="softmax,MatMul")
     assert found["op_select_implmode"].assignments.keys() == {"native.precision.ascend"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_frozen_weights_go_into_the_policy(device):
+    found = rows(device, precision_mode="force_fp16", frozen_weights=True)
+    assert found["frozen_weights"].status == "honoured"
+    assert text(found["precision_mode"], device)["frozen_weights"] is True
+    assert "frozen_weights" not in text(rows(device, precision_mode="force_fp16", frozen_weights=False)["precision_mode"], device)
+    without = rows(device, "there is no compiler", precision_mode="force_fp16", frozen_weights=True)
+    assert without["frozen_weights"].status != "honoured"

@@ -1,0 +1,25 @@
+// Weights in the dtype that a precision policy computes in, kept from call to call while frozen_weights says that they do not change.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <unordered_map>
+
+namespace msctx::glue {
+
+class KeptCasts {
+ public:
+  // The tensor in another dtype, outside autograd: only for tensors whose cast is not to be recorded.
+  at::Tensor get(const at::Tensor& tensor, c10::ScalarType to);
+  void drop();
+
+ private:
+  struct Kept {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> of;  // no other tensor gets its address as long as this is here
+    const void* at;
+    at::Tensor cast;
+  };
+  std::unordered_map<const c10::TensorImpl*, Kept> kept_;
+};
+
+}  // namespace msctx::glue
