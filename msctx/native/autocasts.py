@@ -24,7 +24,7 @@ def _install() -> Callable[[], None]:
         _note()
 
     def remove() -> None:
-        if torch.set_autocast_cache_enabled is set_autocast_cache_enabled:  # else somebody has wrapped it since: it then notes nothing
+        if torch.set_autocast_cache_enabled is set_autocast_cache_enabled:  # else somebody has wrapped it since
             torch.set_autocast_cache_enabled = found
 
     torch.set_autocast_cache_enabled = set_autocast_cache_enabled

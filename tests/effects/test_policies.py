@@ -174,6 +174,8 @@ def test_frozen_weights_go_into_the_policy(device):
     found = rows(device, precision_mode="force_fp16", frozen_weights=True)
     assert found["frozen_weights"].status == "honoured"
     assert text(found["precision_mode"], device)["frozen_weights"] is True
-    assert "frozen_weights" not in text(rows(device, precision_mode="force_fp16", frozen_weights=False)["precision_mode"], device)
+    assert "frozen_weights" not in text(
+        rows(device, precision_mode="force_fp16", frozen_weights=False)["precision_mode"], device
+    )
     without = rows(device, "there is no compiler", precision_mode="force_fp16", frozen_weights=True)
     assert without["frozen_weights"].status != "honoured"

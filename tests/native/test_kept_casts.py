@@ -63,7 +63,8 @@ def test_training_records_its_casts(layer):
         for _ in range(2):  # what was kept in inference mode is no part of it
             layer.zero_grad()
             layer(x).float().sum().backward()
-            assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32
+            assert layer.weight.grad is not None
+            assert layer.weight.grad.dtype == torch.float32
             with torch.no_grad():
                 layer.weight -= 0.1 * layer.weight.grad
             with torch.enable_grad():
@@ -78,7 +79,8 @@ def test_frozen_below_trained_layers(layer):
         for _ in range(2):
             y = head(layer(x))
             y.float().sum().backward()
-    assert x.grad is not None and head.weight.grad is not None and layer.weight.grad is None
+    assert all(tensor.grad is not None for tensor in (x, head.weight))
+    assert layer.weight.grad is None
 
 
 def test_activations_are_no_weights():
