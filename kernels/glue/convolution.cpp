@@ -38,8 +38,9 @@ auto pass_on(const Before& before, Args&&... args) {
   return Op::redispatch(torchs_own, std::forward<Args>(args)...);
 }
 
-// Under a mode that lowers to float16: what oneDNN has reference loops alone for, some forty times as slow as float32, unless the
-// processor has AMX-FP16: gradients, and grouped convolutions. They are computed in float32 and rounded once.
+// Under a mode that lowers to float16, unless the processor has AMX-FP16: oneDNN has reference loops alone for gradients and grouped
+// convolutions, some forty times as slow as float32, and the others are up to three times as slow. They are computed in float32 and
+// rounded once.
 bool is_slow(const at::Tensor& tensor) {
   static const bool has_unit = table_of("amx_fp16") != nullptr;
   if (tensor.scalar_type() != at::kHalf || has_unit) return false;
@@ -179,7 +180,7 @@ at::Tensor convolution(
     const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
     SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups) {
   const auto torch = [&] {
-    const bool wider = groups != 1 && is_slow(input);
+    const bool wider = is_slow(input);
     const std::optional<at::Tensor> b = wider && bias && bias->defined() ? std::optional(widened(*bias)) : bias;
     at::Tensor found = pass_on<at::_ops::convolution>(
         before_convolution, wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
