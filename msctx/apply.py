@@ -379,6 +379,8 @@ def _drop(switch: Switch, hold: Hold) -> None:
     """Hold a switch no longer."""
     del hold.records[switch.name]
     key = _key(switch, hold.thread)
-    _ledger[key].remove(hold)
-    if not _ledger[key]:
-        del _ledger[key]
+    holds = _ledger.get(key, [])
+    if hold in holds:  # not where a signal's handler raised before it was entered
+        holds.remove(hold)
+    if not holds:
+        _ledger.pop(key, None)

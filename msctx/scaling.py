@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from msctx.native import precision
+from msctx.native import losses
 from msctx.plan import Plan
 
 
@@ -37,7 +37,7 @@ class GradScaler(torch.amp.GradScaler):
 
 def scaler_for(plan: Plan, device: str, options: Mapping[str, Any]) -> GradScaler:
     """What :meth:`msctx.context.Context.grad_scaler` gives: gradients in float16 vanish below 6e-8, unless the loss is scaled."""
-    return GradScaler(device, enabled=precision.lowers_to_float16(plan.assignments, device), **options)
+    return GradScaler(device, enabled=losses.lowers_to_float16(plan.assignments, device), **options)
 
 
 _watching: list[list[GradScaler]] = []

@@ -16,6 +16,13 @@ std::unordered_set<const void*>& waiting() {
 }
 std::atomic<bool> any{false};
 
+constexpr size_t most_widened = 1 << 14;
+std::unordered_set<const void*>& widened() {
+  static auto* all = new std::unordered_set<const void*>;
+  return *all;
+}
+std::atomic<bool> any_widened{false};
+
 bool take(const void* weight) {
   const std::lock_guard<std::mutex> guard(lock);
   const bool found = waiting().erase(weight) > 0;
@@ -33,6 +40,19 @@ void remember_forward(const void* weight) {
 
 void forget_forward(const void* weight) {
   if (any.load(std::memory_order_relaxed)) take(weight);
+}
+
+void remember_widened(const void* weight) {
+  const std::lock_guard<std::mutex> guard(lock);
+  if (widened().size() >= most_widened) widened().clear();
+  widened().insert(weight);
+  any_widened.store(true, std::memory_order_relaxed);
+}
+
+bool was_widened(const void* weight) {
+  if (!any_widened.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard<std::mutex> guard(lock);
+  return widened().count(weight) > 0;
 }
 
 void notice_late_backward(const void* weight) {

@@ -45,7 +45,7 @@ bool is_slow(const at::Tensor& tensor) {
   static const bool has_unit = table_of("amx_fp16") != nullptr;
   if (tensor.scalar_type() != at::kHalf || has_unit) return false;
   const Combination* combination = combination_in_force();
-  return combination && combination->policies[0] && combination->policies[0]->low == at::kHalf;
+  return combination && combination->policies[0] && combination->policies[0]->lowers_to_half && !(combination->overruled & 1);
 }
 at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::kFloat); }
 
@@ -181,6 +181,7 @@ at::Tensor convolution(
     SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups) {
   const auto torch = [&] {
     const bool wider = is_slow(input);
+    if (wider && (weight.requires_grad() || input.requires_grad())) remember_widened(storage_of(weight));
     const std::optional<at::Tensor> b = wider && bias && bias->defined() ? std::optional(widened(*bias)) : bias;
     at::Tensor found = pass_on<at::_ops::convolution>(
         before_convolution, wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
@@ -225,7 +226,8 @@ Three convolution_backward(
     SymInts stride, SymInts padding, SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups,
     std::array<bool, 3> output_mask) {
   const auto torch = [&](std::array<bool, 3> mask) {
-    if (!is_slow(input) || grad_output.scalar_type() != at::kHalf)
+    const bool wider = is_slow(input) || (input.scalar_type() == at::kHalf && was_widened(storage_of(weight)));  // after the block
+    if (!wider || grad_output.scalar_type() != at::kHalf)
       return pass_on<at::_ops::convolution_backward>(
           before_backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
     auto [a, b, c] = pass_on<at::_ops::convolution_backward>(

@@ -14,7 +14,7 @@ std::mutex& lock = fork_safe_mutex();  // of all policies
 
 }  // namespace
 
-at::Tensor KeptCasts::get(const at::Tensor& tensor, c10::ScalarType to) {
+at::Tensor KeptCasts::get(const at::Tensor& tensor, c10::ScalarType to, int64_t& count) {
   const void* at = tensor.const_data_ptr();
   const c10::TensorImpl* key = tensor.unsafeGetTensorImpl();
   {
@@ -24,6 +24,7 @@ at::Tensor KeptCasts::get(const at::Tensor& tensor, c10::ScalarType to) {
         found->second.cast.sizes() == tensor.sizes() && found->second.cast.strides() == tensor.strides())
       return found->second.cast;
   }
+  count++;
   at::Tensor made;
   {
     const c10::InferenceMode ordinary(false);  // it may be used later where graphs are recorded

@@ -9,8 +9,8 @@ namespace msctx::glue {
 
 class KeptCasts {
  public:
-  // The tensor in another dtype, outside autograd: only for tensors whose cast is not to be recorded.
-  at::Tensor get(const at::Tensor& tensor, c10::ScalarType to);
+  // The tensor in another dtype, outside autograd: only for tensors whose cast is not to be recorded. `made` counts the casts.
+  at::Tensor get(const at::Tensor& tensor, c10::ScalarType to, int64_t& made);
   void drop();
 
  private:

@@ -1,16 +1,18 @@
 // Precision policies: what runs at PyTorch's autocast keys, in which dtypes each operator computes.
 #include <ATen/ThreadLocalState.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/aminmax_ops.h>
 #include <ATen/ops/to_ops.h>
 #include <c10/core/GradMode.h>
+#include <ATen/TracerMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 #include <map>
 #include <string_view>
 
+#include "glue/autocasts.h"
 #include "glue/precision_policy.h"
 #include "glue/registered.h"
 #include "msctx/process.h"
@@ -29,10 +31,6 @@ std::atomic<bool> lowered{false};     // something that will have gradients was 
 
 // While an optimizer steps: its own arithmetic is none of a model. What a closure computes inside it, with gradients, is.
 thread_local bool is_paused = false;
-
-// A backward pass computes in the dtypes of its forward pass, whose results it is given, also where it records a graph for another one.
-// Only checkpoints compute the forward pass again inside it: they record, under the autocast of their forward pass.
-bool is_backward() { return in_backward_pass() && (!c10::GradMode::is_enabled() || nested() <= 0); }
 
 bool is_16_bit(c10::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
@@ -77,8 +75,7 @@ class Governed final : public c10::OperatorKernel {
     const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
     const Combination* combination = combination_in_force();
     const PrecisionPolicy* policy = combination ? combination->policies[size_t(device_)] : nullptr;
-    if (!policy || is_overruled(*policy, device_)) {
-      if (!combination && c10::GradMode::is_enabled()) notice_late_checkpoint(op);
+    if (!policy || combination->overruled >> device_ & 1) {
       if (!before_.call(op, keys, stack)) op.redispatchBoxed(below, stack);
       return;
     }
@@ -134,9 +131,10 @@ class Governed final : public c10::OperatorKernel {
   Found look(Stack& stack, size_t base) const {
     Found found;
     each(stack, base, [&](const at::Tensor& tensor, int) {
-      found.traced |= tensor.key_set().has(c10::DispatchKey::Python);
+      const bool jagged = tensor.layout() == at::kJagged;
+      found.traced |= !jagged && tensor.key_set().has(c10::DispatchKey::Python);
       found.has_double |= tensor.scalar_type() == at::kDouble && !tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.dim() > 0;
-      found.is_left |= found.has_double || tensor.layout() != at::kStrided;
+      found.is_left |= found.has_double || (tensor.layout() != at::kStrided && !jagged);
       if (!is_eligible(tensor)) return at::Tensor();
       const c10::ScalarType dtype = tensor.scalar_type();
       found.mixed |= found.any && dtype != found.widest;
@@ -166,8 +164,9 @@ class Governed final : public c10::OperatorKernel {
         if (is_first) computed = to;
         is_first = false;
         if (to == tensor.scalar_type()) return at::Tensor();
+        if (policy.frozen && is_kept(tensor, position, found)) return policy.casts.get(tensor, to, inserted);
         inserted++;
-        return policy.frozen && is_kept(tensor, position, found) ? policy.casts.get(tensor, to) : cast(tensor, to);
+        return cast(tensor, to);
       });
     }
     PrecisionCounts& counts = policy.counts[size_t(slot_)];
@@ -192,9 +191,9 @@ class Governed final : public c10::OperatorKernel {
 
   // Whether this is a weight, in a call that does not record its cast. Only of operators whose results are new memory.
   bool is_kept(const at::Tensor& tensor, int position, const Found& found) const {
-    if (!keeps_ || found.traced || (c10::GradMode::is_enabled() && tensor.requires_grad())) return false;
-    const bool is_named = std::find(weights_.begin(), weights_.end(), position) != weights_.end();
-    return is_named || (tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view());
+    if (!keeps_ || found.traced || at::tracer::impl::is_dispatch_enabled() || c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
+    if (c10::GradMode::is_enabled() && tensor.requires_grad()) return false;
+    return std::find(weights_.begin(), weights_.end(), position) != weights_.end();
   }
 
   // A dtype that the call itself names is the caller's word.
@@ -260,7 +259,7 @@ class Governed final : public c10::OperatorKernel {
     if (policy.retries == 1 && !told_[found.widest == at::kHalf].exchange(true)) {
       const std::string name = op.schema().name();
       const std::string text = name + " has no kernel for " + c10::toString(found.widest) + " here: it is computed in float32 (enable_reduce_precision)";
-      TORCH_CHECK(!tell("enable_reduce_precision", text), text);
+      TORCH_CHECK(!tell("enable_reduce_precision", text), "a warning that is an error here: ", text);
     }
     stack->resize(base);
     stack->insert(stack->end(), given.begin(), given.end());
@@ -306,26 +305,13 @@ class Governed final : public c10::OperatorKernel {
     if (last.isTensor() && last.toTensor().defined() && last.toTensor().requires_grad()) lowered.store(true, std::memory_order_relaxed);
   }
 
-  // A checkpoint whose backward pass begins after the block computes its forward pass again under torch's own autocast, all that is
-  // left of the policy: other values, or an error of the checkpoint.
-  void notice_late_checkpoint(const c10::OperatorHandle& op) const {
-    static std::atomic<bool> told{false};
-    if (!in_backward_pass() || told.load(std::memory_order_relaxed)) return;
-    const c10::ScalarType dtype = at::autocast::get_autocast_dtype(types_of_devices[device_]);
-    if (!was_lowered_to(dtype) || told.exchange(true)) return;
-    const std::string text = op.schema().name() + " is computed again in a backward pass, under PyTorch's own autocast in " + c10::toString(dtype) +
-                             ": no precision policy is in force here. If the forward pass of this checkpoint ran under one, its values differ: "
-                             "call backward() inside the block";
-    TORCH_CHECK(!tell("late_checkpoint", text), text);
-  }
-
   // Gradients in float16 that nobody scales vanish below 6e-8.
   void notice_backward(const Stack& stack, const c10::OperatorHandle& op) const {
     if (!lowered.load(std::memory_order_relaxed) || asked_scaler.load(std::memory_order_relaxed)) return;
     const c10::IValue& first = stack[stack.size() - op.schema().arguments().size()];
     if (!first.isTensor() || !first.toTensor().defined() || first.toTensor().scalar_type() != at::kHalf) return;
     asked_scaler.store(true, std::memory_order_relaxed);
-    TORCH_CHECK(!tell("grad_scaler", ""), "a backward pass in float16 without a scaled loss");
+    TORCH_CHECK(!tell("grad_scaler", ""), "a warning that is an error here: a backward pass in float16 without a scaled loss");
   }
 
   int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;

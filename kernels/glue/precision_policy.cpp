@@ -2,7 +2,6 @@
 #include "glue/precision_policy.h"
 
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <deque>
@@ -15,7 +14,6 @@ namespace {
 
 namespace autocast = at::autocast;
 
-constexpr c10::DeviceType device_types[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
 constexpr c10::DeviceType low_digit = at::kIPU, high_digit = at::kMAIA;  // nobody computes on these
 constexpr int base = 40, most = base * base;  // dtypes that can stand for a digit
 
@@ -30,36 +28,10 @@ All& all() {
   return *found;
 }
 
-std::atomic<bool> lowered_to[kinds_of_dtype]{};
-
 // The digits as they are found where nothing is in force: no number has them.
 const int found_low = int(autocast::get_autocast_dtype(low_digit)), found_high = int(autocast::get_autocast_dtype(high_digit));
 
 int number_of(int low, int high) { return high * base + low; }
-
-struct Here {
-  // For each device's policy: how many autocasts had been entered when it was, and as which it left those of all devices.
-  std::array<int, precision_devices> nesting{};
-  std::array<std::array<std::pair<bool, c10::ScalarType>, precision_devices>, precision_devices> autocasts{};
-};
-thread_local Here here;
-
-int nesting() {
-  const int found = autocast::increment_nesting() - 1;
-  autocast::decrement_nesting();
-  return found;
-}
-
-int number_in_force() {
-  const int low = int(autocast::get_autocast_dtype(low_digit)), high = int(autocast::get_autocast_dtype(high_digit));
-  return (low == found_low && high == found_high) || low >= base || high >= base ? -1 : number_of(low, high);
-}
-
-void put_in_force(int number) {
-  for (const auto digit : {low_digit, high_digit}) autocast::set_autocast_enabled(digit, number >= 0);  // or no guard looks at it
-  autocast::set_autocast_dtype(low_digit, c10::ScalarType(number < 0 ? found_low : number % base));
-  autocast::set_autocast_dtype(high_digit, c10::ScalarType(number < 0 ? found_high : number / base));
-}
 
 // The lock is held. The first free number from the wanted one on; -1: there can be no more.
 int number_for(const Combination& combination, int wanted) {
@@ -75,10 +47,6 @@ int number_for(const Combination& combination, int wanted) {
   return -1;
 }
 
-std::pair<bool, c10::ScalarType> autocast_of(int device) {
-  return {autocast::is_autocast_enabled(device_types[device]), autocast::get_autocast_dtype(device_types[device])};
-}
-
 }  // namespace
 
 PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int operators, int retries_, uint8_t low_, bool frozen_)
@@ -87,28 +55,35 @@ PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int oper
       low(low_ ? std::optional(dtype_of(low_)) : std::nullopt),
       frozen(frozen_),
       counts(size_t(operators)) {
-  for (int i = 0; i < count; i++) rules.at(size_t(given[i].op)) = given[i];
-  if (low) lowered_to[kind_of(*low)].store(true, std::memory_order_relaxed);
+  const auto half = uint8_t(1 + kind_of(at::kHalf));
+  for (int i = 0; i < count; i++) {
+    rules.at(size_t(given[i].op)) = given[i];
+    lowers_to_half |= std::count(std::begin(given[i].to), std::end(given[i].to), half) || std::count(given[i].inputs, given[i].inputs + most_listed, half);
+  }
 }
 
-bool was_lowered_to(c10::ScalarType dtype) { return lowered_to[kind_of(dtype)].load(std::memory_order_relaxed); }
+int number_in_force() {
+  const int low = int(autocast::get_autocast_dtype(low_digit)), high = int(autocast::get_autocast_dtype(high_digit));
+  return (low == found_low && high == found_high) || low >= base || high >= base ? -1 : number_of(low, high);
+}
+
+void put_in_force(int number) {
+  for (const auto digit : {low_digit, high_digit}) autocast::set_autocast_enabled(digit, number >= 0);  // or no guard looks at it
+  autocast::set_autocast_dtype(low_digit, c10::ScalarType(number < 0 ? found_low : number % base));
+  autocast::set_autocast_dtype(high_digit, c10::ScalarType(number < 0 ? found_high : number / base));
+}
 
 const Combination* combination_in_force() {
   const int number = number_in_force();
   return number < 0 ? nullptr : all().combinations[size_t(number)].load(std::memory_order_acquire);
 }
 
-int nested() { return nesting() - *std::min_element(here.nesting.begin(), here.nesting.end()); }
-
-bool in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
-
-bool is_overruled(const PrecisionPolicy& policy, int device) {
-  if (nesting() <= here.nesting[device]) return false;
-  if (in_backward_pass()) return policy.low && autocast_of(device).second != *policy.low;
-  for (int other = 0; other < precision_devices; other++)  // the autocast of another device, which says nothing of this one
-    if (other != device && autocast_of(other) != here.autocasts[device][other])
-      return autocast_of(device) != here.autocasts[device][device];
-  return true;
+int overruled_number(const Combination& combination, int overruled) {
+  if (!overruled) return combination.first;
+  const std::lock_guard<std::mutex> guard(lock);
+  int& number = all().overruled.try_emplace({combination.first, overruled}, -1).first->second;
+  if (number < 0) number = number_for({combination.policies, combination.first, overruled}, combination.first + overruled);
+  return number;
 }
 
 }  // namespace msctx::glue
@@ -148,55 +123,11 @@ MSCTX_API int msctx_precision_combination(const int32_t* policies, uint32_t want
   return -1;
 }
 
-// What a thread knows of the autocasts around its policy.
-struct PrecisionHere {
-  int32_t nesting, enabled[precision_devices], dtype[precision_devices];
-};
-
-MSCTX_API void msctx_precision_here(int device, PrecisionHere* found) {
-  found->nesting = here.nesting[device];
-  for (int i = 0; i < precision_devices; i++) {
-    found->enabled[i] = here.autocasts[device][i].first;
-    found->dtype[i] = int32_t(here.autocasts[device][i].second);
-  }
-}
-
-// What is known of a device from now on: as it is (nullptr), or as it was.
-MSCTX_API void msctx_precision_know(int device, const PrecisionHere* known) {
-  here.nesting[device] = known ? known->nesting : nesting();
-  for (int i = 0; i < precision_devices; i++)
-    here.autocasts[device][i] = known ? std::pair(known->enabled[i] != 0, c10::ScalarType(known->dtype[i])) : autocast_of(i);
-  for (auto& of_other : here.autocasts) of_other[device] = autocast_of(device);  // a change of ours
-}
-
 // Puts a combination in force in this thread, -1: none; returns the one before.
 MSCTX_API int msctx_precision_switch(int combination) {
   const Combination* before = combination_in_force();
   put_in_force(combination);
   return before ? before->first : -1;
-}
-
-// An autocast has been entered or left: compiled code has to see which devices' policies it overrules. What is in force now: the number
-// of a combination, times 2^devices, and a bit for each device that is overruled; -1: nothing; -2: no more numbers are left.
-MSCTX_API int msctx_precision_note_autocasts() try {
-  const Combination* found = combination_in_force();
-  if (!found) return -1;
-  int overruled = 0;
-  for (int i = 0; i < precision_devices; i++)
-    if (found->policies[i] && is_overruled(*found->policies[i], i)) overruled |= 1 << i;
-  if (overruled != found->overruled) {
-    const std::lock_guard<std::mutex> guard(lock);
-    int number = found->first;
-    if (overruled) {
-      const auto place = all().overruled.try_emplace({found->first, overruled}, -1).first;
-      if (place->second < 0) place->second = number_for({found->policies, found->first, overruled}, found->first + overruled);
-      if ((number = place->second) < 0) return -2;
-    }
-    put_in_force(number);
-  }
-  return found->first << precision_devices | overruled;
-} catch (const std::exception&) {
-  return -2;
 }
 
 // Of each operator of a policy: calls by dtype (float32, float16, bfloat16, float64, others), casts, calls repeated in float32, traced.

@@ -51,6 +51,7 @@ struct PrecisionPolicy {
   int retries;                       // 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word
   std::optional<c10::ScalarType> low;  // that its mode lowers to
   bool frozen;                         // weights do not change while it is in force
+  bool lowers_to_half = false;
   mutable KeptCasts casts;
   mutable std::vector<PrecisionCounts> counts;
 };
@@ -65,13 +66,9 @@ struct Combination {
 // code is guarded by: its number is kept as the autocast dtypes of devices that nobody has.
 const Combination* combination_in_force();
 
-// How many autocasts this thread has entered since its policy; in the threads of a backward pass: since that began.
-int nested();
-// Whether a torch.autocast that was entered later than the policy governs this device. What a backward pass enters again (checkpoints,
-// custom_bwd) is the state of its forward pass, which was the policy's own.
-bool is_overruled(const PrecisionPolicy&, int device);
-bool in_backward_pass();
-// Whether some policy of this process has lowered to a dtype.
-bool was_lowered_to(c10::ScalarType);
+int number_in_force();  // -1: nothing is
+void put_in_force(int number);
+// The number of a combination of which some devices are overruled; -1: there can be no more.
+int overruled_number(const Combination&, int overruled);
 
 }  // namespace msctx::glue

@@ -107,16 +107,16 @@ def tuning_file(want: Want) -> Outcome:
 def frozen_weights(want: Want) -> Outcome:
     if not want.facts.native and policy(want):
         return honoured(reason="part of the precision policy: casts of weights")
-    return detail(want)
+    return detail(want, "; or with precision_mode and its family")
 
 
 @effect("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation")
-def detail(want: Want) -> Outcome:
+def detail(want: Want, also: str = "") -> Outcome:
     if want.device == "cuda":
         return not_built(LATER)
     if not any(want.other(name) for name in NATIVE):
         asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
-        return inert(f"no algorithm is asked for: it goes with {asking}")
+        return inert(f"no algorithm is asked for: it goes with {asking}{also}")
     if want.facts.native:
         return refused(want.facts.native)
     return honoured(reason="part of the policy for convolutions")

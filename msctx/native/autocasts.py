@@ -1,33 +1,94 @@
-"""Sees each torch.autocast that is entered or left while a precision policy is in force.
+"""Sees each torch.autocast that is entered or left, and each checkpoint, while a precision policy is in force.
 
-Where its dtype is the policy's own, nothing that the guards of compiled code look at tells the two apart: torch does not guard how
-deeply autocasts are nested. The last thing torch.autocast calls, when it is entered and when it is left, is
-torch.set_autocast_cache_enabled: while some policy is in force, that name also notes what is now overruled.
+Where the dtype of an autocast is the policy's own, nothing that the guards of compiled code look at tells the two apart: torch does not
+guard how deeply autocasts are nested. And a checkpoint keeps nothing of its forward pass but the autocast around it. torch.autocast
+calls torch.set_autocast_enabled with its device, and torch.set_autocast_cache_enabled last, when it is entered and when it is left; a
+checkpoint asks torch.utils.checkpoint._get_autocast_kwargs for what it is to enter again. While a policy is in force these names note
+what is overruled, and let a checkpoint carry its policy along, also to a backward pass that begins after the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
 from msctx.native.holders import Held
 
 
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.device: Any = None  # of the autocast that is being entered or left
+        self.next: Carried | None = None  # the checkpoint that is about to be computed again
+
+
+_here = _Here()
+
+
+class Carried(dict[str, Any]):
+    """The arguments of the autocast that a checkpoint enters last, with the policies of its forward pass.
+
+    That they are taken, by ``**``, says that the checkpoint is about to be computed again.
+    """
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        from msctx.native import precision
+
+        super().__init__(arguments)
+        self.state = precision.carried()
+        precision.keep_hooks(self.state, 1)
+
+    def __iter__(self) -> Iterator[str]:  # without it ** would not ask for the keys
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        _here.next = self
+        return super().keys()
+
+    def __del__(self) -> None:
+        from msctx.native import precision
+
+        precision.keep_hooks(self.state, -1)
+
+
 def _install() -> Callable[[], None]:
     import torch
+    from torch.utils import checkpoint
 
-    found = torch.set_autocast_cache_enabled
+    set_enabled, set_cache, arguments_of = (
+        torch.set_autocast_enabled,
+        torch.set_autocast_cache_enabled,
+        checkpoint._get_autocast_kwargs,
+    )
+
+    def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
+        _here.device = args[0] if args else None
+        set_enabled(*args, **kwargs)
 
     def set_autocast_cache_enabled(*args: Any, **kwargs: Any) -> None:
-        found(*args, **kwargs)
+        set_cache(*args, **kwargs)
         _note()
 
-    def remove() -> None:
-        if torch.set_autocast_cache_enabled is set_autocast_cache_enabled:  # else somebody has wrapped it since
-            torch.set_autocast_cache_enabled = found
+    def _get_autocast_kwargs(*args: Any, **kwargs: Any) -> Any:
+        device, cpu = arguments_of(*args, **kwargs)
+        return device, _carry(cpu)
 
-    torch.set_autocast_cache_enabled = set_autocast_cache_enabled
+    ours = (
+        (torch, "set_autocast_enabled", set_autocast_enabled, set_enabled),
+        (torch, "set_autocast_cache_enabled", set_autocast_cache_enabled, set_cache),
+        (checkpoint, "_get_autocast_kwargs", _get_autocast_kwargs, arguments_of),
+    )
+    for module, name, function, _ in ours:
+        setattr(module, name, function)
+    by_jit = torch._C._jit_set_autocast_mode(False)  # TorchScript inserts the casts of torch's own lists into its graphs
+
+    def remove() -> None:
+        torch._C._jit_set_autocast_mode(by_jit)
+        for module, name, function, found in ours:
+            if getattr(module, name) is function:  # else somebody has wrapped it since
+                setattr(module, name, found)
+
     return remove
 
 
@@ -39,4 +100,13 @@ want, release = _hook.want, _hook.release
 def _note() -> None:
     from msctx.native import precision
 
-    precision.note_autocasts()
+    device, _here.device = _here.device, None
+    checkpoint, _here.next = _here.next, None
+    precision.note_autocast(device, None if checkpoint is None else checkpoint.state)
+
+
+@outside_dynamo
+def _carry(arguments: dict[str, Any]) -> dict[str, Any]:
+    from msctx.native import precision
+
+    return Carried(arguments) if precision.is_in_force() else arguments

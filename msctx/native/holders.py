@@ -13,7 +13,7 @@ class Held:
         self._install = install
         self._remove: Callable[[], None] | None = None
         self._holders = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage may release
 
     def want(self, count: int) -> None:
         """So many more holders."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from msctx.errors import NativeError
-from msctx.native import autocasts, core, named_modules, optimizers
+from msctx.native import autocasts, core, losses, named_modules, optimizers
 from msctx.options import operators
 from msctx.options.precision_rules import ORIGIN, Precision, Rule, precision_of
 
@@ -45,7 +45,7 @@ class _Rule(Structure):
 
 
 class _Known(Structure):
-    _fields_ = [("nesting", c_int32), ("enabled", c_int32 * 3), ("dtype", c_int32 * 3)]
+    _fields_ = [("overruled", c_int32), ("level", c_int32), ("enabled", c_int32), ("dtype", c_int32)]
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -56,7 +56,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_precision_here": (None, [c_int, POINTER(_Known)]),
     "msctx_precision_know": (None, [c_int, POINTER(_Known)]),
     "msctx_precision_switch": (c_int, [c_int]),
-    "msctx_precision_note_autocasts": (c_int, []),
+    "msctx_precision_note_autocast": (c_int, [c_int]),
+    "msctx_precision_restore": (None, [c_int]),
+    "msctx_precision_number": (c_int, []),
+    "msctx_precision_again": (c_int, [c_int]),
+    "msctx_precision_agains": (c_int, []),
     "msctx_precision_pause": (None, [c_int]),
     "msctx_precision_counts": (None, [c_int, POINTER(c_int64), c_int]),
 }
@@ -98,7 +102,8 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}  # device → what is in force
         self.found_tag: Any = None  # of compiled code on disk, while something is in force
-        self.noted = -1  # what the tag now says: see msctx_precision_note_autocasts
+        self.around: list[dict[str, str]] = []  # what was in force around the checkpoints that are computed again
+        self.noted = -1  # what the tag now says: see msctx_precision_note_autocast
 
 
 _here = _Here()
@@ -241,8 +246,10 @@ def load(device: str, state: State) -> None:
     _set_text(device, state.text)
     torch.set_autocast_enabled(word, state.enabled)
     torch.set_autocast_dtype(word, state.dtype)
+    if state.text is None:
+        _library().msctx_precision_restore(DEVICES.index(device))
     _library().msctx_precision_know(DEVICES.index(device), None if state.known is None else ctypes.byref(state.known))
-    note_autocasts()
+    note_autocast()
 
 
 def write(device: str, text: str) -> None:
@@ -257,7 +264,7 @@ def write(device: str, text: str) -> None:
     if precision.low:
         torch.set_autocast_dtype(word, getattr(torch, precision.low))
     _library().msctx_precision_know(DEVICES.index(device), None)
-    note_autocasts()
+    note_autocast()
 
 
 def _set_text(device: str, text: str | None) -> None:
@@ -265,9 +272,7 @@ def _set_text(device: str, text: str | None) -> None:
     texts = {name: t for name, t in {**_here.texts, device: text}.items() if t is not None}
     before, after = ([_send(t) for t in found.values()] for found in (_here.texts, texts))
     numbers = Counter(number for sent in after for number in sent.numbers)
-    for sent in (*before, *after):
-        for number in sent.numbers if sent.precision.frozen else ():
-            _library().msctx_precision_thaw(number)
+    _thaw([*before, *after])
     for number in numbers:
         for note in list(ON_ENTRY):
             note(number)
@@ -292,16 +297,31 @@ def _set_text(device: str, text: str | None) -> None:
             _here.texts = texts
 
 
+def _thaw(policies: Iterable[_Sent]) -> None:
+    """Forget the casts of weights that were frozen until now."""
+    for sent in policies:
+        for number in sent.numbers if sent.precision.frozen else ():
+            _library().msctx_precision_thaw(number)
+
+
 def _number(text: str | None) -> int:
     return -1 if text is None else _send(text).number
 
 
-def note_autocasts() -> None:
-    """What is in force in this thread, or what a torch.autocast leaves of it, has changed: compiled code is told apart by it.
+def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None:
+    """An autocast has been entered or left (with *checkpoint*: to compute that again), or what is in force has changed.
 
-    In this process by a number that Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
+    Compiled code is told apart by what is in force and by what an autocast has overruled of it: in this process by a number that
+    Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
     """
-    noted = int(_library().msctx_precision_note_autocasts())
+    library, words = _library(), _words()
+    noted = library.msctx_precision_note_autocast(next((i for i, name in enumerate(DEVICES) if words[name] == device), -1))
+    while len(_here.around) > library.msctx_precision_agains():
+        _here.texts = _here.around.pop()
+    if checkpoint is not None:
+        noted = library.msctx_precision_again(checkpoint.number)
+        _here.around.append(_here.texts)
+        _here.texts = checkpoint.texts
     if noted == -2:
         raise NativeError(_TOO_MANY)
     if noted == _here.noted or not (_here.texts or _here.found_tag):
@@ -321,6 +341,32 @@ def note_autocasts() -> None:
     config.cache_key_tag = f"{_here.found_tag[1]}msctx-precision-{_digest(_contents[number])}-{overruled}"
 
 
+class Carried(NamedTuple):
+    """What is in force in a thread, for a checkpoint."""
+
+    number: int
+    texts: dict[str, str]
+
+
+def is_in_force() -> bool:
+    return bool(_here.texts)
+
+
+def carried() -> Carried:
+    return Carried(int(_library().msctx_precision_number()), dict(_here.texts))
+
+
+def keep_hooks(state: Carried, count: int) -> None:
+    """A checkpoint that may be computed again needs the hooks of its policies, also after the block."""
+    names = [name for text in state.texts.values() for name in _send(text).modules]
+    if count > 0:
+        named_modules.want(names)
+        autocasts.want(1)
+    else:
+        named_modules.release(names)
+        autocasts.release(1)
+
+
 def inside(match: Callable[[Iterable[str]], str | None]) -> int | None:
     """The combination inside a module, whose name among those of a policy's rules *match* finds; ``None``: no rule has it."""
     numbers, is_named = [], False
@@ -335,7 +381,7 @@ def inside(match: Callable[[Iterable[str]], str | None]) -> int | None:
 def switch(number: int) -> int:
     """Put a combination in force in this thread; returns the one before."""
     before = int(_library().msctx_precision_switch(number))
-    note_autocasts()
+    note_autocast()
     return before
 
 
@@ -348,6 +394,8 @@ def enter_again() -> None:
 def pause(is_stepping: bool) -> None:
     """While an optimizer steps in this thread, nothing of its own is cast."""
     _library().msctx_precision_pause(is_stepping)
+    if not is_stepping:
+        _thaw([_send(text) for text in _here.texts.values()])  # it has changed the weights
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
@@ -389,29 +437,4 @@ def rules_of(number: int) -> tuple[dict[str, Rule], str]:
     return {}, ""
 
 
-# --- losses -----------------------------------------------------------------------------------------------------------
-
-
-def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:
-    """Whether what a plan assigns computes in float16 on a device of PyTorch's name."""
-    kind = device if device in ("cpu", "cuda") else "ascend"
-    text = assignments.get(f"native.precision.{kind}")
-    by_torch_npu = kind == "ascend" and assignments.get("torch.npu.precision_mode") == "allow_fp32_to_fp16"
-    return by_torch_npu or bool(text and precision_of(text).low == "float16")
-
-
-def unscaled() -> str:
-    """What is to be said of a backward pass in float16; ``""`` where somebody has a scaler."""
-    import gc
-
-    import torch
-
-    if any(issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() for found in gc.get_objects()):
-        return ""
-    return (
-        "a backward pass in float16 without a GradScaler: gradients below 6e-8 vanish. Take one from ctx.grad_scaler(), and use "
-        "scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()"
-    )
-
-
-core.WORDED["grad_scaler"] = unscaled
+core.WORDED["grad_scaler"] = losses.unscaled

@@ -35,6 +35,10 @@ def _weight(module: nn.Module) -> tuple[torch.Tensor | None, bool]:
 
 def watch(model: nn.Module) -> int:
     """Register the convolutions of *model* by their paths; returns how many there are."""
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
     found = 0
     named_modules.watch(model)
     with _lock:

@@ -1,0 +1,30 @@
+"""Float16 and losses: whether a plan computes in it, and what is said where nobody scales the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msctx.options.precision_rules import precision_of
+
+
+def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:
+    """Whether what a plan assigns computes in float16 on a device of PyTorch's name."""
+    kind = device if device in ("cpu", "cuda") else "ascend"
+    text = assignments.get(f"native.precision.{kind}")
+    by_torch_npu = kind == "ascend" and assignments.get("torch.npu.precision_mode") == "allow_fp32_to_fp16"
+    return by_torch_npu or bool(text and precision_of(text).low == "float16")
+
+
+def unscaled() -> str:
+    """What is to be said of a backward pass in float16; ``""`` where somebody has a scaler."""
+    import gc
+
+    import torch
+
+    if any(issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() for found in gc.get_objects()):
+        return ""
+    return (
+        "a backward pass in float16 without a GradScaler: gradients below 6e-8 vanish. Take one from ctx.grad_scaler(), and use "
+        "scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()"
+    )
