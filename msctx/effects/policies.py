@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
@@ -87,6 +88,7 @@ def modify_mixlist(want: Want) -> Outcome:
             if (ops := operators.resolve(name)) and not any(colour_of(op) == colour for op in ops):
                 told.append(f"{name} is not on the {colour}")
     told += _without_operator(n for moves in (want.content or {}).values() for names in moves.values() for n in names)
+    told += _shared({n: colour for colour, moves in (want.content or {}).items() for n in moves.get("to-add", ())})
     return _with(want, told)
 
 
@@ -95,7 +97,7 @@ def customize_dtypes(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     types, names = _sections(want)
-    told = [*_without_operator(types), *_by_name(names)]
+    told = [*_without_operator(types), *_by_name(names), *_shared(types)]
     for name, listed in {**types, **names}.items():
         every = [dtype for dtypes in listed.values() for dtype in dtypes]
         told += [f"{name}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
@@ -108,7 +110,7 @@ def op_precision_mode(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     types, names = _sections(want)
-    told = [*_without_operator(types), *_by_name(names)]
+    told = [*_without_operator(types), *_by_name(names), *_shared(types)]
     told += [f"{mode}: {ALONE[mode]}" for mode in dict.fromkeys([*types.values(), *names.values()]) if mode in ALONE]
     for name, mode in types.items():
         possible = INDEXED if mode == "support_out_of_bound_index" else CHOOSABLE
@@ -126,7 +128,7 @@ def implementation(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     types = want.value.split(",") if want.option.name == "optypelist_for_implmode" else ()
-    told = list(_without_operator(types))
+    told = [*_without_operator(types), *_with_one_way(types)]
     if told and len(told) == len(types):
         return inert("; ".join(told))
     return _with(want, told)
@@ -155,6 +157,23 @@ def _sections(want: Want) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _without_operator(types: Any) -> list[str]:
     return [f"torch has no operator of its own for {name}" for name in types if operators.resolve(name.strip()) == ()]
+
+
+def _with_one_way(types: Iterable[str]) -> list[str]:
+    found = {name.strip(): operators.resolve(name.strip()) for name in types}
+    return [f"{name} has one implementation only" for name, ops in found.items() if ops and not set(ops) & set(CHOOSABLE)]
+
+
+def _shared(types: Mapping[str, Any]) -> list[str]:
+    """Types of CANN's of which other things are said, and which are one operator in torch."""
+    last: dict[str, str] = {}
+    told = []
+    for name, said in types.items():
+        for op in operators.resolve(name) or ():
+            if op in last and types[last[op]] != said:
+                told.append(f"{last[op]} and {name} are both torch's {op}: what is said of {name} holds for it")
+            last[op] = name
+    return told
 
 
 def _by_name(names: Any) -> list[str]:

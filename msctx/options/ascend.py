@@ -20,7 +20,7 @@ OPTIONS = (
         type=Choice(
             {
                 "force_fp16": "float16 for every operator that can; for inference",
-                "force_fp32": "all operators compute in float32; matrix operators read float16 where it is what they are given (CANN)",
+                "force_fp32": "float32 for every operator; on Ascend matrix operators read float16 and give float32",
                 "allow_fp32_to_fp16": "matrix operators in float16, others only where float32 has no kernel",
                 "allow_fp32_to_bf16": "matrix operators in bfloat16, others only where float32 has no kernel",
                 "allow_mix_precision": "autocast to float16, by lists of operators",

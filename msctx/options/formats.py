@@ -200,15 +200,21 @@ def _moved_once(check: _Check, data: dict[str, dict[str, list[str]]]) -> None:
 
 def _one_way(check: _Check, data: dict[str, dict[str, str]]) -> None:
     """An operator goes by several names; all of them must say the same."""
+    modes = data["ByOpType"]
+    for name, other in _contrary(modes):
+        text = f"{name} and {other} are one operator: {modes[name]} and {modes[other]} exclude each other"
+        check.report(("ByOpType", name), text)
+
+
+def _contrary(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names of one operator of which other things are said: the later and the earlier one."""
     said: dict[str, str] = {}
-    for name, mode in data["ByOpType"].items():
+    found: list[tuple[str, str]] = []
+    for name, value in data.items():
         others = dict.fromkeys(said[key] for key in _rivals(name) if key in said)
-        for other in [o for o in others if data["ByOpType"][o] != mode][:1]:
-            check.report(
-                ("ByOpType", name),
-                f"{name} and {other} are one operator: {mode} and {data['ByOpType'][other]} exclude each other",
-            )
+        found += [(name, other) for other in others if data[other] != value][:1]
         said |= dict.fromkeys(_meanings(name), name)
+    return found
 
 
 def _meanings(name: str) -> list[str]:
@@ -357,6 +363,9 @@ class _Dtypes:
                 if is_type:
                     self._check_type(source, path, name, at - len(sign) - len(name))
                 data[section][name] = self._dtypes(source, path, rest, at)
+        for name, other in _contrary(data["ByOpType"]):
+            path = ("ByOpType", name)
+            source.report(path, source.values[path], f"{name} and {other} are one operator, and have other dtypes")
         return source.parsed(data)
 
     @staticmethod

@@ -98,6 +98,8 @@ def test_op_precision_mode_wins_over_the_choice_of_implementations(file):
         ("[ByOpType]\ngather=high_precision\n", "approximated", "gather has one implementation only"),
         ("[ByOpType]\nrelu=high_precision\nexp=high_precision\n", "approximated", "relu has one implementation only"),
         ("[ByOpType]\nmm=support_out_of_bound_index\n", "approximated", "does not check indices of mm"),
+        ("[ByOpType]\nConv2D=high_precision\nDepthwiseConv2D=high_performance\n", "approximated", "are both torch's conv2d"),
+        ("[ByOpType]\nSoftmaxGrad=high_precision\n", "approximated", "no operator of its own for SoftmaxGrad"),
         ("[ByOpType]\nmm=keep_fp16\n", "approximated", "keep_fp16: that is what"),
         ("[ByNodeName]\nhead=high_precision\n", "approximated", "ctx.watch"),
     ],
@@ -106,6 +108,21 @@ def test_what_is_said_of_op_precision_mode(file, content, status, reason):
     row = rows(op_precision_mode=file(content))["op_precision_mode"]
     assert row.status == status
     assert reason in row.reason
+
+
+@pytest.mark.parametrize(("types", "status"), [("relu", "inert"), ("relu,exp", "approximated"), ("exp", "honoured")])
+def test_types_with_one_implementation(types, status):
+    row = rows(op_select_implmode="high_precision", optypelist_for_implmode=types)["optypelist_for_implmode"]
+    assert row.status == status
+    assert ("relu has one implementation only" in row.reason) == ("relu" in types)
+
+
+def test_types_that_share_an_operator(file):
+    lists = '{"black-list": {"to-add": ["MatMul"]}, "white-list": {"to-add": ["BatchMatMul"]}}'
+    row = rows(precision_mode="allow_mix_precision", modify_mixlist=file(lists, "lists.json"))["modify_mixlist"]
+    assert "MatMul and BatchMatMul are both torch's matmul" in row.reason
+    row = rows(customize_dtypes=file("OpType::MatMul:InputDtype:float16\nOpType::BatchMatMul:InputDtype:float32\n", "a.cfg"))
+    assert "are both torch's matmul" in row["customize_dtypes"].reason
 
 
 def test_types_without_an_operator():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from recorded import Recorded
@@ -179,18 +181,41 @@ def test_special_values_go_through(value):
     assert torch.isnan(found).all() if value != 1e-40 else torch.isfinite(found).all()
 
 
-@pytest.mark.parametrize("groups", [1, 4, 8])
-@pytest.mark.parametrize("mode", ["allow_mix_precision_fp16", "allow_fp32_to_fp16", "force_fp16"])
-def test_gradients_of_convolutions_in_float16(mode, groups):
-    """On a CPU they are computed in float32 and rounded: no further from float64 than the rounding of what goes in."""
+without_float16_unit = pytest.mark.skipif("amx_fp16" in Path("/proc/cpuinfo").read_text(), reason="oneDNN computes them here")
+
+
+@without_float16_unit
+@pytest.mark.parametrize("where", ["inside", "after"])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("by", ["mode", "type"])
+@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
+def test_convolutions_in_float16_are_computed_in_float32(by, groups, where, tmp_path):
+    """And rounded once: to the bits of that, which oneDNN's sums in another order do not have; also after the block."""
     torch.manual_seed(0)
-    conv = torch.nn.Conv2d(8, 16, 3, padding=1, groups=groups)
-    x = torch.randn(2, 8, 9, 7, requires_grad=True)
-    truth = torch.autograd.grad(conv.double()(x.double()).sum(), [x, conv.weight, conv.bias])
-    conv.float()
-    with msctx.context(precision_mode=mode):
-        y = conv(x)
-        found = torch.autograd.grad(y, [x, conv.weight, conv.bias], torch.ones_like(y))
-    for gradient, right in zip(found, truth, strict=True):
-        assert gradient.dtype == torch.float32
-        assert float((gradient - right).abs().max() / right.abs().max()) < 2e-3
+    types = tmp_path / "types.cfg"
+    types.write_text("OpType::Conv2D:InputDtype:float16\n")
+    x, weight = torch.randn(2, 64, 9, 7, requires_grad=True), torch.randn(64, 64 // groups, 3, 3, requires_grad=True)
+    x16, w16 = (t.detach().half().float().requires_grad_() for t in (x, weight))
+    truth = fn.conv2d(x16, w16, padding=1, groups=groups)
+    with msctx.context(**({"precision_mode": "force_fp16"} if by == "mode" else {"customize_dtypes": str(types)})):
+        y = fn.conv2d(x, weight, padding=1, groups=groups)
+        if where == "inside":
+            found = torch.autograd.grad(y, [x, weight], torch.ones_like(y))
+    if where == "after":
+        found = torch.autograd.grad(y, [x, weight], torch.ones_like(y))
+    assert y.dtype == torch.float16
+    assert torch.equal(y, truth.half())
+    for gradient, right in zip(found, torch.autograd.grad(truth, [x16, w16], torch.ones_like(truth)), strict=True):
+        assert torch.equal(gradient, right.half().float())
+
+
+@without_float16_unit
+def test_an_autocast_inside_has_torchs_own_convolutions():
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 8, 9, 7).half(), torch.randn(16, 8, 3, 3).half()
+    plain = fn.conv2d(x, weight)
+    with msctx.context(precision_mode="force_fp16"):
+        ours = fn.conv2d(x, weight)
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(fn.conv2d(x, weight), plain)
+    assert torch.equal(ours, fn.conv2d(x.float(), weight.float()).half())

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of every governed operator, under the modes: it computes where float32 does, in the dtype of the table."""
+"""PyTorch's own samples of every governed operator, under the modes: it computes where float32 does, to the same shapes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_most_operators_have_samples() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_samples(mode: str) -> None:
-    """What float32 computes, a mode computes too, and no result has another dtype than the table gives."""
+    """What float32 computes, a mode computes too, in the dtype that the table gives."""
     rules = precision_of(text_of({"precision_mode": mode})).rules
     seen, failed = 0, []
     for name, found in infos().items():

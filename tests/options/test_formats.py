@@ -213,6 +213,10 @@ BAD = [
         *("OP_PRECISION_MODE", "mm=high_precision\nMatMul=high_performance", "2:8", "ByOpType.MatMul"),
         *("MatMul and mm are one operator: high_performance and high_precision exclude each other", "", ""),
     ),
+    (
+        *("CUSTOMIZE_DTYPES", "OpType::mm:InputDtype:float16\nOpType::MatMul:InputDtype:float32", "2:16", "ByOpType.MatMul"),
+        *("MatMul and mm are one operator, and have other dtypes", "", ""),
+    ),
     # lists of operators
     (
         *("MIXLIST", '{"black-list": {"to-add": ["mm"]}, "white-list": {"to-add": ["MatMul"]}}', "1:62"),
