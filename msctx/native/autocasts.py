@@ -1,10 +1,11 @@
 """Sees each torch.autocast that is entered or left, and each checkpoint, while a precision policy is in force.
 
-Where the dtype of an autocast is the policy's own, nothing that the guards of compiled code look at tells the two apart: torch does
-not guard how deeply autocasts are nested. And a checkpoint keeps nothing of its forward pass but the autocast around it. torch.autocast
-calls torch.set_autocast_enabled with its device, and torch.set_autocast_cache_enabled last, when it is entered and when it is left; a
-checkpoint asks torch.utils.checkpoint._get_autocast_kwargs for what it is to enter again. While a policy is in force these names note
-what is overruled, and let a checkpoint carry its policy along, also to a backward pass that begins after the block.
+Where the dtype of an autocast is the policy's own, nothing that the guards of compiled code look at tells the two apart: torch
+does not guard how deeply autocasts are nested. And a checkpoint keeps nothing of its forward pass but the autocast around it.
+torch.autocast calls torch.set_autocast_enabled with its device, and torch.set_autocast_cache_enabled last, when it is entered and
+when it is left; a checkpoint asks torch.utils.checkpoint._get_autocast_kwargs for what it is to enter again. While a policy is in
+force these names note what is overruled, and let a checkpoint carry its policy along, also to a backward pass that begins after
+the block.
 """
 
 from __future__ import annotations

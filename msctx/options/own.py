@@ -86,9 +86,10 @@ OPTIONS = (
         name="frozen_weights",
         type=Bool,
         help="Says that weights do not change while the context is open. What algorithms make of a weight of a convolution "
-        "(its Winograd transform, say) is kept from call to call; each call compares all bytes of the weight with those that it "
-        "was made of, unless this is set: then only the first call inside does, and a weight that is changed afterwards, by whatever means, "
-        "may go on as it was. Under a precision_mode the casts of what is given as weight or bias are kept, too. For inference.",
+        "(its Winograd transform, say) is kept from call to call; each call compares all bytes of the weight with those "
+        "that it was made of, unless this is set: then only the first call inside does, and a weight that is changed "
+        "afterwards, by whatever means, may go on as it was. Under a precision_mode the casts of what is given as weight "
+        "or bias are kept, too. For inference.",
         devices=("cpu", "cuda"),
         source="msctx",
         example=True,
