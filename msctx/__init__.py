@@ -39,10 +39,13 @@ __all__ = [
     "context",
     "current",
     "diff",
+    "empty_cache",
     "explain",
     "get_context",
+    "memory_stats",
     "precisions",
     "reset_context",
+    "reset_peak_memory_stats",
     "set_context",
     "state",
 ]
@@ -60,6 +63,30 @@ def precisions() -> Precisions:
     from msctx.native import precisions
 
     return precisions.of_process()
+
+
+def memory_stats() -> dict[str, Any]:
+    """What the pool of host memory holds, and each cap on it: bytes and counts by name, as torch.cuda.memory_stats has for a GPU.
+
+    ``current_bytes`` and ``peak_bytes`` are what tensors asked for, ``reserved_bytes`` is what the pool holds, in use or not.
+    """
+    from msctx.native import memory
+
+    return memory.statistics()
+
+
+def empty_cache() -> int:
+    """Give back to the system what the pool of host memory holds and nobody uses; returns how many bytes."""
+    from msctx.native import memory
+
+    return memory.empty_cache()
+
+
+def reset_peak_memory_stats() -> None:
+    """Let the peaks of :func:`memory_stats` begin anew; those of caps stay."""
+    from msctx.native import memory
+
+    memory.reset_peak()
 
 
 _MODULES = ("device_context", "mindspore", "run", "runtime")

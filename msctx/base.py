@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from msctx import plan as planning
@@ -61,7 +62,10 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
     if not isinstance(settings, Settings):
         settings = Settings([layer_of(settings, "explain")])
     if device is None:
-        return plan_here(settings)
+        from msctx import devices
+
+        free = devices.free_memory() if "max_device_memory" in settings else 0
+        return plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if device not in DEVICES:
         raise OptionError([Problem("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))

@@ -35,6 +35,13 @@ def _cann() -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def free_memory() -> int:
+    """Bytes of host memory that this process can still have. Only what is shown says it: plans of runs are compared."""
+    from msctx.native import memory
+
+    return memory.free_memory()
+
+
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
     native = ""

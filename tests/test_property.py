@@ -132,6 +132,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
         )
         for device in ("cpu", "cuda", "ascend")
     },
+    "native.memory_pool": st.sampled_from([None, *({"keep": keep, "piece": 2**21} for keep in ("nothing", "some", "all"))]),
+    "native.memory_caps": st.sampled_from([[], [[2**30, "a"]], [[2**30, "a"], [2**28, "b"]], [[2**29, "c"]]]),
     "native.fallback": st.sampled_from(["warn", "error", "silent"]),
 }
 PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]

@@ -91,6 +91,6 @@ void release(void*, void* data) {
 
 Memory scratch_memory() { return {allocate, release, nullptr}; }
 
-void trim_scratch() { trim(most_outside); }
+void trim_scratch(bool all) { trim(all ? 0 : most_outside); }
 
 }  // namespace msctx::glue

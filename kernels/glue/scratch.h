@@ -10,7 +10,7 @@ namespace msctx::glue {
 // From torch's allocator, so that it counts in torch's statistics and caps. For any thread.
 Memory scratch_memory();
 
-// Gives back most of what no call uses now: no policy is in force any more.
-void trim_scratch();
+// Gives back most of what no call uses now: no policy is in force any more. With `all`, all of it.
+void trim_scratch(bool all = false);
 
 }  // namespace msctx::glue

@@ -25,6 +25,8 @@ class Facts:
     """The version of CANN's runtime, where it is known."""
     native: str = ""
     """Why there can be no native core; ``""``: it is there, or can be built."""
+    free_memory: int = 0
+    """Bytes of host memory that this process can still have; 0: not known."""
 
     @classmethod
     def only(cls, device: str) -> Facts:

@@ -67,11 +67,7 @@ UNBUILT: dict[str, tuple[str, ...]] = {
     ),
     "the memory pool": (
         "variable_memory_max_size",
-        "mempool_block_size",
-        "env_config_path.sys.mem_reuse",
-        "memory_optimize_level",
         "memory_offload",
-        "static_memory_policy",
         "external_weight",
         "variable_placement",
     ),

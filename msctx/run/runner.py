@@ -22,6 +22,7 @@ from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.plan import Plan, make
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
+from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Run:
     def __init__(self, record: Record, plan: Plan, progress: Any = None) -> None:
         self.record, self.plan, self._progress = record, plan, progress
         self.rows = 0
+        self.memory = MemoryOfRun()
 
     @property
     def dir(self) -> Path:
@@ -49,6 +51,7 @@ class Run:
     def log(self, **metrics: Any) -> None:
         """Append one line to metrics.jsonl; usually once per epoch."""
         self.rows += 1
+        self.memory.end_phase()
         self.record.metrics(metrics)
         if self._progress is not None:
             self._progress.log(metrics)
@@ -111,9 +114,12 @@ def run_experiment(
 
             before, computed = choices.counts(), precisions.Tally()
             computed.open()
-            with watched() as scaled:
+            with watched() as scaled, run.memory.counting():
                 result, error = _call(entry, run)
                 result |= scaled()
+                if held := run.memory.record():
+                    record.json("memory.json", held)
+                    result["peak_memory_bytes"] = held["peak_bytes"]
             computed.close()
             if rows := computed.precisions():
                 record.json("precisions.json", rows.as_dicts())
@@ -164,7 +170,7 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
         except EntryFailed as failed:
             result["status"], result["error"], error = "failed", str(failed), failed
         except BaseException as raised:
-            text = users_traceback(raised)
+            text = users_traceback(raised) + run.memory.told_of(raised)
             result["status"], result["error"] = "failed", text
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
     if not run.rows and result["status"] == "completed":

@@ -1,13 +1,13 @@
-"""Switches of the native core: the fields of its policy."""
+"""Switches of the native core: the fields of its policy, its pool of memory and the caps on it."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from msctx.native import core, policy
+from msctx.native import core, memory, policy
 from msctx.switches.base import Switch
 
-SWITCHES = tuple(
+POLICY = tuple(
     Switch(
         name=f"native.{field}",
         read=partial(policy.read, field),
@@ -16,3 +16,15 @@ SWITCHES = tuple(
     )
     for field in policy.NOTHING
 )
+MEMORY = (
+    Switch(name="native.memory_pool", read=memory.read_pool, write=memory.write_pool, prepare=core.load),
+    Switch(
+        name="native.memory_caps",
+        read=memory.read_caps,
+        write=memory.write_caps,
+        save=memory.save_caps,
+        load=memory.load_caps,
+        prepare=core.load,
+    ),
+)
+SWITCHES = (*POLICY, *MEMORY)

@@ -23,16 +23,77 @@ def test_the_cap_goes_to_the_caching_allocator(device: str, switch: str, given: 
     assert "caching allocator" in row.reason
 
 
-def test_on_a_cpu_it_waits_for_the_pool() -> None:
-    (row,) = msctx.explain({"max_device_memory": "4GB"}, device="cpu").rows
-    assert (row.status, row.assignments) == ("not_built", {})
-    assert "memory pool" in row.reason
+ONLY_CPU = Facts.only("cpu")
+POOL = {"keep": "all", "piece": 2**26}
+
+
+def on_cpu(facts: Facts = ONLY_CPU, **options: object) -> dict[str, plan.Row]:
+    return {row.option: row for row in plan.make(Settings([make_layer(options, "test")]), facts).rows if row.device == "cpu"}
+
+
+def test_on_a_cpu_the_cap_is_that_of_the_pool() -> None:
+    row = on_cpu(max_device_memory="4GB")["max_device_memory"]
+    assert (row.status, row.assignments) == ("honoured", {"native.memory_pool": POOL, "native.memory_caps": [[4 * GB, "test"]]})
+
+
+def test_nested_caps_on_a_cpu_all_count() -> None:
+    layers = [make_layer({"max_device_memory": cap}, cap) for cap in ("4GB", "8GB", "1GB")]
+    (row,) = plan.make(Settings(layers), Facts(free_memory=3 * GB)).rows
+    assert row.assignments["native.memory_caps"] == [[4 * GB, "4GB"], [8 * GB, "8GB"], [GB, "1GB"]]
+    assert row.reason == "1 GiB, the least of 1 GiB asked for, 4 GiB of 4GB, 8 GiB of 8GB, 3 GiB free now"
+
+
+def test_free_memory_is_the_cap_where_it_is_less() -> None:
+    row = on_cpu(Facts(free_memory=3 * GB // 2), max_device_memory="4GB")["max_device_memory"]
+    assert row.reason == "1.5 GiB, the least of 4 GiB asked for, 1.5 GiB free now"
+
+
+@pytest.mark.parametrize(
+    ("options", "speaks"),
+    [
+        ({}, False),
+        ({"device_target": "GPU"}, False),
+        ({"device_target": "CPU"}, True),
+    ],
+)
+def test_beside_an_accelerator_the_host_is_capped_where_that_is_said(options: dict[str, object], speaks: bool) -> None:
+    found = on_cpu(Facts(devices=DEVICES), max_device_memory="4GB", **options)
+    assert ("max_device_memory" in found) == speaks
+
+
+@pytest.mark.parametrize(
+    ("options", "keep", "piece"),
+    [
+        ({"memory_optimize_level": "O0"}, "all", 2**26),
+        ({"memory_optimize_level": "O1"}, "some", 2**26),
+        ({"session": {"static_memory_policy": 2}}, "all", 2**26),
+        ({"session": {"static_memory_policy": 3}}, "some", 2**26),
+        ({"mempool_block_size": "2GB"}, "all", 2 * GB),
+        ({"mempool_block_size": "2GB", "memory_optimize_level": "O1", "max_device_memory": "4GB"}, "some", 2 * GB),
+    ],
+)
+def test_the_pool_has_one_policy(options: dict[str, object], keep: str, piece: int) -> None:
+    rows = on_cpu(**options).values()
+    assert {row.status for row in rows} <= {"honoured", "approximated"}
+    assert [row.assignments["native.memory_pool"] for row in rows] == [{"keep": keep, "piece": piece}] * len(rows)
+
+
+def test_without_reuse_nothing_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "env.json"
+    file.write_text('{"sys": {"mem_reuse": false}}')
+    row = on_cpu(env_config_path=str(file), memory_optimize_level="O0")["env_config_path.sys.mem_reuse"]
+    assert row.assignments["native.memory_pool"]["keep"] == "nothing"
+
+
+def test_without_a_native_core_a_cpu_has_no_cap() -> None:
+    row = on_cpu(Facts(native="there is no compiler"), max_device_memory="4GB")["max_device_memory"]
+    assert (row.status, row.reason) == ("refused", "there is no compiler")
 
 
 def test_every_device_of_a_machine_is_capped() -> None:
     found = plan.make(Settings([make_layer({"max_device_memory": "4GB"}, "test")]), Facts(devices=DEVICES))
     assert found.assignments == dict.fromkeys(SWITCHES.values(), 4 * GB)
-    assert found.failing == (), "what the accelerator carries out is carried out"
+    assert found.failing == ()
 
 
 @pytest.mark.parametrize(("outer", "inner"), [("4GB", "8GB"), ("8GB", "4GB")])

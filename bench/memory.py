@@ -1,0 +1,183 @@
+"""What the memory pool gives: the time of a step with torch's own CPU allocator over the time with another one.
+
+The others are msctx's pool (memory_optimize_level=O0) and, preloaded in place of malloc, jemalloc, tcmalloc and mimalloc, as they are
+and told never to give memory back; those that are not installed are left out. Each runs in processes of its own, which take turns; a
+figure is the median over rounds of the ratio of medians over steps. The first step of a process is not counted.
+
+    python bench/memory.py --threads 1,2 --out bench/results/NAME.json
+    python bench/memory.py --readme bench/results/NAME.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import contest
+from networks import NETWORKS
+
+POOL = "msctx"
+PLAIN, AGAIN = "torch", "A/A"
+PRELOADED: dict[str, tuple[str, dict[str, str]]] = {
+    "jemalloc": ("jemalloc", {}),
+    "jemalloc, never returns": ("jemalloc", {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"}),
+    "tcmalloc": ("tcmalloc_minimal", {}),
+    "tcmalloc, never returns": ("tcmalloc_minimal", {"TCMALLOC_RELEASE_RATE": "0"}),
+    "mimalloc": ("mimalloc", {}),
+    "mimalloc, never returns": (
+        "mimalloc",
+        {"MIMALLOC_RESET_DELAY": "-1", "MIMALLOC_PAGE_RESET": "0", "MIMALLOC_LARGE_OS_PAGES": "1"},
+    ),
+}
+
+Step = Callable[[], Any]
+
+
+def training(name: str, images: int) -> Step:
+    import torch
+
+    model = NETWORKS[name]().train()
+    x = torch.randn(images, 3, 224, 224)
+    return _step(model, x, lambda y: torch.nn.functional.cross_entropy(y, torch.zeros(images, dtype=torch.long)))
+
+
+def transformer() -> Step:
+    """Six encoder layers of 512 features and 8 heads, as the base model of Vaswani et al. 2017, on 16 sequences of 128."""
+    import torch
+    from torch import nn
+
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.1, batch_first=True)
+    return _step(nn.TransformerEncoder(layer, 6), torch.randn(16, 128, 512), lambda y: y.square().mean())
+
+
+def _step(model: Any, x: Any, loss: Callable[[Any], Any]) -> Step:
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model(x)).backward()
+        optimizer.step()
+
+    return step
+
+
+def chain(megabytes: int) -> Step:
+    """Eight elementwise operators, each of which makes a tensor."""
+    import torch
+
+    x = torch.randn(megabytes << 18)
+    return lambda: ((((x + 1) * 0.5).relu() - 0.25).abs() * x + x).clamp(-1, 1)
+
+
+SUBJECTS: dict[str, Callable[[], Step]] = {
+    "ResNet-50, training": lambda: training("resnet50", 4),
+    "ConvNeXt-T, training": lambda: training("convnext", 4),
+    "transformer, training": transformer,
+    "chain over 25 MB": lambda: chain(25),
+    "chain over 64 MB": lambda: chain(64),
+}
+
+
+def work(subject: str, threads: int, seconds: float, with_pool: bool) -> None:
+    """Prints the median time of a step in ms, and how many pages were touched for the first time in one."""
+    from contextlib import nullcontext
+
+    import torch
+
+    import msctx
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    step, found, faults = SUBJECTS[subject](), [], []
+    with msctx.context(memory_optimize_level="O0") if with_pool else nullcontext():
+        step()
+        began = time.perf_counter()
+        while len(found) < 3 or (time.perf_counter() - began < seconds and len(found) < 200):
+            before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+            step()
+            found.append((time.perf_counter() - start) * 1e3)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(json.dumps({"ms": statistics.median(found), "faults": statistics.median(faults)}), flush=True)
+
+
+def run(contender: str, subject: str, threads: int, given: argparse.Namespace) -> dict[str, float]:
+    variables = dict(os.environ)
+    if contender in PRELOADED:
+        library, more = PRELOADED[contender]
+        variables |= {"LD_PRELOAD": str(ctypes.util.find_library(library)), **more}
+    command = [sys.executable, __file__, "--work", subject, "--threads", str(threads), "--seconds", str(given.seconds)]
+    command += ["--without-errors"] if contender == POOL else []
+    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def collect(given: argparse.Namespace) -> dict[str, Any]:
+    contenders = [PLAIN, AGAIN, POOL, *(c for c, (library, _) in PRELOADED.items() if ctypes.util.find_library(library))]
+    subjects = [name for name in SUBJECTS if not given.only or any(word in name for word in given.only.split(","))]
+    found: dict[tuple[str, int], list[dict[str, dict[str, float]]]] = {}
+    result: dict[str, Any] = {"machine": contest.machine(), "processes": 0, "subjects": []}
+    for number in range(given.processes):
+        for threads in given.threads:
+            for subject in subjects:
+                order = contenders if number % 2 else contenders[::-1]
+                found.setdefault((subject, threads), []).append({c: run(c, subject, threads, given) for c in order})
+        result |= {"processes": number + 1, "subjects": [summary(s, t, rounds) for (s, t), rounds in found.items()]}
+        contest.keep(given.out, result)
+    return result
+
+
+def summary(subject: str, threads: int, rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    return {
+        "subject": subject,
+        "threads": threads,
+        "ms": statistics.median(r[PLAIN]["ms"] for r in rounds),
+        "ratios": {c: statistics.median(r[PLAIN]["ms"] / r[c]["ms"] for r in rounds) for c in rounds[0] if c != PLAIN},
+        "faults": {c: statistics.median(r[c]["faults"] for r in rounds) for c in rounds[0]},
+    }
+
+
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line for each subject."""
+    subjects = [row for result in results for row in result["subjects"]]
+    contenders = [c for c in (POOL, *PRELOADED, AGAIN) if all(c in row["ratios"] for row in subjects)]
+    lines = [
+        "| step | threads | torch, ms | new pages | " + " | ".join(contenders) + " |",
+        "|---" * (len(contenders) + 4) + "|",
+    ]
+    for row in subjects:
+        cells = [f"**{row['ratios'][c]:.2f}**" if c == POOL else f"{row['ratios'][c]:.2f}" for c in contenders]
+        pages = f"{row['faults'][PLAIN]:.0f} → {row['faults'][POOL]:.0f}"
+        lines.append(f"| {row['subject']} | {row['threads']} | {row['ms']:.0f} | {pages} | " + " | ".join(cells) + " |")
+    processes = min(result["processes"] for result in results)
+    return [
+        *lines,
+        "",
+        f"{contest.described(*(result['machine'] for result in results))}; {processes} or more rounds of processes.",
+    ]
+
+
+def main() -> None:
+    assert __doc__
+    parser = contest.arguments(__doc__.splitlines()[0], SUBJECTS, [1])
+    given = parser.parse_args()
+    if given.work:
+        work(given.work, given.threads[0], given.seconds, given.without_errors)
+    elif given.readme:
+        contest.into_readme("memory-speed", table(contest.read(given.readme)))
+    else:
+        print("\n".join(table([collect(given)])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The pool of host memory in the native core: whether torch's CPU tensors come from it, the caps on it, and what it has counted."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from ctypes import c_char_p, c_int, c_int64
+from functools import cache
+from typing import Any, NamedTuple
+
+from msctx.errors import NativeError, SwitchError
+from msctx.native import core
+
+KEEPS = ("nothing", "some", "all")
+"""What becomes of blocks that nobody uses: they go back to the system, a quarter of the peak is kept, all are kept."""
+STATISTICS = (
+    "current_bytes",
+    "peak_bytes",
+    "reserved_bytes",
+    "peak_reserved_bytes",
+    "allocations",
+    "released",
+    "fresh_blocks",
+    "out_of_memory",
+    "idle_bytes",
+)
+OF_CAP = ("limit_bytes", "current_bytes", "peak_bytes", "allocations", "out_of_memory")
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "msctx_pool_set": (c_char_p, [c_int, c_int64]),
+    "msctx_pool_is_installed": (c_int, []),
+    "msctx_pool_statistics": (None, [ctypes.POINTER(c_int64)]),
+    "msctx_pool_reset_peak": (None, []),
+    "msctx_pool_purpose": (c_int, [c_int]),
+    "msctx_pool_purposes": (None, [ctypes.POINTER(c_int64), c_int, c_int]),
+    "msctx_pool_empty_cache": (c_int64, []),
+    "msctx_cap_open": (c_int64, [c_int64, c_char_p]),
+    "msctx_cap_adjust": (None, [c_int64, c_int64, c_char_p]),
+    "msctx_cap_close": (None, [c_int64]),
+    "msctx_cap_statistics": (c_int, [c_int64, ctypes.POINTER(c_int64)]),
+}
+
+
+class Cap(NamedTuple):
+    """A cap that is open: what was asked, by whom, and its number in the library."""
+
+    asked: int
+    origin: str
+    number: int
+
+
+_lock = threading.RLock()
+_pool: dict[str, Any] | None = None
+_caps: list[Cap] = []
+
+
+@cache
+def _library() -> Any:
+    library = core.load().c
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+def read_pool() -> dict[str, Any] | None:
+    """What is kept and the size of a piece; ``None``: torch's own allocator is in force, or somebody else's."""
+    return dict(_pool) if _pool is not None and _library().msctx_pool_is_installed() else None
+
+
+def write_pool(value: Mapping[str, Any] | None) -> None:
+    global _pool
+    with _lock:
+        if value is None:
+            if _pool is not None:
+                _library().msctx_pool_set(-1, 0)
+        else:
+            keep, piece = KEEPS.index(value["keep"]), value["piece"]
+            if problem := _library().msctx_pool_set(keep, piece).decode():
+                raise SwitchError(f"the memory pool cannot be torch's CPU allocator: {problem}. Nothing was changed.")
+        _pool = None if value is None else dict(value)
+
+
+# --- caps -------------------------------------------------------------------------------------------------------------
+
+
+def read_caps() -> list[list[Any]]:
+    """The caps in force, the outermost first: bytes, and who set it."""
+    return [[cap.asked, cap.origin] for cap in _caps]
+
+
+def write_caps(value: Sequence[Sequence[Any]]) -> None:
+    """Open and close caps until these are in force; those that stay go on counting."""
+    with _lock:
+        same = 0
+        while same < min(len(value), len(_caps)) and [_caps[same].asked, _caps[same].origin] == list(value[same]):
+            same += 1
+        while same < min(len(value), len(_caps)):  # the base has been changed
+            asked, origin = value[same]
+            _caps[same] = Cap(asked, origin, _caps[same].number)
+            _library().msctx_cap_adjust(_caps[same].number, *_limit(asked, origin))
+            same += 1
+        _close(same)
+        for asked, origin in value[same:]:
+            number = int(_library().msctx_cap_open(*_limit(asked, origin)))
+            _caps.append(Cap(asked, origin, number))
+
+
+def _limit(asked: int, origin: str) -> tuple[int, bytes]:
+    """What a cap comes to, and how it is told: no more than there is, of which the pool's own idle blocks are a part."""
+    free = free_memory() + int(statistics()["idle_bytes"])
+    return min(asked, free), (origin if asked <= free else f"{origin}, lowered to what was free").encode()
+
+
+def save_caps() -> tuple[Cap, ...]:
+    return tuple(_caps)
+
+
+def load_caps(found: tuple[Cap, ...]) -> None:
+    """Put back the caps that were found: those that were opened since go."""
+    with _lock:
+        if tuple(_caps[: len(found)]) == found:
+            _close(len(found))
+        else:  # the base has changed meanwhile
+            write_caps([[cap.asked, cap.origin] for cap in found])
+
+
+def _close(count: int) -> None:
+    while len(_caps) > count:
+        _library().msctx_cap_close(_caps.pop().number)
+
+
+def free_memory() -> int:
+    """How many bytes this process can still have: what the system has left, or its control group."""
+    return min(_system_free(), _group_free())
+
+
+def _system_free() -> int:
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_free() -> int:
+    """What is left of the limit of a control group (v2), whose caches of files give way."""
+    try:
+        group = "/sys/fs/cgroup"
+        with (
+            open(f"{group}/memory.max") as limit,
+            open(f"{group}/memory.current") as current,
+            open(f"{group}/memory.stat") as stat,
+        ):
+            files = sum(int(line.split()[1]) for line in stat if line.startswith(("inactive_file ", "active_file ")))
+            return max(0, int(limit.read()) - int(current.read()) + files)
+    except (OSError, ValueError):  # there is none, or "max"
+        return 1 << 62
+
+
+# --- what has been counted --------------------------------------------------------------------------------------------
+
+
+def statistics() -> dict[str, Any]:
+    """What the pool holds, and each cap."""
+    if core.loaded() is None:
+        return dict.fromkeys(STATISTICS, 0) | {"caps": []}
+    found = (c_int64 * len(STATISTICS))()
+    _library().msctx_pool_statistics(found)
+    with _lock:
+        caps = [{"asked_bytes": cap.asked, "origin": cap.origin, **_of_cap(cap)} for cap in _caps]
+    return dict(zip(STATISTICS, found, strict=True)) | {"caps": caps}
+
+
+def _of_cap(cap: Cap) -> dict[str, int]:
+    found = (c_int64 * len(OF_CAP))()
+    if not _library().msctx_cap_statistics(cap.number, found):
+        raise NativeError(f"there is no cap {cap.number}")
+    return dict(zip(OF_CAP, found, strict=True))
+
+
+def purpose(number: int) -> int:
+    """What this thread allocates from now on is for this purpose; returns the one before. 0: nothing in particular."""
+    return int(_library().msctx_pool_purpose(number))
+
+
+def by_purpose(count: int, *, at_refusal: bool = False) -> list[int]:
+    """Bytes in use for each purpose: now, or as it was when memory was refused last."""
+    found = (c_int64 * count)()
+    _library().msctx_pool_purposes(found, count, at_refusal)
+    return list(found)
+
+
+def empty_cache() -> int:
+    return 0 if core.loaded() is None else int(_library().msctx_pool_empty_cache())
+
+
+def reset_peak() -> None:
+    if core.loaded() is not None:
+        _library().msctx_pool_reset_peak()

@@ -1,0 +1,86 @@
+"""Which module's forward pass has allocated what is in use, while the pool of host memory is in force: by hooks on all modules.
+
+Paths begin with the class of the module that is called from outside. What a backward pass or an optimizer allocates is for no module.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from msctx.native import memory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MOST = 4096
+"""Purposes that the pool tells apart."""
+OTHER = "outside of forward passes"
+
+
+class _Entered(threading.local):
+    def __init__(self) -> None:
+        self.before: list[int] = []
+
+
+class ByModule:
+    """Counts while it is entered."""
+
+    def __init__(self) -> None:
+        self._paths = [OTHER]
+        self._numbers: dict[str, int] = {OTHER: 0}
+        self._of: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._entered = _Entered()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def counting(self) -> Iterator[ByModule]:
+        from torch.nn.modules import module
+
+        handles = (
+            module.register_module_forward_pre_hook(self._begin),
+            module.register_module_forward_hook(self._end, always_call=True),
+        )
+        try:
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def largest(self, count: int = 10, *, at_refusal: bool = False) -> list[tuple[str, int]]:
+        """Path and bytes in use, the largest first: now, or as it was when memory was refused last."""
+        found = memory.by_purpose(len(self._paths), at_refusal=at_refusal)
+        rows = sorted(zip(self._paths, found, strict=True), key=lambda row: -row[1])
+        return [row for row in rows[:count] if row[1] > 0]
+
+    def _begin(self, entered: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():  # what compiled code allocates is its caller's
+            return
+        if not self._entered.before:
+            self._name(entered)
+        self._entered.before.append(memory.purpose(self._number(self._of.get(entered, type(entered).__name__))))
+
+    def _end(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._entered.before:
+            memory.purpose(self._entered.before.pop())
+
+    def _name(self, root: nn.Module) -> None:
+        """The paths below a module that is called from outside."""
+        with self._lock:
+            if root not in self._of:
+                for path, found in root.named_modules(prefix=type(root).__name__):
+                    self._of[found] = path
+
+    def _number(self, path: str) -> int:
+        with self._lock:
+            if path not in self._numbers and len(self._paths) < MOST:
+                self._numbers[path] = len(self._paths)
+                self._paths.append(path)
+            return self._numbers.get(path, 0)

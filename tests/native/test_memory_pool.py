@@ -1,0 +1,402 @@
+"""The pool of host memory: caps that hold, memory that is used again, tensors that come and go across the borders of a scope."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import msctx
+from msctx.native import memory
+
+pytestmark = [pytest.mark.usefixtures("exact_state")]
+MB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert (memory.read_pool(), memory.read_caps()) == (None, [])
+    assert memory.statistics()["reserved_bytes"] == memory.statistics()["current_bytes"] == 0
+
+
+def megabytes(count: float) -> torch.Tensor:
+    return torch.empty(int(count * MB), dtype=torch.uint8)
+
+
+def cap() -> dict[str, int]:
+    """The innermost cap that is open."""
+    return memory.statistics()["caps"][-1]
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- caps -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cap_holds_and_all_goes_on_after_it() -> None:
+    with msctx.context(max_device_memory="64MB"):
+        held = megabytes(40)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            megabytes(25)
+        for part in (
+            "tried to allocate 25.00 MiB",
+            "40.00 MiB of 64.00 MiB are in use",
+            "the peak was 40.00 MiB",
+            __file__[-14:],
+        ):
+            assert part in str(caught.value)
+        assert megabytes(24).numel() == 24 * MB
+        held[:] = 1
+        del held
+        assert megabytes(64).numel() == 64 * MB
+        assert cap()["current_bytes"] == 0
+        assert cap()["out_of_memory"] == 1
+    assert megabytes(65).numel() == 65 * MB
+
+
+def test_a_cap_counts_what_comes_after_it() -> None:
+    with msctx.context(memory_optimize_level="O0"):
+        before = megabytes(60)
+        with msctx.context(max_device_memory="64MB"):
+            assert cap()["current_bytes"] == 0
+            held = megabytes(60)
+            del before
+            assert cap()["current_bytes"] == 60 * MB
+            with pytest.raises(torch.OutOfMemoryError):
+                megabytes(5)
+            del held
+
+
+@pytest.mark.parametrize(("outer", "inner", "fits"), [(64, 32, 32), (32, 64, 32), (64, 64, 64)])
+def test_the_tightest_of_nested_caps_holds(outer: int, inner: int, fits: int) -> None:
+    with msctx.context(max_device_memory=f"{outer}MB"):
+        with msctx.context(max_device_memory=f"{inner}MB"):
+            megabytes(fits)
+            with pytest.raises(torch.OutOfMemoryError):
+                megabytes(fits + 1)
+        megabytes(outer)
+
+
+def test_an_inner_scope_is_counted_outside_too() -> None:
+    with msctx.context(max_device_memory="64MB"):
+        with msctx.context(max_device_memory="48MB"):
+            held = megabytes(40)
+        assert cap()["current_bytes"] == 40 * MB
+        with msctx.context(max_device_memory="48MB"), pytest.raises(torch.OutOfMemoryError, match=r"of 64\.00 MiB"):
+            megabytes(30)
+        del held
+
+
+def test_a_cap_of_the_base_can_be_changed_and_goes_on_counting() -> None:
+    try:
+        msctx.set_context(max_device_memory="32MB")
+        held = megabytes(20)
+        msctx.set_context(max_device_memory="48MB")
+        megabytes(28)
+        with pytest.raises(torch.OutOfMemoryError, match="set_context"):
+            megabytes(29)
+        msctx.set_context(max_device_memory="16MB")  # less than is in use
+        with pytest.raises(torch.OutOfMemoryError, match=r"20\.00 MiB of 16\.00 MiB"):
+            megabytes(1)
+        del held
+        megabytes(16)
+    finally:
+        msctx.reset_context()
+    megabytes(50)
+
+
+def test_a_cap_above_what_is_free_is_as_large_as_that() -> None:
+    with msctx.context(max_device_memory="1000000GB"):
+        assert cap()["limit_bytes"] < 10**15
+        with pytest.raises(torch.OutOfMemoryError, match="lowered to what was free"):
+            torch.empty(10**13, dtype=torch.uint8)
+
+
+def test_what_is_refused_leaves_nothing_behind() -> None:
+    with msctx.context(max_device_memory="8MB"):
+        for _ in range(100):
+            with pytest.raises(torch.OutOfMemoryError):
+                megabytes(9)
+        found = resident()
+        for _ in range(10_000):
+            with pytest.raises(torch.OutOfMemoryError):
+                megabytes(9)
+        assert resident() - found < 4 * MB
+        assert cap()["current_bytes"] == 0
+        assert cap()["out_of_memory"] == 10_100
+        megabytes(8)
+
+
+def test_a_training_step_that_does_not_fit_raises_and_a_smaller_one_does_not() -> None:
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
+    with msctx.context(max_device_memory="24MB"):
+        with pytest.raises(torch.OutOfMemoryError):
+            model(torch.randn(8192, 256)).sum().backward()
+        model.zero_grad()
+        model(torch.randn(64, 256)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_workspaces_count(one_thread: None) -> None:
+    x, weight = torch.randn(1, 64, 64, 64), torch.randn(64, 64, 3, 3)
+    with msctx.context(max_device_memory="200MB", conv_fprop_algo="gemm", fallback="error"):
+        y = torch.conv2d(x, weight)
+        assert cap()["peak_bytes"] > y.numel() * 4 + 8 * MB  # the unfolded image
+        del y
+    torch.conv2d(torch.randn(1, 1, 3, 3), torch.randn(1, 1, 3, 3))
+
+
+def test_sizes_beyond_everything() -> None:
+    with msctx.context(memory_optimize_level="O0"):
+        for size in (2**46 + 1, 2**60):
+            with pytest.raises((torch.OutOfMemoryError, RuntimeError)):
+                torch.empty(size, dtype=torch.uint8)
+        assert megabytes(1).numel() == MB
+
+
+# --- memory that is used again ----------------------------------------------------------------------------------------
+
+
+def test_blocks_are_used_again() -> None:
+    with msctx.context(memory_optimize_level="O0"):
+        places = set()
+        for _ in range(20):
+            places.add(megabytes(33).data_ptr())
+        fresh = memory.statistics()["fresh_blocks"]
+        for _ in range(20):
+            places.add(megabytes(33).data_ptr())
+        assert len(places) == 1
+        assert memory.statistics()["fresh_blocks"] == fresh
+        reserved = memory.statistics()["reserved_bytes"]
+        assert 33 * MB <= reserved < 40 * MB
+        assert memory.empty_cache() == reserved
+        assert memory.statistics()["reserved_bytes"] == 0
+
+
+@pytest.mark.parametrize(("level", "share"), [("O0", 1.5), ("O1", 1.0)])
+def test_how_much_is_kept(level: str, share: float) -> None:
+    """Of tensors that grow, one at a time, the idle ones of those before stay up to a share of the most that was in use."""
+    with msctx.context(memory_optimize_level=level):
+        msctx.reset_peak_memory_stats()
+        for size in range(8, 64, 4):
+            megabytes(size)
+        assert share * 40 * MB <= memory.statistics()["peak_reserved_bytes"] <= share * 72 * MB
+
+
+def test_what_goes_back_is_no_longer_resident() -> None:
+    with msctx.context(memory_optimize_level="O0"):
+        megabytes(1)
+        found = resident()
+        for size in (17_000, 30_000, 100_000, 1_000_000, 50_000_000):
+            held = [torch.ones(size, dtype=torch.uint8) for _ in range(100_000_000 // size)]
+            assert resident() - found > 80 * MB
+            del held
+            memory.empty_cache()
+            assert resident() - found < 16 * MB, size
+    assert resident() - found < 16 * MB
+
+
+def test_address_space_goes_back_too() -> None:
+    def addresses() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+    with msctx.context(memory_optimize_level="O0"):
+        found = addresses()
+        for size in range(100, 900, 40):
+            megabytes(size)
+        assert addresses() - found < 2500 * MB
+        small = [torch.empty(20_000, dtype=torch.uint8) for _ in range(20_000)]
+        del small
+    assert addresses() - found < 100 * MB
+
+
+def test_a_cap_bounds_what_is_kept_beside_small_tensors() -> None:
+    with msctx.context(max_device_memory="128MB"):
+        megabytes(120)
+        small = [torch.empty(16_000, dtype=torch.uint8) for _ in range(7000)]
+        assert memory.statistics()["reserved_bytes"] + cap()["current_bytes"] < 130 * MB
+        del small
+
+
+def test_what_no_system_has_is_refused() -> None:
+    with (
+        msctx.context(memory_optimize_level="O0"),
+        pytest.raises(torch.OutOfMemoryError, match="The system has no memory left"),
+    ):
+        torch.empty(2**45, dtype=torch.uint8)
+
+
+def test_without_reuse_all_goes_back(tmp_path: Any) -> None:
+    file = tmp_path / "env.json"
+    file.write_text('{"sys": {"mem_reuse": false}}')
+    with msctx.context(env_config_path=str(file)):
+        megabytes(8)
+        assert memory.statistics()["reserved_bytes"] == 0
+
+
+def test_idle_blocks_do_not_eat_into_a_cap() -> None:
+    with msctx.context(max_device_memory="64MB"):
+        for size in (40, 50, 60, 33, 64):
+            megabytes(size).fill_(1)
+            assert memory.statistics()["reserved_bytes"] <= 72 * MB
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 16383, 16384, 16385, 100_000, 2 * MB, 2 * MB + 1, 70 * MB])
+def test_every_size_is_aligned_and_whole(size: int) -> None:
+    with msctx.context(memory_optimize_level="O0"):
+        several = [torch.full((size,), value, dtype=torch.uint8) for value in range(3)]
+        assert all(t.data_ptr() % 64 == 0 for t in several)
+        assert all(bool((t == value).all()) for value, t in enumerate(several))
+
+
+def test_large_tensors_do_not_begin_at_the_same_place_of_a_page() -> None:
+    with msctx.context(memory_optimize_level="O0"):
+        held = [megabytes(4) for _ in range(6)]
+        assert len({t.data_ptr() % 4096 for t in held}) == 6
+
+
+# --- across the borders of a scope ------------------------------------------------------------------------------------
+
+
+def test_tensors_live_on_after_the_scope() -> None:
+    with msctx.context(max_device_memory="64MB"):
+        made = torch.arange(4 * MB)
+    assert bool((made == torch.arange(4 * MB)).all())
+    assert memory.statistics()["current_bytes"] == 32 * MB
+    made.resize_(16 * MB)  # by the allocator that it began with, without a cap
+    assert bool((made[: 4 * MB] == torch.arange(4 * MB)).all())
+    del made
+
+
+def test_tensors_from_before_are_released_inside() -> None:
+    made = torch.arange(4 * MB)
+    with msctx.context(max_device_memory="16MB"):
+        made.resize_(8 * MB)  # it is not of the pool
+        del made
+        assert cap()["current_bytes"] == 0
+
+
+def test_exchange_with_others() -> None:
+    with msctx.context(memory_optimize_level="O0"):
+        made = torch.arange(MB)
+        array, capsule = made.numpy(), torch.utils.dlpack.to_dlpack(made)
+        shared = torch.arange(MB).share_memory_()
+        borrowed = torch.from_numpy(np.arange(MB))
+        del made
+    gc.collect()
+    again = torch.utils.dlpack.from_dlpack(capsule)
+    assert int(array[-1]) == int(again[-1]) == int(shared[-1]) == int(borrowed[-1]) == MB - 1
+
+
+def test_a_forked_child_goes_on() -> None:
+    with msctx.context(max_device_memory="64MB"):
+        held = megabytes(40).fill_(7)
+        stop = threading.Event()
+
+        def allocate() -> None:
+            while not stop.is_set():
+                megabytes(1)
+
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        try:
+            for _ in range(20):
+                if (child := os.fork()) == 0:
+                    os._exit(0 if _works_in_child(held) else 1)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        finally:
+            stop.set()
+            thread.join()
+        del held
+
+
+def _works_in_child(held: torch.Tensor) -> bool:
+    good = bool((held[::4096] == 7).all()) and megabytes(20).numel() == 20 * MB
+    try:
+        megabytes(25)
+    except torch.OutOfMemoryError:
+        return good
+    return False
+
+
+def test_threads_allocate_and_release_one_anothers_tensors() -> None:
+    with msctx.context(max_device_memory="512MB"):
+        made: list[torch.Tensor] = []
+
+        def work(seed: int) -> None:
+            random = np.random.default_rng(seed)
+            for _ in range(200):
+                if made and random.random() < 0.5:
+                    tensor = made.pop()
+                    assert bool((tensor == tensor[0]).all())
+                else:
+                    size = int(2 ** random.uniform(1, 20))
+                    made.append(torch.full((size,), int(random.integers(100)), dtype=torch.uint8))
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        made.clear()
+        assert cap()["current_bytes"] == 0
+
+
+def test_the_profiler_sees_it() -> None:
+    with (
+        msctx.context(memory_optimize_level="O0"),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile,
+    ):
+        megabytes(8)
+    assert max(event.self_cpu_memory_usage for event in profile.key_averages()) >= 8 * MB
+
+
+# --- what is found and put back ---------------------------------------------------------------------------------------
+
+
+def test_results_are_the_same_bits_with_the_pool(one_thread: None) -> None:
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)),
+        torch.randn(4, 3, 16, 16),
+    )
+    model(x)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(x).square().sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    plain = gradients()
+    with msctx.context(memory_optimize_level="O0"):
+        ours = gradients()
+    assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
+
+
+def test_after_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), msctx.context(max_device_memory="64MB"):
+        raise ZeroDivisionError
+    megabytes(65)
+
+
+def test_nothing_is_loaded_to_ask(passes: Callable[..., str]) -> None:
+    passes("""
+        import msctx
+        from msctx.native import core, memory
+        assert memory.statistics()["current_bytes"] == 0
+        assert memory.empty_cache() == 0
+        assert core.loaded() is None
+    """)
