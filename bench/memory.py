@@ -1,8 +1,9 @@
 """What the memory pool gives: the time of a step with torch's own CPU allocator over the time with another one.
 
 The others are msctx's pool (memory_optimize_level=O0) and, preloaded in place of malloc, jemalloc, tcmalloc and mimalloc, as they are
-and told never to give memory back; those that are not installed are left out. Each runs in processes of its own, which take turns; a
-figure is the median over rounds of the ratio of medians over steps. The first step of a process is not counted.
+and told never to give memory back; those that are not installed are left out. The pool takes turns with torch's own allocator inside a
+process, each judged by the fastest run of a turn; the others have processes of their own, which take turns. A figure is the median over
+rounds of processes.
 
     python bench/memory.py --threads 1,2 --out bench/results/NAME.json
     python bench/memory.py --readme bench/results/NAME.json
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import contest
@@ -90,25 +92,41 @@ SUBJECTS: dict[str, Callable[[], Step]] = {
 
 
 def work(subject: str, threads: int, seconds: float, with_pool: bool) -> None:
-    """Prints the median time of a step in ms, and how many pages were touched for the first time in one."""
-    from contextlib import nullcontext
+    """Prints the time of a step in ms (the median of the fastest of some turns), and how many pages were touched for the first time in one.
 
+    With the pool: also the ratio of torch's own to it in the same process, in turns, whose first step is not counted.
+    """
     import torch
 
     import msctx
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    step, found, faults = SUBJECTS[subject](), [], []
-    with msctx.context(memory_optimize_level="O0") if with_pool else nullcontext():
-        step()
-        began = time.perf_counter()
-        while len(found) < 3 or (time.perf_counter() - began < seconds and len(found) < 200):
-            before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+    step = SUBJECTS[subject]()
+
+    def turn(scope: AbstractContextManager[Any]) -> tuple[float, float]:
+        times, faults, began = [], [], time.perf_counter()
+        with scope:
             step()
-            found.append((time.perf_counter() - start) * 1e3)
-            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    print(json.dumps({"ms": statistics.median(found), "faults": statistics.median(faults)}), flush=True)
+            while len(times) < 2 or (time.perf_counter() - began < seconds / 4 and len(times) < 50):
+                before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+                step()
+                times.append((time.perf_counter() - start) * 1e3)
+                faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return min(times), statistics.median(faults)
+
+    turns: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    began = time.perf_counter()
+    while len(turns[False]) < 3 or time.perf_counter() - began < seconds:
+        for pooled in (False, True) if with_pool else (False,):
+            turns[pooled].append(turn(msctx.context(memory_optimize_level="O0") if pooled else nullcontext()))
+    ms, faults = (statistics.median(each) for each in zip(*turns[with_pool], strict=True))
+    found = {"ms": ms, "faults": faults}
+    if with_pool:
+        found["ratio"] = statistics.median(
+            plain / ours for (plain, _), (ours, _) in zip(turns[False], turns[True], strict=True)
+        )
+    print(json.dumps(found), flush=True)
 
 
 def run(contender: str, subject: str, threads: int, given: argparse.Namespace) -> dict[str, float]:
@@ -142,9 +160,13 @@ def summary(subject: str, threads: int, rounds: list[dict[str, dict[str, float]]
         "subject": subject,
         "threads": threads,
         "ms": statistics.median(r[PLAIN]["ms"] for r in rounds),
-        "ratios": {c: statistics.median(r[PLAIN]["ms"] / r[c]["ms"] for r in rounds) for c in rounds[0] if c != PLAIN},
+        "ratios": {c: statistics.median(_ratio(r, c) for r in rounds) for c in rounds[0] if c != PLAIN},
         "faults": {c: statistics.median(r[c]["faults"] for r in rounds) for c in rounds[0]},
     }
+
+
+def _ratio(found: dict[str, dict[str, float]], contender: str) -> float:
+    return found[contender].get("ratio", found[PLAIN]["ms"] / found[contender]["ms"])
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:

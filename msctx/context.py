@@ -68,7 +68,7 @@ class _Scope:
         """Every layer in force inside, the base's as it is now."""
         if self._version != BASE.version:
             self._settings, self._version = Settings(BASE.layers + self.layers), BASE.version
-            self._plan = explain(self._settings).without(self.hold.late if self.hold else {})
+            self._plan = plan_here(self._settings).without(self.hold.late if self.hold else {})
         return self._settings
 
     @property
@@ -106,10 +106,10 @@ def _open(context: Context) -> _Scope:
     hold = apply.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
         tell_failing(plan, context.layers, hold)
-    except BaseException:  # warnings turned into errors
+        return _Scope(context, layers, settings, plan.without(hold.late), hold)
+    except BaseException:  # warnings turned into errors, a signal's handler that raises
         apply.undo(hold, quiet=True)
         raise
-    return _Scope(context, layers, settings, plan.without(hold.late), hold)
 
 
 def _uninterrupted(context: Context) -> AbstractContextManager[Callable[[], None]]:

@@ -310,6 +310,7 @@ def test_a_forked_child_goes_on() -> None:
             while not stop.is_set():
                 megabytes(1)
 
+        assert _works_in_child(held)  # what torch looks up once, it has looked up before there is a child
         thread = threading.Thread(target=allocate)
         thread.start()
         try:
