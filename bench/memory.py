@@ -1,9 +1,9 @@
 """What the memory pool gives: the time of a step with torch's own CPU allocator over the time with another one.
 
-The others are msctx's pool (memory_optimize_level=O0) and, preloaded in place of malloc, jemalloc, tcmalloc and mimalloc, as they are
-and told never to give memory back; those that are not installed are left out. The pool takes turns with torch's own allocator inside a
-process, each judged by the fastest run of a turn; the others have processes of their own, which take turns. A figure is the median over
-rounds of processes.
+The others are msctx's pool (memory_optimize_level=O0) and, preloaded in place of malloc, jemalloc, tcmalloc and mimalloc, as
+they are and told never to give memory back; those that are not installed are left out. The pool takes turns with torch's own
+allocator inside a process, each judged by the fastest run of a turn; the others have processes of their own, which take turns.
+A figure is the median over rounds of processes.
 
     python bench/memory.py --threads 1,2 --out bench/results/NAME.json
     python bench/memory.py --readme bench/results/NAME.json
@@ -92,7 +92,7 @@ SUBJECTS: dict[str, Callable[[], Step]] = {
 
 
 def work(subject: str, threads: int, seconds: float, with_pool: bool) -> None:
-    """Prints the time of a step in ms (the median of the fastest of some turns), and how many pages were touched for the first time in one.
+    """Prints the time of a step in ms (the median of the fastest of some turns), and how many pages it touched for the first time.
 
     With the pool: also the ratio of torch's own to it in the same process, in turns, whose first step is not counted.
     """
