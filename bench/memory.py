@@ -141,7 +141,8 @@ def run(contender: str, subject: str, threads: int, given: argparse.Namespace) -
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
-    contenders = [PLAIN, AGAIN, POOL, *(c for c, (library, _) in PRELOADED.items() if ctypes.util.find_library(library))]
+    others = [c for c, (library, _) in PRELOADED.items() if ctypes.util.find_library(library) and given.against in c]
+    contenders = [PLAIN, AGAIN, POOL, *others]
     subjects = [name for name in SUBJECTS if not given.only or any(word in name for word in given.only.split(","))]
     found: dict[tuple[str, int], list[dict[str, dict[str, float]]]] = {}
     result: dict[str, Any] = {"machine": contest.machine(), "processes": 0, "subjects": []}
@@ -192,6 +193,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     assert __doc__
     parser = contest.arguments(__doc__.splitlines()[0], SUBJECTS, [1])
+    parser.add_argument("--against", default="", metavar="WORDS", help="only those others whose names have these words")
     given = parser.parse_args()
     if given.work:
         work(given.work, given.threads[0], given.seconds, given.without_errors)
