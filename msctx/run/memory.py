@@ -11,13 +11,14 @@ from typing import Any
 
 from msctx.effects.memory import in_words
 from msctx.native import memory
-from msctx.native.memory_by_module import ByModule
 
 
 class MemoryOfRun:
     """Counts while the entry runs, if the pool is in force."""
 
     def __init__(self) -> None:
+        from msctx.native.memory_by_module import ByModule  # here: what comes before a run needs no torch
+
         self.phases: list[dict[str, int]] = []
         self._by_module = ByModule()
         self._allocations = 0
