@@ -229,6 +229,9 @@ char* free_slab(Pool& all) {
     char* piece = map(all.piece_size, false);
     if (!piece) return nullptr;
     all.pieces[piece] = all.piece_size;
+    size_t slabs = 0;
+    for (const auto& [start, bytes] : all.pieces) slabs += bytes / slab_size;
+    all.free_slabs.reserve(slabs);  // to give one back needs no memory
     for (size_t i = all.piece_size / slab_size; i-- > 0;) all.free_slabs.push_back(piece + i * slab_size);
   }
   char* slab = all.free_slabs.back();
@@ -288,8 +291,11 @@ Header* used_now(Pool& all, Header* block) {
 Header* block_for(Pool& all, size_t bytes, int64_t room) {
   const int size_class = class_of(bytes);
   const std::lock_guard<std::mutex> guard(blocks_lock);
-  if (Header* block = used_now(all, idle_block(all, size_class))) return block;
   // The request is counted in the caps already: what they leave is for idle blocks alone.
+  if (Header* block = used_now(all, idle_block(all, size_class))) {
+    shrink_to(all, room);
+    return block;
+  }
   shrink_to(all, std::min(room, most_idle(all, int64_t(size_of_class(size_class)))));
   Header* block = fresh_block(all, size_class);
   if (!block && shrink_to(all, 0)) block = fresh_block(all, size_class);

@@ -86,7 +86,7 @@ def pool_policy(want: Want) -> Outcome | None:
     if not is_for_host(want):
         return None
     if want.option.name == "static_memory_policy" and want.value == 0:
-        return honoured(reason="torch's own allocator takes what it needs")
+        return honoured(reason="each takes what it needs, when it runs")
     if want.facts.native:
         return refused(want.facts.native)
     if want.option.name == "memory_optimize_level" and want.value == "O1":

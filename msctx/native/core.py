@@ -100,6 +100,14 @@ class Tuned(NamedTuple):
     exact: bool
 
 
+def declared(library: Any, signatures: dict[str, tuple[Any, list[Any]]]) -> Any:
+    """The library, of whose functions these now have their types: name → result, arguments."""
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
 class Core:
     """The library in this process. Its functions release the GIL."""
 
@@ -108,10 +116,7 @@ class Core:
 
         torch.ops.load_library(path)
         self.path = path
-        self._c = self.c = ctypes.CDLL(path)
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(self._c, name)
-            function.restype, function.argtypes = result, arguments
+        self._c = self.c = declared(ctypes.CDLL(path), _SIGNATURES)
         self._size = 0
         self._choose_isa()
         self._tell = _TELL(_told)  # kept: the library calls it as long as the process lives

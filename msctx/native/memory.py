@@ -14,7 +14,7 @@ from msctx.errors import NativeError, SwitchError
 from msctx.native import core
 
 KEEPS = ("nothing", "some", "all")
-"""What becomes of blocks that nobody uses: they go back to the system, a quarter of the peak is kept, all are kept."""
+"""What becomes of blocks that nobody uses: none are kept, up to the most that was in use, up to half as much again."""
 STATISTICS = (
     "current_bytes",
     "peak_bytes",
@@ -58,11 +58,7 @@ _caps: list[Cap] = []
 
 @cache
 def _library() -> Any:
-    library = core.load().c
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return core.declared(core.load().c, _SIGNATURES)
 
 
 # --- the pool ---------------------------------------------------------------------------------------------------------

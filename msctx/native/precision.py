@@ -111,11 +111,7 @@ _here = _Here()
 
 @cache
 def _library() -> Any:
-    library = core.load().c
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return core.declared(core.load().c, _SIGNATURES)
 
 
 @cache
