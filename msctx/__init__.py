@@ -69,10 +69,13 @@ def memory_stats() -> dict[str, Any]:
     """What the pool of host memory holds, and each cap on it: bytes and counts by name, as torch.cuda.memory_stats has for a GPU.
 
     ``current_bytes`` and ``peak_bytes`` are what tensors asked for, ``reserved_bytes`` is what the pool holds, in use or not.
+    ``saved_on_host`` is what ``memory_offload`` has moved so far; ``recomputed`` has a row for each block of watched models of
+    which ``memory_optimize_level="O1"`` has decided: what its forward pass keeps, how long it takes, whether it is computed again.
     """
+    from msctx.memory import recompute, saved
     from msctx.native import memory
 
-    return memory.statistics()
+    return memory.statistics() | {"saved_on_host": saved.moved(), "recomputed": recompute.decisions()}
 
 
 def empty_cache() -> int:

@@ -272,10 +272,10 @@ class Context:
         return [*found, *precisions.unmatched(self.layers)]
 
     def watch(self, model: nn.Module) -> Context:
-        """Tell the modules of *model* by their paths in :meth:`choices` and in ``conv_algo_rules``, as long as it lives."""
-        from msctx.native import watching
+        """Tell the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory speak of it."""
+        from msctx.memory import watched
 
-        watching.watch(model)
+        watched.watch(model)
         return self
 
     def bind(self, function: Callable[..., Any]) -> Bound:

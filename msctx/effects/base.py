@@ -11,7 +11,7 @@ from typing import Any
 from msctx.effects.unbuilt import UNBUILT
 from msctx.options import DEVICES, Option, Settings
 
-THEMES = ("algorithms", "determinism", "device", "memory", "policies", "precision", "seed", "threads", "tracing")
+THEMES = ("algorithms", "determinism", "device", "memory", "placement", "policies", "precision", "seed", "threads", "tracing")
 """The modules of this package that hold translations."""
 
 

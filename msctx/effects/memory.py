@@ -89,7 +89,18 @@ def pool_policy(want: Want) -> Outcome | None:
         return honoured(reason="each takes what it needs, when it runs")
     if want.facts.native:
         return refused(want.facts.native)
-    if want.option.name == "memory_optimize_level" and want.value == "O1":
-        differs = "holds for the pool, which gives back what it does not use; recomputation and compiled graphs come later"
-        return approximated(pool(want), differs)
+    if want.option.name == "memory_optimize_level":
+        return honoured(pool(want) | recomputation(want), RECOMPUTED if want.value == "O1" else "")
     return honoured(pool(want))
+
+
+RECOMPUTED = (
+    "in eager code: blocks of the models that ctx.watch names are computed again in the backward pass, under max_device_memory "
+    "as few as needed"
+)
+
+
+def recomputation(want: Want) -> dict[str, Any]:
+    """O1 switches memory_offload off, an outer scope's too."""
+    offload = {"models.saved_on_host": False} if want.value == "O1" and want.other("memory_offload") == "ON" else {}
+    return {"models.recompute": want.value == "O1"} | offload

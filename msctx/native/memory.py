@@ -43,6 +43,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+_NO_LIMIT = 1 << 62
+
+
 class Cap(NamedTuple):
     """A cap that is open: what was asked, by whom, and its number in the library."""
 
@@ -157,7 +160,7 @@ def _group_free() -> int:
             files = sum(int(line.split()[1]) for line in stat if line.startswith(("inactive_file ", "active_file ")))
             return max(0, int(limit.read()) - int(current.read()) + files)
     except (OSError, ValueError):  # there is none, or "max"
-        return 1 << 62
+        return _NO_LIMIT
 
 
 # --- what has been counted --------------------------------------------------------------------------------------------
@@ -170,15 +173,27 @@ def statistics() -> dict[str, Any]:
     found = (c_int64 * len(STATISTICS))()
     _library().msctx_pool_statistics(found)
     with _lock:
-        caps = [{"asked_bytes": cap.asked, "origin": cap.origin, **_of_cap(cap)} for cap in _caps]
+        caps = [{"asked_bytes": cap.asked, "origin": cap.origin, **_of_cap(cap.number)} for cap in _caps]
     return dict(zip(STATISTICS, found, strict=True)) | {"caps": caps}
 
 
-def _of_cap(cap: Cap) -> dict[str, int]:
+def _of_cap(number: int) -> dict[str, int]:
     found = (c_int64 * len(OF_CAP))()
-    if not _library().msctx_cap_statistics(cap.number, found):
-        raise NativeError(f"there is no cap {cap.number}")
+    if not _library().msctx_cap_statistics(number, found):
+        raise NativeError(f"there is no cap {number}")
     return dict(zip(OF_CAP, found, strict=True))
+
+
+def open_meter() -> int:
+    """Begin to count what is allocated from now on; the number is for :func:`close_meter`."""
+    return int(_library().msctx_cap_open(_NO_LIMIT, b""))
+
+
+def close_meter(number: int) -> int:
+    """The most bytes that were in use at once of what was allocated since the meter was opened."""
+    peak = _of_cap(number)["peak_bytes"]
+    _library().msctx_cap_close(number)
+    return peak
 
 
 def purpose(number: int) -> int:

@@ -176,11 +176,12 @@ OPTIONS = (
         name="memory_optimize_level",
         type=Choice(
             {
-                "O0": "speed first: buffers are not planned together",
-                "O1": "memory first: buffers share memory, activations are recomputed in the backward pass",
+                "O0": "speed first: nothing is computed twice",
+                "O1": "memory first: activations are recomputed in the backward pass, allocators give back what is idle",
             }
         ),
-        help="What compiled graphs prefer, speed or a small footprint. Up to MindSpore 2.3 the default on Ascend was O1.",
+        help="What is preferred, speed or a small footprint: O1 computes blocks of watched models again in the backward pass (as few "
+        "as max_device_memory asks for) and lets allocators hold less. Up to MindSpore 2.3 the default on Ascend was O1.",
         default="O0",
         also=("runtime.set_memory.optimize_level",),
         example="O1",
@@ -189,9 +190,8 @@ OPTIONS = (
         name="memory_offload",
         type=OnOff,
         help="ON moves tensors that wait for the backward pass from the device to host memory and fetches them back in time; "
-        "memory_optimize_level=O1 switches it off. Without a meaning on CPU.",
+        "memory_optimize_level=O1 switches it off. Refused where the CPU is all there is.",
         default="OFF",
-        devices=("cuda", "ascend"),
         example="ON",
     ),
     Option(

@@ -165,7 +165,6 @@ NEEDS = (
     Needs(When("dynamic_node_type", (0, 1)), (When("input_shape"),)),
     Needs(When("modify_mixlist"), MIXED),
     Needs(When("optypelist_for_implmode"), (When("op_select_implmode", ("high_precision", "high_performance")),)),
-    Needs(When("variable_placement", ("Host",)), (When("mix_compile_mode", TRUE),)),
     Needs(When("in_out_pair"), (When("mix_compile_mode", TRUE),)),
     Needs(When("in_out_pair_flag", (True, False)), (When("in_out_pair"),), "inert"),
     Needs(When("local_rank_id", test=lambda v: True), (When("local_device_list"),)),

@@ -64,8 +64,8 @@ OPTIONS = (
     Option(
         name="external_weight",
         type=Bool,
-        help="Keeps constant weights in files named by their content instead of inside each compiled graph, so that the models "
-        "of a session share one copy of equal weights.",
+        help="Maps the parameters of watched models from files named by their content (tmp_weight_<pid>_<session> in "
+        "ASCEND_WORK_PATH, else in the working directory), so that models share one copy of equal weights until one is trained.",
         default=False,
         groups=SESSION,
         ge="ge.externalWeight",
@@ -478,8 +478,8 @@ OPTIONS = (
                 "Host": "in host memory, copied when a module runs",
             }
         ),
-        help="Where parameters live: Host saves device memory and costs time. Host needs mix_compile_mode=true; on a CPU the two "
-        "are one place.",
+        help="Where the parameters of watched models live: Host saves device memory and costs time. CANN asks for "
+        "mix_compile_mode=true beside Host, PyTorch for nothing; on a CPU the two are one place.",
         default="Device",
         devices=("cuda", "ascend"),
         groups=SESSION,

@@ -10,6 +10,7 @@ from msctx.switches import (
     autocast,
     environment,
     generators,
+    models,
     native,
     torch_core,
     torch_cuda,
@@ -31,6 +32,7 @@ SWITCHES: Mapping[str, Switch] = MappingProxyType(
             generators,
             environment,
             native,
+            models,
             autocast,
         )
         for switch in owner.SWITCHES

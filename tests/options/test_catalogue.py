@@ -197,7 +197,7 @@ def test_every_choice_is_explained(option: Option) -> None:
 
 MEMORY = (
     *("max_device_memory", "mempool_block_size", "memory_optimize_level"),
-    *("static_memory_policy", "env_config_path.sys.mem_reuse"),
+    *("static_memory_policy", "env_config_path.sys.mem_reuse", "memory_offload"),
 )
 
 

@@ -1,7 +1,6 @@
 """Documents with places: JSON and line-based files as plain data, and the exact place of everything that is wrong."""
 
 import json
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -169,11 +168,9 @@ def test_a_comment_without_an_end() -> None:
 
 
 def test_a_message_shows_no_line_of_megabytes() -> None:
-    began = time.perf_counter()
     parsed = parse_json('{"x": [%s 1]}' % ("1," * 500_000), "f")
     assert parsed.data == {"x": [1] * 500_001}
     assert parsed.mark(("x", 499_999)) == Mark("f", 1, 7 + 1 + 2 * 499_999, "", 1)
-    assert time.perf_counter() - began < 30
     assert len(str(parse_json('{"x": "%s" 1}' % ("y" * 100_000), "f").problems[0])) < 200
     assert len(str(parse_json('{"x": %s}' % ("y" * 100_000), "f").problems[0])) < 200
 

@@ -335,7 +335,6 @@ def test_pairs_that_are_no_conflict(values: dict[str, Any]) -> None:
     [
         ({"session.enable_dump": True}, "session.enable_dump", "refused", {"dump_path": "."}),
         ({"enable_dump_debug": True}, "enable_dump_debug", "refused", {"dump_path": "."}),
-        ({"variable_placement": "Host"}, "variable_placement", "refused", {"mix_compile_mode": True}),
         ({"in_out_pair": "[['a'],['b']]"}, "in_out_pair", "refused", {"mix_compile_mode": True}),
         ({"local_rank_id": 0}, "local_rank_id", "refused", {"local_device_list": "0,1"}),
         ({"local_device_list": "0,1"}, "local_device_list", "refused", {"local_rank_id": 0}),

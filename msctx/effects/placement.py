@@ -1,0 +1,43 @@
+"""Watched models: activations and parameters that are kept on the host, or in files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.effects.base import Outcome, Want, effect, honoured, inert, refused
+
+WATCHED = "parameters of the models that ctx.watch names"
+
+
+@effect("memory_offload")
+def memory_offload(want: Want) -> Outcome | None:
+    on = want.value == "ON"
+    if want.device != "cpu":
+        return honoured({"models.saved_on_host": on})
+    if on and want.facts.devices == ("cpu",):
+        return refused(
+            "what the forward pass saves is in host memory already. memory_optimize_level=O1 computes it again instead, under "
+            "max_device_memory as little as needed"
+        )
+    return None
+
+
+def placement(want: Want) -> dict[str, Any]:
+    """The assignments that both options come to together."""
+    place = "file" if want.other("external_weight") else "host" if want.other("variable_placement") == "Host" else None
+    found: dict[str, Any] = {"models.parameters": place}
+    return found if want.device == "cpu" else found | {"models.copies_of_parameters": place is not None}
+
+
+@effect("variable_placement")
+def variable_placement(want: Want) -> Outcome:
+    if want.value == "Host" and want.other("external_weight"):
+        return inert("external_weight maps the parameters from files, in host memory too")
+    return honoured(placement(want), f"{WATCHED}: copied to the device by each operator that needs them")
+
+
+@effect("external_weight")
+def external_weight(want: Want) -> Outcome:
+    how = "mapped from files named by their content; equal ones share memory until one is written to"
+    copied = "" if want.device == "cpu" else ", and copied to the device by each operator that needs them"
+    return honoured(placement(want), f"{WATCHED}: {how}{copied}")

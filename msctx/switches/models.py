@@ -1,0 +1,20 @@
+"""Switches of watched models: where their parameters and activations are, and what is computed again."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msctx.memory import parameters, recompute, saved
+from msctx.switches.base import Switch
+
+SWITCHES = (
+    Switch(
+        name="models.saved_on_host",
+        read=partial(saved.is_on, "activations"),
+        write=partial(saved.turn, "activations"),
+        scope="thread",
+    ),
+    Switch(name="models.parameters", read=parameters.read, write=parameters.write),
+    Switch(name="models.copies_of_parameters", read=parameters.copies, write=parameters.copy_for_operators, scope="thread"),
+    Switch(name="models.recompute", read=recompute.read, write=recompute.write),
+)

@@ -1,0 +1,70 @@
+"""memory_offload, variable_placement and external_weight: where activations and parameters of watched models are."""
+
+import pytest
+
+import msctx
+from msctx import plan
+from msctx.effects import Facts
+from msctx.options import Settings, make_layer
+
+ACCELERATORS = ("cuda", "ascend")
+
+
+def on(device: str, beside: str = "cpu", **options: object) -> dict[str, plan.Row]:
+    found = plan.make(Settings([make_layer(options, "test")]), Facts(devices=tuple({beside: 0, device: 0})))
+    return {row.option: row for row in found.rows if row.device == device}
+
+
+@pytest.mark.parametrize("device", ACCELERATORS)
+@pytest.mark.parametrize(("given", "moved"), [("ON", True), ("OFF", False)])
+def test_activations_go_to_the_host(device: str, given: str, moved: bool) -> None:
+    row = on(device, memory_offload=given)["memory_offload"]
+    assert (row.status, row.assignments) == ("honoured", {"models.saved_on_host": moved})
+
+
+def test_activations_on_the_host_have_nowhere_to_go() -> None:
+    row = on("cpu", memory_offload="ON")["memory_offload"]
+    assert (row.status, row.assignments) == ("refused", {})
+    assert "memory_optimize_level=O1" in row.reason
+    assert "memory_offload" not in on("cpu", beside="cuda", memory_offload="ON"), "the host's tensors are not meant"
+
+
+@pytest.mark.parametrize("device", ACCELERATORS)
+def test_recomputation_switches_offload_off_also_an_outer_scopes(device: str) -> None:
+    layers = [make_layer({"memory_offload": "ON"}, "outer"), make_layer({"memory_optimize_level": "O1"}, "inner")]
+    found = plan.make(Settings(layers), Facts.only(device))
+    assert found.assignments["models.saved_on_host"] is False
+    assert found.assignments["models.recompute"] is True
+
+
+@pytest.mark.parametrize("device", ACCELERATORS)
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"variable_placement": "Host"}, "host"),
+        ({"variable_placement": "Device"}, None),
+        ({"external_weight": True}, "file"),
+        ({"external_weight": False, "variable_placement": "Host"}, "host"),
+        ({"external_weight": True, "variable_placement": "Device"}, "file"),
+    ],
+)
+def test_parameters_have_one_place(device: str, options: dict[str, object], place: str | None) -> None:
+    for row in on(device, **options).values():
+        assert row.status == "honoured"
+        assert row.assignments == {"models.parameters": place, "models.copies_of_parameters": place is not None}
+
+
+def test_files_are_host_memory_too() -> None:
+    rows = on("cuda", external_weight=True, variable_placement="Host")
+    assert (rows["external_weight"].status, rows["variable_placement"].status) == ("honoured", "inert")
+    assert rows["external_weight"].assignments["models.parameters"] == "file"
+
+
+@pytest.mark.parametrize(("given", "place"), [(True, "file"), (False, None)])
+def test_on_a_cpu_parameters_are_mapped_and_never_copied(given: bool, place: str | None) -> None:
+    assert on("cpu", external_weight=given)["external_weight"].assignments == {"models.parameters": place}
+
+
+def test_on_a_cpu_host_and_device_are_one_place() -> None:
+    (row,) = msctx.explain({"variable_placement": "Host"}, device="cpu").rows
+    assert (row.status, row.reason) == ("inert", "it has no meaning on cpu")

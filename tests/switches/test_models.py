@@ -1,0 +1,71 @@
+"""Switches of watched models: they read what was written, each thread has its own hooks, and somebody else's are not taken."""
+
+import threading
+
+import pytest
+import torch
+from torch import _C
+
+from msctx.errors import SwitchError
+from msctx.switches import SWITCHES
+
+THREAD = ("models.saved_on_host", "models.copies_of_parameters")
+
+
+@pytest.mark.parametrize("name", [*THREAD, "models.recompute"])
+def test_what_is_written_is_read_back_and_taken_back(name: str) -> None:
+    switch = SWITCHES[name]
+    assert switch.read() is False
+    for value in (True, True, False, False):
+        switch.write(value)
+        assert switch.read() is value
+    assert _C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@pytest.mark.parametrize("place", ["host", "file", None])
+def test_a_place_without_models_is_a_place(place: str | None) -> None:
+    switch = SWITCHES["models.parameters"]
+    switch.write(place)
+    assert switch.read() == place
+    switch.write(None)
+    assert switch.read() is None
+
+
+@pytest.mark.parametrize("name", THREAD)
+def test_each_thread_has_its_own(name: str) -> None:
+    switch, found = SWITCHES[name], []
+    switch.write(True)
+    thread = threading.Thread(target=lambda: found.append(switch.read()))
+    thread.start()
+    thread.join()
+    switch.write(False)
+    assert found == [False]
+
+
+def test_one_pair_of_hooks_serves_both() -> None:
+    for name in THREAD:
+        SWITCHES[name].write(True)
+    hooks = _C._autograd._top_saved_tensors_default_hooks(True)
+    SWITCHES[THREAD[0]].write(False)
+    assert _C._autograd._top_saved_tensors_default_hooks(True) == hooks
+    SWITCHES[THREAD[1]].write(False)
+    assert _C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_hooks_that_somebody_left_inside_are_not_taken_for_ours() -> None:
+    switch = SWITCHES["models.saved_on_host"]
+    switch.write(True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda packed: packed):
+        with pytest.raises(SwitchError, match="other hooks"):
+            switch.write(False)
+        assert switch.read() is True
+    switch.write(False)
+
+
+def test_modes_that_were_entered_inside_stay() -> None:
+    switch = SWITCHES["models.copies_of_parameters"]
+    switch.write(True)
+    with torch.device("meta"):
+        switch.write(False)
+        assert torch.empty(1).device.type == "meta"
+    assert torch.empty(1).device.type == "cpu"
