@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import far_device
 import numpy
 import pytest
 import sklearn.datasets  # noqa: F401 (sets OpenMP's variables when it is first loaded: here, not inside a test)
@@ -267,5 +268,25 @@ def passes(run_python: RunPython) -> Callable[..., str]:
         if done.returncode != 0:
             pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
         return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def far_library() -> str:
+    """The accelerator of the tests, compiled once (some 10 s) and then kept in the cache."""
+    if why := far_device.obstacle():
+        pytest.skip(f"there is no device far: {why}")
+    return str(far_device.library())
+
+
+@pytest.fixture
+def far(passes: Callable[..., str], far_library: str) -> Callable[..., str]:
+    """Like ``passes``, where torch has an accelerator: the device far, whose memory is the host's (see far_device.py)."""
+
+    def run(code: str, *, env: dict[str, str] | None = None, **more: Any) -> str:
+        paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+        before = f"import far_device\nfar_device.register({far_library!r})\n"
+        return passes(before + textwrap.dedent(code), env={"PYTHONPATH": paths} | (env or {}), **more)
 
     return run

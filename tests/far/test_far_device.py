@@ -1,0 +1,328 @@
+"""The device far is an accelerator: it computes what the CPU computes, and all that tests of memory and of copies lean on holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Far = Callable[..., str]
+
+TRAIN = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    def train(make, data, loss, device, optimizer):
+        torch.manual_seed(0)
+        model = make().to(device)
+        steps = optimizer(model.parameters())
+        losses = []
+        for _ in range(3):
+            steps.zero_grad()
+            losses.append(loss(model(data.to(device))))
+            losses[-1].backward()
+            steps.step()
+        assert all(p.grad.device.type == device for p in model.parameters())
+        return [value.detach().cpu() for value in [*losses, *model.state_dict().values()]]
+
+    def same(make, data, loss, optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)):
+        cpu, far = (train(make, data, loss, device, optimizer) for device in ("cpu", "far"))
+        assert all(torch.equal(a, b) for a, b in zip(cpu, far, strict=True))
+"""
+
+
+def test_it_is_the_accelerator(far: Far) -> None:
+    far("""
+        import torch
+        assert far_device.register() is torch.far is torch.get_device_module("far")
+        assert torch.accelerator.current_accelerator().type == "far"
+        assert torch.accelerator.is_available() and torch.far.is_available() and torch.far.device_count() == 1
+        x = torch.arange(3.0, device="far")
+        assert x.is_far and not x.is_cpu and x.device == torch.device("far", 0)
+        assert torch.equal(x.cpu(), torch.arange(3.0)) and x.sum().item() == 3
+        with torch.device("far"):
+            assert torch.nn.Linear(2, 2).weight.is_far
+    """)
+
+
+def test_a_convolutional_net_trains_as_on_the_cpu(far: Far) -> None:
+    far(
+        TRAIN
+        + """
+    net = lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, groups=2, bias=False),
+        nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 4, 2, 2), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(16, 5), nn.LayerNorm(5),
+    )
+    classes = torch.tensor([0, 1, 2, 3])
+    for optimizer in (
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p),
+        lambda p: torch.optim.Adam(p, foreach=False),
+        lambda p: torch.optim.AdamW(p, fused=True),
+        lambda p: torch.optim.RMSprop(p),
+    ):
+        same(net, torch.randn(4, 3, 16, 16), lambda y: F.cross_entropy(y, classes.to(y.device)), optimizer)
+    """
+    )
+
+
+def test_a_transformer_trains_as_on_the_cpu(far: Far) -> None:
+    far(
+        TRAIN
+        + """
+    data = torch.randn(2, 7, 16)
+    for dropout in (0.0, 0.2):  # without it the CPU takes another attention
+        layer = lambda: nn.TransformerEncoderLayer(16, 4, 32, dropout=dropout, batch_first=True)
+        same(layer, data, lambda y: y.square().mean())
+    same(lambda: nn.Sequential(nn.Linear(16, 6), nn.Softmax(-1)), data, lambda y: y.var(), torch.optim.Adam)
+    attention = nn.MultiheadAttention(16, 4, batch_first=True)
+    cpu = attention(data, data, data)
+    there = data.to("far")
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(cpu, attention.to("far")(there, there, there), strict=True))
+    """
+    )
+
+
+def test_two_devices_in_one_operator_are_an_error(far: Far) -> None:
+    far("""
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+
+        here, there = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3, device="far")
+        wrong = [
+            lambda: here + there,
+            lambda: there + here,
+            lambda: here.add_(there),
+            lambda: there.add_(here),
+            lambda: torch.add(there, there, out=here),
+            lambda: torch.where(there > 0, there, here),
+            lambda: torch.cat([here, there]),
+            lambda: here @ there,
+            lambda: nn.Linear(3, 3)(there),
+            lambda: nn.Conv2d(1, 1, 1)(there),
+            lambda: nn.BatchNorm2d(1)(there),
+            lambda: nn.LayerNorm(3)(there),
+            lambda: nn.Embedding(3, 3)(there.long()),
+            lambda: F.mse_loss(here, there),
+            lambda: torch._foreach_add_([here], [there]),
+            lambda: torch.empty(0, device="far").set_(here),
+            lambda: torch.empty(0, device="far").set_(here.untyped_storage()),
+        ]
+        for i, run in enumerate(wrong):
+            try:
+                run()
+            except RuntimeError as error:
+                assert "same device" in str(error), error
+            else:
+                raise AssertionError(f"number {i} has passed")
+        assert (there + torch.tensor(2.0)).sum().item() == 27  # one number may come from the CPU, and so may indices
+        assert there[torch.tensor([0])].is_far
+        there[:, :, torch.tensor([1])] = 5.0
+        assert there.sum().item() == 21
+    """)
+
+
+def test_memory_is_counted(far: Far) -> None:
+    far("""
+        import torch
+
+        used, peak = torch.far.memory_allocated, torch.far.max_memory_allocated
+        assert used() == 0
+        a = torch.empty(1000, device="far")
+        assert used() == peak() == 4000
+        b = a * 2
+        view = b[10:].view(99, 10)
+        assert used() == 8000
+        del a, b
+        assert (used(), peak()) == (4000, 8000)  # the view keeps all of it
+        del view
+        assert (used(), peak()) == (0, 8000)
+        torch.far.reset_peak_memory_stats()
+        assert peak() == 0
+        c = torch.ones(100, device="far")
+        c.resize_(1000)
+        assert used() == 4000 and c[:100].sum().item() == 100
+        c.untyped_storage().resize_(0)
+        assert used() == 0
+        c.untyped_storage().resize_(4000)
+        c.fill_(1)
+        assert used() == 4000 and c.sum().item() == 1000
+        torch.add(c, 1, out=torch.empty(0, device="far"))
+        d = torch.empty(0, device="far")
+        torch.add(c, 1, out=d)
+        assert d.shape == (1000,) and used() == 8000 == torch.accelerator.memory_allocated()
+        del c, d
+        assert used() == 0
+
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).to("far")
+        kept = used()
+        assert kept == 4 * sum(p.numel() for p in model.parameters())
+        loss = model(torch.ones(512, 64, device="far")).sum()
+        assert used() >= kept + 2 * 4 * 512 * 64  # what backward needs
+        loss.backward()
+        del loss
+        assert used() == 2 * kept and peak() > used()
+    """)
+
+
+def test_in_place_and_views_share_memory(far: Far) -> None:
+    far("""
+        import torch
+
+        a = torch.arange(12.0, device="far").view(3, 4)
+        t = a.t()
+        assert t.data_ptr() == a.data_ptr() and t.add_(1) is t and a[0, 0].item() == 1
+        for row in a.split(1):
+            row.mul_(2)
+        a.unbind(0)[0].zero_()
+        a.diagonal().fill_(9)
+        assert a.tolist() == [[9, 0, 0, 0], [10, 9, 14, 16], [18, 20, 9, 24]]
+        a.t_()
+        assert a.shape == (4, 3) and a.contiguous().flatten()[:3].tolist() == [9, 10, 18]
+        c = torch.view_as_complex(a.contiguous().view(6, 2))
+        assert c.conj().is_conj() and torch.equal(c.conj().resolve_conj().imag.cpu(), -c.cpu().imag)
+        assert torch.equal((c.conj() * c).cpu(), c.cpu().conj() * c.cpu())
+
+        x = torch.ones(3, requires_grad=True)
+        y = x.to("far")
+        y[0] = 3
+        y.sum().backward()
+        assert x.grad.tolist() == [0, 1, 1] and x.grad.is_cpu
+
+        w = torch.ones(3, device="far", requires_grad=True)
+        z = w * 2
+        out = z * z
+        z.add_(1)
+        try:
+            out.sum().backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+        else:
+            raise AssertionError("the change was not seen")
+    """)
+
+
+def test_checkpoints_draw_the_same_random_numbers_again(far: Far) -> None:
+    far("""
+        import torch
+        from torch import nn
+        from torch.utils.checkpoint import checkpoint
+
+        model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.ReLU(), nn.Linear(64, 64)).to("far")
+        data = torch.randn(256, 64, device="far", requires_grad=True)
+
+        def step(forward):
+            torch.manual_seed(1)
+            loss = forward(data).square().sum()
+            used = torch.far.memory_allocated()
+            model.zero_grad()
+            data.grad = None
+            loss.backward()
+            return used, [data.grad.cpu(), *(p.grad.cpu() for p in model.parameters())]
+
+        step(model)
+        used, expected = step(model)
+        for reentrant in (False, True):
+            less, found = step(lambda x: checkpoint(model, x, use_reentrant=reentrant))
+            assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+            assert less < used
+    """)
+
+
+def test_a_parameter_changes_its_device(far: Far) -> None:
+    far("""
+        import io
+        import torch
+        from torch import nn
+
+        model = nn.Linear(3, 3)
+        weight = model.weight
+        model.to("far")
+        assert model.weight is weight and weight.is_far
+        home = weight.data.cpu()
+        weight.data = home
+        assert weight.is_cpu and weight.data_ptr() == home.data_ptr()
+        weight.data = home.to("far", non_blocking=True)
+        assert model(torch.ones(1, 3, device="far")).is_far
+        weight.data = torch.empty(0, device="far")
+        weight.data = home.to("far")
+
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        for place in (None, "cpu", "far"):
+            file.seek(0)
+            loaded = torch.load(file, map_location=place)
+            assert loaded["weight"].device.type == (place or "far") and torch.equal(loaded["weight"].cpu(), home)
+            model.load_state_dict(loaded)
+    """)
+
+
+def test_saved_activations_go_to_the_host(far: Far) -> None:
+    far("""
+        import torch
+        from torch import nn
+
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).to("far")
+        data = torch.randn(512, 64, device="far")
+
+        def step():
+            loss = model(data).sum()
+            used = torch.far.memory_allocated()
+            return used, torch.autograd.grad(loss, list(model.parameters()))
+
+        used, expected = step()
+        with torch.autograd.graph.save_on_cpu():
+            less, found = step()
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        assert less < used
+    """)
+
+
+def test_pinned_memory_and_streams(far: Far) -> None:
+    far("""
+        import torch
+
+        pinned = torch.randn(5).pin_memory()
+        assert pinned.is_pinned() and pinned[2:].is_pinned() and not torch.randn(5).is_pinned()
+        there = pinned.to("far", non_blocking=True)
+        back = torch.empty(5, pin_memory=True)
+        back.copy_(there, non_blocking=True)
+        assert back.is_pinned() and torch.equal(back, pinned)
+        data = torch.utils.data.TensorDataset(torch.randn(8, 2))
+        assert all(x.is_pinned() for (x,) in torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True))
+
+        side, event = torch.far.Stream(), torch.far.Event()
+        before = torch.far.current_stream()
+        assert before == torch.far.default_stream() != side
+        with torch.far.stream(side):
+            assert torch.far.current_stream() == side
+            x = torch.ones(3, device="far", requires_grad=True)
+            y = (x * 2).sum()
+            event.record()
+        y.backward()  # its gradients go from one stream to another
+        assert torch.far.current_stream() == before
+        before.wait_event(event)
+        before.wait_stream(side)
+        x.record_stream(side)
+        torch.far.synchronize()
+        assert event.query() and x.grad.tolist() == [2, 2, 2]
+    """)
+
+
+def test_seeds_give_what_they_give_on_the_cpu(far: Far) -> None:
+    far("""
+        import torch
+
+        def drawn(device):
+            torch.manual_seed(1)
+            generator = torch.Generator(device).manual_seed(2)
+            numbers = torch.randn(4, device=device), torch.rand(3, generator=generator, device=device)
+            return [n.cpu() for n in (*numbers, torch.randperm(9, device=device))]
+
+        assert all(torch.equal(a, b) for a, b in zip(drawn("cpu"), drawn("far"), strict=True))
+        state = torch.far.get_rng_state()
+        first = torch.rand(2, device="far")
+        torch.far.set_rng_state(state)
+        assert torch.equal(torch.rand(2, device="far"), first)
+    """)

@@ -1,0 +1,123 @@
+"""An accelerator without hardware: registers the device "far" (see far/far.cpp) for good, so only in an interpreter of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from msctx.errors import NativeError
+from msctx.native import cachedir, compiler, recipe
+
+SOURCE = Path(__file__).resolve().parent / "far" / "far.cpp"
+FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
+LINK = ("-Wl,--as-needed", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
+
+
+def obstacle() -> str:
+    """Why there can be no such device here, or ``""``."""
+    try:
+        recipe.check_platform()
+        compiler.find()
+    except NativeError as error:
+        return str(error)
+    return ""
+
+
+def library() -> Path:
+    """The compiled far.cpp. In the cache under a hash of all it is made of: it is compiled once."""
+    tool, source, folder = compiler.find(), SOURCE.read_bytes(), Path(torch.__file__).parent
+    flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    identity = (torch.__version__, torch.version.git_version, recipe.machine())
+    key = recipe.digest(recipe.sha256(source), flags, LINK, identity, tool.command, tool.version)[:16]
+    cache = cachedir.folder("far")
+    path = cache / f"{key}.so"
+    with FileLock(cache / f"{key}.lock", mode=0o600):
+        if not cachedir.is_own_file(path):
+            part = cache / f"{key}.{secrets.token_hex(4)}.part"
+            torchs = ("-isystem", str(folder / "include"), f"-L{folder / 'lib'}")
+            command = [*tool.command, *flags, *torchs, "-x", "c++", "-", *LINK, "-o", str(part)]
+            try:
+                done = subprocess.run(command, input=source, capture_output=True, check=False, umask=0o077)
+                if done.returncode:
+                    raise NativeError(f"{SOURCE} cannot be compiled:\n{done.stderr.decode(errors='replace')}")
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+    return path
+
+
+def register(path: str | Path | None = None) -> ModuleType:
+    """Make "far" a device of torch and torch.far its module, unless they are; *path* is the library if it is known."""
+    if not hasattr(torch, "far"):
+        torch.ops.load_library(str(path or library()))
+        torch.utils.rename_privateuse1_backend("far")
+        torch._register_device_module("far", _module())
+        torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+    return torch.far
+
+
+class Stream(torch.Stream):
+    """A stream of far, whatever device is current."""
+
+    def __new__(cls, device: Any = "far", **more: Any) -> Stream:
+        return super().__new__(cls, device=device, **more)
+
+
+class Event(torch.Event):
+    """An event of far: it has happened as soon as it is recorded."""
+
+    def __new__(cls, enable_timing: bool = False, **more: Any) -> Event:
+        return super().__new__(cls, device="far", enable_timing=enable_timing, **more)
+
+
+def _module() -> ModuleType:
+    """torch.far: the names of torch.cuda, for one device that has always been initialised and does its work at once."""
+    module = ModuleType("torch.far", __doc__)
+    accelerator = torch.accelerator
+    names: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": accelerator.set_device_index,
+        "device": lambda _: contextlib.nullcontext(),
+        "get_device_name": lambda _=None: "far",
+        "synchronize": accelerator.synchronize,
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": accelerator.current_stream,
+        "default_stream": lambda _=None: torch.Stream(stream_id=0, device_index=0, device_type=_type()),
+        "set_stream": accelerator.set_stream,
+        "stream": lambda stream: stream or contextlib.nullcontext(),  # a torch.Stream is a context
+        "memory_allocated": accelerator.memory_allocated,
+        "max_memory_allocated": accelerator.max_memory_allocated,
+        "memory_reserved": accelerator.memory_reserved,
+        "max_memory_reserved": accelerator.max_memory_reserved,
+        "reset_peak_memory_stats": accelerator.reset_peak_memory_stats,
+        "memory_stats": accelerator.memory_stats,
+        "empty_cache": accelerator.empty_cache,
+        # Random numbers are drawn from the generator of the CPU, which torch.manual_seed seeds anyway
+        "manual_seed": torch.default_generator.manual_seed,
+        "manual_seed_all": lambda _: None,
+        "get_rng_state": lambda _="far": torch.get_rng_state(),
+        "set_rng_state": lambda state, _="far": torch.set_rng_state(state),
+        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+    }
+    vars(module).update(names)
+    sys.modules["torch.far"] = module
+    return module
+
+
+def _type() -> int:
+    return int(torch._C._autograd.DeviceType.PrivateUse1)
