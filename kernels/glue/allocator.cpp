@@ -27,13 +27,13 @@ std::map<int64_t, std::string>& origins() {  // of caps
   return *all;
 }
 
-std::string in_words(int64_t bytes) {
+std::string in_words(int64_t bytes) {  // as msctx/effects/memory.py does: a cap is told with the same figure by both
   constexpr const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double value = double(bytes);
   int unit = 0;
   for (; value >= 1024 && unit < 5; unit++) value /= 1024;
   char text[64];
-  std::snprintf(text, sizeof text, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
+  std::snprintf(text, sizeof text, "%.4g %s", value, units[unit]);
   return text;
 }
 

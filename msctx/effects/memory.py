@@ -71,8 +71,9 @@ def arithmetic(want: Want, caps: list[list[Any]]) -> str:
 
 
 def in_words(size: int) -> str:
+    """In four digits; kernels/glue/allocator.cpp says the same of the same size."""
     amount, unit = float(size), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if amount < 1024:
             break
         amount, unit = amount / 1024, larger
