@@ -1,0 +1,207 @@
+"""What a precision policy means for what is computed again, or backwards: checkpoints, and autograd functions of one's own."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+
+import pytest
+import torch
+from recorded import Recorded
+from torch.utils.checkpoint import checkpoint
+
+import msctx
+from msctx.options.precision_rules import MODES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def test_double_backward():
+    x = torch.randn(4, 4, requires_grad=True)
+    with msctx.context(precision_mode="allow_fp32_to_bf16"):
+        (grad,) = torch.autograd.grad((x @ x).pow(2).sum(), x, create_graph=True)
+        assert grad.dtype == FP32
+        grad.pow(2).sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
+def test_a_checkpoint_computes_again_in_the_same_dtypes(mode, reentrant):
+    """It enters the autocast of its forward pass again, which is the policy's and not torch's own."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+    x, gradients = torch.randn(3, 4), []
+    for run in (model, lambda t: checkpoint(model, t, use_reentrant=reentrant)):
+        model.zero_grad()
+        t = x.clone().requires_grad_()
+        with msctx.context(precision_mode=mode):
+            run(t).float().square().sum().backward()
+        gradients.append([t.grad, *(p.grad for p in model.parameters())])
+    for plain, again in zip(*gradients, strict=True):
+        assert torch.equal(plain, again)
+
+
+class PartsWithoutGraph(torch.nn.Module):
+    """What a checkpoint computes again without a graph inside, and in a module that a rule names."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.no_grad():
+            weights = torch.softmax(self.body(x) @ x.t(), -1)
+        with torch.autocast("cpu", enabled=False):
+            plain = self.body(x.float())
+        return self.head(weights.to(x.dtype) @ x) + plain
+
+
+@pytest.fixture
+def by_name(tmp_path):
+    rules = tmp_path / "rules.ini"
+    rules.write_text("[ByNodeName]\nhead=high_precision\n")
+    return str(rules)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("where", ["inside", "after", "in another"])
+@pytest.mark.parametrize("mode", [*MODES, None])
+@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
+def test_a_checkpoint_carries_its_policy(mode, where, reentrant, by_name):
+    """Also to a backward pass that begins after the block, or in a block with another policy."""
+    torch.manual_seed(0)
+    model = PartsWithoutGraph()
+    x, gradients = torch.randn(3, 4), []
+    options = {"precision_mode": mode} if mode else {"op_precision_mode": by_name}
+    if mode == "allow_mix_precision_bf16":
+        options["op_precision_mode"] = by_name
+    ctx, found = msctx.context(**options), (torch.set_autocast_enabled, torch.set_autocast_cache_enabled)
+    ctx.watch(model)
+    for run in (model, lambda t: checkpoint(model, t, use_reentrant=reentrant)):
+        model.zero_grad()
+        t = x.clone().requires_grad_()
+        with ctx:
+            y = run(t)
+            if where == "inside":
+                y.float().square().sum().backward()
+        if where == "after":
+            torch.autograd.backward(y, 2 * y.detach())
+        elif where == "in another":
+            with msctx.context(precision_mode="force_fp16" if mode == "force_fp32" else "force_fp32"):
+                torch.autograd.backward(y, 2 * y.detach())
+        del y
+        gradients.append([t.grad, *(p.grad for p in model.parameters())])
+    for plain, again in zip(*gradients, strict=True):
+        assert torch.equal(plain, again)
+    gc.collect()
+    assert (torch.set_autocast_enabled, torch.set_autocast_cache_enabled) == found
+
+
+def test_a_checkpoint_under_an_autocast_inside_the_block():
+    x, gradients = torch.randn(4, 4), []
+    for run in (torch.nn.functional.softmax, lambda t, d: checkpoint(torch.nn.functional.softmax, t, d, use_reentrant=False)):
+        t = x.clone().requires_grad_()
+        with msctx.context(precision_mode="allow_mix_precision_bf16"):
+            with torch.autocast("cpu"):
+                y = run(t @ t, -1)
+            assert y.dtype == BF16
+            y.float().square().sum().backward()
+        gradients.append(t.grad)
+    assert torch.equal(*gradients)
+
+
+class Product(torch.autograd.Function):
+    seen: list[torch.dtype] = []
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx, gradient):
+        a, b = ctx.saved_tensors
+        found = gradient @ b.t()
+        Product.seen.append(found.dtype)
+        return found, a.t() @ gradient
+
+
+class AmpProduct(torch.autograd.Function):
+    forward = staticmethod(torch.amp.custom_fwd(Product.forward, device_type="cpu"))
+    backward = staticmethod(torch.amp.custom_bwd(Product.backward, device_type="cpu"))
+
+
+@pytest.mark.parametrize("function", [Product, AmpProduct])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
+def test_the_backward_pass_of_ones_own_function_is_governed(function, mode, autocast):
+    a, b = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+    with msctx.context(precision_mode=mode), torch.autocast("cpu", enabled=True) if autocast else nullcontext():
+        y = function.apply(a, b)
+        y.float().sum().backward()
+        expected = (torch.ones_like(y) @ b.detach().t()).dtype
+    assert Product.seen.pop() == expected
+    ones = torch.ones(4, 4)
+    torch.testing.assert_close(a.grad, ones @ b.detach().t(), rtol=0.1, atol=0.1)
+    assert a.grad.dtype == FP32
+
+
+def test_a_recorded_backward_pass_is_still_one():
+    """What an inner autocast computed in float32 has its gradient in float32, also where that records a graph."""
+    x = torch.randn(4, 4, requires_grad=True)
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        with torch.autocast("cpu", enabled=False):
+            y = x @ x
+        with Recorded() as seen:
+            torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}
+
+
+def test_a_backward_pass_in_float16_without_a_scaler_is_told(passes):
+    passes("""
+        import gc, warnings, torch, msctx
+        x = torch.randn(4, 4, requires_grad=True)
+        def told(scaler):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
+                    keep = ctx.grad_scaler() if scaler else None
+                    (x @ x).float().sum().backward()
+            return [str(w.message) for w in found if "GradScaler" in str(w.message)]
+        assert len(told(False)) == 1 and not told(False)
+    """)
+    passes("""
+        import warnings, torch, msctx
+        warnings.simplefilter("error")
+        x = torch.randn(4, 4, requires_grad=True)
+        with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
+            scaler = ctx.grad_scaler()
+            scaler.scale((x @ x).float().sum()).backward()
+    """)
+
+
+def test_custom_functions_of_autocast_still_work():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=FP32)
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x @ x
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g @ x.t() + x.t() @ g
+
+    x = torch.randn(4, 4, requires_grad=True)
+    with msctx.context(precision_mode="force_fp32"):
+        y = Cube.apply(x)
+        assert y.dtype == FP32
+        with Recorded() as seen:
+            y.sum().backward()
+    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}
