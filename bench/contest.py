@@ -102,15 +102,20 @@ def machine() -> dict[str, Any]:
     return {"cpu": cpu, "isa": core.load().isa(), "amx_fp16": fp16, "cores": os.cpu_count(), "torch": torch.__version__}
 
 
-def described(*machines: dict[str, Any]) -> str:
+def described(results: list[dict[str, Any]]) -> str:
     """The one machine on which all was measured."""
     found = {
         f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}"
-        for m in machines
+        for m in (result["machine"] for result in results)
     }
     if len(found) > 1:
         sys.exit(f"a table is of one machine, these are results of several: {'; '.join(sorted(found))}")
     return found.pop()
+
+
+def last_line(results: list[dict[str, Any]], of: str = "processes") -> str:
+    """What stands under a table."""
+    return f"{described(results)}; {min(result['processes'] for result in results)} or more {of}."
 
 
 def read(files: list[Path]) -> list[dict[str, Any]]:
@@ -121,8 +126,9 @@ def whole_numbers(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def arguments(description: str, names: Iterable[str], batches: list[int]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
+def arguments(doc: str | None, names: Iterable[str], batches: list[int]) -> argparse.ArgumentParser:
+    """What all these scripts can be told; *doc* is a script's own, whose first line says what it measures."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--threads", type=whole_numbers, default=[1], metavar="N,N")
     parser.add_argument("--batches", type=whole_numbers, default=batches, metavar="N,N")
     parser.add_argument("--processes", type=int, default=5)
@@ -135,6 +141,30 @@ def arguments(description: str, names: Iterable[str], batches: list[int]) -> arg
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--without-errors", action="store_true", help=argparse.SUPPRESS)
     return parser
+
+
+def asked(names: Iterable[str], given: argparse.Namespace) -> list[str]:
+    """Those of *names* that ``--only`` leaves."""
+    return [name for name in names if not given.only or name in given.only.split(",")]
+
+
+def do(
+    given: argparse.Namespace,
+    table_name: str,
+    work: Callable[[argparse.Namespace], None],
+    collect: Callable[[argparse.Namespace], dict[str, Any]],
+    table: Callable[[list[dict[str, Any]]], list[str]],
+) -> None:
+    """One of three things: be a process that measures, write a table of results into the README, or measure and print it."""
+    if given.work:
+        import torch
+
+        torch.set_num_threads(given.threads[0])
+        work(given)
+    elif given.readme:
+        into_readme(table_name, table(read(given.readme)))
+    else:
+        print("\n".join(table([collect(given)])))
 
 
 def lines_of(
@@ -157,9 +187,9 @@ def keep(path: Path | None, result: dict[str, Any]) -> None:
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def into_readme(name: str, lines: Iterable[str]) -> None:
+def into_readme(name: str, lines: Iterable[str], by: str = "a script of bench/ with --readme") -> None:
     """Puts lines between the markers of a name."""
-    begin, end = f"<!-- {name}: written by a script of bench/ with --readme -->", f"<!-- /{name} -->"
+    begin, end = f"<!-- {name}: written by {by} -->", f"<!-- /{name} -->"
     text = README.read_text(encoding="utf-8")
     if begin not in text:
         sys.exit(f"{README} has no place for this table: add the lines {begin} and {end}")

@@ -157,17 +157,14 @@ def fastest_of(ms: dict[str, float]) -> str:
     return min(ms, key=lambda name: ms[name])
 
 
-def work(name: str, batches: list[int], threads: int, seconds: float, with_errors: bool) -> None:
+def work(given: argparse.Namespace) -> None:
     """A process: a line of JSON for each problem of a group."""
-    import torch
-
-    torch.set_num_threads(threads)
-    group = BY_NAME[name]
+    group = BY_NAME[given.work]
     with tempfile.TemporaryDirectory() as folder:
         options = {"tuning_file": f"{folder}/tuning.json"} if group.is_tuned else {}
-        for batch in group.batches or batches:
+        for batch in group.batches or given.batches:
             for layer in group.layers:
-                found = measure(group, layer, batch, seconds, options, with_errors)
+                found = measure(group, layer, batch, given.seconds, options, not given.without_errors)
                 print(json.dumps({"group": group.name, "layer": layer.name, "batch": batch, **found}), flush=True)
 
 
@@ -189,7 +186,7 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    groups = [group for group in GROUPS if not given.only or group.name in given.only.split(",")]
+    groups = [BY_NAME[name] for name in contest.asked(BY_NAME, given)]
     per_process = sum(len(group.layers) * len(group.batches or given.batches) for group in groups)
     rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     result = {"machine": contest.machine(), "processes": 0, "problems": []}
@@ -227,7 +224,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     beyond = sum(not p["within"] for p in problems)
     batches = ", ".join(map(str, sorted({p["batch"] for p in problems})))
     told = f"{len(problems)} problems, {beyond} of them beyond their error bound"
-    return [*lines, "", f"{contest.described(*(result['machine'] for result in results))}; batch {batches}; {told}."]
+    return [*lines, "", f"{contest.described(results)}; batch {batches}; {told}."]
 
 
 def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
@@ -243,22 +240,17 @@ def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
     processes = min(result["processes"] for result in results)
     threads, batches = (sorted({p[of] for result in results for p in result["problems"]}) for of in ("threads", "batch"))
     told = f"{' and '.join(map(str, threads))} threads, batch {' and '.join(map(str, batches))}, {processes} or more processes"
-    return [*lines, "", f"{contest.described(*(result['machine'] for result in results))}; {told}."]
+    return [*lines, "", f"{contest.described(results)}; {told}."]
 
 
 def main() -> None:
-    assert __doc__
-    parser = contest.arguments(__doc__.splitlines()[0], BY_NAME, [1, 8])
+    parser = contest.arguments(__doc__, BY_NAME, [1, 8])
     parser.add_argument("--readme-isas", type=Path, nargs="+", metavar="FILE", help="the same of results for each MSCTX_ISA")
     given = parser.parse_args()
     if given.readme_isas:
         contest.into_readme("isas", of_each_isa(contest.read(given.readme_isas)))
-    elif given.work:
-        work(given.work, given.batches, given.threads[0], given.seconds, not given.without_errors)
-    elif given.readme:
-        contest.into_readme("convolutions", table(contest.read(given.readme)))
     else:
-        print("\n".join(table([collect(given)])))
+        contest.do(given, "convolutions", work, collect, table)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import contest
-from networks import NETWORKS
+from networks import NETWORKS, encoder
 
 POOL = "msctx"
 PLAIN, AGAIN = "torch", "A/A"
@@ -53,12 +53,10 @@ def training(name: str, images: int) -> Step:
 
 
 def transformer() -> Step:
-    """Six encoder layers of 512 features and 8 heads, as the base model of Vaswani et al. 2017, on 16 sequences of 128."""
+    """On 16 sequences of 128."""
     import torch
-    from torch import nn
 
-    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.1, batch_first=True)
-    return _step(nn.TransformerEncoder(layer, 6), torch.randn(16, 128, 512), lambda y: y.square().mean())
+    return _step(encoder(dropout=0.1), torch.randn(16, 128, 512), lambda y: y.square().mean())
 
 
 def _step(model: Any, x: Any, loss: Callable[[Any], Any]) -> Step:
@@ -91,7 +89,7 @@ SUBJECTS: dict[str, Callable[[], Step]] = {
 }
 
 
-def work(subject: str, threads: int, seconds: float, with_pool: bool) -> None:
+def work(given: argparse.Namespace) -> None:
     """Prints the time of a step in ms (the median of the fastest of some turns), and how many pages it touched for the first time.
 
     With the pool: also the ratio of torch's own to it in the same process, in turns, whose first step is not counted.
@@ -100,9 +98,9 @@ def work(subject: str, threads: int, seconds: float, with_pool: bool) -> None:
 
     import msctx
 
-    torch.set_num_threads(threads)
+    with_pool, seconds = given.without_errors, given.seconds
     torch.manual_seed(0)
-    step = SUBJECTS[subject]()
+    step = SUBJECTS[given.work]()
 
     def turn(scope: AbstractContextManager[Any]) -> tuple[float, float]:
         times, faults, began = [], [], time.perf_counter()
@@ -182,25 +180,13 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         cells = [f"**{row['ratios'][c]:.2f}**" if c == POOL else f"{row['ratios'][c]:.2f}" for c in contenders]
         pages = f"{row['faults'][PLAIN]:.0f} → {row['faults'][POOL]:.0f}"
         lines.append(f"| {row['subject']} | {row['threads']} | {row['ms']:.0f} | {pages} | " + " | ".join(cells) + " |")
-    processes = min(result["processes"] for result in results)
-    return [
-        *lines,
-        "",
-        f"{contest.described(*(result['machine'] for result in results))}; {processes} or more rounds of processes.",
-    ]
+    return [*lines, "", contest.last_line(results, "rounds of processes")]
 
 
 def main() -> None:
-    assert __doc__
-    parser = contest.arguments(__doc__.splitlines()[0], SUBJECTS, [1])
+    parser = contest.arguments(__doc__, SUBJECTS, [1])
     parser.add_argument("--against", default="", metavar="WORDS", help="only those others whose names have these words")
-    given = parser.parse_args()
-    if given.work:
-        work(given.work, given.threads[0], given.seconds, given.without_errors)
-    elif given.readme:
-        contest.into_readme("memory-speed", table(contest.read(given.readme)))
-    else:
-        print("\n".join(table([collect(given)])))
+    contest.do(parser.parse_args(), "memory-speed", work, collect, table)
 
 
 if __name__ == "__main__":

@@ -131,15 +131,12 @@ def measure(
     }
 
 
-def work(what: str, batches: list[int], threads: int, seconds: float) -> None:
+def work(given: argparse.Namespace) -> None:
     """A process: a line of JSON for each batch size of a network's phase."""
-    import torch
-
-    torch.set_num_threads(threads)
-    asked = json.loads(what)
+    asked = json.loads(given.work)
     name, phase = asked["network"], asked["phase"]
-    for batch in batches if phase == "inference" else [TRAINING_BATCH]:
-        found = measure(name, phase, batch, seconds, asked["inductor"], asked["told"].get(str(batch)))
+    for batch in given.batches if phase == "inference" else [TRAINING_BATCH]:
+        found = measure(name, phase, batch, given.seconds, asked["inductor"], asked["told"].get(str(batch)))
         print(json.dumps({"network": name, "phase": phase, "batch": batch, **found}), flush=True)
 
 
@@ -163,7 +160,7 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import Progress
 
-    names = [name for name in NETWORKS if not given.only or name in given.only.split(",")]
+    names = contest.asked(NETWORKS, given)
     phases = given.phases.split(",")
     rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     result = {"machine": contest.machine(), "inductor": not given.without_inductor, "processes": 0, "networks": []}
@@ -195,22 +192,14 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             f"**{row['ratios'][side]:.2f}**, {row['errors'][side]:.0e}" if side in row["ratios"] else "" for side in sides
         ]
         lines.append("| " + " | ".join(map(str, [*cells, f"{row['control']:.2f}"])) + " |")
-    processes = min(result["processes"] for result in results)
-    return [*lines, "", f"{contest.described(*(result['machine'] for result in results))}; {processes} or more processes."]
+    return [*lines, "", contest.last_line(results)]
 
 
 def main() -> None:
-    assert __doc__
-    parser = contest.arguments(__doc__.splitlines()[0], NETWORKS, [1, 8])
+    parser = contest.arguments(__doc__, NETWORKS, [1, 8])
     parser.add_argument("--phases", default=",".join(PHASES), metavar="NAME,NAME")
     parser.add_argument("--without-inductor", action="store_true", help="eager alone: compiling takes minutes a process")
-    given = parser.parse_args()
-    if given.work:
-        work(given.work, given.batches, given.threads[0], given.seconds)
-    elif given.readme:
-        contest.into_readme("networks", table(contest.read(given.readme)))
-    else:
-        print("\n".join(table([collect(given)])))
+    contest.do(parser.parse_args(), "networks", work, collect, table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Networks of the published shapes with random weights, in plain torch: for whole-model figures.
 
-ResNet-50 (He et al., arXiv 1512.03385), VGG-16 (arXiv 1409.1556), ConvNeXt-T (arXiv 2201.03545).
+ResNet-50 (He et al., arXiv 1512.03385), VGG-16 (arXiv 1409.1556), ConvNeXt-T (arXiv 2201.03545), the encoder of the base
+transformer (Vaswani et al., arXiv 1706.03762).
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ def convnext() -> nn.Module:
             c = width
         layers += [ConvNextBlock(c) for _ in range(blocks)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(c, eps=1e-6), nn.Linear(c, 1000))
+
+
+def encoder(dropout: float) -> nn.Module:
+    """Six layers of 512 features and 8 heads."""
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, 2048, dropout=dropout, batch_first=True), 6)
 
 
 NETWORKS: dict[str, Any] = {"resnet50": resnet50, "vgg16": vgg16, "convnext": convnext}

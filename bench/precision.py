@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import contest
-from networks import NETWORKS
+from networks import NETWORKS, encoder
 
 MODES = (
     "force_fp16",
@@ -52,12 +52,10 @@ def resnet() -> tuple[Any, Any]:
 
 
 def transformer() -> tuple[Any, Any]:
-    """Six encoder layers of 512 features and 8 heads, as the base model of Vaswani et al. 2017, on 4 sequences of 128."""
+    """On 4 sequences of 128."""
     import torch
-    from torch import nn
 
-    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 6), torch.randn(4, 128, 512)
+    return encoder(dropout=0.0), torch.randn(4, 128, 512)
 
 
 SUBJECTS: dict[str, Callable[[], tuple[Any, Any]]] = {"digits": digits, "resnet50": resnet, "transformer": transformer}
@@ -109,15 +107,12 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
     return {"ms": contest.fastest(contenders, seconds), "errors": errors, "dtypes": dtypes}
 
 
-def work(name: str, threads: int, seconds: float) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
-    print(json.dumps(measure(name, seconds)), flush=True)
+def work(given: argparse.Namespace) -> None:
+    print(json.dumps(measure(given.work, given.seconds)), flush=True)
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
-    names = [name for name in SUBJECTS if not given.only or name in given.only.split(",")]
+    names = contest.asked(SUBJECTS, given)
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     result: dict[str, Any] = {"machine": contest.machine(), "processes": 0, "subjects": []}
     for number in range(given.processes):
@@ -155,20 +150,12 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         cells = [f"**{s['ratios'][mode]:.2f}**, {s['errors'][mode]:.0e}" for s in subjects]
         lines.append(f"| `{mode}` | " + " | ".join(cells) + " |")
     lines.append("| A/A | " + " | ".join(f"{s['ratios']['again']:.2f}" for s in subjects) + " |")
-    processes = min(result["processes"] for result in results)
-    return [*lines, "", f"{contest.described(*(result['machine'] for result in results))}; {processes} or more processes."]
+    return [*lines, "", contest.last_line(results)]
 
 
 def main() -> None:
-    assert __doc__
-    parser = contest.arguments(__doc__.splitlines()[0], SUBJECTS, [1])
-    given = parser.parse_args()
-    if given.work:
-        work(given.work, given.threads[0], given.seconds)
-    elif given.readme:
-        contest.into_readme("precision-speed", table(contest.read(given.readme)))
-    else:
-        print("\n".join(table([collect(given)])))
+    given = contest.arguments(__doc__, SUBJECTS, [1]).parse_args()
+    contest.do(given, "precision-speed", work, collect, table)
 
 
 if __name__ == "__main__":

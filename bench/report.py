@@ -8,8 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import contest
+
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- bench: written by `make bench` -->", "<!-- /bench -->"
 
 
 def main() -> None:
@@ -29,7 +30,6 @@ def main() -> None:
     native = rows["test_a_convolution_outside_every_context"]["extra_info"]
     mm = rows["test_the_smallest_product"]["extra_info"]["us"]
     lines = [
-        BEGIN,
         "| what | median |",
         "|---|---|",
         f"| enter and leave a context with 10 options | {micro('test_enter_and_leave_with_ten_options')} |",
@@ -50,13 +50,8 @@ def main() -> None:
         "",
         f"Measured on {found['machine_info']['cpu'].get('brand_raw', 'an unnamed CPU')}, "
         f"Python {found['machine_info']['python_version']}.",
-        END,
     ]
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    readme.write_text(head + "\n".join(lines) + tail, encoding="utf-8")
+    contest.into_readme("bench", lines, by="`make bench`")
 
 
 if __name__ == "__main__":
