@@ -290,3 +290,29 @@ def far(passes: Callable[..., str], far_library: str) -> Callable[..., str]:
         return passes(before + textwrap.dedent(code), env={"PYTHONPATH": paths} | (env or {}), **more)
 
     return run
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture
+def threads() -> Callable[[int], AbstractContextManager[None]]:
+    """A with-block in which torch uses so many threads."""
+    return _threads
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Where threads are not the subject: waiting for others at each small problem takes longer than all the rest."""
+    with _threads(1):
+        yield

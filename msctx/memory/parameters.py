@@ -96,8 +96,8 @@ def _assign(parameter: nn.Parameter, data: torch.Tensor) -> None:
 
 
 def _on_host(parameter: nn.Parameter) -> torch.Tensor:
-    is_pinnable = parameter.device.type in ("cuda", "npu", "xpu")
-    return torch.empty_like(parameter.data, device="cpu", pin_memory=is_pinnable).copy_(parameter.data)
+    pinned = saved.is_pinnable(parameter.device)
+    return torch.empty_like(parameter.data, device="cpu", pin_memory=pinned).copy_(parameter.data)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

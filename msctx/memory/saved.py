@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -139,24 +140,18 @@ class _OnHost:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.device = tensor.device
         there = _bytes_of(tensor.untyped_storage())
-        module = torch.get_device_module(self.device)
-        side = _side_stream(self.device)
-        self.host = torch.empty(there.shape, dtype=torch.uint8, pin_memory=side is not None)
-        if side is None:
-            self.copied = None
-            self.host.copy_(there)
-        else:
-            side.wait_stream(module.current_stream(self.device))
-            with module.stream(side):
-                self.host.copy_(there, non_blocking=True)
-                self.copied = side.record_event()
-            there.record_stream(side)  # or the allocator would give its memory to somebody else before it is copied
+        self.host = torch.empty(there.shape, dtype=torch.uint8, pin_memory=is_pinnable(self.device))
+        module, side = torch.get_device_module(self.device), _side_stream(self.device)
+        side.wait_stream(module.current_stream(self.device))
+        with module.stream(side):
+            self.host.copy_(there, non_blocking=True)
+            self.copied = side.record_event()
+        there.record_stream(side)  # or the allocator would give its memory to somebody else before it is copied
         _moved["storages"] += 1
         _moved["bytes"] += self.host.numel()
 
     def fetch(self) -> torch.UntypedStorage:
-        if self.copied is not None:
-            torch.get_device_module(self.device).current_stream(self.device).wait_event(self.copied)
+        torch.get_device_module(self.device).current_stream(self.device).wait_event(self.copied)
         there = torch.empty(self.host.shape, dtype=torch.uint8, device=self.device)
         there.copy_(self.host, non_blocking=True)
         return there.untyped_storage()
@@ -167,15 +162,16 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-_streams: dict[torch.device, Any] = {}
+def is_pinnable(device: torch.device) -> bool:
+    """Whether host memory can be pinned for copies from and to a device."""
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == device.type
 
 
+@cache
 def _side_stream(device: torch.device) -> Any:
-    """The stream of copies to the host; ``None``: the device has no streams, and its memory no pinned counterpart."""
-    if device not in _streams:
-        module = torch.get_device_module(device)
-        _streams[device] = module.Stream(device) if device.type in ("cuda", "npu", "xpu") else None
-    return _streams[device]
+    """The stream of copies to the host."""
+    return torch.get_device_module(device).Stream(device)
 
 
 class _HostCopies(_ByStorage):
