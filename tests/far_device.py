@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import secrets
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +63,9 @@ def register(path: str | Path | None = None) -> ModuleType:
         torch.utils.rename_privateuse1_backend("far")
         torch._register_device_module("far", _module())
         torch.utils.generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+        # As with every accelerator, a thread of autograd drops the last of a graph when backward() has returned already. Where
+        # the interpreter has ended by then, that thread takes the process down: it is given the time (and the GIL).
+        atexit.register(time.sleep, 0.1)
     return torch.far
 
 

@@ -13,12 +13,19 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
+
+namespace at::autocast {  // of ATen/autocast_mode.h, which includes all operators there are
+TORCH_API ScalarType get_autocast_dtype(DeviceType);
+TORCH_API Tensor cached_cast(ScalarType, const Tensor&, DeviceType);
+}  // namespace at::autocast
 
 namespace {
 
@@ -46,22 +53,15 @@ struct FarAllocator final : c10::DeviceAllocator {
   // Far memory that is the memory of a storage of the CPU, which it keeps alive.
   DataPtr adopt(Storage cpu) {
     void* data = cpu.mutable_data();
-    count(cpu.nbytes(), true);
+    each_count([&](auto& stat) { stat.increase(cpu.nbytes()); });
     return {data, new Storage(std::move(cpu)), &release, far_device};
   }
   static void release(void* held);
 
-  void count(size_t bytes, bool taken) {
+  template <class Change>
+  void each_count(Change change) {
     const std::lock_guard<std::mutex> guard(lock);
-    for (auto* each : {&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes, &stats.requested_bytes})
-      taken ? (*each)[0].increase(bytes) : (*each)[0].decrease(bytes);
-    taken ? stats.allocation[0].increase(1) : stats.allocation[0].decrease(1);
-  }
-  template <class Reset>
-  void each(Reset reset) {
-    const std::lock_guard<std::mutex> guard(lock);
-    for (auto* of : {&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes, &stats.requested_bytes, &stats.allocation})
-      reset((*of)[0]);
+    for (auto* bytes : {&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes, &stats.requested_bytes}) change((*bytes)[0]);
   }
 
   DataPtr allocate(size_t bytes) override {
@@ -77,17 +77,17 @@ struct FarAllocator final : c10::DeviceAllocator {
     return stats;
   }
   void resetAccumulatedStats(DeviceIndex) override {
-    each([](auto& stat) { stat.reset_accumulated(); });
+    each_count([](auto& stat) { stat.reset_accumulated(); });
   }
   void resetPeakStats(DeviceIndex) override {
-    each([](auto& stat) { stat.reset_peak(); });
+    each_count([](auto& stat) { stat.reset_peak(); });
   }
 };
 auto* const memory = new FarAllocator;  // never destroyed: tensors may live on while the process ends
 
 void FarAllocator::release(void* held) {
   auto* cpu = static_cast<Storage*>(held);
-  memory->count(cpu->nbytes(), false);
+  memory->each_count([&](auto& stat) { stat.decrease(cpu->nbytes()); });
   delete cpu;
 }
 
@@ -136,7 +136,7 @@ struct Loan {
   std::vector<Lent> tensors;
 
   Storage lend(const Storage& own) {
-    TORCH_CHECK(own.device_type() == c10::kPrivateUse1, "Expected all tensors to be on the same device, but a storage is on ", own.device());
+    TORCH_CHECK(own.device() == far_device, "Expected all tensors to be on the same device, but a storage is on ", own.device());
     for (const auto& [far, cpu] : storages)
       if (far.is_alias_of(own)) return cpu;
     // An operator may keep the tensor, and so the memory; one that resizes it gets new memory of the CPU
@@ -264,6 +264,27 @@ void has_compatible_type(const c10::OperatorHandle&, Stack* stack) {
 
 void nothing(const c10::OperatorHandle& op, Stack* stack) { stack->resize(stack->size() - op.schema().arguments().size()); }
 
+// torch.autocast("far"): as on every device for products and convolutions. It widens nothing.
+constexpr const char* lowered[] = {
+    "linear", "matmul", "mm", "mv", "bmm", "addmm", "addmv", "baddbmm", "addbmm", "conv1d", "conv2d", "conv3d", "convolution",
+    "_convolution", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "einsum", "prelu", "scaled_dot_product_attention"};
+
+void autocast(const c10::OperatorHandle& op, Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard off(DispatchKey::AutocastPrivateUse1);
+  const auto dtype = at::autocast::get_autocast_dtype(c10::kPrivateUse1);
+  const auto cast = [&](const at::Tensor& tensor) { return at::autocast::cached_cast(dtype, tensor, c10::kPrivateUse1); };
+  for (auto value = stack->end() - op.schema().arguments().size(); value != stack->end(); ++value) {
+    if (value->isTensor() && value->toTensor().defined()) {
+      *value = cast(value->toTensor());
+    } else if (value->isTensorList()) {
+      c10::List<at::Tensor> results;
+      for (const at::Tensor& each : value->toTensorVector()) results.push_back(cast(each));
+      *value = std::move(results);
+    }
+  }
+  op.callBoxed(stack);
+}
+
 // --- device ----------------------------------------------------------------------------------------------------------
 
 // Work is done when it is given out: all that there is to a stream is which one is current.
@@ -317,22 +338,23 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
-void implement(const c10::OperatorName& name, c10::KernelFunction function, DispatchKey key = DispatchKey::PrivateUse1) {
+void implement(const c10::OperatorName& name, c10::KernelFunction function, DispatchKey key) {
   static auto* kept = new std::vector<c10::RegistrationHandleRAII>;
   kept->push_back(c10::Dispatcher::singleton().registerImpl(name, key, std::move(function), std::nullopt, nullptr, "far"));
 }
 
 template <c10::KernelFunction::BoxedKernelFunction* function>
-void implement(const c10::OperatorName& name) {
-  implement(name, c10::KernelFunction::makeFromBoxedFunction<function>());
+void implement(const c10::OperatorName& name, DispatchKey key = DispatchKey::PrivateUse1) {
+  implement(name, c10::KernelFunction::makeFromBoxedFunction<function>(), key);
 }
 
 const bool registered = [] {
   c10::SetAllocator(c10::kPrivateUse1, memory);
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   auto& dispatcher = c10::Dispatcher::singleton();
-  static auto* kept = new c10::RegistrationHandleRAII(
-      dispatcher.registerFallback(DispatchKey::PrivateUse1, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "far"));
+  static const auto& kept = *new std::array{
+      dispatcher.registerFallback(DispatchKey::PrivateUse1, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "far"),
+      dispatcher.registerFallback(DispatchKey::AutocastPrivateUse1, c10::KernelFunction::makeFallthrough(), "far")};
   // Where the CPU has an operator of its own, so has far: otherwise what PyTorch composes of others would go first
   for (const auto& name : dispatcher.getAllOpNames())
     if (const auto op = dispatcher.findSchema(name);
@@ -346,8 +368,12 @@ const bool registered = [] {
   implement<&convolution_backward>({"aten::convolution_backward_overrideable", ""});
   implement<&has_compatible_type>({"aten::_has_compatible_shallow_copy_type", ""});
   implement<&nothing>({"aten::record_stream", ""});
+  for (const std::string name : lowered) {
+    const size_t dot = std::min(name.find('.'), name.size());
+    implement<&autocast>({"aten::" + name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))}, DispatchKey::AutocastPrivateUse1);
+  }
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&attention);
-  return kept != nullptr;
+  return !kept.empty();
 }();
 
 }  // namespace

@@ -326,3 +326,26 @@ def test_seeds_give_what_they_give_on_the_cpu(far: Far) -> None:
         torch.far.set_rng_state(state)
         assert torch.equal(torch.rand(2, device="far"), first)
     """)
+
+
+def test_autocast_lowers_products_and_convolutions(far: Far) -> None:
+    far("""
+        import torch
+        from torch import nn
+
+        layer, data = nn.Linear(8, 8), torch.randn(4, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected = layer(data)
+        expected.float().sum().backward()
+        grads = [p.grad for p in layer.parameters()]
+        layer.zero_grad()
+        layer.to("far")
+        with torch.autocast("far", dtype=torch.bfloat16):
+            found = layer(data.to("far"))
+            assert torch.einsum("ij,kj->ik", found.float(), found.float()).dtype == torch.bfloat16
+            assert nn.Conv2d(1, 1, 1).to("far")(torch.ones(1, 1, 2, 2, device="far")).dtype == torch.bfloat16
+            assert (found.float() + 1).dtype == torch.float32
+        assert found.dtype == torch.bfloat16 and torch.equal(found.cpu(), expected)
+        found.float().sum().backward()
+        assert all(torch.equal(p.grad.cpu(), g) for p, g in zip(layer.parameters(), grads, strict=True))
+    """)

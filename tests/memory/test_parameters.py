@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_made_is_told_and_nothing_changes(work_path: Pat
     model = network()
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
     msctx.current().watch(model)
-    with pytest.raises(SwitchError, match="external_weight: .*file"), msctx.context(external_weight=True):
+    with pytest.raises(SwitchError, match=r"external_weight: .*file"), msctx.context(external_weight=True):
         pass
     assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
     assert msctx.state()["models.parameters"] is None
