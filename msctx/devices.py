@@ -37,9 +37,9 @@ def _cann() -> tuple[int, int] | None:
 
 def free_memory() -> int:
     """Bytes of host memory that this process can still have. Only what is shown says it: plans of runs are compared."""
-    from msctx.native import memory
+    from msctx.native import limits
 
-    return memory.free_memory()
+    return limits.free_bytes()
 
 
 def facts(settings: Iterable[str] = ()) -> Facts:

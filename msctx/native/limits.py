@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,23 @@ def share_left() -> float:
         return min((1.0 - used / cap for used, cap in (*_address_space(), *_groups())), default=1.0)
     except (OSError, ValueError):
         return 1.0
+
+
+def free_bytes() -> int:
+    """How many bytes this process can still have: what the system has left, or the tightest cap on the process."""
+    try:
+        left = [max(0, cap - used) for used, cap in (*_address_space(), *_groups())]
+    except (OSError, ValueError):
+        left = []
+    return min(_available(), *left)
+
+
+def _available() -> int:
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _address_space() -> Iterator[tuple[int, int]]:

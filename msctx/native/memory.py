@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_int, c_int64
@@ -11,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from msctx.errors import NativeError, SwitchError
-from msctx.native import core
+from msctx.native import core, limits
 
 KEEPS = ("nothing", "some", "all")
 """What becomes of blocks that nobody uses: none are kept, up to the most that was in use, up to half as much again."""
@@ -112,7 +111,7 @@ def write_caps(value: Sequence[Sequence[Any]]) -> None:
 
 def _limit(asked: int, origin: str) -> tuple[int, bytes]:
     """What a cap comes to, and how it is told: no more than there is, of which the pool's own idle blocks are a part."""
-    free = free_memory() + int(statistics()["idle_bytes"])
+    free = limits.free_bytes() + int(statistics()["idle_bytes"])
     return min(asked, free), (origin if asked <= free else f"{origin}, lowered to what was free").encode()
 
 
@@ -132,35 +131,6 @@ def load_caps(found: tuple[Cap, ...]) -> None:
 def _close(count: int) -> None:
     while len(_caps) > count:
         _library().msctx_cap_close(_caps.pop().number)
-
-
-def free_memory() -> int:
-    """How many bytes this process can still have: what the system has left, or its control group."""
-    return min(_system_free(), _group_free())
-
-
-def _system_free() -> int:
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _group_free() -> int:
-    """What is left of the limit of a control group (v2), whose caches of files give way."""
-    try:
-        group = "/sys/fs/cgroup"
-        with (
-            open(f"{group}/memory.max") as limit,
-            open(f"{group}/memory.current") as current,
-            open(f"{group}/memory.stat") as stat,
-        ):
-            files = sum(int(line.split()[1]) for line in stat if line.startswith(("inactive_file ", "active_file ")))
-            return max(0, int(limit.read()) - int(current.read()) + files)
-    except (OSError, ValueError):  # there is none, or "max"
-        return _NO_LIMIT
 
 
 # --- what has been counted --------------------------------------------------------------------------------------------

@@ -57,3 +57,4 @@ def test_the_tightest_of_the_groups_around_a_process_counts(
         [(sign, tmp_path / where, *names) for (sign, _, *names), where in zip(limits.FILES, ("", "memory"), strict=True)],
     )
     assert limits.share_left() == pytest.approx(0.4)
+    assert limits.free_bytes() == 40
