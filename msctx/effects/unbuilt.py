@@ -65,7 +65,6 @@ UNBUILT: dict[str, tuple[str, ...]] = {
         "profiling_options",
         "op_execute_timeout",
     ),
-    "the memory pool": ("variable_memory_max_size",),
     "several devices and sessions": (
         "parallel_speed_up_json_path",
         "parallel_speed_up_json_path.recompute_comm_overlap",

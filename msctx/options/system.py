@@ -43,9 +43,10 @@ OPTIONS = (
     Option(
         name="variable_memory_max_size",
         type=MemoryBetween('a size of at most 31GB, such as "8GB"', maximum=31 * GB),
-        help="A budget for a model's parameters alone: a model whose parameters take more is an error. Deprecated in MindSpore "
-        "in favour of max_device_memory, which caps everything; CPU has no such budget.",
+        help="Formerly the size of the memory for a model's parameters. MindSpore deprecates it in favour of max_device_memory, "
+        "which caps parameters and everything else together; torch has no memory for parameters alone.",
         devices=("cuda", "ascend"),
+        replaced_by="max_device_memory",
         example="8GB",
     ),
     Option(
