@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
-from msctx.errors import SwitchError
+from msctx.errors import MsctxWarning, SwitchError
 from msctx.switches.base import Switch
 
 Module = Callable[[], Any]
@@ -38,11 +39,16 @@ def current_device(name: str, module: Module, available: Callable[[], bool]) -> 
     )
 
 
-def memory_cap(name: str, module: Module, available: Callable[[], bool]) -> Switch:
-    """The most that the caching allocator may hold on the current device, in bytes; ``None``: no cap.
+def memory_cap(
+    name: str, module: Module, available: Callable[[], bool], overhead: Callable[[int], int | None] | None = None
+) -> Switch:
+    """The most that the process may hold on the current device, in bytes; ``None``: no cap.
 
-    Other devices of the process are left alone: to touch them would create a context, some hundred MB, on each.
+    The caching allocator gets what *overhead* leaves of it: the bytes that a device holds beside that allocator, as far as they
+    are known. Other devices of the process are left alone: to touch them would create a context, some hundred MB, on each.
     """
+    written: dict[int, tuple[int, int]] = {}
+    """Device → what the allocator was given, and the cap that it came from."""
 
     def total(device: int) -> int:
         return module().get_device_properties(device).total_memory
@@ -60,19 +66,34 @@ def memory_cap(name: str, module: Module, available: Callable[[], bool]) -> Swit
         if not module().is_initialized():
             return None
         device = module().current_device()
-        limit = fraction(device)
-        return round(limit * total(device)) if limit < 1.0 else None
+        if (limit := fraction(device)) >= 1.0:
+            return None
+        found = round(limit * total(device))
+        given, cap = written.get(device, (found, found))
+        return cap if abs(found - given) <= 1 else found  # torch cuts the fraction to whole bytes
 
     def write(cap: int) -> None:
-        device = module().current_device()
-        module().set_per_process_memory_fraction(min(1.0, cap / total(device)), device)
+        device, beside = module().current_device(), 0
+        if overhead:
+            module().mem_get_info(device)  # makes the context, which is to be measured
+            if (known := overhead(device)) is None:
+                warnings.warn(f"{name}: {UNKNOWN}", MsctxWarning, stacklevel=2)
+            beside = known or 0
+        given = cap - beside
+        if given <= 0:
+            raise SwitchError(too_small(cap, device, 0, beside))
+        written[device] = given, cap
+        module().set_per_process_memory_fraction(min(1.0, given / total(device)), device)
 
-    def save() -> tuple[int, float]:
+    def save() -> tuple[int, float, tuple[int, int] | None]:
         device = module().current_device()
-        return device, fraction(device)
+        return device, fraction(device), written.get(device)
 
-    def load(state: tuple[int, float]) -> None:
-        device, limit = state
+    def load(state: tuple[int, float, tuple[int, int] | None]) -> None:
+        device, limit, before_it = state
+        written.pop(device, None)
+        if before_it:
+            written[device] = before_it
         before = module().current_device()
         module().set_per_process_memory_fraction(limit, device)
         if module().current_device() != before:
@@ -85,10 +106,9 @@ def memory_cap(name: str, module: Module, available: Callable[[], bool]) -> Swit
     def blocked(cap: int) -> str:
         if module().is_initialized():
             device = module().current_device()
-            if (held := module().memory_allocated(device)) > cap:
-                raise SwitchError(
-                    f"max_device_memory={cap} bytes: {held} bytes are already allocated on device {device}; nothing was changed"
-                )
+            held, beside = module().memory_allocated(device), (overhead(device) if overhead else 0) or 0
+            if held + beside > cap:
+                raise SwitchError(too_small(cap, device, held, beside))
         return ""
 
     return Switch(
@@ -101,6 +121,18 @@ def memory_cap(name: str, module: Module, available: Callable[[], bool]) -> Swit
         blocked=blocked,
         available=available,
     )
+
+
+UNKNOWN = (
+    "NVML does not tell what the device's context takes; nothing is subtracted for it, so the process may hold that much more"
+)
+
+
+def too_small(cap: int, device: int, held: int, beside: int) -> str:
+    there = f"{held} bytes are already allocated on device {device}"
+    if beside:
+        there += f" and {beside} more are its context's and other libraries', together {held + beside}"
+    return f"max_device_memory={cap} bytes: {there}; nothing was changed"
 
 
 def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]) -> Switch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from msctx.errors import SwitchError
+from msctx.errors import MsctxWarning, SwitchError
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op
 
 GB = 2**30
@@ -16,6 +16,7 @@ class Module:
 
     def __init__(self) -> None:
         self.initialized, self.current, self.limits, self.held, self.waits = True, 0, [1.0, 0.5], 0, 0
+        self.contexts: set[int] = set()
 
     def is_initialized(self) -> bool:
         return self.initialized
@@ -45,6 +46,10 @@ class Module:
 
     def memory_allocated(self, index: int) -> int:
         return self.held
+
+    def mem_get_info(self, index: int) -> tuple[int, int]:
+        self.contexts.add(index)
+        return 80 * GB, 80 * GB
 
     def synchronize(self) -> None:
         self.waits += 1
@@ -81,6 +86,93 @@ def test_a_cap_that_is_exceeded_already_is_an_error(module):
     assert switch.blocked(6 * GB) == ""
     with pytest.raises(SwitchError, match="5368709120 bytes are already allocated on device 0; nothing was changed"):
         switch.blocked(4 * GB)
+
+
+class Cuda(Module):
+    """Behaves like torch.cuda: the limit is kept in whole bytes, and what a context takes is there once it is made."""
+
+    beside: int | None = 500 * 2**20
+
+    def set_per_process_memory_fraction(self, fraction: float, index: int) -> None:
+        self.limits[index] = int(fraction * self.total) / self.total
+
+    def get_per_process_memory_fraction(self, index: int) -> float:
+        return self.limits[index]
+
+    total = 80 * GB - 12345
+
+    def get_device_properties(self, index: int):
+        return type("Properties", (), {"total_memory": self.total})
+
+    def overhead(self, index: int) -> int | None:
+        return self.beside if index in self.contexts else None
+
+
+@pytest.fixture
+def capped():
+    """A device module whose context is counted, and the switch of its cap."""
+    module = Cuda()
+    return module, memory_cap("cap", lambda: module, lambda: True, module.overhead)
+
+
+@pytest.mark.parametrize("cap", [4 * GB, 4 * GB - 1, 3 * GB + 7, 600 * 2**20])
+def test_what_the_context_takes_is_taken_off_the_cap(capped, cap):
+    module, switch = capped
+    state = switch.take()
+    switch.set(cap)
+    assert abs(module.limits[0] * module.total - (cap - 500 * 2**20)) <= 1
+    assert (switch.read(), switch.is_satisfied(cap), switch.is_satisfied(cap - 1)) == (cap, True, False)
+    assert module.contexts == {0}
+    switch.put_back(state)
+    assert (switch.read(), module.limits) == (None, [1.0, 0.5])
+
+
+def test_each_cap_keeps_what_was_taken_off_it(capped):
+    module, switch = capped
+    switch.set(8 * GB)
+    state = switch.take()
+    module.beside = 900 * 2**20
+    switch.set(4 * GB)
+    assert switch.read() == 4 * GB
+    module.set_device(1)
+    assert switch.read() == 40 * GB - 12345 // 2
+    switch.put_back(state)
+    module.set_device(0)
+    assert switch.read() == 8 * GB
+    module.limits[0] = 0.25  # somebody else's limit is not ours
+    assert switch.read() == round(module.total / 4)
+
+
+def test_a_cap_that_the_context_fills_is_an_error(capped):
+    module, switch = capped
+    switch.set(4 * GB)
+    module.held = GB
+    assert switch.blocked(GB + 500 * 2**20) == ""
+    with pytest.raises(
+        SwitchError,
+        match=r"=1073741825 bytes: 1073741824 bytes are already allocated on device 0 and 524288000 more are its "
+        r"context's and other libraries', together 1598029824; nothing was changed",
+    ):
+        switch.blocked(GB + 1)
+
+
+def test_a_cap_below_a_context_that_is_yet_to_be_made_is_an_error(capped):
+    module, switch = capped
+    module.initialized = False
+    assert switch.blocked(GB // 4) == ""
+    assert module.contexts == set()
+    with pytest.raises(SwitchError, match="524288000 more are its context's"):
+        switch.set(GB // 4)
+    assert (module.limits[0], switch.read()) == (1.0, None)
+
+
+def test_a_context_that_cannot_be_measured_is_told(capped):
+    module, switch = capped
+    module.beside = None
+    with pytest.warns(MsctxWarning, match="NVML does not tell"):
+        switch.set(4 * GB)
+    assert abs(module.limits[0] * module.total - 4 * GB) <= 1
+    assert switch.read() == 4 * GB
 
 
 def test_reading_initialises_nothing(module):
