@@ -48,6 +48,7 @@ if (
 NOT_COMPARED = {
     *(name for name, switch in SWITCHES.items() if switch.restore != "exact" or name.startswith("rng.")),
     *("torch.cuda.current_device", "torch.npu.current_device"),  # None until a test initialises the device
+    "torch.cuda.context_overhead",  # grows with each kernel that is loaded
     "env.TORCHINDUCTOR_CACHE_DIR",  # Dynamo sets it when it is loaded
 }
 NODES = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))]
@@ -101,6 +102,7 @@ def snapshot() -> dict[str, Any]:
     return {key: value for key, value in msctx.state().items() if key not in NOT_COMPARED} | {
         "the hooks of all modules": (len(nn_module._global_forward_pre_hooks), len(nn_module._global_forward_hooks)),
         "modes of the thread": (_C._len_torch_function_stack(), _C._len_torch_dispatch_stack()),
+        "settings of the allocators": getattr(_C, "_accelerator_getAllocatorSettings", str)(),
         "handler of SIGINT": signal.getsignal(signal.SIGINT),
         "the old precision flags": old_flags(),
         "precision nodes": precision_nodes(),

@@ -111,6 +111,14 @@ def test_the_innermost_value_is_in_force(layers: list[dict[str, Any]]) -> None:
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "torch.num_threads": st.integers(1, 4),
     "torch.default_device": st.sampled_from([None, "cpu", "meta"]),
+    "torch.accelerator.allocator_settings": st.sampled_from(
+        [
+            None,
+            {"large_segment_size_mb": 64},
+            {"expandable_segments": True},
+            {"large_segment_size_mb": 32, "expandable_segments": True},
+        ]
+    ),
     "torch.nn.max_call_depth": st.sampled_from([None, 1, 80, 2000]),
     "python.recursion_limit": st.integers(2000, 20000),
     "rng.saved": st.just(True),

@@ -1,4 +1,4 @@
-"""Memory: caps in bytes, and the pool that host tensors come from."""
+"""Memory: caps in bytes, the pool that host tensors come from, and the settings of the accelerators' own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,21 @@ KEEP_OF_LEVEL = {"O0": "all", "O1": "some"}
 KEEP_OF_POLICY = {0: "some", 1: "all", 2: "all", 3: "some", 4: "all"}
 
 
-LATER = {"cuda": not_built("the settings of CUDA's allocator"), "ascend": not_built("the Ascend back end")}
+CAP = {
+    "cuda": "counts torch's caching allocator, and what NVML says that the device's context and other libraries hold when the cap is "
+    "set; what these take later is not counted",
+    "ascend": "counts what torch's caching allocator holds; the device context itself is not counted",
+}
+"""Device → what differs of max_device_memory."""
+CACHING = {
+    "cuda": {True: {"torch.cuda.caching_allocator": True}, False: {"torch.cuda.caching_allocator": False}},
+    "ascend": {True: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": None}, False: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": "1"}},
+}
+"""Device → memory is reused → the assignments."""
+ALLOCATOR = {"cuda": "torch's CUDA allocator", "ascend": "torch_npu's allocator"}
+UNCACHED = "{} keeps and counts nothing while env_config_path.sys.mem_reuse is false"
+PART_OF_CAP = 8
+MIB = 1 << 20
 
 
 def is_for_host(want: Want) -> bool:
@@ -56,9 +70,10 @@ def max_device_memory(want: Want) -> Outcome | None:
             return refused(want.facts.native)
         caps = [[setting.value, setting.origin] for setting in reversed(settings)]
         return honoured(pool(want) | {"native.memory_caps": caps}, arithmetic(want, caps))
-    cap = min(setting.value for setting in settings)
+    if not reuses(want):
+        return refused(UNCACHED.format(ALLOCATOR[want.device]))
     switch = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}[want.device]
-    return approximated({switch: cap}, "counts what torch's caching allocator holds; the device context itself is not counted")
+    return approximated({switch: tightest(want)}, CAP[want.device])
 
 
 def arithmetic(want: Want, caps: list[list[Any]]) -> str:
@@ -83,7 +98,7 @@ def in_words(size: int) -> str:
 @effect("mempool_block_size", "env_config_path.sys.mem_reuse", "memory_optimize_level", "static_memory_policy")
 def pool_policy(want: Want) -> Outcome | None:
     if want.device != "cpu":
-        return LATER[want.device]
+        return on_accelerator(want)
     if not is_for_host(want):
         return None
     if want.option.name == "static_memory_policy" and want.value == 0:
@@ -105,3 +120,73 @@ def recomputation(want: Want) -> dict[str, Any]:
     """O1 switches memory_offload off, an outer scope's too."""
     offload = {"models.saved_on_host": False} if want.value == "O1" and want.other("memory_offload") == "ON" else {}
     return {"models.recompute": want.value == "O1"} | offload
+
+
+# --- the allocators of accelerators -----------------------------------------------------------------------------------
+
+
+def reuses(want: Want) -> bool:
+    return want.other("env_config_path.sys.mem_reuse") is not False
+
+
+def tightest(want: Want) -> int | None:
+    """The least of the caps in force, outer scopes' included."""
+    return min((setting.value for setting in want.settings.all("max_device_memory", want.device)), default=None)
+
+
+def block_size(want: Want) -> int | None:
+    """The size of a segment in MB. Torch takes no smaller one where a whole one does not fit, so under a cap it is a part of it."""
+    block, cap = want.other("mempool_block_size"), tightest(want)
+    if block is None:
+        return None
+    return max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
+
+
+def allocator(want: Want) -> dict[str, Any]:
+    """The assignment that all these options come to together; ``None`` in it: the settings are the user's own."""
+    expands = want.other("memory_optimize_level") == "O1" or want.other("static_memory_policy") in (3, 4)
+    block = block_size(want)
+    settings = ({"large_segment_size_mb": block} if block else {}) | ({"expandable_segments": True} if expands else {})
+    return {"torch.accelerator.allocator_settings": settings or None}
+
+
+KEPT = {
+    ("memory_optimize_level", "O0"): "the allocator as it is: nothing is done to save memory",
+    ("static_memory_policy", 0): "each takes what it needs, when it runs",
+}
+WAITING = dict.fromkeys([("static_memory_policy", 1), ("static_memory_policy", 2)], "graph mode")
+EXPANDS = {
+    # recomputation will say here what it adds
+    ("memory_optimize_level", "O1"): "segments that grow where they are, so that no memory is lost between them",
+    ("static_memory_policy", 3): "segments that grow where they are",
+    ("static_memory_policy", 4): "segments that grow where they are; that graphs share memory comes with graph mode",
+}
+"""What is asked for → what expandable segments give of it."""
+
+
+def on_accelerator(want: Want) -> Outcome:
+    """The same options on a device whose memory torch already pools: they are settings of its allocator."""
+    asked, name = (want.option.name, want.value), ALLOCATOR[want.device]
+    if want.option.name == "env_config_path.sys.mem_reuse":
+        return honoured(CACHING[want.device][want.value])
+    if asked in KEPT:
+        return honoured(allocator(want), KEPT[asked])
+    if asked in WAITING:
+        return not_built(WAITING[asked])
+    if not reuses(want):
+        return refused(UNCACHED.format(name))
+    if want.option.name == "mempool_block_size":
+        return approximated(allocator(want), steps(want))
+    status = approximated if asked == ("static_memory_policy", 4) else honoured
+    return status(allocator(want), EXPANDS[asked])
+
+
+def steps(want: Want) -> str:
+    """How far the pool grows in steps of the block's size."""
+    size = f"{block_size(want)} MB"
+    if tightest(want) is not None:
+        size += " (at most an eighth of max_device_memory: no smaller step is taken where a whole one does not fit)"
+    if allocator(want)["torch.accelerator.allocator_settings"].get("expandable_segments"):
+        return f"{ALLOCATOR[want.device]} grows by {size}; requests of up to 1 MB have a pool of their own, of 2 MB steps"
+    at_once = f"{ALLOCATOR[want.device]} takes {size} at a time for requests of 1 to 10 MB, which fail where less is free"
+    return f"{at_once}; larger ones get segments of their own"

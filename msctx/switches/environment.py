@@ -40,10 +40,13 @@ def _cublas_late(value: str) -> str:
     return ""
 
 
-def _cann_late(value: str | None) -> str:
-    if npu_is_here() and torch.npu.is_initialized():
-        return "TE_PARALLEL_COMPILER comes too late, torch_npu is already initialised; start with `msctx run`"
-    return ""
+def _npu_late(name: str) -> Callable[[str | None], str]:
+    def late(value: str | None) -> str:
+        if npu_is_here() and torch.npu.is_initialized():
+            return f"{name} comes too late, torch_npu is already initialised; start with `msctx run`"
+        return ""
+
+    return late
 
 
 SWITCHES = (
@@ -55,7 +58,12 @@ SWITCHES = (
     ),
     # torch_npu also tells HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
     _variable("HCCL_DETERMINISTIC", "the first HCCL communicator"),
-    _variable("TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_cann_late),
+    _variable("TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_npu_late("TE_PARALLEL_COMPILER")),
+    _variable(
+        "PYTORCH_NO_NPU_MEMORY_CACHING",
+        "the first allocation on an NPU",
+        blocked=_npu_late("PYTORCH_NO_NPU_MEMORY_CACHING"),
+    ),
     # a value is what is needed at least: a higher limit that is in force already stays
     Switch(
         name="python.recursion_limit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import _C
 
+from msctx.switches import cuda_context
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op
 from msctx.switches.base import Switch
 
@@ -13,12 +14,26 @@ def is_here() -> bool:
     return torch.backends.cuda.is_built() and torch.cuda.device_count() > 0
 
 
+def _has_no_cache(on: bool) -> str:
+    backend = torch.cuda.get_allocator_backend()
+    return "" if backend == "native" else f"the allocator {backend} has no cache of torch's to switch off"
+
+
 SWITCHES = (
     Switch(name="torch.cudnn.deterministic", read=_C._get_cudnn_deterministic, write=_C._set_cudnn_deterministic),
     Switch(name="torch.cudnn.benchmark", read=_C._get_cudnn_benchmark, write=_C._set_cudnn_benchmark),
     current_device("torch.cuda.current_device", lambda: torch.cuda, is_here),
-    memory_cap("torch.cuda.memory_cap", lambda: torch.cuda, is_here),
+    memory_cap("torch.cuda.memory_cap", lambda: torch.cuda, is_here, cuda_context.overhead),
+    # by the functions below torch.cuda's, which does nothing before CUDA is initialised
+    Switch(
+        name="torch.cuda.caching_allocator",
+        read=lambda: _C._cuda_cudaCachingAllocator_is_enabled(),
+        write=lambda on: _C._cuda_cudaCachingAllocator_enable(on),
+        blocked=_has_no_cache,
+        available=is_here,
+    ),
     synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda, is_here),
+    Switch(name="torch.cuda.context_overhead", read=cuda_context.observed, available=is_here),
     Switch(name="torch.cudnn.enabled", read=_C._get_cudnn_enabled),
     Switch(name="torch.cudnn.benchmark_limit", read=lambda: torch.backends.cudnn.benchmark_limit),
     Switch(name="torch.cudnn.depthwise_kernel", read=lambda: getattr(torch.backends.cudnn, "depthwise_kernel", None)),

@@ -1,4 +1,4 @@
-"""max_device_memory: the cap in bytes that each device gets, and whose cap it is."""
+"""Memory: the cap in bytes that each device gets and whose cap it is, and how the options of pools meet in one setting."""
 
 from pathlib import Path
 
@@ -21,6 +21,82 @@ def test_the_cap_goes_to_the_caching_allocator(device: str, switch: str, given: 
     (row,) = found.rows
     assert (row.status, row.value) == ("approximated", size)
     assert "caching allocator" in row.reason
+
+
+ALLOCATOR = "torch.accelerator.allocator_settings"
+STEP, GROWS = {"large_segment_size_mb": 1024}, {"expandable_segments": True}
+
+
+def on(device: str, **options: object) -> dict[str, plan.Row]:
+    return {row.option: row for row in plan.make(Settings([make_layer(options, "test")]), Facts.only(device)).rows}
+
+
+@pytest.mark.parametrize("device", SWITCHES)
+@pytest.mark.parametrize(
+    ("options", "status", "settings"),
+    [
+        ({"mempool_block_size": "1GB"}, "approximated", STEP),
+        ({"mempool_block_size": "3.5GB"}, "approximated", {"large_segment_size_mb": 3584}),
+        ({"memory_optimize_level": "O0"}, "honoured", None),
+        ({"memory_optimize_level": "O1"}, "honoured", GROWS),
+        ({"static_memory_policy": 0}, "honoured", None),
+        ({"static_memory_policy": 3}, "honoured", GROWS),
+        ({"static_memory_policy": 4}, "approximated", GROWS),
+    ],
+)
+def test_the_pool_of_an_accelerator_is_torchs_allocator(
+    device: str, options: dict[str, object], status: str, settings: dict[str, object] | None
+) -> None:
+    (row,) = on(device, **options).values()
+    assert (row.status, row.assignments) == (status, {ALLOCATOR: settings})
+    assert row.reason
+
+
+@pytest.mark.parametrize("device", SWITCHES)
+@pytest.mark.parametrize("policy", [1, 2])
+def test_memory_that_graphs_share_waits_for_them(device: str, policy: int) -> None:
+    (row,) = on(device, static_memory_policy=policy).values()
+    assert (row.status, row.assignments, row.reason) == ("not_built", {}, "it comes with graph mode")
+
+
+@pytest.mark.parametrize("device", SWITCHES)
+def test_the_settings_of_an_allocator_are_one_assignment(device: str) -> None:
+    rows = on(device, mempool_block_size="1GB", memory_optimize_level="O1", static_memory_policy=0)
+    assert [row.assignments for row in rows.values()] == [{ALLOCATOR: STEP | GROWS}] * 3
+    assert "grows by 1024 MB" in rows["mempool_block_size"].reason
+    assert "for requests of 1 to 10 MB" in on(device, mempool_block_size="1GB")["mempool_block_size"].reason
+
+
+def test_an_inner_scope_takes_back_what_an_outer_one_asked_of_the_allocator() -> None:
+    layers = [make_layer({"memory_optimize_level": level}, level) for level in ("O1", "O0")]
+    assert plan.make(Settings(layers), Facts.only("cuda")).assignments == {ALLOCATOR: None}
+
+
+@pytest.mark.parametrize(("cap", "step"), [("80GB", 1024), ("4GB", 512), ("100MB", 20)])
+def test_a_step_is_a_part_of_the_cap(cap: str, step: int) -> None:
+    """Torch would raise OutOfMemoryError for a tensor of 1 MB where a whole step does not fit under the cap."""
+    row = on("cuda", mempool_block_size="1GB", max_device_memory=cap)["mempool_block_size"]
+    assert row.assignments == {ALLOCATOR: {"large_segment_size_mb": step}}
+    assert f"{step} MB (at most an eighth of max_device_memory" in row.reason
+
+
+REUSE = {
+    "cuda": {True: {"torch.cuda.caching_allocator": True}, False: {"torch.cuda.caching_allocator": False}},
+    "ascend": {True: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": None}, False: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": "1"}},
+}
+
+
+@pytest.mark.parametrize("device", SWITCHES)
+@pytest.mark.parametrize("reuse", [True, False])
+def test_without_reuse_an_accelerator_caches_nothing(device: str, reuse: bool, tmp_path: Path) -> None:
+    file = tmp_path / "env.json"
+    file.write_text(f'{{"sys": {{"mem_reuse": {str(reuse).lower()}}}}}')
+    rows = on(device, env_config_path=str(file), max_device_memory="80GB", mempool_block_size="1GB", memory_optimize_level="O0")
+    row = rows.pop("env_config_path.sys.mem_reuse")
+    assert (row.status, row.assignments) == ("honoured", REUSE[device][reuse])
+    for option in ("max_device_memory", "mempool_block_size"):
+        assert rows[option].status == ("approximated" if reuse else "refused")
+        assert ("keeps and counts nothing while env_config_path.sys.mem_reuse is false" in rows[option].reason) is not reuse
 
 
 ONLY_CPU = Facts.only("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import msctx
-from msctx.switches import SWITCHES
+from msctx.switches import SWITCHES, cuda_context
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GB = 2**30
@@ -27,7 +27,8 @@ def test_flags_are_written_and_put_back(name):
 
 def test_what_needs_a_device_is_not_there_without_one():
     here = torch.cuda.is_available()
-    for name in ("torch.cuda.current_device", "torch.cuda.memory_cap", "torch.cuda.synchronize_each_op"):
+    for name in ("current_device", "memory_cap", "synchronize_each_op", "caching_allocator", "context_overhead"):
+        name = f"torch.cuda.{name}"
         assert SWITCHES[name].available() is here
         assert (name in msctx.state()) is here
 
@@ -40,6 +41,96 @@ def test_a_cap_holds_and_ends():
         torch.empty(2 * GB, dtype=torch.uint8, device="cuda")
     del_me = torch.empty(2 * GB, dtype=torch.uint8, device="cuda")
     assert del_me.numel() == 2 * GB
+
+
+def block(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+@cuda
+@pytest.mark.cuda
+def test_the_cap_is_of_the_process_with_its_context():
+    torch.cuda.empty_cache()
+    block(1)
+    with msctx.context(max_device_memory="4GB"):
+        beside, step = cuda_context.observed(), GB // 16
+        assert msctx.state()["torch.cuda.memory_cap"] == 4 * GB
+        kept = [block(step) for _ in range((4 * GB - beside) // step)]
+        with pytest.raises(torch.OutOfMemoryError):
+            block(step)
+    del kept
+    assert msctx.state()["torch.cuda.memory_cap"] is None
+
+
+@cuda
+@pytest.mark.cuda
+def test_a_cap_smaller_than_the_context_is_an_error():
+    block(1)
+    with pytest.raises(msctx.SwitchError, match="more are its context's"), msctx.context(max_device_memory="20MB"):
+        pass
+
+
+def segments() -> set[tuple[int, bool]]:
+    """The sizes of what the allocator holds, and whether each can grow."""
+    return {(segment["total_size"], segment["is_expandable"]) for segment in torch.cuda.memory_snapshot()}
+
+
+@cuda
+@pytest.mark.cuda
+def test_a_step_of_the_pool_is_one_segment():
+    torch.cuda.empty_cache()
+    with msctx.context(mempool_block_size="1GB"):
+        kept = block(2 << 20)
+    assert (GB, False) in segments()
+    del kept
+    torch.cuda.empty_cache()
+    block(2 << 20)
+    assert (20 << 20, False) in segments()
+    assert (GB, False) not in segments()
+
+
+@cuda
+@pytest.mark.cuda
+def test_segments_that_grow():
+    torch.cuda.empty_cache()
+    with msctx.context(static_memory_policy=3):
+        kept = block(64 << 20)
+    assert any(grows for _, grows in segments())
+    del kept
+    torch.cuda.empty_cache()
+    kept = block(64 << 20)
+    assert not any(grows for size, grows in segments() if size >= kept.numel())
+
+
+@cuda
+@pytest.mark.cuda
+def test_without_reuse_nothing_is_kept(tmp_path):
+    file = tmp_path / "env.json"
+    file.write_text('{"sys": {"mem_reuse": false}}')
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    with msctx.context(env_config_path=str(file)):
+        kept = block(64 << 20)
+        assert torch.cuda.memory_reserved() == before
+    block(64 << 20)
+    assert torch.cuda.memory_reserved() >= before + (64 << 20)
+    assert kept.numel() == 64 << 20
+
+
+@cuda
+@pytest.mark.cuda
+def test_reuse_is_switched_off_before_cuda_is_initialised(passes):
+    passes("""
+        import torch
+        from msctx.switches import SWITCHES
+        switch = SWITCHES["torch.cuda.caching_allocator"]
+        assert switch.read() is True
+        switch.set(False)
+        assert not torch.cuda.is_initialized()
+        kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        assert (switch.read(), torch.cuda.memory_reserved()) == (False, 0)
+        switch.set(True)
+    """)
 
 
 @cuda

@@ -1,0 +1,191 @@
+"""The settings of the accelerators' allocators: laid over the user's own, read where the allocators read them, put back."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import _C
+
+from msctx.errors import MsctxWarning, SwitchError
+from msctx.switches import SWITCHES
+from msctx.switches.torch_accelerator import DEFAULTS, join, obstacle, parse
+
+SWITCH = SWITCHES["torch.accelerator.allocator_settings"]
+NAME = SWITCH.name
+pytestmark = pytest.mark.skipif(not SWITCH.available(), reason="this torch has no such settings")
+
+LISTS = "garbage_collection_threshold:0.5, roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"
+UNLIMITED = (2**64 - 1) >> 20
+InEffect = Callable[[], dict[str, float]]
+
+
+def text() -> str:
+    return _C._accelerator_getAllocatorSettings()
+
+
+@pytest.fixture(scope="module")
+def in_effect(tmp_path_factory: pytest.TempPathFactory) -> InEffect:
+    """What the allocators see, by a library that asks torch's own (compiled in 2 s)."""
+    if (compiler := shutil.which("c++")) is None:
+        pytest.skip("no C++ compiler")
+    at, library = Path(torch.__file__).parent, tmp_path_factory.mktemp("config") / "config.so"
+    source = Path(__file__).with_name("allocator_config.cpp")
+    flags = ["-std=c++20", "-shared", "-fPIC", f"-I{at / 'include'}", f"-L{at / 'lib'}"]
+    subprocess.run([compiler, *flags, source, "-o", library, "-lc10"], check=True)
+    call = ctypes.CDLL(str(library)).in_effect
+    found = (ctypes.c_double * 5)()
+
+    def read() -> dict[str, float]:
+        call(found)
+        return dict(zip(("segment", "expandable", "max_split", "threshold", "divisions"), found, strict=True))
+
+    return read
+
+
+@pytest.fixture
+def user() -> Iterator[Callable[[str], None]]:
+    """Sets the settings by hand, from torch's defaults on; puts them back."""
+    found, start = text(), join(DEFAULTS)
+
+    def set_text(new: str) -> None:
+        _C._accelerator_setAllocatorSettings(start)
+        _C._accelerator_setAllocatorSettings(new)
+
+    yield set_text
+    set_text(found)
+
+
+@pytest.mark.parametrize("own", ["", LISTS, "large_segment_size_mb:64", "expandable_segments:True", f"{LISTS},"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"large_segment_size_mb": 1024},
+        {"expandable_segments": True},
+        {"large_segment_size_mb": 40, "expandable_segments": True},
+    ],
+)
+def test_what_is_asked_is_in_effect_beside_the_users_own_and_put_back(
+    own: str, value: dict[str, Any], user: Callable[[str], None], in_effect: InEffect
+) -> None:
+    user(own)
+    before, state = in_effect(), SWITCH.take()
+    SWITCH.set(value)
+    inside = in_effect()
+    asked = {"large_segment_size_mb": "segment", "expandable_segments": "expandable"}
+    assert inside == before | {asked[key]: float(new) for key, new in value.items()}
+    assert SWITCH.is_satisfied(value)
+    assert (SWITCH.read() or {}).items() >= value.items()
+    SWITCH.put_back(state)
+    assert (text(), in_effect()) == (own, before)
+
+
+def test_a_key_that_is_no_longer_asked_for_goes_back_to_the_users(user: Callable[[str], None], in_effect: InEffect) -> None:
+    user("large_segment_size_mb:64")
+    before = in_effect()
+    SWITCH.set({"large_segment_size_mb": 1024, "expandable_segments": True})
+    assert not SWITCH.is_satisfied({"expandable_segments": True})
+    SWITCH.set({"expandable_segments": True})
+    assert in_effect() == before | {"expandable": 1.0}
+    assert not SWITCH.is_satisfied(None)
+    SWITCH.set(None)
+    assert (text(), in_effect()) == ("large_segment_size_mb:64", before)
+
+
+def test_scopes_in_scopes(user: Callable[[str], None], in_effect: InEffect, held: Any) -> None:
+    user(LISTS)
+    before = in_effect()
+    with held({NAME: {"large_segment_size_mb": 1024}}):
+        outer = text(), in_effect()
+        with held({NAME: {"expandable_segments": True}}):
+            assert (in_effect()["segment"], in_effect()["expandable"], in_effect()["divisions"]) == (20, 1, 2)
+            with held({NAME: None}):
+                assert (text(), in_effect()) == (LISTS, before)
+        assert (text(), in_effect()) == outer
+    assert (text(), in_effect()) == (LISTS, before)
+
+
+def test_what_the_user_sets_inside_is_told_and_taken_back(user: Callable[[str], None], in_effect: InEffect, held: Any) -> None:
+    user("")
+    with pytest.warns(MsctxWarning, match="somebody else changed"), held({NAME: {"large_segment_size_mb": 1024}}):
+        _C._accelerator_setAllocatorSettings("large_segment_size_mb:32,max_split_size_mb:50")
+    assert (text(), in_effect()["segment"], in_effect()["max_split"]) == ("", 20, UNLIMITED)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("max_split_size_mb:64", "max_split_size_mb too small, must be >= 1024"),
+        ("max_non_split_rounding_mb:64", "max_non_split_rounding_mb too small, must be >= 1024"),
+    ],
+)
+def test_what_torch_does_not_take_is_told_before_anything_changes(
+    own: str, said: str, user: Callable[[str], None], in_effect: InEffect, held: Any
+) -> None:
+    user(own)
+    before = in_effect()
+    value = {"large_segment_size_mb": 1024}
+    assert said in SWITCH.blocked(value)
+    assert (text(), in_effect()) == (own, before)
+    with held({NAME: value}) as hold:
+        assert list(hold.late) == [NAME]
+        assert (text(), in_effect()) == (own, before)
+    with pytest.raises(SwitchError, match="too small"):
+        SWITCH.set(value)
+    assert (text(), in_effect()) == (own, before)
+    user("")  # torch keeps max_non_split_rounding_mb, which is not ours
+    _C._accelerator_setAllocatorSettings("max_non_split_rounding_mb:20")
+
+
+def test_a_text_of_the_users_that_torch_refused_stays_the_users(user: Callable[[str], None], in_effect: InEffect) -> None:
+    user("")
+    before = in_effect()
+    with pytest.raises(ValueError, match="Expected 'True' or 'False'"):
+        _C._accelerator_setAllocatorSettings("expandable_segments:yes")
+    assert "but got 'yes'" in SWITCH.blocked({"large_segment_size_mb": 1024})
+    assert (text(), in_effect()) == ("expandable_segments:yes", before)
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_variables_are_the_users_own(variable: str, passes: Callable[..., str]) -> None:
+    code = f"""
+        from torch import _C
+        from msctx.switches import SWITCHES
+        switch = SWITCHES[{NAME!r}]
+        state = switch.take()
+        assert switch.read() == {{"expandable_segments": True}}
+        switch.set({{"large_segment_size_mb": 1024}})
+        assert switch.read() == {{"expandable_segments": True, "large_segment_size_mb": 1024}}
+        print(_C._accelerator_getAllocatorSettings())
+        switch.put_back(state)
+        print(_C._accelerator_getAllocatorSettings())
+    """
+    own = "roundup_power2_divisions:[256:1,>:4],expandable_segments:True"
+    assert passes(code, env={variable: own}).splitlines() == [f"{own},large_segment_size_mb:1024", own]
+
+
+def test_a_text_is_taken_apart_at_the_commas_outside_of_lists() -> None:
+    assert parse(" a:1, b:[256:1,512:2] ,c : True,") == {"a": "1", "b": "[256:1,512:2]", "c": "True"}
+    assert parse("") == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "npu", "why"),
+    [
+        ("expandable_segments:True,max_split_size_mb:64", False, ""),
+        ("expandable_segments:True,max_split_size_mb:64", True, "beside max_split_size_mb, which"),
+        ("expandable_segments:True,garbage_collection_threshold:0.5", True, "beside garbage_collection_threshold, which"),
+        ("expandable_segments:False,max_split_size_mb:64", True, ""),
+        ("backend:native,large_segment_size_mb:64", False, ""),
+        ("backend:cudaMallocAsync,large_segment_size_mb:64", False, "backend:cudaMallocAsync has no such settings"),
+    ],
+)
+def test_what_would_end_badly_later_is_not_sent(settings: str, npu: bool, why: str) -> None:
+    found = obstacle(parse(settings), npu=npu)
+    assert (why in found) if why else found == ""
