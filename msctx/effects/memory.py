@@ -118,8 +118,10 @@ RECOMPUTED = (
 
 def recomputation(want: Want) -> dict[str, Any]:
     """O1 switches memory_offload off, an outer scope's too."""
-    offload = {"models.saved_on_host": False} if want.value == "O1" and want.other("memory_offload") == "ON" else {}
-    return {"models.recompute": want.value == "O1"} | offload
+    yields = want.value == "O1" and any(
+        found.setting.option.name == "memory_offload" for found in want.settings.overridden(want.device)
+    )
+    return {"models.recompute": want.value == "O1"} | ({"models.saved_on_host": False} if yields else {})
 
 
 # --- the allocators of accelerators -----------------------------------------------------------------------------------
@@ -151,13 +153,12 @@ def allocator(want: Want) -> dict[str, Any]:
 
 
 KEPT = {
-    ("memory_optimize_level", "O0"): "the allocator as it is: nothing is done to save memory",
+    ("memory_optimize_level", "O0"): "the allocator as it is, nothing is computed again",
     ("static_memory_policy", 0): "each takes what it needs, when it runs",
 }
 WAITING = dict.fromkeys([("static_memory_policy", 1), ("static_memory_policy", 2)], "graph mode")
 EXPANDS = {
-    # recomputation will say here what it adds
-    ("memory_optimize_level", "O1"): "segments that grow where they are, so that no memory is lost between them",
+    ("memory_optimize_level", "O1"): f"{RECOMPUTED}; segments grow where they are",
     ("static_memory_policy", 3): "segments that grow where they are",
     ("static_memory_policy", 4): "segments that grow where they are; that graphs share memory comes with graph mode",
 }
@@ -167,18 +168,19 @@ EXPANDS = {
 def on_accelerator(want: Want) -> Outcome:
     """The same options on a device whose memory torch already pools: they are settings of its allocator."""
     asked, name = (want.option.name, want.value), ALLOCATOR[want.device]
+    found = allocator(want) | (recomputation(want) if want.option.name == "memory_optimize_level" else {})
     if want.option.name == "env_config_path.sys.mem_reuse":
         return honoured(CACHING[want.device][want.value])
     if asked in KEPT:
-        return honoured(allocator(want), KEPT[asked])
+        return honoured(found, KEPT[asked])
     if asked in WAITING:
         return not_built(WAITING[asked])
     if not reuses(want):
         return refused(UNCACHED.format(name))
     if want.option.name == "mempool_block_size":
-        return approximated(allocator(want), steps(want))
+        return approximated(found, steps(want))
     status = approximated if asked == ("static_memory_policy", 4) else honoured
-    return status(allocator(want), EXPANDS[asked])
+    return status(found, EXPANDS[asked])
 
 
 def steps(want: Want) -> str:

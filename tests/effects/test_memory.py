@@ -37,8 +37,6 @@ def on(device: str, **options: object) -> dict[str, plan.Row]:
     [
         ({"mempool_block_size": "1GB"}, "approximated", STEP),
         ({"mempool_block_size": "3.5GB"}, "approximated", {"large_segment_size_mb": 3584}),
-        ({"memory_optimize_level": "O0"}, "honoured", None),
-        ({"memory_optimize_level": "O1"}, "honoured", GROWS),
         ({"static_memory_policy": 0}, "honoured", None),
         ({"static_memory_policy": 3}, "honoured", GROWS),
         ({"static_memory_policy": 4}, "approximated", GROWS),
@@ -53,6 +51,13 @@ def test_the_pool_of_an_accelerator_is_torchs_allocator(
 
 
 @pytest.mark.parametrize("device", SWITCHES)
+@pytest.mark.parametrize(("level", "settings"), [("O0", None), ("O1", GROWS)])
+def test_memory_first_is_segments_that_grow_and_recomputation(device: str, level: str, settings: object) -> None:
+    (row,) = on(device, memory_optimize_level=level).values()
+    assert (row.status, row.assignments) == ("honoured", {ALLOCATOR: settings, "models.recompute": level == "O1"})
+
+
+@pytest.mark.parametrize("device", SWITCHES)
 @pytest.mark.parametrize("policy", [1, 2])
 def test_memory_that_graphs_share_waits_for_them(device: str, policy: int) -> None:
     (row,) = on(device, static_memory_policy=policy).values()
@@ -62,14 +67,14 @@ def test_memory_that_graphs_share_waits_for_them(device: str, policy: int) -> No
 @pytest.mark.parametrize("device", SWITCHES)
 def test_the_settings_of_an_allocator_are_one_assignment(device: str) -> None:
     rows = on(device, mempool_block_size="1GB", memory_optimize_level="O1", static_memory_policy=0)
-    assert [row.assignments for row in rows.values()] == [{ALLOCATOR: STEP | GROWS}] * 3
+    assert [row.assignments[ALLOCATOR] for row in rows.values()] == [STEP | GROWS] * 3
     assert "grows by 1024 MB" in rows["mempool_block_size"].reason
     assert "for requests of 1 to 10 MB" in on(device, mempool_block_size="1GB")["mempool_block_size"].reason
 
 
 def test_an_inner_scope_takes_back_what_an_outer_one_asked_of_the_allocator() -> None:
     layers = [make_layer({"memory_optimize_level": level}, level) for level in ("O1", "O0")]
-    assert plan.make(Settings(layers), Facts.only("cuda")).assignments == {ALLOCATOR: None}
+    assert plan.make(Settings(layers), Facts.only("cuda")).assignments == {ALLOCATOR: None, "models.recompute": False}
 
 
 @pytest.mark.parametrize(("cap", "step"), [("80GB", 1024), ("4GB", 512), ("100MB", 20)])

@@ -115,7 +115,7 @@ def capped():
     return module, memory_cap("cap", lambda: module, lambda: True, module.overhead)
 
 
-@pytest.mark.parametrize("cap", [4 * GB, 4 * GB - 1, 3 * GB + 7, 600 * 2**20])
+@pytest.mark.parametrize("cap", [4 * GB, 4 * GB - 1, 3 * GB + 9, 600 * 2**20])
 def test_what_the_context_takes_is_taken_off_the_cap(capped, cap):
     module, switch = capped
     state = switch.take()
