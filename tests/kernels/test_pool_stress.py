@@ -21,7 +21,7 @@ def test_threads_at_random(sanitizers: str, tmp_path: Path) -> None:
     flags = (
         "-std=c++20",
         "-O1",
-        "-g",
+        "-g1",
         "-pthread",
         "-Wall",
         "-Wextra",
