@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -44,22 +44,23 @@ PRELOADED: dict[str, tuple[str, dict[str, str]]] = {
 Step = Callable[[], Any]
 
 
-def training(name: str, images: int) -> Step:
+def network(name: str, images: int) -> tuple[Any, Step]:
+    """A model, and a step that trains it."""
     import torch
 
     model = NETWORKS[name]().train()
     x = torch.randn(images, 3, 224, 224)
-    return _step(model, x, lambda y: torch.nn.functional.cross_entropy(y, torch.zeros(images, dtype=torch.long)))
+    return _trained(model, x, lambda y: torch.nn.functional.cross_entropy(y, torch.zeros(images, dtype=torch.long)))
 
 
-def transformer() -> Step:
+def transformer() -> tuple[Any, Step]:
     """On 16 sequences of 128."""
     import torch
 
-    return _step(encoder(dropout=0.1), torch.randn(16, 128, 512), lambda y: y.square().mean())
+    return _trained(encoder(dropout=0.1), torch.randn(16, 128, 512), lambda y: y.square().mean())
 
 
-def _step(model: Any, x: Any, loss: Callable[[Any], Any]) -> Step:
+def _trained(model: Any, x: Any, loss: Callable[[Any], Any]) -> tuple[Any, Step]:
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
@@ -69,7 +70,7 @@ def _step(model: Any, x: Any, loss: Callable[[Any], Any]) -> Step:
         loss(model(x)).backward()
         optimizer.step()
 
-    return step
+    return model, step
 
 
 def chain(megabytes: int) -> Step:
@@ -80,10 +81,13 @@ def chain(megabytes: int) -> Step:
     return lambda: ((((x + 1) * 0.5).relu() - 0.25).abs() * x + x).clamp(-1, 1)
 
 
-SUBJECTS: dict[str, Callable[[], Step]] = {
-    "ResNet-50, training": lambda: training("resnet50", 4),
-    "ConvNeXt-T, training": lambda: training("convnext", 4),
+TRAINED: dict[str, Callable[[], tuple[Any, Step]]] = {
+    "ResNet-50, training": lambda: network("resnet50", 4),
+    "ConvNeXt-T, training": lambda: network("convnext", 4),
     "transformer, training": transformer,
+}
+SUBJECTS: dict[str, Callable[[], Step]] = {
+    **{name: lambda make=make: make()[1] for name, make in TRAINED.items()},  # type: ignore[misc]
     "chain over 25 MB": lambda: chain(25),
     "chain over 64 MB": lambda: chain(64),
 }
@@ -138,10 +142,15 @@ def run(contender: str, subject: str, threads: int, given: argparse.Namespace) -
     return json.loads(done.stdout)
 
 
+def named(subjects: Iterable[str], given: argparse.Namespace) -> list[str]:
+    """Those in whose names one of the words of ``--only`` is."""
+    return [name for name in subjects if not given.only or any(word in name for word in given.only.split(","))]
+
+
 def collect(given: argparse.Namespace) -> dict[str, Any]:
     others = [c for c, (library, _) in PRELOADED.items() if ctypes.util.find_library(library) and given.against in c]
     contenders = [PLAIN, AGAIN, POOL, *others]
-    subjects = [name for name in SUBJECTS if not given.only or any(word in name for word in given.only.split(","))]
+    subjects = named(SUBJECTS, given)
     found: dict[tuple[str, int], list[dict[str, dict[str, float]]]] = {}
     result: dict[str, Any] = {"machine": contest.machine(), "processes": 0, "subjects": []}
     for number in range(given.processes):

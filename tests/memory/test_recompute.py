@@ -269,13 +269,14 @@ def test_blocks_of_a_model(name: str) -> None:
     assert list(blocks(make())) == expected
 
 
-found = st.lists(st.tuples(st.just("p"), st.integers(0, 100), st.floats(0, 10)), max_size=12)
-
-
-@given(found=found, room=st.one_of(st.none(), st.integers(-50, 400)))
-def test_what_is_kept_fits_and_nothing_more_would(found: list[tuple[str, int, float]], room: int | None) -> None:
-    made = choose(found, room)
-    assert [(row.path, row.saved_bytes, row.seconds) for row in made] == found
+@given(
+    found=st.lists(st.tuples(st.integers(0, 100), st.floats(0, 10)), max_size=12),
+    room=st.one_of(st.none(), st.integers(-50, 400)),
+)
+def test_what_is_kept_fits_and_nothing_more_would(found: list[tuple[int, float]], room: int | None) -> None:
+    blocks = [(str(number), *block) for number, block in enumerate(found)]
+    made = choose(blocks, room)
+    assert [(row.path, row.saved_bytes, row.seconds) for row in made] == blocks
     kept = [row.saved_bytes for row in made if not row.recomputed and row.saved_bytes]
     again = [row.saved_bytes for row in made if row.recomputed]
     assert all(again)
@@ -284,8 +285,16 @@ def test_what_is_kept_fits_and_nothing_more_would(found: list[tuple[str, int, fl
     else:
         assert sum(kept) <= max(0, room)
         assert all(sum(kept) + size > room for size in again)
+    if again and room is not None:  # what is kept stays when more room is found
+        more = choose(blocks, max(again), [row.path for row in made if not row.recomputed])
+        assert {row.path for row in made if not row.recomputed} < {row.path for row in more if not row.recomputed}
 
 
 def test_the_dearest_to_compute_is_kept_first() -> None:
     made = choose([("cheap", 10, 0.1), ("dear", 10, 1.0), ("small", 1, 0.05)], 11)
     assert [row.recomputed for row in made] == [True, False, False]
+
+
+def test_of_like_blocks_the_last_are_kept() -> None:
+    made = choose([(str(number), 10, 1.0 + number % 2 / 20) for number in range(5)], 25)
+    assert [row.recomputed for row in made] == [True, True, True, False, False]
