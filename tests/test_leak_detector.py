@@ -63,7 +63,7 @@ def test_the_detector_fails_exactly_the_tests_that_leak(tmp_path: Path) -> None:
         "test_leaks.py",
     ]
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parents[1])])
+    variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *map(str, Path(__file__).resolve().parents[:2])])
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
     told = done.stdout
     failed = {line.split("::")[1].split()[0] for line in told.splitlines() if line.startswith(("ERROR ", "FAILED "))}
