@@ -178,15 +178,16 @@ def _ratio(found: dict[str, dict[str, float]], contender: str) -> float:
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line for each subject."""
+    """Markdown: a line for each subject; a cell is empty where a contender has not run."""
     subjects = [row for result in results for row in result["subjects"]]
-    contenders = [c for c in (POOL, *PRELOADED, AGAIN) if all(c in row["ratios"] for row in subjects)]
+    contenders = [c for c in (POOL, *PRELOADED, AGAIN) if any(c in row["ratios"] for row in subjects)]
     lines = [
         "| step | threads | torch, ms | new pages | " + " | ".join(contenders) + " |",
         "|---" * (len(contenders) + 4) + "|",
     ]
     for row in subjects:
-        cells = [f"**{row['ratios'][c]:.2f}**" if c == POOL else f"{row['ratios'][c]:.2f}" for c in contenders]
+        found = {c: f"{ratio:.2f}" for c, ratio in row["ratios"].items()}
+        cells = [f"**{found[c]}**" if c == POOL and c in found else found.get(c, "") for c in contenders]
         pages = f"{row['faults'][PLAIN]:.0f} → {row['faults'][POOL]:.0f}"
         lines.append(f"| {row['subject']} | {row['threads']} | {row['ms']:.0f} | {pages} | " + " | ".join(cells) + " |")
     return [*lines, "", contest.last_line(results, "rounds of processes")]

@@ -20,6 +20,7 @@ from msctx.notices import tell, user_frame
 from msctx.options import Layer, Settings
 from msctx.options.layers import layer_of, with_preset
 from msctx.plan import Plan
+from msctx.unwatched import unwatched
 
 if TYPE_CHECKING:
     import torch
@@ -269,7 +270,7 @@ class Context:
         self._computed.close()
         rules = [s.value for layer in self.layers if (s := layer.settings.get("conv_algo_rules")) is not None]
         found = [f"conv_algo_rules: no convolution matched {rule}" for rule in (unmatched(rules, made) if made else ())]
-        return [*found, *precisions.unmatched(self.layers)]
+        return [*found, *precisions.unmatched(self.layers), *unwatched(scope.plan, self.layers)]
 
     def watch(self, model: nn.Module) -> Context:
         """Tell the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory speak of it."""

@@ -33,9 +33,9 @@ def obstacle() -> str:
     return ""
 
 
-def library() -> Path:
-    """The compiled far.cpp. In the cache under a hash of all it is made of: it is compiled once."""
-    tool, source, folder = compiler.find(), SOURCE.read_bytes(), Path(torch.__file__).parent
+def library(file: Path = SOURCE) -> Path:
+    """The compiled far.cpp, or another *file*. In the cache under a hash of all it is made of: it is compiled once."""
+    tool, source, folder = compiler.find(), file.read_bytes(), Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     identity = (torch.__version__, torch.version.git_version, recipe.machine())
     key = recipe.digest(recipe.sha256(source), flags, LINK, identity, tool.command, tool.version)[:16]
@@ -49,7 +49,7 @@ def library() -> Path:
             try:
                 done = subprocess.run(command, input=source, capture_output=True, check=False, umask=0o077)
                 if done.returncode:
-                    raise NativeError(f"{SOURCE} cannot be compiled:\n{done.stderr.decode(errors='replace')}")
+                    raise NativeError(f"{file} cannot be compiled:\n{done.stderr.decode(errors='replace')}")
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)

@@ -172,6 +172,7 @@ RANKS = {
     "lookup": 4,
     "plan": 4,
     "base": 5,
+    "unwatched": 5,
     "reference": 5,
     "context": 6,
     "inspection": 7,

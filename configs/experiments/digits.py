@@ -1,7 +1,7 @@
 """Trains a small ConvNet on scikit-learn's handwritten digits.
 
-It knows nothing of options: whoever calls it, ``msctx run`` or a with-block of your own, decides under which it runs. The loss is
-scaled where that computes in float16, and only there.
+It knows nothing of options: whoever calls it, ``msctx run`` or a with-block of your own, decides under which it runs. It names its
+model, of which some of them speak; the loss is scaled where that computes in float16, and only there.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def train(
     device = torch.device(device or (run.device if run else "cpu"))
     training, test = data()
     model = network().to(device)
+    msctx.current().watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
     scaler = msctx.current().grad_scaler()
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, epochs * -(-len(training) // batch_size))

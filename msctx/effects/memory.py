@@ -53,7 +53,8 @@ def pool(want: Want) -> dict[str, Any]:
         return setting.value if setting is not None else None
 
     keep = KEEP_OF_POLICY.get(asked("static_memory_policy"), "all")
-    keep = KEEP_OF_LEVEL.get(asked("memory_optimize_level"), keep)
+    if not recomputes_graphs(want):
+        keep = KEEP_OF_LEVEL.get(asked("memory_optimize_level"), keep)
     if asked("env_config_path.sys.mem_reuse") is False:
         keep = "nothing"
     return {"native.memory_pool": {"keep": keep, "piece": asked("mempool_block_size") or PIECE}}
@@ -103,6 +104,8 @@ def pool_policy(want: Want) -> Outcome | None:
         return None
     if want.option.name == "static_memory_policy" and want.value == 0:
         return honoured(reason="each takes what it needs, when it runs")
+    if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
+        return not_built(GRAPHS)
     if want.facts.native:
         return refused(want.facts.native)
     if want.option.name == "memory_optimize_level":
@@ -110,6 +113,12 @@ def pool_policy(want: Want) -> Outcome | None:
     return honoured(pool(want))
 
 
+def recomputes_graphs(want: Want) -> bool:
+    """Whether memory first is asked for in graph mode, where it is up to the compiler what is computed again."""
+    return want.other("memory_optimize_level") == "O1" and want.other("mode") == 0
+
+
+GRAPHS = "graph mode"
 RECOMPUTED = (
     "in eager code: blocks of the models that ctx.watch names are computed again in the backward pass, under max_device_memory "
     "as few as needed"
@@ -146,7 +155,8 @@ def block_size(want: Want) -> int | None:
 
 def allocator(want: Want) -> dict[str, Any]:
     """The assignment that all these options come to together; ``None`` in it: the settings are the user's own."""
-    expands = want.other("memory_optimize_level") == "O1" or want.other("static_memory_policy") in (3, 4)
+    first = want.other("memory_optimize_level") == "O1" and not recomputes_graphs(want)
+    expands = first or want.other("static_memory_policy") in (3, 4)
     block = block_size(want)
     settings = ({"large_segment_size_mb": block} if block else {}) | ({"expandable_segments": True} if expands else {})
     return {"torch.accelerator.allocator_settings": settings or None}
@@ -156,7 +166,8 @@ KEPT = {
     ("memory_optimize_level", "O0"): "the allocator as it is, nothing is computed again",
     ("static_memory_policy", 0): "each takes what it needs, when it runs",
 }
-WAITING = dict.fromkeys([("static_memory_policy", 1), ("static_memory_policy", 2)], "graph mode")
+WAITING = (("static_memory_policy", 1), ("static_memory_policy", 2))
+"""What comes with graph mode."""
 EXPANDS = {
     ("memory_optimize_level", "O1"): f"{RECOMPUTED}; segments grow where they are",
     ("static_memory_policy", 3): "segments that grow where they are",
@@ -173,8 +184,8 @@ def on_accelerator(want: Want) -> Outcome:
         return honoured(CACHING[want.device][want.value])
     if asked in KEPT:
         return honoured(found, KEPT[asked])
-    if asked in WAITING:
-        return not_built(WAITING[asked])
+    if asked in WAITING or (want.option.name == "memory_optimize_level" and recomputes_graphs(want)):
+        return not_built(GRAPHS)
     if not reuses(want):
         return refused(UNCACHED.format(name))
     if want.option.name == "mempool_block_size":

@@ -31,6 +31,8 @@ def placement(want: Want) -> dict[str, Any]:
 
 @effect("variable_placement")
 def variable_placement(want: Want) -> Outcome:
+    if want.device == "cpu":
+        return honoured(reason="the memory of the device is host memory: the two are one place")
     if want.value == "Host" and want.other("external_weight"):
         return inert("external_weight maps the parameters from files, in host memory too")
     return honoured(placement(want), f"{WATCHED}: copied to the device by each operator that needs them")

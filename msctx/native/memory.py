@@ -101,7 +101,8 @@ def write_caps(value: Sequence[Sequence[Any]]) -> None:
         while same < min(len(value), len(_caps)):  # the base has been changed
             asked, origin = value[same]
             _caps[same] = Cap(asked, origin, _caps[same].number)
-            _library().msctx_cap_adjust(_caps[same].number, *_limit(asked, origin))
+            counted = _of_cap(_caps[same].number)["current_bytes"]
+            _library().msctx_cap_adjust(_caps[same].number, *_limit(asked, origin, counted))
             same += 1
         _close(same)
         for asked, origin in value[same:]:
@@ -109,10 +110,13 @@ def write_caps(value: Sequence[Sequence[Any]]) -> None:
             _caps.append(Cap(asked, origin, number))
 
 
-def _limit(asked: int, origin: str) -> tuple[int, bytes]:
-    """What a cap comes to, and how it is told: no more than there is, of which the pool's own idle blocks are a part."""
-    free = limits.free_bytes() + int(statistics()["idle_bytes"])
-    return min(asked, free), (origin if asked <= free else f"{origin}, lowered to what was free").encode()
+def _limit(asked: int, origin: str, counted: int = 0) -> tuple[int, bytes]:
+    """What a cap comes to, and how it is told: no more than there is.
+
+    Of that the pool's own idle blocks are a part, and what the cap has counted already: it is in use, and no longer free.
+    """
+    most = limits.free_bytes() + int(statistics()["idle_bytes"]) + counted
+    return min(asked, most), (origin if asked <= most else f"{origin}, lowered to what was free").encode()
 
 
 def save_caps() -> tuple[Cap, ...]:

@@ -1,6 +1,7 @@
 """Which module's forward pass has allocated what is in use, while the pool of host memory is in force: by hooks on all modules.
 
 Paths begin with the class of the module that is called from outside. What a backward pass or an optimizer allocates is for no module.
+A path keeps its number in the library for as long as the process lives: what one run has left in use keeps its name in the next.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ MOST = 4096
 OTHER = "outside of forward passes"
 
 
+_numbers: dict[str, int] = {OTHER: 0}
+_lock = threading.Lock()
+
+
 class _Entered(threading.local):
     def __init__(self) -> None:
         self.before: list[int] = []
@@ -32,11 +37,8 @@ class ByModule:
     """Counts while it is entered."""
 
     def __init__(self) -> None:
-        self._paths = [OTHER]
-        self._numbers: dict[str, int] = {OTHER: 0}
         self._of: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._entered = _Entered()
-        self._lock = threading.Lock()
 
     @contextmanager
     def counting(self) -> Iterator[ByModule]:
@@ -54,8 +56,10 @@ class ByModule:
 
     def largest(self, count: int = 10, *, at_refusal: bool = False) -> list[tuple[str, int]]:
         """Path and bytes in use, the largest first: now, or as it was when memory was refused last."""
-        found = memory.by_purpose(len(self._paths), at_refusal=at_refusal)
-        rows = sorted(zip(self._paths, found, strict=True), key=lambda row: -row[1])
+        with _lock:
+            paths = [*_numbers]
+        found = memory.by_purpose(len(paths), at_refusal=at_refusal)
+        rows = sorted(zip(paths, found, strict=True), key=lambda row: -row[1])
         return [row for row in rows[:count] if row[1] > 0]
 
     def _begin(self, entered: nn.Module, *_: Any) -> None:
@@ -63,7 +67,7 @@ class ByModule:
             return
         if not self._entered.before:
             self._name(entered)
-        self._entered.before.append(memory.purpose(self._number(self._of.get(entered, type(entered).__name__))))
+        self._entered.before.append(memory.purpose(_number(self._of.get(entered, type(entered).__name__))))
 
     def _end(self, *_: Any) -> None:
         if torch.compiler.is_compiling():
@@ -73,14 +77,14 @@ class ByModule:
 
     def _name(self, root: nn.Module) -> None:
         """The paths below a module that is called from outside."""
-        with self._lock:
+        with _lock:
             if root not in self._of:
                 for path, found in root.named_modules(prefix=type(root).__name__):
                     self._of[found] = path
 
-    def _number(self, path: str) -> int:
-        with self._lock:
-            if path not in self._numbers and len(self._paths) < MOST:
-                self._numbers[path] = len(self._paths)
-                self._paths.append(path)
-            return self._numbers.get(path, 0)
+
+def _number(path: str) -> int:
+    with _lock:
+        if len(_numbers) < MOST:
+            _numbers.setdefault(path, len(_numbers))
+        return _numbers.get(path, 0)

@@ -481,7 +481,6 @@ OPTIONS = (
         help="Where the parameters of watched models live: Host saves device memory and costs time. CANN asks for "
         "mix_compile_mode=true beside Host, PyTorch for nothing; on a CPU the two are one place.",
         default="Device",
-        devices=("cuda", "ascend"),
         groups=SESSION,
         source=SOURCE,
         example="Host",

@@ -1,6 +1,7 @@
 """The memory of a run: the peak of each phase, and where the memory was when there was none left.
 
-A phase ends with each line that the entry logs. Counted is the pool of host memory, where the options of a run ask for it.
+A phase ends with each line that the entry logs. Counted is the pool of host memory, where the options of a run ask for it, and the
+current accelerator, as soon as the program uses one.
 """
 
 from __future__ import annotations
@@ -13,13 +14,23 @@ from msctx.effects.memory import in_words
 from msctx.native import memory
 
 
+def accelerator() -> str:
+    """The current device of the accelerator that the program uses, ``""`` as long as it uses none: it is not initialised for this."""
+    import torch
+
+    found = torch.accelerator.current_accelerator()
+    if found is None or not getattr(torch.get_device_module(found), "is_initialized", bool)():
+        return ""
+    return f"{found.type}:{torch.accelerator.current_device_index()}"
+
+
 class MemoryOfRun:
-    """Counts while the entry runs, if the pool is in force."""
+    """Counts while the entry runs."""
 
     def __init__(self) -> None:
         from msctx.native.memory_by_module import ByModule  # here: what comes before a run needs no torch
 
-        self.phases: list[dict[str, int]] = []
+        self.phases: list[dict[str, Any]] = []
         self._by_module = ByModule()
         self._allocations = 0
         self._when_refused: list[tuple[str, int]] = []
@@ -27,38 +38,58 @@ class MemoryOfRun:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        if not self.is_on:
-            yield
-            return
-        memory.reset_peak()
         self._allocations = memory.statistics()["allocations"]
+        self._reset_peaks()
         with self._by_module.counting() if memory.read_caps() else nullcontext():  # it costs some microseconds a module
             yield
 
     def end_phase(self) -> None:
+        phase: dict[str, Any] = {}
         if self.is_on:
             found = memory.statistics()
             made, self._allocations = found["allocations"] - self._allocations, found["allocations"]
-            self.phases.append({name: found[name] for name in ("peak_bytes", "current_bytes")} | {"allocations": made})
+            phase |= {name: found[name] for name in ("peak_bytes", "current_bytes")} | {"allocations": made}
+        if device := accelerator():
+            from torch.accelerator import max_memory_allocated, memory_allocated
+
+            phase["accelerator"] = {
+                "device": device,
+                "peak_bytes": max_memory_allocated(),
+                "current_bytes": memory_allocated(),
+            }
+        if phase:
+            self.phases.append(phase)
+        self._reset_peaks()
+
+    def _reset_peaks(self) -> None:
+        if self.is_on:
             memory.reset_peak()
+        if accelerator():
+            from torch.accelerator import reset_peak_memory_stats
+
+            reset_peak_memory_stats()
 
     def told_of(self, error: BaseException) -> str:
         """What is to be added to an error that says that there is no memory left."""
         import torch
 
-        if not self.is_on or not isinstance(error, torch.OutOfMemoryError):
+        if not memory.read_caps() or not isinstance(error, torch.OutOfMemoryError):
             return ""
         self._when_refused = self._by_module.largest(at_refusal=True)
+        if not self._when_refused:
+            return ""
         lines = [f"  {in_words(size):>10}  {path}" for path, size in self._when_refused[:5]]
         return "\n".join(["\nWhat was in use then, by the module whose forward pass had allocated it:", *lines])
 
     def record(self) -> dict[str, Any]:
-        """What memory.json holds; nothing: the pool is not in force."""
-        if not self.is_on:
-            return {}
+        """What memory.json holds; nothing: nothing was counted. What was allocated before the entry began only the caps have seen."""
         self.end_phase()
-        found: dict[str, Any] = {"peak_bytes": max(phase["peak_bytes"] for phase in self.phases), "phases": self.phases}
-        found["caps"] = memory.statistics()["caps"]
+        found: dict[str, Any] = {"phases": self.phases} if self.phases else {}
+        if self.is_on:
+            found["caps"] = memory.statistics()["caps"]
+            found["peak_bytes"] = max(row["peak_bytes"] for row in (*self.phases, *found["caps"]))
+        if of_accelerator := [phase["accelerator"] for phase in self.phases if "accelerator" in phase]:
+            found["accelerator_peak_bytes"] = max(row["peak_bytes"] for row in of_accelerator)
         if self._when_refused:
             found["when_refused"] = [{"module": path, "bytes": size} for path, size in self._when_refused]
         return found

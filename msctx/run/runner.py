@@ -19,11 +19,13 @@ from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
 from msctx.native import choices, precisions, tuning, tuning_file
+from msctx.notices import tell
 from msctx.plan import Plan, make
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
+from msctx.unwatched import unwatched
 
 T = TypeVar("T")
 
@@ -119,7 +121,8 @@ def run_experiment(
                 result |= scaled()
                 if held := run.memory.record():
                     record.json("memory.json", held)
-                    result["peak_memory_bytes"] = held["peak_bytes"]
+                    peaks = {"peak_memory_bytes": "peak_bytes", "peak_accelerator_bytes": "accelerator_peak_bytes"}
+                    result |= {name: held[peak] for name, peak in peaks.items() if peak in held}
             computed.close()
             if rows := computed.precisions():
                 record.json("precisions.json", rows.as_dicts())
@@ -138,6 +141,8 @@ def run_experiment(
             signal.signal(signal.SIGINT, handler)
     if error is not None:
         raise error
+    for text in unwatched(plan, experiment.levels.values()):
+        tell("unwatched", text, text)
     return result
 
 

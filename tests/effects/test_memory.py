@@ -57,6 +57,18 @@ def test_memory_first_is_segments_that_grow_and_recomputation(device: str, level
     assert (row.status, row.assignments) == ("honoured", {ALLOCATOR: settings, "models.recompute": level == "O1"})
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_what_is_recomputed_in_graph_mode_waits_for_it(device: str, level: str) -> None:
+    rows = on(device, mode=0, memory_optimize_level=level, mempool_block_size="1GB")
+    row, pool = rows["memory_optimize_level"], rows["mempool_block_size"]
+    if level == "O0":
+        assert row.status == "honoured"
+    else:
+        assert (row.status, row.assignments, row.reason) == ("not_built", {}, "it comes with graph mode")
+    assert pool.assignments == on(device, mempool_block_size="1GB")["mempool_block_size"].assignments
+
+
 @pytest.mark.parametrize("device", SWITCHES)
 @pytest.mark.parametrize("policy", [1, 2])
 def test_memory_that_graphs_share_waits_for_them(device: str, policy: int) -> None:

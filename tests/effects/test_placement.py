@@ -2,7 +2,6 @@
 
 import pytest
 
-import msctx
 from msctx import plan
 from msctx.effects import Facts
 from msctx.options import Settings, make_layer
@@ -66,5 +65,8 @@ def test_on_a_cpu_parameters_are_mapped_and_never_copied(given: bool, place: str
 
 
 def test_on_a_cpu_host_and_device_are_one_place() -> None:
-    (row,) = msctx.explain({"variable_placement": "Host"}, device="cpu").rows
-    assert (row.status, row.reason) == ("inert", "it has no meaning on cpu")
+    for given in ("Host", "Device"):
+        for beside in ({}, {"external_weight": True}):
+            row = on("cpu", variable_placement=given, **beside)["variable_placement"]
+            assert (row.status, row.assignments) == ("honoured", {})
+            assert "the two are one place" in row.reason

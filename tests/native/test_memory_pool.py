@@ -128,6 +128,22 @@ def test_a_cap_of_the_base_can_be_changed_and_goes_on_counting() -> None:
     megabytes(50)
 
 
+@pytest.mark.parametrize(("free", "limit"), [(50, 120), (20, 110)])
+def test_what_a_cap_counts_already_is_not_taken_off_it_again(free: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        msctx.set_context(max_device_memory="100MB")
+        held = megabytes(90)
+        monkeypatch.setattr(memory.limits, "free_bytes", lambda: free * MB)
+        msctx.set_context(max_device_memory="120MB")
+        assert cap()["limit_bytes"] == limit * MB
+        megabytes(limit - 90)
+        with pytest.raises(torch.OutOfMemoryError, match="lowered to what was free" if limit < 120 else "set_context"):
+            megabytes(limit - 89)
+        del held
+    finally:
+        msctx.reset_context()
+
+
 def test_a_cap_above_what_is_free_is_as_large_as_that() -> None:
     with msctx.context(max_device_memory="1000000GB"):
         assert cap()["limit_bytes"] < 10**15

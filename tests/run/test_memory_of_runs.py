@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,97 @@ def test_activations_belong_to_their_modules(job: Any, tmp_path: Path) -> None:
     assert held["Sequential.0"] == 512 * 2**15 * 4
 
 
+def test_what_a_run_before_has_left_in_use_keeps_its_name(job: Any, tmp_path: Path) -> None:
+    source = """
+        import torch
+        from torch import nn
+
+        class {name}(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.{name}_l = nn.Linear(64, 1 << 14)
+
+            def forward(self, x):
+                return self.{name}_l(x)
+
+        def main(run):
+            with torch.no_grad():
+                nn.held = {name}()(torch.randn(128, 64)), getattr(nn, "held", None)
+            torch.empty({more}, dtype=torch.uint8)
+    """
+    try:
+        run_experiment(read(job(source.format(name="Keep", more=0), "{max_device_memory: 64MB}")), str(tmp_path / "one"))
+        with pytest.raises(EntryFailed):
+            run_experiment(
+                read(job(source.format(name="Other", more=1 << 30), "{max_device_memory: 64MB}")), str(tmp_path / "two")
+            )
+        found = json.loads((tmp_path / "two" / "memory.json").read_text())["when_refused"]
+        held = {row["module"]: row["bytes"] for row in found}
+        assert held["Keep.Keep_l"] == held["Other.Other_l"] == 128 * 2**14 * 4
+    finally:
+        del torch.nn.held  # type: ignore[attr-defined]
+
+
+def test_before_there_is_anything_there_is_no_list(job: Any, tmp_path: Path) -> None:
+    source = """
+        import torch
+
+        def main(run):
+            torch.empty(1 << 20, dtype=torch.uint8)
+    """
+    with pytest.raises(EntryFailed) as failed:
+        run_experiment(read(job(source, "{max_device_memory: 1KB}")), str(tmp_path / "run"))
+    assert "What was in use then" not in str(failed.value)
+    assert "when_refused" not in json.loads((tmp_path / "run" / "memory.json").read_text())
+
+
+def test_the_peak_of_a_run_is_no_less_than_that_of_its_cap(job: Any, tmp_path: Path) -> None:
+    """What is allocated while the file of the entry is loaded comes before the first phase, and under the cap."""
+    source = """
+        import torch
+
+        torch.empty(100_000, dtype=torch.uint8)
+
+        def main(run):
+            pass
+    """
+    result = run_experiment(read(job(source, "{max_device_memory: 1MB}")), str(tmp_path / "run"))
+    held = json.loads((tmp_path / "run" / "memory.json").read_text())
+    assert held["phases"][0]["peak_bytes"] < 100_000
+    assert result["peak_memory_bytes"] == held["peak_bytes"] == held["caps"][0]["peak_bytes"] == 100_000
+
+
+@pytest.mark.parametrize("options", ["{}", "{max_device_memory: 1MB, device_target: CPU}"])
+def test_an_accelerators_peaks_are_recorded_with_or_without_the_pool(
+    options: str, job: Any, far: Callable[..., str], tmp_path: Path
+) -> None:
+    source = """
+        import torch
+
+        def main(run):
+            held = torch.empty(1000, dtype=torch.uint8, device="far")
+            for size in (5000, 50_000):
+                torch.empty(size, dtype=torch.uint8, device="far")
+                run.log(size=size)
+    """
+    far(f"""
+        import torch
+        from msctx.run.config import read
+        from msctx.run.runner import run_experiment
+
+        torch.empty(2**20, dtype=torch.uint8, device="far")
+        run_experiment(read({job(source, options)!r}), {str(tmp_path / "run")!r})
+    """)
+    held, result = (json.loads((tmp_path / "run" / name).read_text()) for name in ("memory.json", "result.json"))
+    phases = [phase["accelerator"] for phase in held["phases"]]
+    assert {phase["device"] for phase in phases} == {"far:0"}
+    assert [phase["peak_bytes"] for phase in phases] == [6000, 51_000, 1000]
+    assert [phase["current_bytes"] for phase in phases] == [1000, 1000, 0]
+    assert result["peak_accelerator_bytes"] == held["accelerator_peak_bytes"] == 51_000
+    assert ("peak_memory_bytes" in result) == ("caps" in held) == ("max_device_memory" in options)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator's memory is recorded always")
 def test_without_the_pool_nothing_is_recorded(job: Any, tmp_path: Path) -> None:
     result = run_experiment(read(job(NETWORK.format(batches=[16]), "{deterministic: ON}")), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "memory.json").exists()

@@ -1,0 +1,88 @@
+"""Options of watched models are told at the end where no model was watched; the shipped experiment watches its own."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import msctx
+from msctx import unwatched
+from msctx.errors import MsctxWarning
+from msctx.run.config import read
+from msctx.run.runner import run_experiment
+
+DIGITS = str(Path(__file__).parents[1] / "configs" / "experiments" / "digits.yaml")
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(unwatched, "_ever", False)
+    monkeypatch.setenv("ASCEND_WORK_PATH", str(tmp_path))
+
+
+@pytest.mark.parametrize("options", [{"memory_optimize_level": "O1"}, {"external_weight": True}])
+def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
+    ((name, value),) = options.items()
+
+    @msctx.context(**options)
+    def work() -> None:
+        """Nothing that a model does."""
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            work()
+    assert [str(w.message) for w in told] == [
+        f"{name}={value}: no model was watched; it speaks of those that ctx.watch(model) names"
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory_optimize_level": "O0"},
+        {"external_weight": False},
+        {"variable_placement": "Host"},  # on a CPU there is nothing to do
+        {"deterministic": "ON"},
+    ],
+)
+def test_what_asks_for_nothing_is_not_told(options: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with msctx.context(**options):
+            pass
+
+
+def test_a_model_that_is_gone_was_watched_all_the_same() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with msctx.context(memory_optimize_level="O1") as ctx:
+            ctx.watch(nn.Linear(2, 2))
+            with msctx.context(external_weight=True):
+                pass
+
+
+def test_parameters_on_the_host_of_an_accelerator() -> None:
+    (row,) = msctx.explain({"variable_placement": "Host"}, device="cuda").rows
+    assert (row.option, row.value) in unwatched.ASKING
+    assert row.assignments["models.parameters"] == "host"
+
+
+def test_a_run_is_told_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("def main():\n    pass\n")
+    (tmp_path / "job.yaml").write_text("context: {memory_optimize_level: O1}\nexperiment: {entry: job.py:main}\n")
+    with pytest.warns(MsctxWarning, match="memory_optimize_level=O1: no model was watched"):
+        run_experiment(read(str(tmp_path / "job.yaml")), str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("option", ["memory_optimize_level=O1", "external_weight=true"])
+def test_the_shipped_experiment_watches_its_model(option: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MsctxWarning)
+        result = run_experiment(read(DIGITS, [option, "args.epochs=1"]), str(tmp_path / "run"))
+    assert (result["status"], result["restored"]) == ("completed", True)
+    assert unwatched._ever
