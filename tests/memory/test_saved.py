@@ -100,19 +100,135 @@ def test_what_several_operators_save_is_moved_once_and_views_share_it(far: Far) 
     )
 
 
-def test_what_is_written_to_after_it_was_saved_is_moved_anew(far: Far) -> None:
+def test_what_is_written_to_after_it_was_saved_is_an_error_as_without_the_option(far: Far) -> None:
     far(
         SETUP
         + """
-    h = torch.ones(512, 512, device="far")
-    one, two = (torch.ones((), device="far", requires_grad=True) for _ in range(2))
+    import re
+    def fails(make, write):
+        '''What torch says in the backward pass when something is written to before it.'''
+        loss, written = make()
+        with torch.no_grad():
+            write(written)
+        del written
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            told = str(error).replace("farFloatType", "torch.far.FloatTensor")
+            return re.sub(", which is output 0 of [A-Za-z0-9]+,| Hint.*", "", told)
+        return ""
+
+    def product(size, device, leaf):
+        def make():
+            w, h = (torch.ones(size, size, device=device, requires_grad=grad) for grad in (True, leaf))
+            return (w * h).sum(), h
+        return make
+
+    def result(size, device):
+        def make():
+            y = torch.ones(size, size, device=device, requires_grad=True).exp()
+            return y.sum(), y
+        return make
+
+    makes = [product(size, device, leaf) for size in (3, 512) for device in ("cpu", "far") for leaf in (True, False)]
+    makes += [result(size, device) for size in (3, 512) for device in ("cpu", "far")]
+    for make in makes:
+        for write in (lambda t: t.mul_(100), lambda t: t[0].zero_(), lambda t: t.detach().add_(1), lambda t: t):
+            expected = fails(make, write)
+            with offload():
+                found = fails(make, write)
+            assert expected == found and ("modified by an inplace operation" in found) == bool(found), (expected, found)
+    assert saved.moved()["storages"] >= 4
+    assert found == ""
+    """
+    )
+
+
+def test_what_was_written_to_is_moved_anew_and_so_is_what_counts_its_versions_itself(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    for second in (lambda a: a, lambda a: a.data):
+        a = torch.ones(512, 512, device="far")
+        one, two = (torch.ones((), device="far", requires_grad=True) for _ in range(2))
+        with offload():
+            other = second(a)  # its version counter is at 0, and stays there if it is its own
+            first = (one * a).sum()
+            a.mul_(2)
+            (two * other).sum().backward()
+        assert two.grad.item() == 2 * 512 * 512
+    assert saved.moved()["storages"] == 4
+    """
+    )
+
+
+def test_results_are_freed_and_differentiated_twice(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    import gc, weakref
+    gc.disable()
+    for device in ("cpu", "far"):
+        for size in (4, 512):
+            x = torch.ones(size, size, device=device, requires_grad=True)
+            with offload():
+                results = [weakref.ref(x.exp()) for _ in range(20)]
+                assert not any(result() is not None for result in results), (device, size)
+                y = x.exp()
+                (slope,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+                (curvature,) = torch.autograd.grad(slope.sum(), x)
+            expected = 4 * torch.ones((), device=device).mul(2).exp()
+            torch.testing.assert_close(curvature[0, 0], expected)
+    """
+    )
+
+
+def test_a_small_part_of_a_storage_is_moved_alone(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    table = torch.randn(64, 65536).to("far")
+    scales = [torch.ones((), device="far", requires_grad=True) for _ in range(64)]
     with offload():
-        first = (one * h).sum()
-        h.mul_(2)
-        second = (two * h).sum()
-        (first + second).backward()
-    assert (one.grad.item(), two.grad.item()) == (512 * 512, 2 * 512 * 512)
-    assert saved.moved()["storages"] == 2
+        loss = sum((row * scale).sum() for row, scale in zip(table, scales))
+        assert saved.moved() == {"storages": 64, "bytes": table.nbytes}, saved.moved()
+        (table[0, :50000] * scales[0]).sum()
+        assert saved.moved()["storages"] == 64, "too small"
+    del table
+    loss.backward()
+    assert all(scale.grad is not None for scale in scales)
+    """
+    )
+
+
+def test_what_views_share_is_fetched_once(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    MB = 1024 * KB
+    h = torch.randn(1024, 1024).to("far")
+    expected = [(h * h).sum().item(), h.sum().item()]
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, scale, *parts):
+            ctx.save_for_backward(*parts)
+            return scale * 1
+        @staticmethod
+        def backward(ctx, gradient):
+            before = torch.far.memory_allocated()
+            parts = ctx.saved_tensors
+            assert torch.far.memory_allocated() - before == 4 * MB
+            assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
+            assert [(parts[0] * parts[1].t()).sum().item(), parts[2].sum().item()] == expected
+            return (gradient, *[None] * len(parts))
+    scale = torch.ones((), device="far", requires_grad=True)
+    with offload():
+        loss = Both.apply(scale, h, h.t(), h.view(-1))
+    assert saved.moved() == {"storages": 1, "bytes": 4 * MB}
+    del h
+    for again in (True, False):
+        loss.backward(retain_graph=again)
+        assert torch.far.memory_allocated() < MB
     """
     )
 
@@ -188,15 +304,19 @@ def test_memory_comes_back_without_a_backward_pass(far: Far) -> None:
     )
 
 
-def test_records_of_storages_do_not_grow() -> None:
-    known = saved._ByStorage()
+def test_what_is_known_of_tensors_goes_with_them() -> None:
+    known = saved._ByOwner()
     for _ in range(1000):
         known.remember(torch.empty(1), "x")
     gc.collect()
-    assert len(known._known) <= 128
+    assert len(known._known) == 0
     kept = [torch.empty(1) for _ in range(300)]
     for number, tensor in enumerate(kept):
         known.remember(tensor, number)
     assert [known.find(tensor) for tensor in kept] == [*range(300)]
+    assert known.find(kept[5].view(1, 1)) == 5
+    assert known.find(kept[5].data) is None
     kept[7].add_(1)
     assert known.find(kept[7]) is None, "it has been written to"
+    kept[8].data = torch.empty(1)
+    assert known.find(kept[8]) is None, "it is in other memory"
