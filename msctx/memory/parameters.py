@@ -8,18 +8,21 @@ import os
 import shutil
 import threading
 import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
 from msctx.memory import saved, watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
 
 # --- where they are ---------------------------------------------------------------------------------------------------
@@ -29,7 +32,7 @@ class _Elsewhere:
     """A parameter that was moved: where it was."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
-        number = id(parameter)
+        self.number = number = id(parameter)
         self.parameter = weakref.ref(parameter, lambda _: _moved.pop(number, None))
         self.device = parameter.device
 
@@ -47,52 +50,137 @@ def read() -> str | None:
 
 
 def write(place: str | None) -> None:
-    """Move the parameters of all watched models, those watched later too; ``None`` puts them back where they were."""
+    """Move the parameters of all watched models, those watched later too; ``None`` puts them back where they were.
+
+    Whatever fails, the place is ``None`` then, and an error tells what could not be put back.
+    """
     global _place
     with watched.lock:
-        if place == _place:
+        if place == _place and (place is not None or not _moved):
             return
-        _put_back()
+        _place = None
+        _put_all_back()
         _place = place
-        for model in watched.models():
-            _move(model)
+        try:
+            for model in watched.models():
+                _move(model)
+        except BaseException:
+            _place = None
+            _put_all_back()
+            raise
+
+
+def placed() -> dict[str, Any]:
+    """Where the parameters of watched models are: how many were moved there, their bytes, and how many had to be left."""
+    with watched.lock, _plainly():
+        known = {id(parameter): parameter for model in watched.models() for parameter in model.parameters()}
+        moved = [parameter for before in list(_moved.values()) if (parameter := before.parameter()) is not None]
+        left = [p for number, p in known.items() if _place and number not in _moved and not _is_there(p)]
+        return {"place": _place, "moved": len(moved), "bytes": sum(p.nbytes for p in moved), "left": len(left)}
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Moving is no part of what the program does: it makes ordinary tensors, records nothing, and is not itself given copies."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _move(model: nn.Module) -> None:
+    """All parameters of a model or, after an error, none."""
     if _place is None:
         return
-    for parameter in model.parameters():
-        if id(parameter) not in _moved and _can_move(parameter):
-            before = _Elsewhere(parameter)
-            _assign(parameter, _in_file(parameter) if _place == "file" else _on_host(parameter))
-            _moved[id(parameter)] = before
+    moved: list[_Elsewhere] = []
+    with watched.lock, _plainly():
+        try:
+            for parameter in model.parameters():
+                if id(parameter) not in _moved and not _is_there(parameter) and _can_move(parameter):
+                    before = _Elsewhere(parameter)
+                    _assign(parameter, _in_file(parameter) if _place == "file" else _on_host(parameter))
+                    _moved[before.number] = before
+                    moved.append(before)
+        except BaseException:
+            _put_back(moved)
+            raise
+
+
+def _is_there(parameter: nn.Parameter) -> bool:
+    return _place == "host" and parameter.device.type == "cpu"
 
 
 def _can_move(parameter: nn.Parameter) -> bool:
-    """Not what is on no device yet, nor what is no plain block of memory; and to the host only what is not there."""
-    plain = parameter.layout is torch.strided and type(parameter.data) is torch.Tensor and parameter.device.type != "meta"
-    return plain and (_place == "file" or parameter.device.type != "cpu")
+    """Only what is all of a block of memory that nobody else holds: other memory would free none, and untie what is tied.
+
+    So stay shared memory, several parameters over one storage (the flat weights of an RNN), and what an alias was taken of.
+    """
+    kind = type(parameter.data) is torch.Tensor and parameter.layout is torch.strided and not is_lazy(parameter)
+    if not kind or parameter.is_meta or parameter.is_inference() or parameter.is_conj() or parameter.is_neg():
+        return False
+    storage = parameter.untyped_storage()
+    whole = (
+        storage.nbytes() == parameter.nbytes > 0 and torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+    )
+    return whole and _holders(parameter) == _ALONE and not (parameter.is_cpu and storage.is_shared())
 
 
-def _put_back() -> None:
+def _holders(tensor: torch.Tensor) -> int:
+    """How many hold the storage of a tensor, what asks included."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+_ALONE = _holders(torch.empty(1))
+
+
+def _put_all_back() -> None:
     global _folder
-    for number, before in list(_moved.items()):
-        parameter = before.parameter()
-        if parameter is not None:
-            _assign(parameter, torch.empty_like(parameter.data, device=before.device).copy_(parameter.data))
-        _moved.pop(number, None)
-    if _folder is not None:
-        shutil.rmtree(_folder, ignore_errors=True)
-        _folder = None
+    try:
+        _put_back(list(_moved.values()))
+    finally:
+        if _folder is not None:
+            shutil.rmtree(_folder, ignore_errors=True)
+            _folder = None
+
+
+def _put_back(moved: Iterable[_Elsewhere]) -> None:
+    """Parameters where they were; one for which there is no room stays in the host's memory, and is told of at the end."""
+    left, errors = [], []
+    for before in moved:
+        if (parameter := before.parameter()) is not None:
+            try:
+                with _plainly():
+                    _assign(parameter, _memory_of(parameter, before.device).copy_(parameter.data))
+            except (RuntimeError, MemoryError) as error:
+                left.append(parameter)
+                errors.append(error)
+        _moved.pop(before.number, None)
+    if left:
+        size = sum(parameter.nbytes for parameter in left)
+        raise SwitchError(f"{len(left)} parameters ({size} bytes) stay in host memory: {errors[0]}") from errors[0]
+
+
+def _memory_of(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
+    """Memory for a parameter. What was a program's own before a cap must not fail under it: then it is memory that no cap counts."""
+    try:
+        return torch.empty_like(parameter.data, device=device)
+    except RuntimeError:
+        if device.type != "cpu":
+            raise
+        return _uncounted(parameter)
+
+
+def _uncounted(parameter: nn.Parameter) -> torch.Tensor:
+    """Host memory for a parameter that is not torch's, and so counts under no cap."""
+    flat = torch.from_numpy(numpy.empty(parameter.nbytes, numpy.uint8))
+    return flat.view(parameter.dtype).as_strided(parameter.shape, parameter.stride())
 
 
 def _assign(parameter: nn.Parameter, data: torch.Tensor) -> None:
     """New memory for a parameter and, where that is another device, for its gradient."""
     gradient = parameter.grad
+    there = None if gradient is None else gradient.to(data.device)
     parameter.grad = None
     parameter.data = data
-    if gradient is not None:
-        parameter.grad = gradient.to(data.device)
+    parameter.grad = there
 
 
 def _on_host(parameter: nn.Parameter) -> torch.Tensor:
@@ -105,17 +193,30 @@ def _on_host(parameter: nn.Parameter) -> torch.Tensor:
 
 def _in_file(parameter: nn.Parameter) -> torch.Tensor:
     """The same values, mapped from a file that is named by them: equal weights share its pages until one is written to."""
-    dense = torch.empty_like(parameter.data, device="cpu").copy_(parameter.data)
-    count = dense.numel()
-    if not count:
-        return dense
-    flat = dense.as_strided((count,), (1,)) if dense.untyped_storage().nbytes() else dense
-    content = flat.view(torch.uint8).numpy()
+    data = parameter.data if parameter.is_cpu else _uncounted(parameter).copy_(parameter.data)
+    content = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage(), 0, (data.nbytes,), (1,)).numpy()
     path = _weights_folder() / f"weight_{hashlib.sha256(content).hexdigest()}"
-    if not path.exists():
-        content.tofile(path)
-    mapped = torch.from_file(str(path), shared=False, size=count, dtype=dense.dtype)
-    return mapped.as_strided(dense.shape, dense.stride())
+    try:
+        if not path.exists():
+            _write(path, memoryview(content))
+        mapped = torch.from_file(str(path), shared=False, size=data.numel(), dtype=data.dtype)
+    except OSError as error:
+        raise SwitchError(f"external_weight: {path}: {error.strerror or error}") from error
+    except RuntimeError as error:  # torch's own error where it cannot map
+        raise SwitchError(f"external_weight: {path}: {error}") from error
+    return mapped.as_strided(data.shape, data.stride())
+
+
+def _write(path: Path, content: memoryview) -> None:
+    """A file that is there is whole: it has another name until then. Its folder is made anew where somebody has removed it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _weights_folder() -> Path:
@@ -123,12 +224,7 @@ def _weights_folder() -> Path:
     global _folder
     if _folder is None:
         root = Path(os.environ.get("ASCEND_WORK_PATH") or ".").resolve()
-        folder = root / f"tmp_weight_{os.getpid()}_{next(_sessions)}"
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise SwitchError(f"external_weight: {folder} cannot be made: {error.strerror}") from error
-        _folder = folder
+        _folder = root / f"tmp_weight_{os.getpid()}_{next(_sessions)}"
     return _folder
 
 
@@ -136,37 +232,54 @@ watched.listen(_move)
 
 # --- copies for the device --------------------------------------------------------------------------------------------
 
-TAKE_ANY_DEVICE = {"__get__", "__set__", "__delete__", "__setitem__", "backward", "grad", "register_hook"}
+TAKE_ANY_DEVICE = {"__set__", "__delete__", "copy_", "backward", "grad", "register_hook"}
 IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 """Like all whose names end in an underscore."""
+
+_derived = WeakTensorKeyDictionary()
+"""What was computed on the host from moved parameters alone, and views of these."""
 
 
 class _Copies(TorchFunctionMode):
     """Whatever computes with a moved parameter beside a tensor of a device gets a copy on that device.
 
-    What is computed from parameters alone is computed on the host, and copied when it meets such a tensor.
+    What is computed from parameters alone is computed on the host, and copied when it meets such a tensor. What an operator
+    writes to (in place, or ``out=``) is never replaced by a copy, in which the result would be lost: torch raises where its device
+    is not the others'.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not _moved or _takes_any_device(getattr(function, "__name__", "")):
+        name = getattr(function, "__name__", "")
+        if not _moved or name in TAKE_ANY_DEVICE or (name == "__get__" and _getter(function) == "grad"):
             return function(*args, **kwargs)
         tensors = [*_tensors((*args, *kwargs.values()))]
         if not any(map(_is_elsewhere, tensors)):
             return function(*args, **kwargs)
-        device = next((t.device for t in tensors if t.device.type not in ("cpu", "meta")), None)
+        written = args[:1] if _is_in_place(name) else ()
+        device = _device_of(_tensors(written) if written else tensors)
         if device is not None:
-            return function(*_on(device, args), **dict(zip(kwargs, _on(device, kwargs.values()), strict=True)))
+            copies = {key: value if key == "out" else _copied(device, value) for key, value in kwargs.items()}
+            return function(*written, *_on(device, args[len(written) :]), **copies)
         result = function(*args, **kwargs)
-        for made in _tensors((result,)):
+        for made in () if written else _tensors((result,)):
             if made.device.type == "cpu" and not isinstance(made, torch.nn.Parameter):
-                made._msctx_of_parameters = True  # type: ignore[attr-defined]
+                _derived[made] = True
         return result
 
 
-def _takes_any_device(name: str) -> bool:
-    """Whether a function is to see its tensors where they are."""
-    return name in TAKE_ANY_DEVICE or name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+def _getter(function: Any) -> str:
+    """The name of the property that a ``__get__`` is of."""
+    return getattr(getattr(function, "__self__", None), "__name__", "")
+
+
+def _is_in_place(name: str) -> bool:
+    """Whether a function writes to its first argument."""
+    return name in IN_PLACE or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _device_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
+    return next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), None)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -178,7 +291,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_elsewhere(tensor: torch.Tensor) -> bool:
-    return id(tensor) in _moved or hasattr(tensor, "_msctx_of_parameters")
+    return id(tensor) in _moved or tensor in _derived
 
 
 def _on(device: torch.device, values: Any) -> list[Any]:
@@ -190,9 +303,8 @@ def _copied(device: torch.device, value: Any) -> Any:
         return type(value)(_on(device, value))
     if not isinstance(value, torch.Tensor) or not _is_elsewhere(value):
         return value
-    copy = value.to(device, non_blocking=True)
-    if id(value) in _moved:
-        saved.remember_copy(copy, value)
+    copy = value.to(device)  # made before the host goes on, which may write to the parameter at once
+    saved.remember_copy(copy, value)
     return copy
 
 

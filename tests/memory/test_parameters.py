@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from torch import nn
 
 import msctx
 from msctx.errors import SwitchError
+from msctx.memory import parameters
 
 Far = Callable[..., str]
 
@@ -152,6 +155,112 @@ def test_a_folder_that_cannot_be_made_is_told_and_nothing_changes(work_path: Pat
         pass
     assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
     assert msctx.state()["models.parameters"] is None
+
+
+def test_a_file_that_cannot_be_written_is_told_and_nothing_changes(work_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(400, 400))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # the first fits
+    try:
+        with msctx.context(external_weight=True) as ctx:
+            with pytest.raises(SwitchError, match=r"external_weight: .*weight_[0-9a-f]{64}: File too large"):
+                ctx.watch(model)
+            assert parameters.placed() == {"place": "file", "moved": 0, "bytes": 0, "left": 4}
+            assert not [*work_path.rglob("*.part")]
+        with pytest.raises(SwitchError, match="File too large"), msctx.context(external_weight=True):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert msctx.state()["models.parameters"] is None
+    assert [*work_path.iterdir()] == []
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    with msctx.context(external_weight=True):
+        assert len(files(work_path)) == 4
+
+
+def test_a_folder_that_somebody_removed_is_made_anew(work_path: Path) -> None:
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(network())
+        for folder in work_path.iterdir():
+            shutil.rmtree(folder)
+        ctx.watch(model := network())
+        assert len(files(work_path)) == 6
+        assert model(X).shape == (2, 10)
+    assert [*work_path.iterdir()] == []
+
+
+def test_what_somebody_else_holds_stays_where_it_is() -> None:
+    flat = torch.randn(2, 8)
+    whole, shared, aliased = nn.Linear(3, 3), nn.Linear(3, 3, bias=False).share_memory(), nn.Linear(3, 3)
+    slices = nn.ParameterList([nn.Parameter(flat[0]), nn.Parameter(flat[1])])
+    twice = nn.ParameterList([nn.Parameter(whole_storage := torch.randn(5)), nn.Parameter(whole_storage)])
+    del whole_storage
+    state = aliased.state_dict()
+    model = nn.ModuleList([whole, shared, aliased, slices, twice])
+    pointers = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(model)
+        moved = {name for name, parameter in model.named_parameters() if parameter.data_ptr() != pointers[name]}
+        assert moved == {"0.weight", "0.bias"}
+        assert parameters.placed() == {"place": "file", "moved": 2, "bytes": 48, "left": 7}
+        with torch.no_grad():
+            slices[0].fill_(7)
+            twice[0].fill_(8)
+            aliased.weight.fill_(9)
+    assert (flat[0, 0].item(), twice[1][0].item(), state["weight"][0, 0].item()) == (7, 8, 9)
+    assert shared.weight.is_shared()
+    assert parameters.placed() == {"place": None, "moved": 0, "bytes": 0, "left": 0}
+
+
+@pytest.mark.parametrize("back_inside", [True, False])
+def test_a_model_that_was_moved_in_inference_mode_trains_afterwards(back_inside: bool) -> None:
+    model = network()
+    model(X).sum().backward()
+    with msctx.context() if back_inside else msctx.context(external_weight=True):
+        with torch.inference_mode(), msctx.context(external_weight=True) as ctx:
+            ctx.watch(nn.Sequential(model, made_there := nn.Linear(3, 3)))
+            model.eval()(X)
+            made_there(torch.ones(3))
+        assert not any(parameter.is_inference() for parameter in model.parameters())
+        model.train()(X).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+def test_a_cap_on_memory_counts_neither_moving_nor_putting_back() -> None:
+    model = nn.Linear(1024, 1024, bias=False)
+    expected = model.weight.detach().clone()
+    with msctx.context(external_weight=True, max_device_memory="3MB") as ctx:
+        ctx.watch(model)
+        before = msctx.memory_stats()["caps"][-1]["peak_bytes"]
+        assert before < 2**20, "4 MB were copied into memory under the cap"
+        with msctx.context(external_weight=False):
+            assert parameters.read() is None
+            assert torch.equal(model.weight, expected)
+        assert parameters.read() == "file"
+    assert torch.equal(model.weight, expected)
+    assert parameters.read() is None
+
+
+def test_what_cannot_be_put_back_is_told_and_the_switch_is_none(work_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    expected = [parameter.detach().clone() for parameter in model.parameters()]
+    msctx.current().watch(model)
+    parameters.write("file")
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
+
+    def memory(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
+        if parameter is model[0].weight:
+            raise torch.OutOfMemoryError("there is no room")
+        return torch.empty_like(parameter.data, device=device)
+
+    monkeypatch.setattr(parameters, "_memory_of", memory)
+    with pytest.raises(SwitchError, match=r"1 parameters \(432 bytes\) stay in host memory: there is no room"):
+        parameters.write(None)
+    assert parameters.read() is None
+    assert [*work_path.iterdir()] == []
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), expected, strict=True))
+    same = [parameter.data_ptr() == pointer for parameter, pointer in zip(model.parameters(), pointers, strict=True)]
+    assert same == [True] + [False] * 5
 
 
 # --- copies for a device ----------------------------------------------------------------------------------------------
@@ -349,5 +458,128 @@ def test_with_activations_on_the_host_too_next_to_nothing_is_left_on_the_device(
         saved.turn("activations", False)
     assert all(torch.equal(a, b) for a, b in zip(expected, found))
     assert left < held / 50, (left, held)
+    """
+    )
+
+
+def test_views_and_operators_in_place(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    linear = nn.Linear(4, 4).to("far")
+    watched.watch(linear)
+    x = torch.randn(3, 4).to("far").requires_grad_()
+    def run(compute):
+        linear.zero_grad()
+        x.grad = None
+        result = compute(linear.weight, linear.bias)
+        if result.requires_grad:
+            result.square().sum().backward()
+        return [t.detach().cpu() for t in (result, x.grad, linear.weight.grad, linear.bias.grad) if t is not None]
+    def with_out(w, b):
+        with torch.no_grad():
+            h = torch.zeros(3, 4, device="far")
+            assert torch.add(x, b, out=h) is h
+            h[1] = b
+            h[[0]] = b
+            torch._foreach_add_([h], [b])
+        return h
+    def iadd(w, b):
+        h = x * 2
+        h += b
+        h *= b.T if b.ndim > 1 else b
+        return h
+    computes = [
+        lambda w, b: x @ w.T, lambda w, b: x @ w.mT, lambda w, b: x @ w.data, lambda w, b: x @ w.T.contiguous().T, iadd,
+        lambda w, b: (x * 2).add_(b), lambda w, b: (x * 2).addcmul_(b, b), lambda w, b: torch.addmm(b, x, w.H),
+        lambda w, b: (x * 2).copy_(b), with_out,
+    ]
+    expected = [run(compute) for compute in computes]
+    with placed("host"):
+        for compute, result in zip(computes, expected, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(run(compute), result, strict=True))
+        before = linear.bias.tolist()
+        with torch.no_grad():
+            given = torch.ones(4, device="far")
+            for wrong in (
+                lambda: torch.add(given, given, out=linear.bias),
+                lambda: torch.add(given, linear.bias, out=linear.bias),
+                lambda: linear.bias.add_(given),
+                lambda: linear.bias.data.add_(given),
+                lambda: torch._foreach_add_([linear.bias], [given]),
+            ):
+                try:
+                    wrong()
+                except RuntimeError as error:
+                    assert "same device" in str(error), error
+                else:
+                    raise AssertionError("a result was lost")
+        assert linear.bias.tolist() == before
+        import io
+        file = io.BytesIO()
+        torch.save(linear.state_dict(), file)
+        file.seek(0)
+        assert all(not vars(value) for value in torch.load(file).values()), "nothing of this goes into files"
+    """
+    )
+
+
+def test_a_copy_is_forgotten_with_its_scope_and_its_model(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    import gc
+    begin = torch.far.memory_allocated()
+    layers = nn.Linear(1024, 1024).to("far")
+    x = torch.ones(1, 1024, device="far")
+    watched.watch(layers)
+    with placed("host"):
+        layers(x).sum().backward()
+        (x @ layers.weight.T).sum().backward()
+    del layers, x
+    gc.collect()
+    assert torch.far.memory_allocated() == begin, torch.far.memory_allocated() - begin
+    """
+    )
+
+
+def test_the_host_waits_for_copies_of_parameters_from_pinned_memory(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    from torch.utils._python_dispatch import TorchDispatchMode
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._to_copy.default and str(kwargs.get("device")).startswith("far"):
+                seen.append(kwargs.get("non_blocking", False))
+            return function(*args, **kwargs or {})
+    seen = []
+    linear = nn.Linear(4, 4).to("far")
+    watched.watch(linear)
+    with placed("host"):
+        assert all(parameter.is_pinned() for parameter in linear.parameters())
+        with Seen():
+            linear(torch.ones(1, 4, device="far")).sum().backward()
+    assert seen and not any(seen), seen
+    """
+    )
+
+
+def test_flat_weights_of_an_rnn_stay(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    lstm = nn.LSTM(4, 4)
+    flat = torch.cat([p.detach().flatten() for p in lstm.parameters()]).to("far")
+    begin = 0
+    for p in lstm.parameters():  # as cuDNN has it
+        p.data = flat[begin : begin + p.numel()].view(p.shape)
+        begin += p.numel()
+    del flat
+    watched.watch(lstm)
+    with placed("host"):
+        assert parameters.placed() == {"place": "host", "moved": 0, "bytes": 0, "left": 4}
+        assert all(p.device.type == "far" for p in lstm.parameters())
+        assert len({p.untyped_storage().data_ptr() for p in lstm.parameters()}) == 1
     """
     )
