@@ -35,19 +35,20 @@ def obstacle() -> str:
 
 def library(file: Path = SOURCE) -> Path:
     """The compiled far.cpp, or another *file*. In the cache under a hash of all it is made of: it is compiled once."""
-    tool, source, folder = compiler.find(), file.read_bytes(), Path(torch.__file__).parent
+    tool, folder = compiler.find(), Path(torch.__file__).parent
+    sources = [recipe.sha256(path.read_bytes()) for path in (file, *sorted(file.parent.glob("*.h")))]
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     identity = (torch.__version__, torch.version.git_version, recipe.machine())
-    key = recipe.digest(recipe.sha256(source), flags, LINK, identity, tool.command, tool.version)[:16]
+    key = recipe.digest(sources, flags, LINK, identity, tool.command, tool.version)[:16]
     cache = cachedir.folder("far")
     path = cache / f"{key}.so"
     with FileLock(cache / f"{key}.lock", mode=0o600):
         if not cachedir.is_own_file(path):
             part = cache / f"{key}.{secrets.token_hex(4)}.part"
             torchs = ("-isystem", str(folder / "include"), f"-L{folder / 'lib'}")
-            command = [*tool.command, *flags, *torchs, "-x", "c++", "-", *LINK, "-o", str(part)]
+            command = [*tool.command, *flags, *torchs, str(file), *LINK, "-o", str(part)]
             try:
-                done = subprocess.run(command, input=source, capture_output=True, check=False, umask=0o077)
+                done = subprocess.run(command, capture_output=True, check=False, umask=0o077)
                 if done.returncode:
                     raise NativeError(f"{file} cannot be compiled:\n{done.stderr.decode(errors='replace')}")
                 part.replace(path)
@@ -77,14 +78,14 @@ class Stream(torch.Stream):
 
 
 class Event(torch.Event):
-    """An event of far: it has happened as soon as it is recorded."""
+    """An event of far: it has happened as soon as anybody asks."""
 
     def __new__(cls, enable_timing: bool = False, **more: Any) -> Event:
         return super().__new__(cls, device="far", enable_timing=enable_timing, **more)
 
 
 def _module() -> ModuleType:
-    """torch.far: the names of torch.cuda, for one device that has always been initialised and does its work at once."""
+    """torch.far: the names of torch.cuda, for one device that has always been initialised."""
     module = ModuleType("torch.far", __doc__)
     accelerator = torch.accelerator
     names: dict[str, Any] = {

@@ -12,6 +12,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include "streams.h"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -197,6 +199,7 @@ struct Loan {
 void run_on_cpu(const c10::OperatorHandle& op, Stack* stack, bool mixed) {
   const auto& arguments = op.schema().arguments();
   Loan loan;
+  if (Streams::current == 0) streams.work++;
   for (size_t i = 0; i < arguments.size(); i++) {
     c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
     const bool written = arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
@@ -236,6 +239,14 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) { run_on_cpu(op, stac
 c10::OperatorHandle aten(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
 void copy_from(const c10::OperatorHandle&, Stack* stack) {
+  const at::Tensor from = (stack->end() - 3)->toTensor(), to = (stack->end() - 2)->toTensor();
+  const bool is_plain = from.dtype() == to.dtype() && from.sizes() == to.sizes() && from.is_contiguous() && to.is_contiguous();
+  if (Streams::current != 0 && (stack->end() - 1)->toBool() && is_plain && to.is_cpu() && PinnedAllocator::has(to.const_data_ptr())) {
+    streams.copy(from, to);
+    stack->resize(stack->size() - 3);
+    stack->emplace_back(to);
+    return;
+  }
   std::swap(*(stack->end() - 3), *(stack->end() - 2));
   run_on_cpu(aten("aten::copy_"), stack, true);
 }
@@ -262,7 +273,10 @@ void has_compatible_type(const c10::OperatorHandle&, Stack* stack) {
   stack->emplace_back(true);
 }
 
-void nothing(const c10::OperatorHandle& op, Stack* stack) { stack->resize(stack->size() - op.schema().arguments().size()); }
+void record_stream(const c10::OperatorHandle&, Stack* stack) {
+  streams.record((stack->end() - 2)->toTensor(), (stack->end() - 1)->toStream().id());
+  stack->resize(stack->size() - 2);
+}
 
 // torch.autocast("far"): as on every device for products and convolutions. It widens nothing.
 constexpr const char* lowered[] = {
@@ -287,24 +301,38 @@ void autocast(const c10::OperatorHandle& op, Stack* stack) {
 
 // --- device ----------------------------------------------------------------------------------------------------------
 
-// Work is done when it is given out: all that there is to a stream is which one is current.
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::kPrivateUse1> {
-  static inline thread_local c10::StreamId current = 0;
   static inline std::atomic<c10::StreamId> last{0};
   static Stream stream(c10::StreamId id) { return Stream(Stream::UNSAFE, far_device, id); }
 
   Device exchangeDevice(Device) const override { return far_device; }
   Device getDevice() const override { return far_device; }
-  Stream getStream(Device) const noexcept override { return stream(current); }
+  Stream getStream(Device) const noexcept override { return stream(Streams::current); }
   Stream getDefaultStream(Device) const override { return stream(0); }
   Stream getNewStream(Device, int) const override { return stream(++last); }
   Stream getStreamFromGlobalPool(Device, bool) const override { return stream(++last); }
-  Stream exchangeStream(Stream next) const noexcept override { return stream(std::exchange(current, next.id())); }
-  void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag) const override { *event = memory; }
-  void block(void*, const Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override {}
-  void synchronizeDevice(const DeviceIndex) const override {}
+  Stream exchangeStream(Stream next) const noexcept override { return stream(std::exchange(Streams::current, next.id())); }
+  void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
+    destroyEvent(*event, 0);
+    *event = new Streams::Event{stream.id(), streams.work};
+  }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Streams::Event*>(event); }
+  void block(void* event, const Stream& stream) const override {
+    if (event != nullptr) streams.wait(stream.id(), *static_cast<Streams::Event*>(event));
+  }
+  bool queryEvent(void* event) const override {
+    synchronizeEvent(event);
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) streams.finish(static_cast<Streams::Event*>(event)->stream);
+  }
+  bool queryStream(const Stream& stream) const override {
+    streams.finish(stream.id());
+    return true;
+  }
+  void synchronizeStream(const Stream& stream) const override { streams.finish(stream.id()); }
+  void synchronizeDevice(const DeviceIndex) const override { streams.finish_all(); }
   double elapsedTime(void*, void*, const DeviceIndex) const override { return 0; }
 };
 
@@ -367,7 +395,7 @@ const bool registered = [] {
   implement<&convolution>({"aten::convolution_overrideable", ""});
   implement<&convolution_backward>({"aten::convolution_backward_overrideable", ""});
   implement<&has_compatible_type>({"aten::_has_compatible_shallow_copy_type", ""});
-  implement<&nothing>({"aten::record_stream", ""});
+  implement<&record_stream>({"aten::record_stream", ""});
   for (const std::string name : lowered) {
     const size_t dot = std::min(name.find('.'), name.size());
     implement<&autocast>({"aten::" + name.substr(0, dot), name.substr(std::min(dot + 1, name.size()))}, DispatchKey::AutocastPrivateUse1);

@@ -310,6 +310,32 @@ def test_pinned_memory_and_streams(far: Far) -> None:
     """)
 
 
+def test_a_copy_on_another_stream_is_made_when_it_is_waited_for(far: Far) -> None:
+    far("""
+        import torch
+
+        def copied(waits=True, records=True, waited=True, pinned=True, size=1000):
+            host, there = torch.empty(size, pin_memory=pinned), torch.ones(size, device="far")
+            side, main = torch.far.Stream(), torch.far.current_stream()
+            if waits:
+                side.wait_stream(main)
+            with torch.far.stream(side):
+                host.copy_(there, non_blocking=True)
+                event = side.record_event()
+            if records:
+                there.record_stream(side)
+            used = torch.far.memory_allocated()
+            del there
+            assert torch.far.memory_allocated() == used - 4 * size
+            if waited:
+                main.wait_event(event)
+            return bool((host == 1).all())
+
+        assert copied() and copied(pinned=False, waits=False, records=False, waited=False)
+        assert not copied(waits=False) and not copied(records=False) and not copied(waited=False)
+    """)
+
+
 def test_seeds_give_what_they_give_on_the_cpu(far: Far) -> None:
     far("""
         import torch

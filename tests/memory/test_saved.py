@@ -65,6 +65,16 @@ def test_gradients_have_the_same_bits_and_activations_are_gone_from_the_device(f
     )
 
 
+def test_the_host_memory_is_pinned_so_that_nobody_waits_for_copies(far: Far) -> None:
+    far(
+        SETUP
+        + """
+    data = torch.ones(512, 512, device="far")
+    assert saved._moved_to_host(data).storage.host.is_pinned()
+    """
+    )
+
+
 def test_small_tensors_parameters_and_host_tensors_stay(far: Far) -> None:
     far(
         SETUP
