@@ -69,13 +69,15 @@ def memory_stats() -> dict[str, Any]:
     """What the pool of host memory holds, and each cap on it: bytes and counts by name, as torch.cuda.memory_stats has for a GPU.
 
     ``current_bytes`` and ``peak_bytes`` are what tensors asked for, ``reserved_bytes`` is what the pool holds, in use or not.
-    ``saved_on_host`` is what ``memory_offload`` has moved so far; ``recomputed`` has a row for each block of watched models of
-    which ``memory_optimize_level="O1"`` has decided: what its forward pass keeps, how long it takes, whether it is computed again.
+    ``saved_on_host`` is what ``memory_offload`` has moved so far, ``parameters`` says where those of watched models are and how many
+    had to be left; ``recomputed`` has a row for each block of models that were watched under ``memory_optimize_level="O1"``: what its
+    forward pass keeps, how long it takes, whether it is computed again, and why.
     """
-    from msctx.memory import recompute, saved
+    from msctx.memory import parameters, recompute, saved
     from msctx.native import memory
 
-    return memory.statistics() | {"saved_on_host": saved.moved(), "recomputed": recompute.decisions()}
+    of_models = {"saved_on_host": saved.moved(), "parameters": parameters.placed(), "recomputed": recompute.decisions()}
+    return memory.statistics() | of_models
 
 
 def empty_cache() -> int:
