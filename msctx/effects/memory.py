@@ -70,18 +70,19 @@ def max_device_memory(want: Want) -> Outcome | None:
         if want.facts.native:
             return refused(want.facts.native)
         caps = [[setting.value, setting.origin] for setting in reversed(settings)]
-        return honoured(pool(want) | {"native.memory_caps": caps}, arithmetic(want, caps))
+        return honoured(pool(want) | {"native.memory_caps": caps}, arithmetic(caps, want.facts.free_memory))
     if not reuses(want):
         return refused(UNCACHED.format(ALLOCATOR[want.device]))
     switch = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}[want.device]
-    return approximated({switch: tightest(want)}, CAP[want.device])
+    sum_of = arithmetic([[setting.value, setting.origin] for setting in reversed(settings)])
+    return approximated({switch: tightest(want)}, "; ".join(filter(None, (sum_of, CAP[want.device]))))
 
 
-def arithmetic(want: Want, caps: list[list[Any]]) -> str:
-    """How much there is: the least of what is asked, of what outer scopes ask, and of what is free."""
+def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
+    """How much there is: the least of what is asked, of what outer scopes ask, and of what is free (0: not known)."""
     outer = [f"{in_words(size)} of {origin}" for size, origin in caps[:-1]]
-    free = [f"{in_words(want.facts.free_memory)} free now"] if want.facts.free_memory else []
-    least = min([size for size, _ in caps] + ([want.facts.free_memory] if free else []))
+    free = [f"{in_words(is_free)} free now"] if is_free else []
+    least = min([size for size, _ in caps] + ([is_free] if free else []))
     parts = [f"{in_words(caps[-1][0])} asked for", *outer, *free]
     return f"{in_words(least)}, the least of {', '.join(parts)}" if len(parts) > 1 else ""
 

@@ -196,6 +196,8 @@ def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
     found = plan.make(Settings(layers), Facts.only("cuda"))
     assert found.assignments == {SWITCHES["cuda"]: 4 * GB}
     assert [row.origin for row in found.rows] == [inner]
+    asked, around = (f"{cap[0]} GiB" for cap in (inner, outer))
+    assert found.rows[0].reason.startswith(f"4 GiB, the least of {asked} asked for, {around} of {outer}; counts torch's")
 
 
 def test_an_option_beside_a_preset_beats_the_presets_cap(tmp_path: Path) -> None:
