@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from msctx.effects import Facts, Outcome, Want, translate
+from msctx.effects.base import NOTHING_ASKED
 from msctx.options import DEVICES, OPTIONS, UNSET, Layer, Option, Setting, Settings, option_of, rules
 from msctx.options.layers import shipped
 from msctx.plan import DONE, Plan, make
@@ -93,7 +94,7 @@ def on_device(option: Option, device: str, value: Any = UNSET) -> Outcome:
     found = [o for o in (_outcome(option, v, device) for v in values if v is not UNSET) if o is not None]
     if not found:
         return Outcome("inert", {}, f"it has no meaning on {device}")
-    best = next((o for o in found if o.status in DONE), found[0])
+    best = next((o for o in found if o.status in DONE and o != NOTHING_ASKED), found[0])
     switches = {switch: v for o in found for switch, v in o.assignments.items()}
     return Outcome(best.status, switches, best.reason)
 

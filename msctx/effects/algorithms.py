@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.effects.policies import policy
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
@@ -60,7 +60,7 @@ def conv_algo_rules(want: Want) -> Outcome:
 @effect("thread_invariant")
 def thread_invariant(want: Want) -> Outcome:
     if not want.value:
-        return honoured(reason="nothing is asked for")
+        return NOTHING_ASKED
     if want.facts.native:
         return refused(want.facts.native)
     differs = (
@@ -75,7 +75,7 @@ def enable_small_channel(want: Want) -> Outcome:
     if want.device != "cpu":
         return not_built(LATER if want.device == "cuda" else "the Ascend back end")
     if not want.value:
-        return honoured(reason="nothing is asked for")
+        return NOTHING_ASKED
     if want.facts.native:
         return refused(want.facts.native)
     taken = [name for name in ALGORITHMS if want.other(name)]

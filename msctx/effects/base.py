@@ -89,6 +89,9 @@ def not_built(waits_for: str) -> Outcome:
     return Outcome("not_built", {}, f"it comes with {waits_for}")
 
 
+NOTHING_ASKED = honoured(reason="nothing is asked for")
+"""Of a value that leaves things as they are: it says nothing of what the option is worth."""
+
 STAYS = "stays after a with-block"
 """What a plan says of an assignment that cannot be put back."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, effect, honoured, inert, refused
 
 WATCHED = "parameters of the models that ctx.watch names"
 
@@ -14,12 +14,14 @@ def memory_offload(want: Want) -> Outcome | None:
     on = want.value == "ON"
     if want.device != "cpu":
         return honoured({"models.saved_on_host": on})
-    if on and want.facts.devices == ("cpu",):
-        return refused(
-            "what the forward pass saves is in host memory already. memory_optimize_level=O1 computes it again instead, under "
-            "max_device_memory as little as needed"
-        )
-    return None
+    if want.facts.devices != ("cpu",):
+        return None
+    if not on:
+        return NOTHING_ASKED
+    return refused(
+        "what the forward pass saves is in host memory already. memory_optimize_level=O1 computes it again instead, under "
+        "max_device_memory as little as needed"
+    )
 
 
 def placement(want: Want) -> dict[str, Any]:

@@ -21,6 +21,11 @@ def test_activations_go_to_the_host(device: str, given: str, moved: bool) -> Non
     assert (row.status, row.assignments) == ("honoured", {"models.saved_on_host": moved})
 
 
+def test_activations_on_the_host_stay_where_they_are_if_nothing_else_is_asked() -> None:
+    row = on("cpu", memory_offload="OFF")["memory_offload"]
+    assert (row.status, row.assignments) == ("honoured", {})
+
+
 def test_activations_on_the_host_have_nowhere_to_go() -> None:
     row = on("cpu", memory_offload="ON")["memory_offload"]
     assert (row.status, row.assignments) == ("refused", {})
