@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,13 @@ from msctx.memory.recompute import blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert msctx.memory_stats()["current_bytes"] == 0
 
 
 class Residual(nn.Module):
@@ -346,6 +354,7 @@ def test_compiled_models_are_left_alone() -> None:
         ctx.watch(model)
         found = torch.compile(model, fullgraph=True, backend="aot_eager")(X)
     torch.testing.assert_close(found, expected)
+    torch.compiler.reset()  # it keeps tensors
 
 
 def test_a_model_that_is_gone_is_forgotten() -> None:
