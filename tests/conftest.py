@@ -282,14 +282,22 @@ def far_library() -> str:
     return str(far_device.library())
 
 
+@pytest.fixture(scope="session")
+def far_interpreter(far_library: str) -> Iterator[far_device.Interpreter]:
+    interpreter = far_device.Interpreter(far_library)
+    yield interpreter
+    interpreter.close()
+
+
 @pytest.fixture
-def far(passes: Callable[..., str], far_library: str) -> Callable[..., str]:
+def far(far_interpreter: far_device.Interpreter) -> Callable[..., str]:
     """Like ``passes``, where torch has an accelerator: the device far, whose memory is the host's (see far_device.py)."""
 
-    def run(code: str, *, env: dict[str, str] | None = None, **more: Any) -> str:
-        paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
-        before = f"import far_device\nfar_device.register({far_library!r})\n"
-        return passes(before + textwrap.dedent(code), env={"PYTHONPATH": paths} | (env or {}), **more)
+    def run(code: str, *, env: dict[str, str] | None = None, timeout: float = 120) -> str:
+        status, output = far_interpreter.run(textwrap.dedent(code), dict(os.environ) | (env or {}), timeout)
+        if status != 0:
+            pytest.fail(f"exit code {status}\n{output}", pytrace=False)
+        return output
 
     return run
 
