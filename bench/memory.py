@@ -1,9 +1,8 @@
 """What the memory pool gives: the time of a step with torch's own CPU allocator over the time with another one.
 
 The others are msctx's pool (memory_optimize_level=O0) and, preloaded in place of malloc, jemalloc, tcmalloc and mimalloc, as
-they are and told never to give memory back; those that are not installed are left out. The pool takes turns with torch's own
-allocator inside a process, each judged by the fastest run of a turn; the others have processes of their own, which take turns.
-A figure is the median over rounds of processes.
+they are and told never to give memory back; those that are not installed are left out. Each has a process of its own, and they
+take turns; a turn is judged by its fastest step, beside the same turn of torch's own. A figure is the median over turns and rounds.
 
     python bench/memory.py --threads 1,2 --out bench/results/NAME.json
     python bench/memory.py --readme bench/results/NAME.json
@@ -21,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import contest
@@ -42,6 +41,7 @@ PRELOADED: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 Step = Callable[[], Any]
+TURNS = 5
 
 
 def network(name: str, images: int) -> tuple[Any, Step]:
@@ -94,52 +94,58 @@ SUBJECTS: dict[str, Callable[[], Step]] = {
 
 
 def work(given: argparse.Namespace) -> None:
-    """Prints the time of a step in ms (the median of the fastest of some turns), and how many pages it touched for the first time.
-
-    With the pool: also the ratio of torch's own to it in the same process, in turns, whose first step is not counted.
-    """
+    """A turn for each line that comes: prints the fastest step in ms, and how many pages a step touched for the first time."""
     import torch
 
     import msctx
 
-    with_pool, seconds = given.without_errors, given.seconds
     torch.manual_seed(0)
     step = SUBJECTS[given.work]()
-
-    def turn(scope: AbstractContextManager[Any]) -> tuple[float, float]:
-        times, faults, began = [], [], time.perf_counter()
-        with scope:
-            step()
-            while len(times) < 2 or (time.perf_counter() - began < seconds / 4 and len(times) < 50):
+    with (
+        msctx.context(memory_optimize_level="O0") if given.without_errors else nullcontext()
+    ):  # the pool stays: it is what is measured
+        step()
+        for _ in sys.stdin:
+            times, faults, began = [], [], time.perf_counter()
+            while len(times) < 2 or (time.perf_counter() - began < given.seconds and len(times) < 50):
                 before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
                 step()
                 times.append((time.perf_counter() - start) * 1e3)
                 faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-        return min(times), statistics.median(faults)
-
-    turns: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    began = time.perf_counter()
-    while len(turns[False]) < 3 or time.perf_counter() - began < seconds:
-        for pooled in (False, True) if with_pool else (False,):
-            turns[pooled].append(turn(msctx.context(memory_optimize_level="O0") if pooled else nullcontext()))
-    ms, faults = (statistics.median(each) for each in zip(*turns[with_pool], strict=True))
-    found = {"ms": ms, "faults": faults}
-    if with_pool:
-        found["ratio"] = statistics.median(
-            plain / ours for (plain, _), (ours, _) in zip(turns[False], turns[True], strict=True)
-        )
-    print(json.dumps(found), flush=True)
+            print(json.dumps({"ms": min(times), "faults": statistics.median(faults)}), flush=True)
 
 
-def run(contender: str, subject: str, threads: int, given: argparse.Namespace) -> dict[str, float]:
+def started(contender: str, subject: str, threads: int, given: argparse.Namespace) -> subprocess.Popen[str]:
     variables = dict(os.environ)
     if contender in PRELOADED:
         library, more = PRELOADED[contender]
         variables |= {"LD_PRELOAD": str(ctypes.util.find_library(library)), **more}
     command = [sys.executable, __file__, "--work", subject, "--threads", str(threads), "--seconds", str(given.seconds)]
     command += ["--without-errors"] if contender == POOL else []
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+    return subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def turns(contenders: list[str], subject: str, threads: int, given: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """A process for each contender, one of which runs at a time: each has its own allocator, and all the machine's moods."""
+    processes = {contender: started(contender, subject, threads, given) for contender in contenders}
+    found: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
+    for number in range(TURNS):
+        for contender in contenders if number % 2 else contenders[::-1]:
+            process = processes[contender]
+            assert process.stdin
+            assert process.stdout
+            print(file=process.stdin, flush=True)
+            found[contender].append(json.loads(process.stdout.readline()))
+    for process in processes.values():
+        process.communicate()
+    return {
+        contender: {
+            "ms": statistics.median(turn["ms"] for turn in own),
+            "faults": statistics.median(turn["faults"] for turn in own),
+            "ratio": statistics.median(plain["ms"] / turn["ms"] for plain, turn in zip(found[PLAIN], own, strict=True)),
+        }
+        for contender, own in found.items()
+    }
 
 
 def named(subjects: Iterable[str], given: argparse.Namespace) -> list[str]:
@@ -156,8 +162,7 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
     for number in range(given.processes):
         for threads in given.threads:
             for subject in subjects:
-                order = contenders if number % 2 else contenders[::-1]
-                found.setdefault((subject, threads), []).append({c: run(c, subject, threads, given) for c in order})
+                found.setdefault((subject, threads), []).append(turns(contenders, subject, threads, given))
         result |= {"processes": number + 1, "subjects": [summary(s, t, rounds) for (s, t), rounds in found.items()]}
         contest.keep(given.out, result)
     return result
@@ -168,13 +173,9 @@ def summary(subject: str, threads: int, rounds: list[dict[str, dict[str, float]]
         "subject": subject,
         "threads": threads,
         "ms": statistics.median(r[PLAIN]["ms"] for r in rounds),
-        "ratios": {c: statistics.median(_ratio(r, c) for r in rounds) for c in rounds[0] if c != PLAIN},
+        "ratios": {c: statistics.median(r[c]["ratio"] for r in rounds) for c in rounds[0] if c != PLAIN},
         "faults": {c: statistics.median(r[c]["faults"] for r in rounds) for c in rounds[0]},
     }
-
-
-def _ratio(found: dict[str, dict[str, float]], contender: str) -> float:
-    return found[contender].get("ratio", found[PLAIN]["ms"] / found[contender]["ms"])
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
