@@ -3,6 +3,7 @@
 The others are msctx's pool (memory_optimize_level=O0) and, preloaded in place of malloc, jemalloc, tcmalloc and mimalloc, as
 they are and told never to give memory back; those that are not installed are left out. Each has a process of its own, and they
 take turns; a turn is judged by its fastest step, beside the same turn of torch's own. A figure is the median over turns and rounds.
+What a step spends in the system (on new pages, almost all of it) is the most that an allocator can spare.
 
     python bench/memory.py --threads 1,2 --out bench/results/NAME.json
     python bench/memory.py --readme bench/results/NAME.json
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes.util
+import itertools
 import json
 import os
 import resource
@@ -41,7 +43,6 @@ PRELOADED: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 Step = Callable[[], Any]
-TURNS = 5
 
 
 def network(name: str, images: int) -> tuple[Any, Step]:
@@ -94,7 +95,7 @@ SUBJECTS: dict[str, Callable[[], Step]] = {
 
 
 def work(given: argparse.Namespace) -> None:
-    """A turn for each line that comes: prints the fastest step in ms, and how many pages a step touched for the first time."""
+    """A turn for each line that comes: prints the fastest step in ms, the part of steps spent in the system, new pages of a step."""
     import torch
 
     import msctx
@@ -106,13 +107,21 @@ def work(given: argparse.Namespace) -> None:
     ):  # the pool stays: it is what is measured
         step()
         for _ in sys.stdin:
-            times, faults, began = [], [], time.perf_counter()
+            times, used, began = [], [usage()], time.perf_counter()
             while len(times) < 2 or (time.perf_counter() - began < given.seconds and len(times) < 50):
-                before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+                start = time.perf_counter()
                 step()
                 times.append((time.perf_counter() - start) * 1e3)
-                faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-            print(json.dumps({"ms": min(times), "faults": statistics.median(faults)}), flush=True)
+                used.append(usage())
+            system, user, _ = (last - first for first, last in zip(used[0], used[-1], strict=True))
+            faults = statistics.median(after[2] - before[2] for before, after in itertools.pairwise(used))
+            print(json.dumps({"ms": min(times), "system": system / (system + user), "faults": faults}), flush=True)
+
+
+def usage() -> tuple[float, float, int]:
+    """Of this process so far: seconds in the system, seconds in its own code (of all threads), pages touched for the first time."""
+    found = resource.getrusage(resource.RUSAGE_SELF)
+    return found.ru_stime, found.ru_utime, found.ru_minflt
 
 
 def started(contender: str, subject: str, threads: int, given: argparse.Namespace) -> subprocess.Popen[str]:
@@ -129,7 +138,7 @@ def turns(contenders: list[str], subject: str, threads: int, given: argparse.Nam
     """A process for each contender, one of which runs at a time: each has its own allocator, and all the machine's moods."""
     processes = {contender: started(contender, subject, threads, given) for contender in contenders}
     found: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
-    for number in range(TURNS):
+    for number in range(given.turns):
         for contender in contenders if number % 2 else contenders[::-1]:
             process = processes[contender]
             assert process.stdin
@@ -140,8 +149,7 @@ def turns(contenders: list[str], subject: str, threads: int, given: argparse.Nam
         process.communicate()
     return {
         contender: {
-            "ms": statistics.median(turn["ms"] for turn in own),
-            "faults": statistics.median(turn["faults"] for turn in own),
+            **{key: statistics.median(turn[key] for turn in own) for key in own[0]},
             "ratio": statistics.median(plain["ms"] / turn["ms"] for plain, turn in zip(found[PLAIN], own, strict=True)),
         }
         for contender, own in found.items()
@@ -174,7 +182,7 @@ def summary(subject: str, threads: int, rounds: list[dict[str, dict[str, float]]
         "threads": threads,
         "ms": statistics.median(r[PLAIN]["ms"] for r in rounds),
         "ratios": {c: statistics.median(r[c]["ratio"] for r in rounds) for c in rounds[0] if c != PLAIN},
-        "faults": {c: statistics.median(r[c]["faults"] for r in rounds) for c in rounds[0]},
+        **{key: {c: statistics.median(r[c][key] for r in rounds) for c in rounds[0]} for key in ("faults", "system")},
     }
 
 
@@ -183,20 +191,23 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     subjects = [row for result in results for row in result["subjects"]]
     contenders = [c for c in (POOL, *PRELOADED, AGAIN) if any(c in row["ratios"] for row in subjects)]
     lines = [
-        "| step | threads | torch, ms | new pages | " + " | ".join(contenders) + " |",
-        "|---" * (len(contenders) + 4) + "|",
+        "| step | threads | torch, ms | in the system | new pages | " + " | ".join(contenders) + " |",
+        "|---" * (len(contenders) + 5) + "|",
     ]
     for row in subjects:
         found = {c: f"{ratio:.2f}" for c, ratio in row["ratios"].items()}
         cells = [f"**{found[c]}**" if c == POOL and c in found else found.get(c, "") for c in contenders]
+        system = f"{row['system'][PLAIN]:.1%} → {row['system'][POOL]:.1%}"
         pages = f"{row['faults'][PLAIN]:.0f} → {row['faults'][POOL]:.0f}"
-        lines.append(f"| {row['subject']} | {row['threads']} | {row['ms']:.0f} | {pages} | " + " | ".join(cells) + " |")
+        head = f"| {row['subject']} | {row['threads']} | {row['ms']:.0f} | {system} | {pages} | "
+        lines.append(head + " | ".join(cells) + " |")
     return [*lines, "", contest.last_line(results, "rounds of processes")]
 
 
 def main() -> None:
     parser = contest.arguments(__doc__, SUBJECTS, [1])
     parser.add_argument("--against", default="", metavar="WORDS", help="only those others whose names have these words")
+    parser.add_argument("--turns", type=int, default=9)
     contest.do(parser.parse_args(), "memory-speed", work, collect, table)
 
 

@@ -1,7 +1,7 @@
 """What memory_optimize_level=O1 saves and costs: the memory that a training step takes, and its time, with and without caps.
 
-Counted is what a step takes at once beyond what there was before it (the pool's own count). All take turns in one process; a time is
-the fastest step of a turn over that of O0 in the same round; a figure is the median over rounds (--processes).
+Counted is what a step takes at once, gradients included, as a cap counts it (the pool's own count). All take turns in one process;
+a time is the fastest step of a turn over that of O0 in the same round; a figure is the median over rounds (--processes).
 
     python bench/recompute.py --out bench/results/NAME.json
     python bench/recompute.py --readme bench/results/NAME.json
@@ -34,11 +34,12 @@ def measure(subject: str, given: argparse.Namespace) -> dict[str, Any]:
     def turn(options: dict[str, Any]) -> dict[str, float]:
         """Milliseconds, the most bytes at once, and the share of blocks that were recomputed."""
         times = []
+        model.zero_grad()  # gradients of the turn before are counted by nobody
         with msctx.context(**options) as ctx:
+            begin = msctx.memory_stats()["current_bytes"]
             ctx.watch(model)
             for _ in range(6):  # O1 measures, and settles
                 step()
-            begin = msctx.memory_stats()["current_bytes"]
             msctx.reset_peak_memory_stats()
             for _ in range(STEPS):
                 start = time.perf_counter()

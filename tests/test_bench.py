@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
+FAULTS, SYSTEM = {"torch": 10.0, "msctx": 0.0}, {"torch": 0.125, "msctx": 0.0}
 
 
 def row(subject: str, **ratios: float) -> dict[str, Any]:
-    return {"subject": subject, "threads": 1, "ms": 100.0, "ratios": ratios, "faults": {"torch": 10.0, "msctx": 0.0}}
+    return {"subject": subject, "threads": 1, "ms": 100.0, "ratios": ratios, "faults": FAULTS, "system": SYSTEM}
 
 
 def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,5 +25,6 @@ def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(monkeypatch:
     of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
     rows = [row("one", msctx=1.5, jemalloc=2.0), row("other", msctx=1.25, tcmalloc=3.0)]
     head, _, *lines, _, _ = memory.table([{"machine": of, "processes": 1, "subjects": [one]} for one in rows])
-    assert head.split(" | ")[4:] == ["msctx", "jemalloc", "tcmalloc |"]
-    assert [line.split("|")[5:8] for line in lines] == [[" **1.50** ", " 2.00 ", "  "], [" **1.25** ", "  ", " 3.00 "]]
+    assert head.split(" | ")[5:] == ["msctx", "jemalloc", "tcmalloc |"]
+    assert lines[0].startswith("| one | 1 | 100 | 12.5% → 0.0% | 10 → 0 |")
+    assert [line.split("|")[6:9] for line in lines] == [[" **1.50** ", " 2.00 ", "  "], [" **1.25** ", "  ", " 3.00 "]]

@@ -24,7 +24,7 @@ class Meter:
 
     def sample(self) -> None:
         """Look now, before somebody resets the statistics."""
-        if self._number is None:
+        if self._device.type != "cpu":
             peak = torch.get_device_module(self._device).max_memory_allocated(self._device)
             self._most = max(self._most, int(peak) - self._begin)
 

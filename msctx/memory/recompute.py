@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
@@ -59,6 +60,8 @@ class _Block:
 
     def run(self, call: Call, block: nn.Module, args: Any, kwargs: Any) -> Any:
         known = self._rehearsals.get(block.training)
+        if known is None and any(is_lazy(parameter) for parameter in block.parameters()):
+            return call(block, *args, **kwargs)  # its first pass makes it what it is
         if known is None:
             self._rehearsals[block.training] = known = Rehearsal(call, block, args, kwargs)
             if known.obstacle:
@@ -74,7 +77,7 @@ class _Block:
             with next(forwards, nullcontext()):  # when it is computed again, nothing is measured
                 return call(block, *values[:count], **dict(zip(names, values[count:], strict=True)))
 
-        state = State(block, known.changing, known.draws)
+        state = State(block, known.changing, known.sources)
         return checkpoint(function, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: (nullcontext(), state))
 
 
@@ -98,11 +101,12 @@ _blocks: weakref.WeakKeyDictionary[nn.Module, _Block] = weakref.WeakKeyDictionar
 def _install() -> Callable[[], None]:
     """Put ours in place of ``nn.Module.__call__``: modules stay as they are, so copies, pickles and traces of them do too."""
     found: Call = nn.Module.__call__
+    installed = True
     step = register_optimizer_step_post_hook(lambda *_: _stepped())
 
     @wraps(found)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not _can_recompute():
+        if not installed or torch.compiler.is_compiling() or not _can_recompute():
             return found(self, *args, **kwargs)
         if (budget := _budgets.get(self)) is not None:
             budget.begin((args, kwargs))
@@ -113,7 +117,10 @@ def _install() -> Callable[[], None]:
     nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def remove() -> None:
-        nn.Module.__call__ = found  # type: ignore[method-assign]
+        nonlocal installed
+        installed = False
+        if nn.Module.__call__ is call:  # else somebody has wrapped it meanwhile
+            nn.Module.__call__ = found  # type: ignore[method-assign]
         step.remove()
         for budget in list(_budgets.values()):
             budget.end_window()

@@ -5,25 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-Part = tuple[nn.Module, bool, dict[str, Any], dict[str, Any]]
-"""A module, whether it trains, its parameters and buffers."""
+Part = tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]
+"""A module, its attributes (whether it trains is one), its parameters and buffers."""
 
 
 class State:
     """What a block's forward pass depends on beside its inputs, when it is made; a context in which that holds again.
 
     Buffers that the block writes to are *changing*: they are copied, and each time computed with a fresh copy. torch's random
-    numbers are the checkpoint's affair; Python's and NumPy's are kept where the block draws some (*draws*).
+    numbers are the checkpoint's affair; of others, those of *sources* are kept.
     """
 
-    def __init__(self, block: nn.Module, changing: set[tuple[int, str]], draws: bool) -> None:
+    def __init__(self, block: nn.Module, changing: set[tuple[int, str]], sources: list[Source]) -> None:
         self._then: list[Part] = []
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._copied: list[tuple[int, str, torch.Tensor]] = []
@@ -33,9 +33,10 @@ class State:
             for name, buffer in part[3].items():
                 if (number, name) in changing and buffer is not None:
                     self._copied.append((number, name, buffer.detach().clone()))
-        self._random = _random() if draws else None
+        self._sources = sources
+        self._numbers = [source.read() for source in sources]
         self._block = block
-        self._now: list[tuple[list[Part], Any]] = []
+        self._now: list[tuple[list[Part], list[Any]]] = []
 
     def __enter__(self) -> None:
         for parameter, version in self._versions:
@@ -44,18 +45,21 @@ class State:
                     "a parameter of a block whose forward pass is to be computed again (memory_optimize_level=O1) has been modified "
                     f"by an inplace operation since: it is at version {parameter._version}, expected version {version}"
                 )
-        self._now.append((_parts(self._block), _random()))
+        self._now.append((_parts(self._block), [source.read() for source in self._sources]))
         for number, name, value in self._copied:
             self._then[number][3][name] = value.clone()
-        _install(self._then)
-        if self._random is not None:
-            _set_random(self._random)
+        self._install(self._then, self._numbers)
 
     def __exit__(self, *_: Any) -> None:
-        parts, numbers = self._now.pop()
-        _install(parts)
-        if self._random is not None:
-            _set_random(numbers)
+        self._install(*self._now.pop())
+
+    def _install(self, parts: list[Part], numbers: list[Any]) -> None:
+        for module, attributes, parameters, buffers in parts:
+            _become(module.__dict__, attributes)
+            _become(module._parameters, parameters)
+            _become(module._buffers, buffers)
+        for source, state in zip(self._sources, numbers, strict=True):
+            source.write(state)
 
     def changed(self) -> set[tuple[int, str]]:
         """The copied buffers that are no longer what they were, inside (BatchNorm's averages change and no version counter tells)."""
@@ -69,27 +73,55 @@ class State:
             or not _is_same(found, value)
         }
 
+    def drawn(self) -> list[Source]:
+        """The sources of random numbers that are no longer where they were, inside."""
+        pairs = zip(self._sources, self._numbers, strict=True)
+        return [source for source, numbers in pairs if not _is_same_state(numbers, source.read())]
+
 
 def _parts(block: nn.Module) -> list[Part]:
-    return [(m, m.training, dict(m._parameters), dict(m._buffers)) for m in block.modules()]
+    return [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in block.modules()]
 
 
-def _install(parts: list[Part]) -> None:
-    for module, training, parameters, buffers in parts:
-        module.__dict__["training"] = training
-        for present, wanted in ((module._parameters, parameters), (module._buffers, buffers)):
-            if present.keys() != wanted.keys():
-                present.clear()
-            present.update(wanted)
+def _become(present: dict[str, Any], wanted: dict[str, Any]) -> None:
+    if present.keys() != wanted.keys():
+        present.clear()
+    present.update(wanted)
 
 
-def _random() -> Any:
-    return random.getstate(), numpy.random.get_state(legacy=False)
+class Source(NamedTuple):
+    """Random numbers that are not torch's own."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
 
 
-def _set_random(state: Any) -> None:
-    random.setstate(state[0])
-    numpy.random.set_state(state[1])
+def _sources(block: nn.Module) -> list[Source]:
+    """Python's and NumPy's, and generators that modules have in attributes."""
+    found = [
+        Source(random.getstate, random.setstate),
+        Source(lambda: numpy.random.get_state(legacy=False), numpy.random.set_state),
+    ]
+    attributes = {id(value): value for module in block.modules() for value in vars(module).values()}
+    return found + [source for value in attributes.values() if (source := _source_of(value))]
+
+
+def _source_of(value: Any) -> Source | None:
+    if isinstance(value, random.Random):
+        return Source(value.getstate, value.setstate)
+    if isinstance(value, torch.Generator):
+        return Source(value.get_state, value.set_state)
+    if isinstance(value, numpy.random.RandomState):
+        return Source(lambda: value.get_state(legacy=False), value.set_state)
+    if isinstance(value, numpy.random.Generator):
+        return Source(lambda: value.bit_generator.state, lambda state: setattr(value.bit_generator, "state", state))
+    return None
+
+
+def _is_same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return all(_is_same_state(value, other[key]) for key, value in one.items())
+    return bool(numpy.array_equal(one, other)) if isinstance(one, (numpy.ndarray, torch.Tensor)) else bool(one == other)
 
 
 def own_containers(value: Any) -> Any:
@@ -109,7 +141,8 @@ class Rehearsal:
 
     def __init__(self, call: Callable[..., Any], block: nn.Module, args: Any, kwargs: Any) -> None:
         self.obstacle = ""
-        self.draws = False
+        self.sources = sources = _sources(block)
+        """Of random numbers beside torch's: those that it draws from."""
         everything = {(number, name) for number, part in enumerate(_parts(block)) for name in part[3]}
         self.changing: set[tuple[int, str]] = everything
         results = []
@@ -117,15 +150,13 @@ class Rehearsal:
             for _ in range(2):
                 given = _copied((args, kwargs))
                 own = own_containers(given)
-                state = State(block, everything, draws=True)
+                state = State(block, everything, sources)
                 with ExitStack() as stack:
                     stack.enter_context(torch.no_grad())
                     stack.enter_context(_same_numbers(tree_leaves((args, kwargs))))
                     stack.enter_context(state)
-                    numbers = _random()
                     results.append(call(block, *own[0], **own[1]))
-                    self.draws = self.draws or not _equal_states(numbers, _random())
-                    self.changing = state.changed()
+                    self.changing, self.sources = state.changed(), state.drawn()
                 self.obstacle = self.obstacle or _changed(given, own)
         except Exception:  # the real call says what is wrong, or does not mind
             return
@@ -155,14 +186,6 @@ def _same_numbers(leaves: list[Any]) -> Any:
     devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type not in ("cpu", "meta")}
     kind = next((device.type for device in devices), "cuda")
     return torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind)
-
-
-def _equal_states(one: Any, other: Any) -> bool:
-    return bool(
-        one[0] == other[0]
-        and numpy.array_equal(one[1]["state"]["key"], other[1]["state"]["key"])
-        and (one[1]["state"]["pos"] == other[1]["state"]["pos"])
-    )
 
 
 def _are_same(one: Any, other: Any) -> bool:

@@ -1,0 +1,257 @@
+"""external_weight: parameters of watched models mapped from files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import msctx
+from msctx.errors import SwitchError
+from msctx.memory import parameters
+
+
+@pytest.fixture(autouse=True)
+def work_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ASCEND_WORK_PATH", str(tmp_path))
+    return tmp_path
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+
+X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("tmp_weight_*/weight_*"))
+
+
+def test_equal_weights_of_two_models_are_in_one_file(work_path: Path) -> None:
+    one, other, third = network(), network(), nn.Linear(3, 3)
+    with msctx.context(external_weight=True) as ctx:
+        for model in (one, other, third):
+            ctx.watch(model)
+        contents = {p.detach().numpy().tobytes() for model in (one, other, third) for p in model.parameters()}
+        assert len(files(work_path)) == len(contents)
+        assert {path.stat().st_size for path in files(work_path)} == {len(content) for content in contents}
+        assert torch.equal(one.eval()(X), other.eval()(X))
+    assert files(work_path) == []
+    assert [*work_path.iterdir()] == []
+
+
+def mappings(folder: Path) -> dict[str, int]:
+    """How often each file of a folder is mapped into this process."""
+    found: dict[str, int] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if f"/{path}".startswith(str(folder)):
+            found[path] = found.get(path, 0) + 1
+    return found
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="the system does not tell what is mapped")
+def test_parameters_are_mapped_and_unmapped(work_path: Path) -> None:
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(network())
+        ctx.watch(model := network())
+        held = [parameter.data for parameter in model.parameters()]
+        assert len(mappings(work_path)) == len(files(work_path))
+        del held
+    assert mappings(work_path) == {}
+
+
+def test_training_one_model_leaves_the_other_and_the_file(work_path: Path) -> None:
+    one, other = network(), network()
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    trained = network()
+    for model, options in ((trained, {}), (one, {"external_weight": True})):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with msctx.context(**options) as ctx:  # type: ignore[arg-type]
+            ctx.watch(model)
+            if options:
+                ctx.watch(other)
+                contents = [path.read_bytes() for path in files(work_path)]
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(X).square().mean().backward()
+                optimizer.step()
+            if options:
+                assert [path.read_bytes() for path in files(work_path)] == contents
+    assert all(torch.equal(value, one.state_dict()[name]) for name, value in trained.state_dict().items())
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in before.items())
+
+
+def test_identity_strides_dtypes_and_odd_shapes_stay() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = torch.randn(7, 5)
+            made = {
+                "channels_last": torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last),
+                "transposed": torch.randn(5, 7).t(),
+                "part": shared[:, 1:3],
+                "short": torch.randn(3).half(),
+                "brain": torch.randn(3).bfloat16(),
+                "imaginary": torch.randn(3, dtype=torch.complex64),
+                "scalar": torch.tensor(1.5),
+                "empty": torch.empty(0, 3),
+                "expanded": torch.ones(1).expand(3),
+            }
+            for name, value in made.items():
+                self.register_parameter(name, nn.Parameter(value))
+            self.tied = self.short
+
+    model = Odd()
+    found = dict(model.named_parameters())
+    values = {name: parameter.detach().clone() for name, parameter in found.items()}
+    strides = {name: parameter.stride() for name, parameter in found.items() if name not in ("part", "expanded")}
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(model)
+        for _ in range(2):
+            assert all(model.get_parameter(name) is parameter for name, parameter in found.items())
+            assert all(torch.equal(parameter, values[name]) for name, parameter in found.items())
+            assert {name: found[name].stride() for name in strides} == strides
+        assert model.tied is model.short
+    assert all(torch.equal(parameter, values[name]) for name, parameter in found.items())
+    assert {name: found[name].stride() for name in strides} == strides
+
+
+def test_models_that_are_watched_later_and_a_scope_inside_a_scope(work_path: Path) -> None:
+    model = network()
+    with msctx.context(external_weight=True) as ctx:
+        assert files(work_path) == []
+        ctx.watch(model)
+        count = len(files(work_path))
+        assert count
+        with msctx.context(external_weight=False):
+            assert files(work_path) == []
+        assert len(files(work_path)) == count
+        ctx.watch(model)
+        assert len(files(work_path)) == count
+    assert files(work_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_told_and_nothing_changes(work_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (work_path / "file").write_text("")
+    monkeypatch.setenv("ASCEND_WORK_PATH", str(work_path / "file"))
+    model = network()
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
+    msctx.current().watch(model)
+    with pytest.raises(SwitchError, match=r"external_weight: .*file"), msctx.context(external_weight=True):
+        pass
+    assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
+    assert msctx.state()["models.parameters"] is None
+
+
+def test_a_file_that_cannot_be_written_is_told_and_nothing_changes(work_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(400, 400))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # the first fits
+    try:
+        with msctx.context(external_weight=True) as ctx:
+            with pytest.raises(SwitchError, match=r"external_weight: .*weight_[0-9a-f]{64}: File too large"):
+                ctx.watch(model)
+            assert parameters.placed() == {"place": "file", "moved": 0, "bytes": 0, "left": 4}
+            assert not [*work_path.rglob("*.part")]
+        with pytest.raises(SwitchError, match="File too large"), msctx.context(external_weight=True):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert msctx.state()["models.parameters"] is None
+    assert [*work_path.iterdir()] == []
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    with msctx.context(external_weight=True):
+        assert len(files(work_path)) == 4
+
+
+def test_a_folder_that_somebody_removed_is_made_anew(work_path: Path) -> None:
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(network())
+        for folder in work_path.iterdir():
+            shutil.rmtree(folder)
+        ctx.watch(model := network())
+        assert len(files(work_path)) == 6
+        assert model(X).shape == (2, 10)
+    assert [*work_path.iterdir()] == []
+
+
+def test_what_somebody_else_holds_stays_where_it_is() -> None:
+    flat = torch.randn(2, 8)
+    whole, shared, aliased = nn.Linear(3, 3), nn.Linear(3, 3, bias=False).share_memory(), nn.Linear(3, 3)
+    slices = nn.ParameterList([nn.Parameter(flat[0]), nn.Parameter(flat[1])])
+    twice = nn.ParameterList([nn.Parameter(whole_storage := torch.randn(5)), nn.Parameter(whole_storage)])
+    del whole_storage
+    state = aliased.state_dict()
+    model = nn.ModuleList([whole, shared, aliased, slices, twice])
+    pointers = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(model)
+        moved = {name for name, parameter in model.named_parameters() if parameter.data_ptr() != pointers[name]}
+        assert moved == {"0.weight", "0.bias"}
+        assert parameters.placed() == {"place": "file", "moved": 2, "bytes": 48, "left": 7}
+        with torch.no_grad():
+            slices[0].fill_(7)
+            twice[0].fill_(8)
+            aliased.weight.fill_(9)
+    assert (flat[0, 0].item(), twice[1][0].item(), state["weight"][0, 0].item()) == (7, 8, 9)
+    assert shared.weight.is_shared()
+    assert parameters.placed() == {"place": None, "moved": 0, "bytes": 0, "left": 0}
+
+
+@pytest.mark.parametrize("back_inside", [True, False])
+def test_a_model_that_was_moved_in_inference_mode_trains_afterwards(back_inside: bool) -> None:
+    model = network()
+    model(X).sum().backward()
+    with msctx.context() if back_inside else msctx.context(external_weight=True):
+        with torch.inference_mode(), msctx.context(external_weight=True) as ctx:
+            ctx.watch(nn.Sequential(model, made_there := nn.Linear(3, 3)))
+            model.eval()(X)
+            made_there(torch.ones(3))
+        assert not any(parameter.is_inference() for parameter in model.parameters())
+        model.train()(X).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+def test_a_cap_on_memory_counts_neither_moving_nor_putting_back() -> None:
+    model = nn.Linear(1024, 1024, bias=False)
+    expected = model.weight.detach().clone()
+    with msctx.context(external_weight=True, max_device_memory="3MB") as ctx:
+        ctx.watch(model)
+        before = msctx.memory_stats()["caps"][-1]["peak_bytes"]
+        assert before < 2**20, "4 MB were copied into memory under the cap"
+        with msctx.context(external_weight=False):
+            assert parameters.read() is None
+            assert torch.equal(model.weight, expected)
+        assert parameters.read() == "file"
+    assert torch.equal(model.weight, expected)
+    assert parameters.read() is None
+
+
+def test_what_cannot_be_put_back_is_told_and_the_switch_is_none(work_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    expected = [parameter.detach().clone() for parameter in model.parameters()]
+    msctx.current().watch(model)
+    parameters.write("file")
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
+
+    def memory(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
+        if parameter is model[0].weight:
+            raise torch.OutOfMemoryError("there is no room")
+        return torch.empty_like(parameter.data, device=device)
+
+    monkeypatch.setattr(parameters, "_memory_of", memory)
+    with pytest.raises(SwitchError, match=r"1 parameters \(432 bytes\) stay in host memory: there is no room"):
+        parameters.write(None)
+    assert parameters.read() is None
+    assert [*work_path.iterdir()] == []
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), expected, strict=True))
+    same = [parameter.data_ptr() == pointer for parameter, pointer in zip(model.parameters(), pointers, strict=True)]
+    assert same == [True] + [False] * 5
