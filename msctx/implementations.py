@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msctx.errors import FileError, Problem
+from msctx.newfile import write_new
 from msctx.options.precision_rules import BY_DEFAULT, CHOOSABLE
 
 HEAD = """\
@@ -24,11 +24,5 @@ def text(name: str) -> str:
 def write(name: str) -> Path:
     """Write the list; a file that is there is left alone, and that is an error."""
     path = Path(name)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text(path.name))
-    except FileExistsError:
-        raise FileError([Problem("", "is there already; nothing was written: choose another name", name)]) from None
-    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
-        raise FileError([Problem("", f"cannot be written: {getattr(error, 'strerror', None) or error}", name)]) from None
+    write_new(path, text(path.name))
     return path

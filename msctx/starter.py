@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 from msctx.errors import FileError, Problem
+from msctx.newfile import unwritten, write_new
 from msctx.options import OPTIONS
 from msctx.options.layers import presets
 from msctx.options.yamlfile import scalar
@@ -98,20 +99,10 @@ def write(name: str) -> list[Path]:
         hint = "" if there else f"make it first: mkdir -p {shlex.quote(str(path.parent))}"
         raise FileError([Problem("", wrong, name, suggestion=hint)])
     schema = path.parent / SCHEMA
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text(path.name))
-    except FileExistsError:
-        raise FileError([Problem("", "is there already; nothing was written: choose another name", name)]) from None
-    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
-        raise FileError([_unwritten(path, error)]) from None
+    write_new(path, text(path.name))
     try:
         schema.write_text(dump(), encoding="utf-8")
     except OSError as error:
         path.unlink()  # an experiment without its schema would have no completion, and a second try would refuse
-        raise FileError([_unwritten(schema, error)]) from None
+        raise FileError([unwritten(schema, error)]) from None
     return [path, schema]
-
-
-def _unwritten(path: Path, error: OSError | ValueError) -> Problem:
-    return Problem("", f"cannot be written: {getattr(error, 'strerror', None) or error}", str(path))
