@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx._version import __version__
+from msctx.compare_commands import capture, compare
 from msctx.errors import FileError, MsctxError, MsctxWarning, OptionError, Problem, StrictError, _ProblemsError
 from msctx.stdout import Json
 from msctx.stdout import print_json as _print_json
@@ -35,6 +36,8 @@ app = typer.Typer(
 )
 
 app.add_typer(tune, name="tune")
+app.command(epilog="Example: msctx compare conv --workload resnet50 --quick --out compared")(compare)
+app.command(epilog="Example: msctx capture mymodel:make --out mine.yaml")(capture)
 
 
 def _version(wanted: bool) -> None:
@@ -58,12 +61,18 @@ def run(
     ] = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
+    sweep: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Run with each value, and with each of several such keys.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Run an experiment under its options, record it, and put everything back."""
     from msctx.run.config import read
 
     experiment = read(file, overrides or (), need_entry=True)
+    if sweep:
+        _sweep(file, overrides or (), sweep, experiment, out, dry_run, json_)
+        return
     from msctx.run.runner import prepare_environment  # from here on torch is imported
 
     prepare_environment(experiment)
@@ -103,6 +112,37 @@ def run(
         _print_json(result)
     else:
         console.print(render.pairs_table(result, ("result", "")))
+
+
+def _sweep(
+    file: str, overrides: list[str] | tuple[()], words: list[str], experiment: Any, out: str | None, dry_run: bool, json_: bool
+) -> None:
+    """A run for each point of a grid; ends with 1 where one of them failed."""
+    from msctx import render
+    from msctx.run import sweep as sweeping
+    from msctx.run.config import read
+
+    values = sweeping.read(words)
+    grid = sweeping.points(values)
+    for point in grid:  # a mistake in the last point is told before the first has run
+        read(file, [*overrides, *sweeping.words_of(point)], need_entry=True)
+    if dry_run:
+        _print_json(grid) if json_ else render.console().print(render.sweep_table(grid, []))
+        return
+    console = render.console(sys.stderr)
+
+    def told(number: int, count: int, point: Any, result: Any) -> None:
+        with suppress(OSError):
+            console.print(f"{number} of {count}: {' '.join(sweeping.words_of(point))}: {result['status']}", markup=False)
+
+    found = sweeping.sweep(file, experiment.name, overrides, values, out, experiment.record_dir, told)
+    results = [point["result"] for point in found["points"]]
+    if json_:
+        _print_json(found)
+    else:
+        render.console().print(render.sweep_table(grid, results))
+        print(f"sweep.json and sweep.csv are in {found['dir']}")
+    raise typer.Exit(1 if any(result["status"] != "completed" for result in results) else 0)
 
 
 @app.command(epilog="Example: msctx explain deterministic=ON conv_allow_tf32=false --device cuda")
@@ -180,8 +220,15 @@ def _write_ini(name: str | None, file: str, json_: bool) -> None:
 
 
 @app.command()
-def schema(json_: Json = False) -> None:
+def schema(
+    result: Annotated[bool, typer.Option("--result", help="Of the result.json of msctx compare.")] = False, json_: Json = False
+) -> None:
     """The JSON Schema of experiment files, for editors: completion, hover texts and checks. It is JSON in any case."""
+    if result:
+        from msctx.compare.schema import RESULT
+
+        _print_json(RESULT)
+        return
     from msctx.schema import dump
 
     _print(dump().rstrip("\n"))

@@ -160,6 +160,24 @@ def pairs_table(data: Mapping[str, Any], columns: Iterable[str] = ("switch", "va
     return table
 
 
+def sweep_table(points: Iterable[Mapping[str, Any]], results: Iterable[Mapping[str, Any]]) -> Table:
+    """A line for each run of a grid: its point, and the numbers of its result."""
+    points, results = list(points), list(results)
+    names = list(
+        dict.fromkeys(k for r in results for k, v in r.items() if isinstance(v, int | float) and not isinstance(v, bool))
+    )
+    table = _table(*(points[0] if points else ()), *(("status", *names) if results else ()))
+    for number, point in enumerate(points):
+        cells = [str(value) for value in point.values()]
+        if number < len(results):
+            result = results[number]
+            cells += [str(result["status"])] + [
+                f"{result[n]:.4g}" if isinstance(result.get(n), float) else str(result.get(n, "")) for n in names
+            ]
+        table.add_row(*map(Text, cells))
+    return table
+
+
 def tuning_table(found: Mapping[str, Any]) -> Group:
     """A tuning file: each stamp, whether it is used here, and its entries."""
     entries = sum(len(group["entries"]) for group in found["groups"])

@@ -1,4 +1,4 @@
-"""The JSON Schema of an experiment file, made from the declarations: editors complete, check and explain with it.
+"""The JSON Schema of experiment files, and those of msctx compare, made from the declarations: editors complete and check with it.
 
 It follows draft 7, which YAML language servers know, and was tried with Red Hat's. What a schema cannot say (two spellings of one
 option with different values, the content of files, ``1.0`` for a whole number) is left to ``msctx explain``.
@@ -13,6 +13,7 @@ import json
 import re
 from typing import Any
 
+from msctx.compare import schema as compare
 from msctx.options import GROUPS, OPTIONS, UNSET, Option
 from msctx.options.kinds import Kind, YamlWord
 from msctx.options.layers import presets
@@ -67,13 +68,17 @@ def build() -> dict[str, Any]:
     context = _object(tree, "", definitions)
     context["properties"]["preset"] = _preset()
     context["type"] = ["object", "null"]
+    compared = compare.sections(sorted(OPTIONS))
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "description": "An experiment of msctx: what to run, and under which options.",
+        "description": "An experiment of msctx (what to run, and under which options), a comparison, or a workload to compare.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {name: {**_text(HELP[name]), **schema} for name, schema in {"context": context, **sections}.items()},
-        "definitions": definitions,
+        "properties": {
+            **{name: {**_text(HELP[name]), **schema} for name, schema in {"context": context, **sections}.items()},
+            **{name: {**_text(compare.HELP[name]), **schema} for name, schema in compared.items()},
+        },
+        "definitions": {**definitions, "values": compare.VALUES},
     }
 
 

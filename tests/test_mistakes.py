@@ -22,6 +22,22 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
     "text for a number": ("explain x.yaml", {"x.yaml": 'context:\n  runtime_num_threads: "8"\n  op_timeout: 1m\n'}),
     "a number that YAML 1.1 and 1.2 read differently": ("explain x.yaml", {"x.yaml": "context:\n  runtime_num_threads: 010\n"}),
     "memory": ("explain max_device_memory=4OGB mempool_block_size=512MB variable_memory_max_size=40GB", {}),
+    "a comparison": (
+        "compare x.yaml --axis deterministic=ON,OF",
+        {
+            "x.yaml": "compare:\n  workload: resnet5\n  directions: [fprop, forward]\n  second: 3\ncontext:\n  determinstic: ON\n"
+            "axes:\n  conv_fprop_alg: [gemm]\n  conv_dgrad_algo: [algo_1, algo_9]\n"
+        },
+    ),
+    "a workload": (
+        "compare conv --workload x.yaml",
+        {
+            "x.yaml": "workload:\n  layers:\n    - {input: 1x8x16x16, weight: 4x7x3x3}\n    - {input: 1x8x16, weight: 4x8x3x3}\n"
+            "    - {a: 3x4, b: 5x6}\n    - {input: 1x8x16x16, weight: 4x8x3x3, strid: 2}\n"
+        },
+    ),
+    "what cannot be compared": ("compare resnet5", {}),
+    "a sweep": ("run x.yaml --sweep sed=1,2 --sweep deterministic", {"x.yaml": "experiment:\n  entry: train.py:train\n"}),
     "a key that stands twice": (
         "explain x.yaml",
         {"x.yaml": "context:\n  seed: 1\n  deterministic: OFF\n  seed: 2\n"},

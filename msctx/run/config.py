@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,20 @@ def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = 
     """
     path = find_file(file) if file else None
     document = load(path, collect=True) if path else parse("", "")
+    return read_document(document, path, overrides, need_entry=need_entry)
+
+
+def read_document(
+    document: Document,
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    need_entry: bool = False,
+    others: Collection[str] = (),
+) -> Experiment:
+    """:func:`read` for a file that was read already; sections named in *others* are somebody else's."""
     problems: list[Problem] = list(document.problems)
-    sections = _sections(document, problems)
+    sections = _sections(document, problems, others)
     options, marks = sections.pop("context"), document.under("context")
     given = _overrides(overrides, problems)
     for section, values in given.items():
@@ -138,7 +150,7 @@ def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = 
     )
 
 
-def _sections(document: Document, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+def _sections(document: Document, problems: list[Problem], others: Collection[str] = ()) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"context": {}, **{name: {} for name in SECTIONS}}
     data = document.data
     if data is None:
@@ -149,10 +161,12 @@ def _sections(document: Document, problems: list[Problem]) -> dict[str, dict[str
         problems.append(Problem("", "is not a dictionary", document.file, ", ".join(f"{n}:" for n in found)))
         return found
     for key, value in data.items():
+        if key in others:
+            continue
         if key not in found:
-            allowed = ", ".join(found)
+            allowed = ", ".join((*found, *others))
             text = "is an option: it belongs under `context:`" if find(key) else "unknown section"
-            hint = "" if find(key) else nearest(key, found)
+            hint = "" if find(key) else nearest(key, (*found, *others))
             problems.append(Problem(key, text, allowed=allowed, suggestion=hint, mark=document.mark((key, ""))))
         elif value is None or value is INVALID:
             continue

@@ -1,0 +1,43 @@
+"""The table of comparisons in the README, from results of msctx compare.
+
+msctx compare precision --out DIR && python bench/compared.py DIR/result.json …
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import contest
+
+
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: for each comparison the speed of each choice on the whole, and its worst error."""
+    lines = ["| comparison | choice | speed, torch's own path is 1 | worst error | rows measured |", "|---|---|---|---|---|"]
+    for result in results:
+        for number, total in enumerate(sorted(result["totals"], key=lambda total: -total["ratio"])):
+            error = f"{total['error']:.0e}" if total["error"] else ""
+            name = f"`{result['name']}`" if number == 0 else ""
+            lines.append(f"| {name} | {total['point']} | **{total['ratio']:.2f}** | {error} | {total['rows']} |")
+        if len(result["rows"]) > 2:
+            lines.append(
+                f"|  | the fastest of each row | **{result['best']['ratio']:.2f}** |  | {len(result['best']['points'])} |"
+            )
+    processors = {result["environment"]["cpu"] for result in results}
+    return [
+        *lines,
+        "",
+        f"{', '.join(sorted(processors))}, torch {results[0]['environment']['libraries']['torch']}; one run each.",
+    ]
+
+
+def main() -> None:
+    files = [Path(word) for word in sys.argv[1:]]
+    if not files or any(word.startswith("-") for word in sys.argv[1:]):
+        sys.exit(__doc__)
+    contest.into_readme("compare", table(contest.read(files)), by="bench/compared.py")
+
+
+if __name__ == "__main__":
+    main()

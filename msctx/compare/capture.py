@@ -1,0 +1,127 @@
+"""The layer problems that a model really has: one forward pass, watched below autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from msctx.compare.model import Model
+from msctx.compare.workload import DTYPES, Convolution, Layer, Matmul, Workload
+from msctx.errors import EntryFailed
+from msctx.run.entry import users_traceback
+
+aten = torch.ops.aten
+
+
+def capture(model: Model) -> Workload:
+    """Run a model once, in evaluation mode, and count its convolutions and products; equal ones are one layer.
+
+    A layer has the path of the first module that computes it for a name. What is no convolution and no product of matrices
+    (attention that is fused into one operator, for instance) is not in it.
+    """
+    found = problems(model)
+    layers: dict[Layer, tuple[str, int]] = {}
+    for layer in found:
+        key = replace(layer, name="")
+        name, count = layers.get(key, (layer.name, 0))
+        layers[key] = name, count + 1
+    rows = [replace(layer, name=name, count=count) for layer, (name, count) in layers.items()]
+    return Workload(model.name, tuple(rows), f"one forward pass of {model.name}")
+
+
+def problems(model: Model) -> list[Layer]:
+    """Each convolution and product in the order in which they ran, named by the path of its module."""
+    was = {module: module.training for module in model.module.modules()}
+    model.module.eval()
+    try:
+        with _paths(model.module) as path, _Recorder(path) as recorder:
+            model.forward()  # with gradients: without them PyTorch's encoder computes a layer in one operator
+    except Exception as error:
+        raise EntryFailed(f"the model raised\n{users_traceback(error)}") from None
+    finally:
+        for module, training in was.items():
+            module.training = training
+    return recorder.found
+
+
+@contextmanager
+def _paths(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """What tells the path of the module that computes now."""
+    names = {module: name for name, module in model.named_modules()}
+    inside: list[str] = []
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if module in names:
+            inside.append(names[module])
+
+    def leave(module: nn.Module, *_: Any) -> None:
+        if module in names:
+            inside.pop()
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        yield lambda: inside[-1] if inside else ""
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, path: Callable[[], str]) -> None:
+        super().__init__()
+        self.found: list[Layer] = []
+        self._path = path
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (make := _LAYERS.get(function)) is not None and (layer := make(self._path(), *args)) is not None:
+            self.found.append(layer)
+        return function(*args, **(kwargs or {}))
+
+
+def _convolution(
+    name: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Any,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Layer | None:
+    axes = x.ndim - 2
+    last = x.ndim in (4, 5) and not x.is_contiguous() and x.is_contiguous(memory_format=_LAST[x.ndim])
+    each = [tuple(values) * (axes if len(values) == 1 else 1) for values in (stride, padding, dilation, output_padding)]
+    layout = "channels_last" if last else "channels_first"
+    dtype = _dtype(x)
+    return dtype and Convolution(name, tuple(x.shape), tuple(weight.shape), *each, groups, transposed, dtype, layout)  # type: ignore[return-value]
+
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _product(name: str, a: torch.Tensor, b: torch.Tensor) -> Layer | None:
+    dtype = _dtype(a)
+    return Matmul(name, tuple(a.shape), tuple(b.shape), dtype) if dtype and a.numel() and b.numel() else None
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return name if name in DTYPES and tensor.numel() else ""
+
+
+_LAYERS: dict[Any, Callable[..., Layer | None]] = {
+    aten.convolution.default: _convolution,
+    aten.mm.default: _product,
+    aten.bmm.default: _product,
+    aten.addmm.default: lambda name, bias, a, b, *_: _product(name, a, b),
+    aten.baddbmm.default: lambda name, bias, a, b, *_: _product(name, a, b),
+}

@@ -1,0 +1,383 @@
+"""A comparison as its YAML file and the command line describe it, checked; every problem is told at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msctx.compare import grid, workload
+from msctx.compare.grid import DIRECTIONS, Axes, Point
+from msctx.compare.workload import Workload
+from msctx.errors import FileError, Mark, MsctxError, OptionError, Problem, nearest
+from msctx.options import find, make_layer
+from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
+from msctx.options.layers import from_text, shipped
+from msctx.options.yamlfile import Document, load, parse
+from msctx.run.config import Experiment, read_document
+
+PHASES = ("inference", "training")
+SUBJECTS = ("workload", "model", "experiment")
+
+
+@dataclass(frozen=True)
+class SomeOf(Kind):
+    """A list of some of a few words, or one of them."""
+
+    words: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"a list of some of {', '.join(self.words)}"
+
+    def parse(self, value: Any) -> tuple[str, ...]:
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, list) or not found:
+            raise BadValue(f"{show(value)} is not a list of words", allowed=self.allowed)
+        for word in found:
+            if word not in self.words:
+                raise BadValue(
+                    f"{show(word)} is not one of them", allowed=self.allowed, suggestion=nearest(str(word), self.words)
+                )
+        return tuple(word for word in self.words if word in found)
+
+    def schema(self) -> dict[str, Any]:
+        word = {"enum": list(self.words)}
+        return {"anyOf": [word, {"type": "array", "items": word, "minItems": 1}]}
+
+
+@dataclass(frozen=True)
+class SecondsKind(Kind):
+    allowed: str = "seconds, more than 0"
+
+    def parse(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
+            raise BadValue(f"{show(value)} is not a number of seconds", allowed=self.allowed)
+        return float(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number", "exclusiveMinimum": 0}
+
+
+KEYS: dict[str, Kind] = {
+    "name": TextKind("a name for the report"),
+    "workload": TextKind("the name of a shipped workload, or a YAML file"),
+    "model": TextKind("package.module:function or path/to/file.py:function, which returns a torch.nn.Module and an input"),
+    "experiment": TextKind("an experiment: its YAML file, or the name of a shipped one"),
+    "directions": SomeOf(DIRECTIONS),
+    "phases": SomeOf(PHASES),
+    "batch": IntKind(1, 1 << 20),
+    "seconds": SecondsKind(),
+    "repetitions": IntKind(1, 1000),
+    "error_limit": ShareKind(),
+    "budget": ShareKind(),
+}
+"""What stands under ``compare:``."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare, with what.
+
+    Attributes:
+        base: the options that hold for all, as an experiment without an entry.
+        points: the choices.
+        seconds: of measuring for one row.
+        repetitions: of whole runs, where the subject is an experiment.
+        error_limit: the error beyond which a result is wrong where the algorithm states no bound.
+        budget: the error that a per-layer setting may have on the whole model.
+        total: seconds after which no further row is begun.
+    """
+
+    name: str
+    subject: str
+    of: str
+    base: Experiment
+    axes: Axes
+    points: tuple[Point, ...]
+    directions: tuple[str, ...] = DIRECTIONS
+    phases: tuple[str, ...] = PHASES
+    batch: int = 1
+    seconds: float = 1.0
+    repetitions: int = 1
+    error_limit: float = 0.02
+    budget: float | None = None
+    total: float | None = None
+    layers: Workload | None = None
+    command: str = ""
+    file: Path | None = None
+    place: Mark | None = None
+    """Where in the file the subject is named."""
+
+
+QUICK_SECONDS, QUICK_TOTAL = 0.15, 40.0
+
+
+def find_file(name: str) -> Path | None:
+    """The file of a comparison that a user names: a path, or the name of a shipped one; else ``None``."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    return {p.stem: p for p in sorted(shipped("compare").glob("*.yaml"))}.get(name)
+
+
+@dataclass
+class Given:
+    """What the command line says beside the subject."""
+
+    overrides: Sequence[str] = ()
+    axes: Sequence[str] = ()
+    shapes: Sequence[str] = ()
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Of :data:`KEYS`, those that were given."""
+    quick: bool = False
+    command: str = ""
+
+
+def read(subject: str, given: Given) -> Comparison:
+    """The comparison of a file, of ``conv`` or ``matmul``, of a model (``package.module:function``) or of an experiment.
+
+    Raises:
+        FileError: a file is missing, unreadable or not YAML.
+        OptionError: everything that is wrong with what it and the command line say.
+    """
+    problems: list[Problem] = []
+    path = find_file(subject) if subject not in ("conv", "matmul") else None
+    document = load(path, collect=True) if path else parse("", "")
+    others = ("compare", "axes")
+    try:
+        base = read_document(document, path, given.overrides, others=others)
+    except OptionError as error:
+        problems += error.problems
+        base = Experiment({})
+    data = document.data if isinstance(document.data, dict) else {}
+    keys = _keys(data.get("compare"), document, problems)
+    for key, value in given.keys.items():
+        if value is not None:
+            _check(key, value, problems, where="command line", into=keys)
+    if path is not None and "compare" not in data and base.entry:
+        keys.setdefault("experiment", str(path))
+    elif path is None and subject not in ("conv", "matmul"):
+        keys[_kind_of(subject)] = subject
+    axes, marks = _axes(data.get("axes"), document, problems), document.under("axes")
+    named_in_words = _axes_of_words(given.axes, problems)
+    axes |= named_in_words
+    layers = _shapes(given.shapes, problems)
+    named = [kind for kind in SUBJECTS if kind in keys]
+    if subject in ("conv", "matmul") and not named and layers is None:
+        what = "--workload NAME" + (" or --shape MxKxN" if subject == "matmul" else "")
+        problems.append(
+            Problem("", f"msctx compare {subject} needs a subject", "command line", f"{what}: {', '.join(workload.known())}")
+        )
+    elif len(named) + (layers is not None) != 1:
+        what = "nothing is named" if not named else f"{' and '.join(named)} are named"
+        place = str(path) if path else "command line"
+        problems.append(Problem("compare", f"{what} to be compared", place, f"one of {', '.join(SUBJECTS)}"))
+    elif named == ["workload"]:
+        layers = _workload(str(keys["workload"]), path, document, problems)
+    if layers is not None and subject in ("conv", "matmul"):
+        kind = workload.Convolution if subject == "conv" else workload.Matmul
+        layers = Workload(layers.name, tuple(layer for layer in layers.layers if isinstance(layer, kind)), layers.source)
+    if not axes and not problems:
+        axes = _default_axes(subject, named, tuple(keys.get("directions", DIRECTIONS)), path)
+    if "budget" in keys and named != ["model"]:
+        mark = document.mark(("compare", "budget"))
+        problems.append(
+            Problem("compare.budget", "a budget is for the error of a whole model: compare package.module:function", mark=mark)
+        )
+    points = _points(axes, lambda place: None if place[0] in named_in_words else marks(place), problems)
+    if problems:
+        raise OptionError(sorted(problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
+    if layers is not None:
+        layers = layers.with_batch(int(keys.get("batch", 1)))
+    kind = named[0] if named else "workload"
+    of = str(keys[kind]) if named else layers.name if layers else ""
+    more = {
+        key: keys[key]
+        for key in ("directions", "phases", "batch", "seconds", "repetitions", "error_limit", "budget")
+        if key in keys
+    }
+    if given.quick:
+        more = {"seconds": QUICK_SECONDS, "total": QUICK_TOTAL} | more
+    place = document.mark(("compare", kind)) if path else None
+    name = str(keys.get("name", path.stem if path else layers.name if layers else of))
+    return Comparison(
+        name, kind, of, base, axes, tuple(points), layers=layers, command=given.command, file=path, place=place, **more
+    )
+
+
+BUDGET = "a budget is for the error of a whole model: compare package.module:function"
+
+
+def _kind_of(subject: str) -> str:
+    if ":" in subject:
+        return "model"
+    if subject in workload.known():
+        return "workload"
+    names = {p.stem for p in shipped("experiments").glob("*.yaml")}
+    if subject in names:
+        return "experiment"
+    comparisons = {p.stem for p in shipped("compare").glob("*.yaml")}
+    allowed = (
+        f"a YAML file; conv, matmul; package.module:function; {', '.join(sorted({*comparisons, *names, *workload.known()}))}"
+    )
+    hint = nearest(subject, {*comparisons, *names, *workload.known(), "conv", "matmul"})
+    raise FileError([Problem("", "is nothing that can be compared", subject, allowed, hint)])
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _keys(section: Any, document: Document, problems: list[Problem]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if section is None:
+        return found
+    if not isinstance(section, dict):
+        problems.append(Problem("compare", "is not a dictionary", mark=document.mark(("compare",))))
+        return found
+    for key, value in section.items():
+        if key not in KEYS:
+            mark = document.mark(("compare", key, ""))
+            problems.append(Problem(f"compare.{key}", "unknown key", "", ", ".join(KEYS), nearest(str(key), KEYS), mark))
+        else:
+            _check(key, value, problems, mark=document.mark(("compare", key)), into=found)
+    return found
+
+
+def _check(
+    key: str, value: Any, problems: list[Problem], *, where: str = "", mark: Mark | None = None, into: dict[str, Any]
+) -> None:
+    try:
+        into[key] = KEYS[key].parse(value)
+    except BadValue as bad:
+        problems.append(Problem(f"compare.{key}", bad.text, where, bad.allowed, str(bad.suggestion or ""), mark))
+
+
+AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
+
+
+def _axes(section: Any, document: Document, problems: list[Problem]) -> dict[str, Any]:
+    if section is None:
+        return {}
+    if not isinstance(section, dict):
+        problems.append(Problem("axes", "is not a dictionary", document.file, AXIS, mark=document.mark(("axes",))))
+        return {}
+    found = {}
+    for key, values in section.items():
+        fine = (
+            isinstance(values, list)
+            if find(key)
+            else isinstance(values, dict) and all(value is None or isinstance(value, dict) for value in values.values())
+        )
+        if fine and values:
+            found[key] = values
+        else:
+            text = "is not a list of values" if find(key) else "is no option, and has no sets of options either"
+            hint = "" if find(key) else nearest(key, _names())
+            problems.append(Problem(f"axes.{key}", text, "", AXIS, hint, document.mark(("axes", key, ""))))
+    return found
+
+
+def _names() -> list[str]:
+    from msctx.options import OPTIONS
+
+    return [spelling for option in OPTIONS.values() for spelling in option.spellings]
+
+
+def _axes_of_words(words: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for word in words:
+        key, sign, text = word.partition("=")
+        if not sign or not text or not find(key):
+            hint = "" if not sign or find(key) else nearest(key, _names())
+            what = "is no option" if sign and text else "is not KEY=VALUE,VALUE"
+            problems.append(Problem("--axis", f"{word!r} {what}", "command line", "an option with its values", hint))
+            continue
+        found[key] = values_of(key, text)
+    return found
+
+
+def values_of(key: str, text: str) -> list[Any]:
+    """``a,b,c`` as the values of an option; a value that has commas of its own stands in a YAML list: ``['a,b','c']``."""
+    if text.startswith("["):
+        data = parse(text, "command line").data
+        return list(data) if isinstance(data, list) else [data]
+    return [from_text(key, part) for part in text.split(",")]
+
+
+def _shapes(words: Sequence[str], problems: list[Problem]) -> Workload | None:
+    layers = []
+    for word in words:
+        sizes = word.lower().split("x")
+        if len(sizes) != 3 or not all(size.isdecimal() and int(size) for size in sizes):
+            problems.append(
+                Problem("--shape", f"{word!r} is no shape of a product", "command line", "MxKxN, such as 1024x1024x1024")
+            )
+            continue
+        m, k, n = map(int, sizes)
+        layers.append(workload.Matmul(word, (m, k), (k, n)))
+    return Workload("matmul", tuple(layers)) if layers else None
+
+
+def _workload(name: str, path: Path | None, document: Document, problems: list[Problem]) -> Workload | None:
+    beside = path.parent / name if path else None
+    try:
+        return workload.read(str(beside) if beside is not None and beside.is_file() else name)
+    except (OptionError, FileError) as error:
+        mark = document.mark(("compare", "workload"))
+        problems += [
+            p if p.mark else Problem("compare.workload", f"{p.where} {p.text}", "", p.allowed, p.suggestion, mark)
+            for p in error.problems
+        ]
+        return None
+
+
+def _default_axes(subject: str, named: list[str], directions: tuple[str, ...], path: Path | None) -> dict[str, Any]:
+    """What is compared where nothing was said: all algorithms for layers, those that decide for themselves for whole models."""
+    if subject == "matmul":
+        return {"matmul_allow_tf32": [False, True]}
+    every = grid.every_algorithm(directions)
+    if named == ["workload"]:
+        return {"algorithm": every}
+    if named == ["experiment"]:
+        return {"deterministic": ["OFF", "ON"]}
+    return {"algorithm": {name: every[name] for name in ("normal", "performance")}}
+
+
+def _points(axes: Axes, marks: Any, problems: list[Problem]) -> list[Point]:
+    """The grid; each value is checked by itself, so that a mistake is told once and at its place."""
+    before = len(problems)
+    for key, values in axes.items():
+        sets = values.values() if isinstance(values, Mapping) else [{key: value} for value in values]
+        for number, options in enumerate(sets):
+            name = list(values)[number] if isinstance(values, Mapping) else number
+            mark = marks((key, name))
+            try:
+                make_layer(options or {}, "axes" if mark else "command line", (lambda place, mark=mark: mark) if mark else None)
+            except OptionError as error:
+                problems += error.problems
+    return grid.points(axes) if len(problems) == before else []
+
+
+def combined(points: Sequence[Point]) -> dict[str, str]:
+    """Point → why its options cannot stand together."""
+    found = {}
+    for point in points:
+        try:
+            make_layer(point.options, "axes")
+        except MsctxError as error:
+            found[point.name] = str(error).partition("\n")[0]
+    return found
+
+
+def pairs(points: Sequence[Point], option: str) -> list[tuple[Point, Point, Any, Any]]:
+    """The pairs of points that differ in one option alone."""
+    found = []
+    for one, other in itertools.combinations(points, 2):
+        a, b = dict(one.options), dict(other.options)
+        first, second = a.pop(option, None), b.pop(option, None)
+        if first != second and a == b:
+            found.append((one, other, first, second))
+    return found

@@ -1,0 +1,101 @@
+"""A whole experiment as the subject: each choice is a run in a process of its own, and its result is what the run returned."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msctx.compare.comparison import TORCH, Outcome, Watch
+from msctx.compare.config import Comparison, combined
+from msctx.run.sweep import run_point, words_of
+
+OUR_KEYS = {"status", "started", "seconds", "restored", "run_dir", "error", "left_changed"}
+
+
+def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
+    """One row: the time of the whole run. Between the points the order changes from round to round."""
+    watch = watch or Watch()
+    choices: dict[str, Mapping[str, Any]] = {TORCH: {}, **{point.name: point.options for point in comparison.points}}
+    impossible = combined(comparison.points)
+    rounds = max(1, comparison.repetitions)
+    watch.begin(rounds * len(choices))
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
+    outcome = Outcome()
+    base = words_of({name: s.value for name in comparison.base.settings if (s := comparison.base.settings.get(name))})
+    given = [word for word in base if comparison.file is None or str(comparison.file) != comparison.of]
+    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder:
+        try:
+            for number in range(rounds):
+                order = list(choices) if number % 2 == 0 else list(reversed(choices))
+                for name in order:
+                    watch.row(name)
+                    if name not in impossible:
+                        place = Path(folder) / f"{number}-{list(choices).index(name)}"
+                        result = run_point(comparison.of, [*given, *words_of(choices[name])], place)
+                        result["ran"] = _what_ran(place)
+                        found[name].append(result)
+                    watch.end_row()
+        except KeyboardInterrupt:
+            outcome.partial = "interrupted"
+    outcome.rows.append(_row(comparison, found, impossible))
+    return outcome
+
+
+def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impossible: Mapping[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": comparison.of, "direction": "run", "problem": "a whole run", "count": 1, "operations": 0}
+    row |= {"baseline": {}, "cells": []}
+    plain = _seconds(found[TORCH])
+    if not plain:
+        row["reason"] = _why(found[TORCH])
+        return row
+    row["baseline"] = {"ran": found[TORCH][0].get("ran", ""), "ms": statistics.median(plain) * 1e3, "error": None}
+    row["baseline"] |= {"peak_bytes": found[TORCH][0].get("peak_memory_bytes"), "metrics": _metrics(found[TORCH])}
+    row["rounds"] = len(plain)
+    for point in comparison.points:
+        cell: dict[str, Any] = {"point": point.name, "asked": dict(point.options)}
+        own = _seconds(found[point.name])
+        if point.name in impossible or not own:
+            row["cells"].append(cell | {"reason": impossible.get(point.name) or _why(found[point.name])})
+            continue
+        ratios = [a / b for a, b in zip(plain, own, strict=False)]
+        row["cells"].append(
+            cell
+            | {"ran": found[point.name][0].get("ran", ""), "ratio": statistics.median(ratios), "error": None}
+            | {"spread": (max(ratios) - min(ratios)) / statistics.median(ratios) if len(ratios) > 1 else None}
+            | {"ms": statistics.median(own) * 1e3, "peak_bytes": found[point.name][0].get("peak_memory_bytes")}
+            | {"metrics": _metrics(found[point.name])}
+        )
+    return row
+
+
+def _seconds(results: list[dict[str, Any]]) -> list[float]:
+    return [max(float(result["seconds"]), 1e-3) for result in results if result.get("status") == "completed"]
+
+
+def _why(results: list[dict[str, Any]]) -> str:
+    text = next((str(r.get("error", r.get("status"))) for r in results if r.get("status") != "completed"), "it did not run")
+    return text.strip().splitlines()[-1]
+
+
+def _metrics(results: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in results[0].items()
+        if key not in OUR_KEYS | {"ran"} and isinstance(value, int | float | str)
+    }
+
+
+def _what_ran(folder: Path) -> str:
+    try:
+        rows = json.loads((folder / "choices.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "torch"
+    ran = Counter[str]()
+    for row in rows:
+        ran[row["ran"]] += row["calls"]
+    return ", ".join(name if len(ran) == 1 else f"{name} x{count}" for name, count in ran.most_common())

@@ -1,0 +1,74 @@
+"""What is compared: the points of a grid of options, each a choice of one value for each axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msctx.options import OPTIONS, find
+
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
+ALGORITHMS = tuple(f"conv_{direction}_algo" for direction in DIRECTIONS)
+Axes = Mapping[str, "Sequence[Any] | Mapping[str, Mapping[str, Any]]"]
+"""An option with its values, or a name of one's own with sets of options by names of one's own."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One choice: its name, and the options that it sets beside those of all."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+def points(axes: Axes) -> list[Point]:
+    """The product of all axes, the last running fastest."""
+    each = [_choices(key, values) for key, values in axes.items()]
+    found = []
+    for picked in itertools.product(*each):
+        options: dict[str, Any] = {}
+        for _, more in picked:
+            options.update(more)
+        found.append(Point(", ".join(name for name, _ in picked), options))
+    return found
+
+
+def _choices(key: str, values: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    if isinstance(values, Mapping):
+        return [(str(name), options or {}) for name, options in values.items()]
+    return [(f"{key}={_text(value)}", {key: value}) for value in values]
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
+    """Those that have a say in one direction of a convolution: algorithms of the others have none."""
+    if direction not in DIRECTIONS:
+        return dict(options)
+    others = {f"conv_{d}_algo" for d in DIRECTIONS if d != direction}
+    return {key: value for key, value in options.items() if _name(key) not in others}
+
+
+def asked_algorithm(options: Mapping[str, Any], direction: str) -> str:
+    """The algorithm that options name for a direction, ``""`` where they name none."""
+    return next((str(value) for key, value in options.items() if _name(key) == f"conv_{direction}_algo"), "")
+
+
+def _name(key: str) -> str:
+    option = find(key)
+    return key if option is None else option.name
+
+
+def every_algorithm(directions: Sequence[str] = DIRECTIONS) -> dict[str, dict[str, str]]:
+    """An axis with each algorithm of convolution, for all directions that have it; without the one that checks the others."""
+    found: dict[str, dict[str, str]] = {}
+    for direction in directions:
+        kind = OPTIONS[f"conv_{direction}_algo"].kind
+        for name in getattr(kind, "choices", ()):
+            found.setdefault(name, {})[f"conv_{direction}_algo"] = name
+    found.pop("reference", None)
+    return found

@@ -1,0 +1,111 @@
+"""Times of several entrants side by side: in turns, in changing order, so that what the machine does meets all of them alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+LEAST, MOST = 5, 200
+"""Rounds: no figure rests on fewer, and more do not help."""
+SHORT = 2e-3
+"""Seconds that a turn should take at least: shorter runs are repeated within it."""
+NOISY = 0.1
+"""A spread, or a control, beyond which a row is marked as noisy."""
+
+
+@dataclass
+class Entrant:
+    name: str
+    scope: Callable[[], AbstractContextManager[Any]]
+    """Entered around each turn, outside the time."""
+    run: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How an entrant did beside the first.
+
+    Attributes:
+        seconds: the median of its turns.
+        ratio: the first's time over its own, of turns next to each other: the median.
+        spread: the range of the middle half of these ratios, as a part of the median; ``None`` of a single run.
+        rounds: how many turns each had.
+    """
+
+    seconds: float
+    ratio: float
+    spread: float | None
+    rounds: int
+
+
+def interleaved(
+    entrants: Sequence[Entrant], seconds: float, device: torch.device, done: Callable[[], bool] = lambda: False
+) -> dict[str, Ratio]:
+    """The first is what the others are compared with. All have run before: nothing is compiled, tuned or allocated anew here.
+
+    Args:
+        seconds: to be spent; five rounds are made even if they take longer.
+        done: asked after each round: whether to stop at once, with fewer.
+    """
+    times: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
+    runs = {}
+    for entrant in entrants:
+        with entrant.scope():
+            once = seconds_of(entrant.run, device)
+        runs[entrant.name] = max(1, min(1000, math.ceil(SHORT / max(once, 1e-7))))
+    began = time.perf_counter()
+    for number in range(MOST):
+        if number >= LEAST and time.perf_counter() - began > seconds:
+            break
+        if number and done():
+            break
+        for entrant in entrants if number % 2 else list(reversed(entrants)):
+            with entrant.scope():
+                times[entrant.name].append(seconds_of(entrant.run, device, runs[entrant.name]))
+    first = times[entrants[0].name]
+    return {name: _ratio(first, own) for name, own in times.items()}
+
+
+def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
+    """Seconds of one run, the mean of some."""
+    return (_cuda_clock if device.type == "cuda" else _clock)(run, runs, device)
+
+
+def _ratio(first: list[float], own: list[float]) -> Ratio:
+    ratios = sorted(a / b for a, b in zip(first, own, strict=True))
+    median = statistics.median(ratios)
+    quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [median] * 3
+    return Ratio(statistics.median(own), median, (quarters[2] - quarters[0]) / median, len(own))
+
+
+def _clock(run: Callable[[], Any], runs: int, device: torch.device) -> float:
+    """Seconds of one run; on an accelerator other than CUDA until it has finished."""
+    accelerator = torch.get_device_module(device) if device.type != "cpu" else None
+    if accelerator is not None:
+        accelerator.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(runs):
+        run()
+    if accelerator is not None:
+        accelerator.synchronize(device)
+    return (time.perf_counter() - start) / runs
+
+
+def _cuda_clock(run: Callable[[], Any], runs: int, device: torch.device) -> float:
+    """By the GPU's own events: the host's part is in it only where the GPU waits for it."""
+    with torch.cuda.device(device):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(runs):
+            run()
+        end.record()
+        end.synchronize()
+    return start.elapsed_time(end) / 1e3 / runs

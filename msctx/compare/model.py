@@ -1,0 +1,80 @@
+"""The user's own model: ``package.module:function``, which returns a module and an input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from msctx.errors import EntryError, EntryFailed, Mark, MsctxError
+from msctx.run.config import Experiment
+from msctx.run.entry import resolve, users_traceback
+
+
+@dataclass
+class Model:
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def forward(self) -> list[torch.Tensor]:
+        """The tensors of its result, from the same random numbers each time."""
+        torch.manual_seed(0)
+        found = self.module(*self.args, **self.kwargs)
+        if hasattr(found, "to_tuple"):  # a model output of transformers
+            found = found.to_tuple()
+        return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+    def to(self, device: torch.device) -> Model:
+        """On a device, module and input."""
+
+        def move(value: Any) -> Any:
+            return value.to(device) if isinstance(value, torch.Tensor) else value
+
+        return Model(self.name, self.module.to(device), tree_map(move, self.args), tree_map(move, self.kwargs))
+
+    def converted(self, module: nn.Module, dtype: torch.dtype) -> Model:
+        """With another module in its place, and floating inputs in a dtype."""
+
+        def convert(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+        return Model(self.name, module, tree_map(convert, self.args), tree_map(convert, self.kwargs))
+
+
+def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Model:
+    """The model that a function makes.
+
+    Args:
+        file: the file that names it: a path of a .py file is meant from its folder.
+        mark: where in it.
+
+    Raises:
+        EntryError: the function is not there, or returns something else.
+        EntryFailed: it raised.
+    """
+    function = resolve(Experiment(levels={}, file=file, entry=entry, entry_mark=mark))
+    try:
+        made = function(None)
+    except MsctxError:
+        raise
+    except Exception as error:
+        raise EntryFailed(f"{entry} raised\n{users_traceback(error)}") from None
+    if not isinstance(made, tuple | list) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        raise EntryError(f"entry {entry!r}: it returns {_kind(made)}; it must return a torch.nn.Module and an input for it")
+    module, given = made
+    kwargs = dict(given) if isinstance(given, Mapping) else {}
+    args_ = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
+    return Model(entry.rpartition(":")[2], module, args_, kwargs)
+
+
+def _kind(made: Any) -> str:
+    if isinstance(made, tuple | list):
+        return f"{len(made)} values ({', '.join(type(one).__name__ for one in made)})"
+    return type(made).__name__

@@ -1,0 +1,91 @@
+"""A result on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from msctx.compare.result import measured
+
+WIDE = 7
+"""More choices than this do not fit beside each other: the best three of each row are shown."""
+
+
+def parts(result: Mapping[str, Any]) -> Iterator[Any]:
+    """What is printed one after the other."""
+    if result["partial"]:
+        yield Text(f"partial: {result['partial']}", style="yellow")
+    names = [point["name"] for point in result["points"]]
+    yield _matrix(result, names) if len(names) <= WIDE else _best(result)
+    if result["totals"]:
+        yield _totals(result)
+    for cost in result["costs"]:
+        times = f"{cost['geometric_mean']:.2f} times as long as"
+        yield Text(f"{cost['with']} takes {times} {cost['without']} (mean of {len(cost['rows'])} rows)")
+    if found := result.get("budget"):
+        layer, one = found["per_layer"], found["uniform"]
+        yield Text(
+            f"within an error of {found['budget']:.1e}: layer by layer {layer['ratio']:.2f}x (error {layer['error']:.1e}), "
+            f"the best for all ({one['point'] or 'torch'}) {one['ratio']:.2f}x (error {one['error']:.1e})"
+        )
+    for one in result.get("against", ()):
+        if abs(one["change"] - 1) > 0.05:
+            yield Text(f"{one['name']} {one['direction']}, {one['point']}: {one['change']:.2f} of the earlier ratio")
+    if result["recommended"]:
+        yield Text(f"what to set:\n{result['recommended']}".rstrip(), style="bold")
+
+
+def _grid(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(Text(column), justify="left" if not number else "right", overflow="fold")
+    return table
+
+
+def _head(row: Mapping[str, Any]) -> list[Text]:
+    name = f"{row['name']} {row['direction']}" + f" x{row['count']}" * (row["count"] > 1) + " (noisy)" * bool(row.get("noisy"))
+    plain = row["baseline"]
+    ms = f"{plain['ms']:.3g}" if plain else ""
+    error = f" ({plain['error']:.0e})" if plain.get("error") is not None else ""
+    return [Text(name), Text(ms + error)]
+
+
+def _cell(cell: Mapping[str, Any]) -> Text:
+    if "ratio" not in cell:
+        return Text("-", style="dim")
+    error = f" ({cell['error']:.0e})" if cell.get("error") is not None else ""
+    style = "green" if cell["ratio"] > 1.03 else "red" if cell["ratio"] < 0.97 else ""
+    return Text(f"{cell['ratio']:.2f}{error}", style=style)
+
+
+def _matrix(result: Mapping[str, Any], names: list[str]) -> Table:
+    table = _grid("torch's time over each choice's (error)", "torch, ms (error)", *names)
+    for row in result["rows"]:
+        cells = {cell["point"]: cell for cell in row["cells"]}
+        values = [_cell(cells[name]) for name in names] if cells else [Text(row.get("reason", ""), style="red")]
+        table.add_row(*_head(row), *values)
+    return table
+
+
+def _best(result: Mapping[str, Any]) -> Table:
+    table = _grid("torch's time over each choice's (error)", "torch, ms (error)", "best", "second", "third")
+    for row in result["rows"]:
+        ranked = sorted(measured(row), key=lambda cell: -cell["ratio"])[:3]
+        cells = [Text.assemble(f"{cell['point']} ", _cell(cell)) for cell in ranked] or [Text(row.get("reason", "nothing ran"))]
+        table.add_row(*_head(row), *cells)
+    return table
+
+
+def _totals(result: Mapping[str, Any]) -> Table:
+    table = _grid("on the whole", "speed", "worst error", "rows", "left to torch")
+    for total in sorted(result["totals"], key=lambda total: -total["ratio"]):
+        numbers = (f"{total['ratio']:.2f}", f"{total['error']:.0e}", str(total["rows"]), str(total["rows_of_torch"]))
+        table.add_row(Text(total["point"]), *numbers)
+    best = result["best"]
+    if len(result["rows"]) > 1:
+        table.add_row(Text("the fastest of each row", style="bold"), f"{best['ratio']:.2f}", "", str(len(best["points"])), "")
+    return table

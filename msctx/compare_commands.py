@@ -1,0 +1,166 @@
+"""`msctx compare` and `msctx capture`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from msctx.errors import FileError, OptionError, Problem
+from msctx.stdout import Json, print_json, print_text
+
+
+def compare(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file; conv or matmul; package.module:function; a shipped comparison, workload or experiment."
+        ),
+    ],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options that hold for all.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Of conv and matmul: a shipped workload, or its YAML file.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="MxKxN", help="Of matmul: a product; may stand several times.")
+    ] = None,
+    axis: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Values of an option to compare; may stand several times.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Find the fastest layers whose error on the whole model is at most this.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="To be spent on each row.")] = None,
+    batch: Annotated[int | None, typer.Option(help="How many times a workload's images or rows.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write report.html, result.json, result.csv and best.yaml.")
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="FILE", help="An earlier result.json to stand beside.")] = None,
+    fail_below: Annotated[
+        float | None, typer.Option(metavar="RATIO", help="End with 1 if a choice is slower: than torch, or than in --baseline.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Which algorithm, precision and determinism to use, and what each costs: measured beside torch's own path."""
+    from msctx.compare import config
+
+    keys = {"workload": workload, "budget": budget, "seconds": seconds, "batch": batch}
+    command = shlex.join(["msctx", *sys.argv[1:]])
+    given = config.Given(overrides or (), axis or (), shape or (), keys, quick, command)
+    comparison = config.read(subject, given)
+    if fail_below is not None and not 0 < fail_below < 100:
+        raise OptionError([Problem("--fail-below", f"{fail_below} is not a ratio", "command line", "such as 0.95")])
+    from msctx.compare import result as results
+
+    earlier = results.read(baseline) if baseline else None
+    folder = _folder(out)
+    from msctx import render
+    from msctx.compare.run import run
+
+    console = render.console(sys.stderr if json_ else sys.stdout)
+    with redirect_stdout(sys.stderr), _bar() as watch:  # what a model prints is no result
+        found = run(comparison, watch)
+    if earlier is not None:
+        found["against"] = results.against(found, earlier)
+    if folder is not None:
+        _write(found, folder)
+    if json_:
+        print_json(found)
+    else:
+        from msctx.compare import terminal
+
+        for part in terminal.parts(found):
+            console.print(part)
+        if folder is not None:
+            console.print(
+                f"wrote {folder / 'report.html'}, result.json, result.csv" + ", best.yaml" * bool(found["recommended"])
+            )
+    if found["partial"] == "interrupted":
+        print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
+        raise typer.Exit(130)
+    slower = results.below(found, fail_below) if fail_below is not None else []
+    for line in slower:
+        print(f"below {fail_below:g}: {line}", file=sys.stderr)
+    raise typer.Exit(1 if slower else 0)
+
+
+def _folder(out: str | None) -> Path | None:
+    """The folder for the result, made now: hours later it would be late to say that it cannot be."""
+    if out is None:
+        return None
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError([Problem("", f"cannot be made: {error.strerror}", out)]) from None
+    if used := sorted(p.name for p in folder.iterdir()):
+        text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a result never overwrites another"
+        raise FileError([Problem("", text, out, suggestion="name a folder that is empty or not there yet")])
+    return folder
+
+
+def _write(found: dict[str, Any], folder: Path) -> None:
+    from msctx.compare import report, result
+    from msctx.run.record import Record
+
+    record = Record(folder.absolute())
+    record.json("result.json", found)
+    record.text("result.csv", result.as_csv(found))
+    if found["recommended"]:
+        record.text("best.yaml", found["recommended"])
+    record.text("report.html", report.page(found))
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    """Progress on stderr where that is a terminal."""
+    from msctx import render
+    from msctx.compare.comparison import Watch
+
+    console = render.console(sys.stderr)
+    if not console.is_terminal:
+        yield Watch()
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("measuring", total=None)
+        yield Watch(
+            begin=lambda rows: bar.update(task, total=rows),
+            row=lambda name: bar.update(task, description=name[:40]),
+            end_row=lambda: bar.advance(task),
+        )
+
+
+def capture(
+    model: Annotated[str, typer.Argument(metavar="package.module:function", help="Returns a torch.nn.Module and an input.")],
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The workload file to write; it must not be there yet.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Run a model once and write down its layer problems as a workload, for `msctx compare conv --workload FILE`."""
+    from msctx.compare.capture import capture as captured
+    from msctx.compare.model import load
+    from msctx.compare.workload import dump
+    from msctx.newfile import write_new
+
+    with redirect_stdout(sys.stderr):
+        workload = captured(load(model))
+    text = dump(workload)
+    if not workload.layers:
+        raise OptionError([Problem("", "the model computes no convolution and no product of matrices", model)])
+    if out is not None:
+        write_new(Path(out), text)
+    if json_:
+        print_json({"name": workload.name, "layers": len(workload.layers), "written": [out] if out else [], "text": text})
+    elif out is not None:
+        kinds, count = len(workload.layers), sum(layer.count for layer in workload.layers)
+        print(f"wrote {out}: {kinds} kinds of layers, {count} in all; next: msctx compare conv --workload {shlex.quote(out)}")
+    else:
+        print_text(text.rstrip("\n"))

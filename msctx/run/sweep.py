@@ -1,0 +1,133 @@
+"""A grid of runs: one process for each point, one after the other, and one summary."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from msctx.errors import OptionError, Problem, nearest
+from msctx.options import OPTIONS, find
+from msctx.options.layers import from_text
+from msctx.options.yamlfile import parse
+from msctx.run.record import Record
+
+Values = Mapping[str, Sequence[Any]]
+
+
+def read(words: Sequence[str]) -> dict[str, list[Any]]:
+    """``key=a,b,c`` as a key with its values; a value that has commas of its own stands in a YAML list: ``key=['a,b','c']``.
+
+    Keys are what ``msctx run`` takes: options, ``args.NAME``, ``experiment.seed``.
+
+    Raises:
+        OptionError: with every problem at once.
+    """
+    found: dict[str, list[Any]] = {}
+    problems: list[Problem] = []
+    for word in words:
+        key, sign, text = word.partition("=")
+        if not sign or not key or not text:
+            problems.append(Problem("--sweep", f"{word!r} is not KEY=VALUE,VALUE", "command line"))
+        elif find(key) is None and not key.startswith(("args.", "experiment.")):
+            names = [spelling for option in OPTIONS.values() for spelling in option.spellings]
+            problems.append(
+                Problem("--sweep", f"{key!r} is no option and no argument", "command line", "", nearest(key, names))
+            )
+        elif key in found:
+            problems.append(
+                Problem("--sweep", f"{key} is named twice", "command line", suggestion="name all its values at once")
+            )
+        else:
+            found[key] = values_of(key, text)
+    if problems:
+        raise OptionError(problems)
+    return found
+
+
+def values_of(key: str, text: str) -> list[Any]:
+    if text.startswith("["):
+        data = parse(text, "command line").data
+        return list(data) if isinstance(data, list) else [data]
+    return [from_text(key, part) for part in text.split(",")]
+
+
+def points(values: Values) -> list[dict[str, Any]]:
+    """The grid: each choice of one value for each key, the last key running fastest."""
+    return [dict(zip(values, picked, strict=True)) for picked in itertools.product(*values.values())]
+
+
+def as_csv(found: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each point: its values, and the numbers and texts of its result."""
+    text = io.StringIO()
+    keys = dict.fromkeys(key for one in found for key, value in one["result"].items() if isinstance(value, int | float | str))
+    lines = csv.DictWriter(text, [*found[0]["point"], *keys], extrasaction="ignore", lineterminator="\n")
+    lines.writeheader()
+    for one in found:
+        lines.writerow({**one["result"], **one["point"]})
+    return text.getvalue()
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as ``msctx run`` takes them on its command line."""
+    return [f"{key}={_word(value)}" for key, value in options.items()]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, str) and value[:1] not in ("[", "{", "'", '"'):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=10**9).removesuffix("\n...\n").strip()
+
+
+def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
+    """One run in a process of its own; what result.json holds, or ``{"status": "failed", "error": …}``."""
+    command = [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        found = {}
+    if done.returncode and "status" not in found:
+        text = found.get("message") or done.stderr.strip() or f"exit code {done.returncode}"
+        return {"status": "failed", "error": text, "exit_code": done.returncode}
+    return dict(found)
+
+
+def sweep(
+    file: str,
+    name: str,
+    words: Sequence[str],
+    values: Values,
+    out: str | None,
+    parent: str,
+    told: Callable[[int, int, Mapping[str, Any], Mapping[str, Any]], None] = lambda number, count, point, result: None,
+) -> dict[str, Any]:
+    """Run the grid; returns what sweep.json holds. A run that fails does not end it; Ctrl-C keeps what there is, marked partial.
+
+    Args:
+        told: called after each point with its number, how many there are, the point and its result.
+    """
+    record = Record.create(out, parent, f"{name}-sweep")
+    grid = points(values)
+    found: dict[str, Any] = {"sweep": {key: list(each) for key, each in values.items()}, "partial": False, "points": []}
+    for number, point in enumerate(grid, 1):
+        folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
+        try:
+            result = run_point(file, [*words, *words_of(point)], folder)
+        except KeyboardInterrupt:
+            found["partial"] = True
+            record.json("sweep.json", found)
+            raise
+        found["points"].append({"point": point, "result": result})
+        record.json("sweep.json", found)
+        record.text("sweep.csv", as_csv(found["points"]))
+        told(number, len(grid), point, result)
+    return found | {"dir": str(record.folder)}

@@ -1,0 +1,57 @@
+"""The layers of a model, as it really computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from comparisons import model_file
+from torch import nn
+
+from msctx.compare.capture import capture, problems
+from msctx.compare.model import Model, load
+from msctx.compare.workload import Convolution, Matmul, dump, parse
+from msctx.errors import EntryFailed
+from msctx.options.yamlfile import parse as parse_yaml
+
+
+def of(module: nn.Module, *args: torch.Tensor) -> Model:
+    return Model("it", module, args, {})
+
+
+def test_equal_layers_are_one_with_a_count(tmp_path: Path) -> None:
+    model = load(f"{model_file(tmp_path)}:make")
+    found = capture(model)
+    assert [(layer.name, layer.count) for layer in found.layers] == [("0", 1), ("4", 2), ("9", 1)]
+    assert str(found.layers[1]) == "2x8x12x12 * 8x8x3x3, float32, padding 1, channels_first"
+    assert found.layers[2] == Matmul("9", (2, 8), (8, 4))
+    assert parse(parse_yaml(dump(found), "it.yaml"), "it") == found
+    assert model.module.training, "its mode is as it was"
+
+
+def test_every_kind_of_layer() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, (3, 5), stride=(1, 2), padding=(1, 2), dilation=(2, 1), groups=2),
+        nn.ConvTranspose2d(8, 4, 3, stride=2, output_padding=1),
+        nn.Flatten(2),
+        nn.Conv1d(4, 2, 3),
+    )
+    layers = problems(of(model, torch.randn(1, 4, 9, 9).contiguous(memory_format=torch.channels_last)))
+    assert [layer.name for layer in layers] == ["0", "1", "3"]
+    first, second, third = (layer for layer in layers if isinstance(layer, Convolution))
+    assert (first.stride, first.padding, first.dilation, first.groups) == ((1, 2), (1, 2), (2, 1), 2)
+    assert (first.layout, second.transposed, second.output_padding) == ("channels_last", True, (1, 1))
+    assert (third.input[1:2], third.weight) == ((4,), (2, 4, 3))
+
+
+def test_attention_is_seen_in_its_products() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    found = capture(of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16)))
+    feed_forward = next(layer for layer in found.layers if layer.name.endswith("linear1"))
+    assert feed_forward == Matmul("layers.0.linear1", (10, 16), (16, 32), count=3)
+
+
+def test_a_model_that_raises_is_told_and_leaves_no_hooks() -> None:
+    with pytest.raises(EntryFailed, match="the model raised"):
+        problems(of(nn.Linear(3, 3), torch.randn(2, 4)))

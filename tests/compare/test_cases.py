@@ -1,0 +1,68 @@
+"""What is timed, and how its error is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from comparisons import model_file
+from torch import nn
+
+from msctx.compare.cases import error_of, of_layer, of_model
+from msctx.compare.model import Model, load
+from msctx.compare.workload import Convolution, Matmul
+
+CPU = torch.device("cpu")
+LAYER = Convolution("l", (2, 4, 7, 9), (6, 2, 3, 3), (2, 1), (1, 1), (1, 1), (0, 0), groups=2)
+
+
+@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool) -> None:
+    shape = (4, 3, 3, 3) if transposed else (6, 2, 3, 3)
+    layer = Convolution("l", (2, 4, 7, 9), shape, (2, 1), (1, 1), (1, 1), (0, 0), 2, transposed, "float32", layout)
+    forward, dgrad, wgrad = of_layer(layer, ("fprop", "dgrad", "wgrad"), CPU)
+    for case in (forward, dgrad, wgrad):
+        assert error_of(case.run(), case.truth(), case.per_tensor) < 1e-6
+        assert case.truth()[0].dtype == torch.float64
+    assert [tuple(case.run()[0].shape) for case in (forward, dgrad, wgrad)] == [layer.output, layer.input, layer.weight]
+    assert forward.run()[0].is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
+
+
+def test_products_have_one_direction() -> None:
+    (case,) = of_layer(Matmul("m", (3, 4, 5), (3, 5, 2)), ("fprop", "dgrad"), CPU)
+    assert case.direction == "forward"
+    assert error_of(case.run(), case.truth(), case.per_tensor) < 1e-6
+
+
+def test_errors() -> None:
+    exact = torch.tensor([4.0, -2.0], dtype=torch.float64)
+    assert error_of([torch.tensor([4.0, -1.0])], [exact], True) == 0.25
+    assert error_of([torch.tensor([float("nan"), -1.0])], [exact], True) == float("inf")
+    assert error_of([torch.tensor([4.0, float("inf")])], [exact], False) == float("inf")
+    assert error_of([], [exact], True) == float("inf")
+    assert error_of([torch.zeros(2)], [torch.zeros(2, dtype=torch.float64)], True) == 0
+    assert error_of([torch.tensor([7.0, 1.0])], [torch.tensor([4.0, 5.0], dtype=torch.float64)], False) == pytest.approx(
+        5 / 41**0.5
+    )
+
+
+def test_a_models_phases_leave_it_as_it_was(tmp_path: Path) -> None:
+    model = load(f"{model_file(tmp_path)}:make")
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    inference, training = of_model(model, ["inference", "training"])
+    for case in (inference, training):
+        first, second = case.run(), case.run()
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)), "no dropout, no averages that move"
+        assert error_of(first, case.truth(), case.per_tensor) < 1e-5
+    count = sum(p.numel() for p in model.module.parameters())
+    assert training.run()[-1].shape == (count,)
+    assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
+
+
+def test_the_gradient_of_a_bias_before_a_normalisation_is_no_error() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
+    (case,) = of_model(Model("m", model, (torch.randn(4, 3, 8, 8),), {}), ["training"])
+    assert error_of(case.run(), case.truth(), case.per_tensor) < 1e-5

@@ -1,0 +1,51 @@
+"""The user's own model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from comparisons import model_file
+
+from msctx.compare.model import load
+from msctx.errors import EntryError, EntryFailed
+
+
+def test_a_function_makes_a_module_and_an_input(tmp_path: Path) -> None:
+    model = load(f"{model_file(tmp_path)}:make")
+    assert model.name == "make"
+    (result,) = model.forward()
+    assert result.shape == (2, 4)
+    exact = model.converted(model.module.double(), torch.float64)
+    assert exact.forward()[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "told"),
+    [
+        ("nothing", EntryError, "it returns int; it must return a torch.nn.Module and an input for it"),
+        ("raising", EntryFailed, "out of paper"),
+        ("mak", EntryError, "did you mean make?"),
+    ],
+)
+def test_what_is_no_model_is_told(tmp_path: Path, function: str, error: type[Exception], told: str) -> None:
+    with pytest.raises(error) as caught:
+        load(f"{model_file(tmp_path)}:{function}")
+    assert told in str(caught.value)
+
+
+def test_inputs_in_dictionaries_and_tuples(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text("""
+import torch
+class Two(torch.nn.Module):
+    def forward(self, x, *, scale):
+        return {"a": x * scale, "b": [x + 1, "text"]}
+def make():
+    return Two(), {"x": torch.ones(2), "scale": torch.tensor(3.0)}
+def pair():
+    return torch.nn.Bilinear(2, 3, 4), (torch.ones(1, 2), torch.ones(1, 3))
+""")
+    first, second = load(f"{tmp_path / 'two.py'}:make").forward()
+    assert (first.tolist(), second.tolist()) == ([3, 3], [2, 2])
+    assert load(f"{tmp_path / 'two.py'}:pair").forward()[0].shape == (1, 4)

@@ -1,0 +1,182 @@
+"""report.html in a real browser: it renders, sorts, filters and complains of nothing; texts of files stay texts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import WORKLOAD
+
+from msctx.compare import report
+from msctx.compare.comparison import Outcome
+from msctx.compare.config import Given, read
+from msctx.compare.result import result_of
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+EVIL = "<img src=x onerror=alert(1)>"
+DIRECTIONS = ("fprop", "dgrad")
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "small.yaml").write_text(WORKLOAD.replace("<b>second</b>", EVIL))
+    (tmp_path / "mine.yaml").write_text(
+        "compare: {workload: small.yaml}\naxes: {conv_fprop_algo: [gemm, winograd], deterministic: [OFF, ON]}"
+    )
+    of = read(str(tmp_path / "mine.yaml"), Given(command=f"msctx compare '{EVIL}'"))
+    rows = []
+    for number, (name, direction) in enumerate((n, d) for n in ("first", EVIL, "</script>") for d in DIRECTIONS):
+        cells: list[dict[str, Any]] = []
+        for place, point in enumerate(of.points):
+            one: dict[str, Any] = {
+                "point": point.name,
+                "asked": dict(point.options),
+                "ran": "some",
+                "error": 10.0**-place,
+                "bound": 1.0,
+            }
+            figures = {
+                "ratio": 0.4 * (place + 1) + 0.01 * number,
+                "spread": 0.02,
+                "ms": 2.5,
+                "noisy": place == 2,
+                "workspace": 2**20,
+            }
+            cells.append(one | ({"reason": EVIL} if place == 3 else figures))
+        head = {
+            "name": name,
+            "direction": direction,
+            "problem": "1x4x12x12 * 8x4x3x3",
+            "count": 1,
+            "operations": 1,
+            "rounds": 5,
+        }
+        rows.append(
+            {
+                **head,
+                "baseline": {"ran": "torch", "ms": 5.0 + number, "error": 0.0},
+                "control": 1.0,
+                "noisy": False,
+                "cells": cells,
+            }
+        )
+    rows.append({**rows[0], "name": "failed", "baseline": {}, "cells": [], "reason": EVIL})
+    of = read(str(tmp_path / "mine.yaml"), Given(command=f"msctx compare '{EVIL}'"))
+    object.__setattr__(of, "layers", None)
+    return result_of(of, Outcome(rows, partial="interrupted"), {"cpu": EVIL, "devices": {"cpu": 1}})
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here (Debian's package is chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any, result: dict[str, Any], tmp_path: Path) -> Iterator[Any]:
+    """The report opened from disk; any error or warning of the console, and any request to a network, fails the test."""
+    (tmp_path / "report.html").write_text(report.page(result), encoding="utf-8")
+    opened, told = browser.new_page(), []
+    opened.on("console", lambda message: told.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: told.append(str(error)))
+    opened.on("dialog", lambda dialog: (told.append(f"a script ran: {dialog.message}"), dialog.dismiss()))
+    opened.on(
+        "request", lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else told.append(request.url)
+    )
+    opened.goto((tmp_path / "report.html").as_uri())
+    yield opened
+    opened.close()
+    assert told == []
+
+
+def column(page: Any, number: int) -> list[str]:
+    return page.eval_on_selector_all(  # type: ignore[no-any-return]
+        "#cells tbody tr:not([hidden])", f"rows => rows.map(row => row.cells[{number}].dataset.value)"
+    )
+
+
+def test_it_renders(page: Any) -> None:
+    assert page.title() == "mine: msctx compare"
+    assert page.locator("#cells tbody tr").count() == 25
+    page.wait_for_selector("#heat .main-svg")
+    for chart in ("heat", "scatter", "bars", "cost"):
+        assert page.locator(f"#{chart} .main-svg").count() >= 1, chart
+        box = page.locator(f"#{chart}").bounding_box()
+        assert box["width"] > 300
+        assert box["height"] > 100
+    assert page.locator("#heat .heatmaplayer image").count() == 1
+    assert page.locator("#scatter path.point").count() == 18
+    assert page.locator("#bars .bars path").count() == 12
+    assert "Partial: interrupted." in page.locator(".warning").first.inner_text()
+
+
+def test_it_sorts(page: Any) -> None:
+    page.click("#cells th:nth-child(5) button")
+    found = [float(value) for value in column(page, 4) if value]
+    assert found == sorted(found)
+    page.click("#cells th:nth-child(5) button")
+    values = column(page, 4)
+    found = [float(value) for value in values if value]
+    assert found == sorted(found, reverse=True)
+    assert values[len(found) :] == [""] * (25 - len(found)), "what was not measured comes last"
+    assert page.locator("#cells th:nth-child(5)").get_attribute("aria-sort") == "descending"
+    page.click("#cells th:nth-child(1) button")
+    assert column(page, 0) == sorted(column(page, 0), key=str.casefold)
+
+
+def test_it_filters(page: Any) -> None:
+    page.fill("#filter", "FIRST gemm deterministic=off")
+    assert column(page, 2) == ["conv_fprop_algo=gemm, deterministic=OFF"] * 2
+    assert page.inner_text("#shown") == "2 of 25"
+    page.fill("#filter", "nothing like it")
+    assert column(page, 0) == []
+    page.fill("#filter", "")
+    page.check("#timed")
+    assert page.inner_text("#shown") == "18 of 25"
+
+
+def test_texts_stay_texts(page: Any) -> None:
+    assert page.locator("img").count() == 0
+    assert EVIL in page.inner_text("#command")
+    assert EVIL in column(page, 0)
+    assert EVIL in page.inner_text("#cells tbody tr:nth-child(4) td:nth-child(12)")
+
+
+def test_light_and_dark_and_a_phone(page: Any) -> None:
+    def colours() -> list[str]:
+        return page.evaluate("['backgroundColor', 'color'].map(name => getComputedStyle(document.body)[name])")  # type: ignore[no-any-return]
+
+    page.emulate_media(color_scheme="light")
+    light = colours()
+    page.emulate_media(color_scheme="dark")
+    assert colours() == ["rgb(20, 23, 27)", "rgb(230, 233, 237)"] != light
+    page.wait_for_function("getComputedStyle(document.querySelector('#heat .ytick text')).fill === 'rgb(230, 233, 237)'")
+    page.set_viewport_size({"width": 380, "height": 800})
+    page.wait_for_function("document.documentElement.scrollWidth <= 380")
+    assert page.locator("#recommended").bounding_box()["width"] <= 380
+
+
+def test_it_asks_for_nothing_from_a_network(result: dict[str, Any]) -> None:
+    text = report.page(result)
+    outside = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?https?:""", outside) == []
+    assert "<link" not in outside
+
+
+def test_without_plotly_the_tables_are_there(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    text = report.page(result)
+    assert "pip install &#x27;msctx[report]&#x27;" in text
+    assert text.count("<tr class=") == 25
+    assert "Plotly.newPlot" not in text

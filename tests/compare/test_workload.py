@@ -1,0 +1,126 @@
+"""Workload files: what is wrong is told with its place, what is right is read and written the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msctx.compare import workload
+from msctx.compare.workload import Convolution, Matmul, Workload, dump, known, parse, read
+from msctx.errors import FileError, OptionError
+from msctx.options.yamlfile import parse as parse_yaml
+
+
+def parsed(text: str) -> Workload:
+    return parse(parse_yaml(text, "mine.yaml", collect=True), "mine")
+
+
+def layer(text: str) -> workload.Layer:
+    return parsed(f"workload: {{layers: [{{{text}}}]}}").layers[0]
+
+
+@pytest.mark.parametrize("name", known())
+def test_shipped_workloads(name: str) -> None:
+    found = read(name)
+    assert found.name == name
+    assert found.source
+    assert parsed(dump(found)) == found
+    assert len({one.name for one in found.layers}) == len(found.layers)
+
+
+OPERATIONS = {"resnet50": 4.1e9, "vgg16": 15.5e9, "convnext_t": 4.5e9, "replknet31b": 15.3e9, "mobilenet_v1": 0.57e9}
+"""Multiplications with an addition of one image as the papers have them (He: 3.8e9 without the last layer's stride in the 3x3)."""
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_shipped_workloads_have_the_published_work(name: str) -> None:
+    found = sum(one.operations * one.count for one in read(name).layers) / 2
+    assert found == pytest.approx(OPERATIONS[name], rel=0.05)
+
+
+def test_what_has_a_default_may_be_left_out() -> None:
+    found = layer("input: 1x8x16x16, weight: 4x8x3x3")
+    assert found == Convolution("layer 1", (1, 8, 16, 16), (4, 8, 3, 3), (1, 1), (0, 0), (1, 1), (0, 0))
+    assert str(found) == "1x8x16x16 * 4x8x3x3, float32, channels_first"
+    assert layer("a: [3, 4], b: [4, 5], count: 2") == Matmul("layer 1", (3, 4), (4, 5), count=2)
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(1, 2),
+    st.booleans(),
+    st.integers(1, 2),
+)
+def test_the_size_of_a_result_is_torchs(
+    k: int, groups: int, stride: int, pad: int, dilation: int, transposed: bool, c: int
+) -> None:
+    weight = (c * groups, 2, k, k) if transposed else (2 * groups, c, k, k)
+    one = Convolution(
+        "", (2, c * groups, 9, 11), weight, (stride,) * 2, (pad,) * 2, (dilation,) * 2, (0, 0), groups, transposed
+    )
+    x, w = torch.empty(one.input, device="meta"), torch.empty(one.weight, device="meta")
+    found = torch.convolution(x, w, None, one.stride, one.padding, one.dilation, transposed, [0, 0], groups)
+    assert one.output == tuple(found.shape)
+    assert parsed(dump(Workload("w", (one,)))).layers == (one,)
+
+
+def test_batches() -> None:
+    found = Workload(
+        "w", (layer("input: 2x8x16x16, weight: 4x8x3x3"), layer("a: 3x4, b: 4x5"), layer("a: 2x3x4, b: 2x4x5"))
+    ).with_batch(4)
+    assert [one.operations for one in found.layers] == [2 * 4 * 8 * 9 * 8 * 14 * 14, 2 * 12 * 4 * 5, 2 * 8 * 3 * 4 * 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("input: 1x8x16x16", "weight: is missing"),
+        ("input: 1x8x0x16, weight: 4x8x3x3", "'1x8x0x16' is no shape"),
+        ("input: 1x8x16x16, weight: 4x7x3x3", "has 8 channels, the weight and its groups take 7"),
+        ("input: 1x8x16x16, weight: 4x8x3", "same number of axes"),
+        ("input: 1x8x2x2, weight: 4x8x3x3", "is too small for the weight"),
+        ("input: 1x8x16x16, weight: 4x8x3x3, stride: 0", "stride: 0 does not fit"),
+        ("input: 1x8x16x16, weight: 4x8x3x3, strid: 2", "did you mean stride?"),
+        ("input: 1x8x16x16, weight: 4x8x3x3, dtype: float8", "'float8' is not one of them"),
+        ("input: 1x8x16x16, weight: 4x8x3x3, count: 0", "count: 0 is not a number from 1 on"),
+        ("input: 1x8x16x16, weight: 4x4x3x3, groups: 3", "channels"),
+        ("input: 1x8x16x16, weight: 4x8x3x3, output_padding: 1", "is for transposed convolutions"),
+        ("a: 3x4, b: 5x6", "3x4 @ 5x6 is no product of matrices"),
+        ("a: 3x4, b: 4x6, weight: 3", "unknown key"),
+        ("name: x", "is neither a convolution"),
+    ],
+)
+def test_what_is_wrong_is_told(text: str, told: str) -> None:
+    with pytest.raises(OptionError, match=r"mine\.yaml:1:") as caught:
+        layer(text)
+    assert told in str(caught.value)
+
+
+def test_all_problems_at_once_and_in_their_order() -> None:
+    text = "workload:\n  name: w\n  sorce: x\n  layers:\n    - {a: 1x2, b: 3x4}\n    - {input: 1x1}\n"
+    with pytest.raises(OptionError) as caught:
+        parsed(text)
+    lines = [problem.mark.line for problem in caught.value.problems if problem.mark]
+    assert lines == sorted(lines)
+    assert len(lines) >= 3
+
+
+def test_names_of_workloads() -> None:
+    with pytest.raises(FileError, match="did you mean resnet50"):
+        read("resnet5")
+    with pytest.raises(FileError, match="No such file"):
+        read("nowhere.yaml")
+    with pytest.raises(OptionError, match="workload: is missing"):
+        parsed("context: {}")
+
+
+def test_a_workload_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("workload:\n  layers:\n    - {a: 3x4, b: 4x5}\n")
+    assert read(str(tmp_path / "one.yaml")) == Workload("one", (Matmul("layer 1", (3, 4), (4, 5)),))

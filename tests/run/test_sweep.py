@@ -1,0 +1,101 @@
+"""A grid of runs, one process each, one summary."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msctx.cli import main
+from msctx.errors import OptionError
+from msctx.run import sweep
+
+ENTRY = """
+import torch
+def train(scale: float = 1.0):
+    if scale == 3:
+        raise ValueError("three is too many")
+    return {"deterministic": torch.are_deterministic_algorithms_enabled(), "loss": scale * 2}
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> str:
+    (tmp_path / "entry.py").write_text(ENTRY)
+    text = f"context: {{seed: 1}}\nexperiment: {{name: mine, entry: entry.py:train}}\nrecord: {{dir: {tmp_path}/runs}}\n"
+    (tmp_path / "train.yaml").write_text(text)
+    return str(tmp_path / "train.yaml")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["run", *words])
+    out, err = capsys.readouterr()
+    assert "Traceback (most" not in err.replace("Traceback (most recent call last):\\n", "")
+    return int(end.value.code or 0), out, err
+
+
+def test_a_grid_has_one_summary(experiment: str, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    code, text, told = run(
+        capsys, experiment, "--sweep", "deterministic=ON,OFF", "--sweep", "args.scale=1,2.5", "--out", str(out)
+    )
+    assert code == 0
+    found = json.loads((out / "sweep.json").read_text())
+    assert found["partial"] is False
+    assert [one["point"] for one in found["points"]] == [
+        {"deterministic": d, "args.scale": s} for d in ("ON", "OFF") for s in (1, 2.5)
+    ]
+    assert [(one["result"]["deterministic"], one["result"]["loss"]) for one in found["points"]] == [
+        *((True, 2), (True, 5.0), (False, 2), (False, 5.0))
+    ]
+    lines = [*csv.DictReader((out / "sweep.csv").open())]
+    assert [line["loss"] for line in lines] == ["2", "5.0", "2", "5.0"]
+    assert (out / "4" / "state.json").exists()
+    assert "4 of 4: deterministic=OFF args.scale=2.5: completed" in told
+    assert "deterministic" in text
+
+
+def test_a_run_that_fails_does_not_end_it(experiment: str, tmp_path: Path, capsys: Any) -> None:
+    code, text, _ = run(capsys, experiment, "--sweep", "args.scale=3,1", "--out", str(tmp_path / "out"), "--json")
+    failed, done = json.loads(text)["points"]
+    assert code == 1
+    assert "three is too many" in failed["result"]["error"]
+    assert done["result"]["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["deterministic=ON,OF"], "'OF' is neither ON nor OFF"),
+        (["determinstic=ON,OFF"], "did you mean deterministic?"),
+        (["deterministic"], "is not KEY=VALUE,VALUE"),
+        (["seed=1,2", "seed=3"], "seed is named twice"),
+        (["experiment.sed=1,2"], "unknown key"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    experiment: str, tmp_path: Path, capsys: Any, words: list[str], told: str
+) -> None:
+    code, _, err = run(capsys, experiment, *(part for word in words for part in ("--sweep", word)))
+    assert code == 2
+    assert told in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_shows_the_grid(experiment: str, tmp_path: Path, capsys: Any) -> None:
+    code, text, _ = run(capsys, experiment, "--sweep", "seed=1,2,3", "--dry-run", "--json")
+    assert (code, json.loads(text)) == (0, [{"seed": 1}, {"seed": 2}, {"seed": 3}])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_values_become_words_and_back() -> None:
+    assert sweep.words_of({"a": "x,y", "b": True, "c": 1e-3, "d": [1, "2"], "e": "[1]"}) == [
+        *("a=x,y", "b=true", "c=0.001", "d=[1, '2']", "e='[1]'")
+    ]
+    assert sweep.read(["conv_allow_tf32=true,false"]) == {"conv_allow_tf32": [True, False]}
+    with pytest.raises(OptionError, match="2 problems"):
+        sweep.read(["a", "nothing=3"])
