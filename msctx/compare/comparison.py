@@ -21,6 +21,7 @@ from msctx.context import Context
 from msctx.errors import MsctxError
 from msctx.memory.meter import Meter
 from msctx.options import make_layer
+from msctx.plan import DONE
 
 TORCH, AGAIN = "torch", "torch again"
 HOPELESS = 10
@@ -40,6 +41,8 @@ class Checked:
     peak: int | None = None
     reason: str = ""
     """Why there is nothing to time."""
+    told: str = ""
+    """What of the choice has no effect here."""
 
 
 @dataclass
@@ -123,7 +126,11 @@ class Runner:
             names[point.name] = asked.setdefault(key, point.name)
             if names[point.name] == point.name:
                 reason = self._impossible.get(point.name) or self._has_no_say(point, case)
+                if not reason:
+                    idle, is_all = self._not_carried_out(relevant(point.options, case.direction))
+                    reason = idle if is_all else ""
                 checked[point.name] = Checked(reason=reason) if reason else self._check(case, point.options, truth)
+                checked[point.name].told = "" if reason else idle
         timed = self._timed(
             case, [p for p in self._comparison.points if names[p.name] == p.name and not checked[p.name].reason]
         )
@@ -145,6 +152,17 @@ class Runner:
         if case.direction == "forward":
             left = {k: v for k, v in left.items() if not k.endswith(tuple(f"conv_{d}_algo" for d in DIRECTIONS))}
         return "" if left or not point.options else f"no option of it speaks of {case.direction}"
+
+    def _not_carried_out(self, options: Mapping[str, Any]) -> tuple[str, bool]:
+        """What comes of options that have no effect here, and whether that is all of them."""
+        plan, settings = self._context(options).plan, list(make_layer(options, "comparison").settings.values())
+        told = []
+        for setting in settings:
+            rows = [row for row in plan.rows if row.option == setting.option.name and row.device == plan.main_device]
+            if not any(row.status in DONE for row in rows):
+                why = f"{rows[0].status}: {rows[0].reason}" if rows else f"says nothing of {plan.main_device}"
+                told.append(f"{setting.spelling} {why}")
+        return "; ".join(told), bool(settings) and len(told) == len(settings)
 
     def _context(self, options: Mapping[str, Any]) -> Context:
         """What a choice runs under: an algorithm that cannot run gives way to torch's own, and the row says so."""
@@ -210,6 +228,7 @@ def _cell(point: Point, asked: Mapping[str, Any], checked: Checked, timed: Ratio
         cell |= {"error": checked.error, "bound": checked.bound}
     if checked.reason or timed is None:
         return cell | {"reason": checked.reason or "not measured"}
+    cell |= {"told": checked.told} if checked.told else {}
     return cell | {
         "ratio": timed.ratio,
         "spread": timed.spread,

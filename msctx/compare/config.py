@@ -334,10 +334,18 @@ def _workload(name: str, path: Path | None, document: Document, problems: list[P
         return None
 
 
+PRECISIONS = {
+    "TF32": {"matmul_allow_tf32": True},
+    "bfloat16": {"precision_mode": "allow_mix_precision_bf16"},
+    "float16": {"precision_mode": "allow_mix_precision_fp16"},
+}
+"""What products of matrices are compared in, where nothing was said."""
+
+
 def _default_axes(subject: str, named: list[str], directions: tuple[str, ...], path: Path | None) -> dict[str, Any]:
     """What is compared where nothing was said: all algorithms for layers, those that decide for themselves for whole models."""
     if subject == "matmul":
-        return {"matmul_allow_tf32": [False, True]}
+        return {"precision": PRECISIONS}
     every = grid.every_algorithm(directions)
     if named == ["workload"]:
         return {"algorithm": every}

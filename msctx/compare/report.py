@@ -132,7 +132,20 @@ def _chart(title: str, figure: Any, key: str) -> str:
 
 
 def _head() -> str:
-    names = ("layer", "direction", "choice", "ran", "speed", "spread", "ms", "error", "bound", "workspace", "peak", "why not")
+    names = (
+        "layer",
+        "direction",
+        "choice",
+        "ran",
+        "speed",
+        "spread",
+        "ms",
+        "error",
+        "bound",
+        "workspace",
+        "peak",
+        "why not, notes",
+    )
     return "".join(f'<th><button type="button">{name}</button></th>' for name in names)
 
 
@@ -153,7 +166,7 @@ def _rows(result: Mapping[str, Any]) -> str:
                 (cell.get("bound"), f"{cell['bound']:.1e}" if cell.get("bound") is not None else ""),
                 (cell.get("workspace"), _bytes(cell.get("workspace"))),
                 (cell.get("peak_bytes"), _bytes(cell.get("peak_bytes"))),
-                (cell.get("reason", ""), cell.get("reason", "")),
+                (cell.get("reason", cell.get("told", "")),) * 2,
             ]
             cells = "".join(
                 f'<td data-value="{escape("" if value is None else str(value))}">{escape(text)}</td>' for value, text in values

@@ -173,7 +173,7 @@ def _condition(layer: Convolution, layers: Sequence[Convolution]) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 COLUMNS = ("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound")
-COLUMNS += ("workspace", "peak_bytes", "noisy", "reason")
+COLUMNS += ("workspace", "peak_bytes", "noisy", "reason", "told")
 
 
 def as_csv(result: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ CELL: dict[str, Any] = {
         "peak_bytes": {**_COUNT, "description": "The most memory at once that a run took beyond what was there."},
         "noisy": {"type": "boolean"},
         "reason": {"type": "string", "description": "Why it has no time."},
+        "told": {"type": "string", "description": "What of the choice has no effect here."},
         "metrics": {"type": "object", "description": "Of an experiment: what its run returned."},
     },
 }

@@ -111,6 +111,23 @@ def test_a_wrong_result_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert found["deterministic=ON"]["error"] == pytest.approx(1.0, rel=1e-3)
 
 
+def test_options_that_are_not_carried_out_have_no_time(tmp_path: Path) -> None:
+    text = """
+compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}
+axes:
+  way:
+    for another device: {gpu_config.conv_allow_tf32: true}
+    not here: {mode: 0}
+    in part: {deterministic: "ON", mode: 0}
+"""
+    for row in compare(made(tmp_path, text)).rows:
+        found = cells(row)
+        assert found["for another device"]["reason"].startswith("gpu_config.conv_allow_tf32 ")
+        assert found["not here"]["reason"].startswith("mode not_built: ")
+        assert "ratio" in found["in part"]
+        assert found["in part"]["told"].startswith("mode not_built: ")
+
+
 def test_a_choice_that_fails_does_not_end_it(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("""
 import torch
