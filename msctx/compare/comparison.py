@@ -26,6 +26,8 @@ from msctx.plan import DONE
 TORCH, AGAIN = "torch", "torch again"
 HOPELESS = 10
 """How many times as long as torch a choice takes in two runs when these are its figure."""
+WORSE = 4
+"""How many times torch's own error that of a choice may be where this is beyond the limit."""
 ASKING = (*ALGORITHMS, "conv_algo_rules")
 """Options that ask for algorithms of convolution."""
 
@@ -114,8 +116,9 @@ class Runner:
         except Exception as error:
             row["reason"] = f"float64 cannot be computed: {_line(error)}"
             return row
-        checked = {TORCH: self._check(case, {}, truth)}
+        checked = {TORCH: self._check(case, {}, truth, float("inf"))}
         plain = checked[TORCH]
+        limit = max(self._comparison.error_limit, WORSE * plain.error)
         if plain.reason:
             row["reason"] = f"torch's own path: {plain.reason}"
             return row
@@ -129,7 +132,7 @@ class Runner:
                 if not reason:
                     idle, is_all = self._not_carried_out(relevant(point.options, case.direction))
                     reason = idle if is_all else ""
-                checked[point.name] = Checked(reason=reason) if reason else self._check(case, point.options, truth)
+                checked[point.name] = Checked(reason=reason) if reason else self._check(case, point.options, truth, limit)
                 checked[point.name].told = "" if reason else idle
         timed = self._timed(
             case, [p for p in self._comparison.points if names[p.name] == p.name and not checked[p.name].reason]
@@ -172,8 +175,12 @@ class Runner:
         layer = make_layer({**quiet, **options}, "comparison")
         return Context((layer,) if layer.settings else (), "comparison")
 
-    def _check(self, case: Case, options: Mapping[str, Any], truth: list[torch.Tensor]) -> Checked:
-        """One run under a choice, with its memory counted, held against float64."""
+    def _check(self, case: Case, options: Mapping[str, Any], truth: list[torch.Tensor], limit: float) -> Checked:
+        """One run under a choice, with its memory counted, held against float64.
+
+        Args:
+            limit: of the error, where the algorithm states no bound.
+        """
         found = Checked()
         try:
             context = self._context(options)
@@ -196,8 +203,10 @@ class Runner:
         if algorithm not in ("", "normal", "performance") and mine and all(row.provider == "torch" for row in mine):
             found.reason = "; ".join(mine[0].reasons) or "torch's own path ran"
         stated = max((row.error for row in mine), default=0.0) if case.direction in DIRECTIONS else 0.0
-        found.bound = stated or self._comparison.error_limit
-        if not found.reason and not found.error <= found.bound:
+        found.bound = stated or limit
+        if not found.reason and found.error == float("inf"):
+            found.reason = "its result is not finite, or has another form, where float64's is right"
+        elif not found.reason and found.error > found.bound:
             found.reason = f"its error of {found.error:.1e} is outside the bound of {found.bound:.1e}"
         return found
 

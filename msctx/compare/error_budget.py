@@ -56,7 +56,7 @@ def find(comparison: Comparison, result: Mapping[str, Any]) -> dict[str, Any]:
 class _Search:
     def __init__(self, comparison: Comparison, model: Model, device: torch.device) -> None:
         self._comparison, self._model, self._device = comparison, model, device
-        self._case = next(iter(of_model(model, [comparison.phases[-1]])))
+        self._case = next(iter(of_model(model, comparison.phases[:1])))
         self._truth = self._case.truth()
         self._directions = DIRECTIONS if self._case.direction == "training" else DIRECTIONS[:1]
         self._rest: dict[str, Any] = {}

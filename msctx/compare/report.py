@@ -203,8 +203,9 @@ def _method(result: Mapping[str, Any]) -> str:
     return escape(
         "Speed is torch's own time over a choice's: the median of turns next to each other, in changing order; spread is the range "
         "of the middle half of these ratios. Before that each choice ran twice, which is not counted: once to be held against "
-        "float64, once to tune, compile and prepare weights. A choice whose error is beyond its bound (that of the algorithm where "
-        f"it states one, else {limit:g}) has no time. torch ran against itself, too: a row is noisy where that is off by over 10 %."
+        "float64, once to tune, compile and prepare weights. A choice whose error is beyond its bound has no time: that of the "
+        f"algorithm where it states one, else {limit:g}, or four times torch's own error where that is more. torch ran against "
+        "itself, too: a row is noisy where that is off by over 10 %."
     )
 
 
