@@ -135,7 +135,13 @@ def _sweep(
         with suppress(OSError):
             console.print(f"{number} of {count}: {' '.join(sweeping.words_of(point))}: {result['status']}", markup=False)
 
-    found = sweeping.sweep(file, experiment.name, overrides, values, out, experiment.record_dir, told)
+    try:
+        found = sweeping.sweep(file, experiment.name, overrides, values, out, experiment.record_dir, told)
+    except sweeping.Interrupted as interrupted:
+        print(f"interrupted; sweep.json in {interrupted.folder} holds what was run, marked as partial", file=sys.stderr)
+        if json_:
+            print((interrupted.folder / "sweep.json").read_text(), end="")
+        raise typer.Exit(130) from None
     results = [point["result"] for point in found["points"]]
     if json_:
         _print_json(found)

@@ -32,7 +32,10 @@ def capture(model: Model) -> Workload:
         key = replace(layer, name="")
         name, count = layers.get(key, (layer.name, 0))
         layers[key] = name, count + 1
-    rows = [replace(layer, name=name, count=count) for layer, (name, count) in layers.items()]
+    rows: list[Layer] = []
+    for layer, (name, count) in layers.items():
+        like = sum(row.name.partition("#")[0] == (name or "model") for row in rows)
+        rows.append(replace(layer, name=(name or "model") + (f"#{like + 1}" if like else ""), count=count))
     return Workload(model.name, tuple(rows), f"one forward pass of {model.name}")
 
 
@@ -41,6 +44,7 @@ def problems(model: Model) -> list[Layer]:
     was = {module: module.training for module in model.module.modules()}
     model.module.eval()
     try:
+        model.look()
         with _paths(model.module) as path, _Recorder(path) as recorder:
             model.forward()  # with gradients: without them PyTorch's encoder computes a layer in one operator
     except Exception as error:
@@ -54,7 +58,7 @@ def problems(model: Model) -> list[Layer]:
 @contextmanager
 def _paths(model: nn.Module) -> Iterator[Callable[[], str]]:
     """What tells the path of the module that computes now."""
-    names = {module: name for name, module in model.named_modules()}
+    names = {module: name.replace("_orig_mod.", "") for name, module in model.named_modules()}
     inside: list[str] = []
 
     def enter(module: nn.Module, _: Any) -> None:

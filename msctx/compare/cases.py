@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from msctx.compare.model import Model
 from msctx.compare.workload import Convolution, Layer, Matmul
 
 Results = list[torch.Tensor]
+PHASES = ("inference", "training")
 
 
 @dataclass
@@ -25,9 +28,13 @@ class Case:
         problem: its shapes as text.
         count: how often it occurs.
         operations: multiplications and additions, 0 where they are not counted.
-        run: computes it.
-        truth: computes it in float64.
+        run: computes it; this is what is timed.
+        results: computes it and gives what is held against the truth.
+        truth: the same in float64.
+        scope: entered around everything that is done with it: puts back what it changes of a user's model.
         module: what ``ctx.watch`` is to know of.
+        per_value: whether the error is that of single values over the largest (as the algorithms' bounds are), or of all in the
+            mean square.
     """
 
     name: str
@@ -35,27 +42,42 @@ class Case:
     problem: str
     count: int
     operations: int
-    run: Callable[[], Results]
+    run: Callable[[], Any]
+    results: Callable[[], Results]
     truth: Callable[[], Results]
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     module: nn.Module | None = None
-    per_tensor: bool = True
-    """Whether the error is that of single values over the largest (as the algorithms' bounds are), or of all in the mean square."""
+    per_value: bool = True
 
 
-def error_of(found: Results, truth: Results, per_tensor: bool) -> float:
-    """The error against float64: the largest over the largest value; or the root of mean squares over that of the values."""
-    worst = 0.0
-    if len(found) != len(truth):
+def error_of(found: Results, truth: Results, per_value: bool) -> float:
+    """The error against float64: the largest over the largest value; or the root of mean squares over that of the values.
+
+    Infinity: a value is not finite where float64's is, a shape is another one, or there is nothing but whole numbers and they differ.
+    """
+    if len(found) != len(truth) or any(a.shape != b.shape for a, b in zip(found, truth, strict=True)):
         return float("inf")
-    for one, exact in zip(found, truth, strict=True):
-        if not exact.is_floating_point() or not exact.numel():
-            continue
-        one = one.detach().double()
-        difference = one - exact
-        size, scale = (difference.abs().max(), exact.abs().max()) if per_tensor else (difference.norm(), exact.norm())
-        error = float(size) / float(scale) if float(scale) else float(size)
-        worst = max(worst, error) if error == error else float("inf")  # NaN
-    return worst
+    pairs = [(a, b) for a, b in zip(found, truth, strict=True) if b.is_floating_point() or b.is_complex()]
+    if not pairs:  # indices move with roundings, so they count only where there is nothing else
+        return 0.0 if all(torch.equal(a, b.to(a.dtype)) for a, b in zip(found, truth, strict=True)) else float("inf")
+    return max(_error(_real(one.detach()), _real(exact), per_value) for one, exact in pairs)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()).double() if tensor.is_complex() else tensor.double()
+
+
+def _error(one: torch.Tensor, exact: torch.Tensor, per_value: bool) -> float:
+    if not exact.numel():
+        return 0.0
+    there = exact.isfinite()
+    if not torch.equal(one.isfinite(), there):
+        return float("inf")
+    difference, exact = (one - exact)[there], exact[there]
+    if not exact.numel():
+        return 0.0
+    size, scale = (difference.abs().max(), exact.abs().max()) if per_value else (difference.norm(), exact.norm())
+    return float(size) / float(scale) if float(scale) else float(size)
 
 
 # --- layers -----------------------------------------------------------------------------------------------------------
@@ -70,8 +92,9 @@ def of_layer(layer: Layer, directions: Sequence[str], device: torch.device) -> I
         yield _convolution(layer, direction, device)
 
 
-def _normal(shape: Sequence[int], dtype: str, device: torch.device, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(*shape, generator=generator).to(device, getattr(torch, dtype))
+def _made(shapes: Sequence[Sequence[int]], dtype: str, device: torch.device) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator).to(device, getattr(torch, dtype)) for shape in shapes]
 
 
 def _convolution(layer: Convolution, direction: str, device: torch.device) -> Case:
@@ -80,9 +103,7 @@ def _convolution(layer: Convolution, direction: str, device: torch.device) -> Ca
     def inputs() -> list[torch.Tensor]:
         """Input, weight and the gradient of the output; made when first needed."""
         if not tensors:
-            generator = torch.Generator().manual_seed(0)
-            shapes = (layer.input, layer.weight, layer.output)
-            made = [_normal(shape, layer.dtype, device, generator) for shape in shapes]
+            made = _made((layer.input, layer.weight, layer.output), layer.dtype, device)
             if layer.layout == "channels_last" and (kind := _LAST.get(len(layer.input))) is not None:
                 made = [tensor.contiguous(memory_format=kind) for tensor in made]
             tensors.extend(made)
@@ -97,15 +118,13 @@ def _convolution(layer: Convolution, direction: str, device: torch.device) -> Ca
         found = torch.ops.aten.convolution_backward(g, x, w, None, *each, layer.groups, mask)
         return [found[0] if direction == "dgrad" else found[1]]
 
-    return Case(
-        layer.name,
-        direction,
-        str(layer),
-        layer.count,
-        layer.operations,
-        lambda: compute(*inputs()),
-        lambda: compute(*(tensor.double() for tensor in inputs())),
-    )
+    def run() -> Results:
+        return compute(*inputs())
+
+    def truth() -> Results:
+        return compute(*(tensor.double() for tensor in inputs()))
+
+    return Case(layer.name, direction, str(layer), layer.count, layer.operations, run, run, truth)
 
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -116,15 +135,17 @@ def _product(layer: Matmul, device: torch.device) -> Case:
 
     def inputs() -> list[torch.Tensor]:
         if not tensors:
-            generator = torch.Generator().manual_seed(0)
-            tensors.extend(_normal(shape, layer.dtype, device, generator) for shape in (layer.a, layer.b))
+            tensors.extend(_made((layer.a, layer.b), layer.dtype, device))
         return tensors
+
+    def run() -> Results:
+        return [torch.matmul(*inputs())]
 
     def truth() -> Results:
         a, b = inputs()
         return [a.double() @ b.double()]
 
-    return Case(layer.name, "forward", str(layer), layer.count, layer.operations, lambda: [torch.matmul(*inputs())], truth)
+    return Case(layer.name, "forward", str(layer), layer.count, layer.operations, run, run, truth)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -133,38 +154,71 @@ def _product(layer: Matmul, device: torch.device) -> Case:
 def of_model(model: Model, phases: Sequence[str]) -> Iterator[Case]:
     """Inference: the results; training: the gradients of the mean square of the results, without dropout."""
     for phase in phases:
-        yield _phase(model, phase)
+        yield (_inference if phase == "inference" else _training)(model)
 
 
-def _phase(model: Model, phase: str) -> Case:
-    def results_of(model: Model) -> Results:
-        _set_mode(model.module, phase)
-        if phase == "inference":
-            with torch.no_grad():
-                return model.forward()
-        averages = [(buffer, buffer.clone()) for buffer in model.module.buffers()]
-        model.module.zero_grad()
+def _inference(model: Model) -> Case:
+    def run() -> Results:
+        with torch.no_grad():
+            return model.forward()
+
+    def truth() -> Results:
+        with torch.no_grad():
+            return _exact(model).forward()
+
+    return _case(model, "inference", run, run, truth)
+
+
+def _training(model: Model) -> Case:
+    def step(model: Model) -> Results:
+        for parameter in model.module.parameters():
+            parameter.grad = None
         results = [result for result in model.forward() if result.is_floating_point()]
         torch.stack([result.square().mean() for result in results]).sum().backward()
+        return results
+
+    def with_gradients(model: Model) -> Results:
+        results = step(model)
         gradients = [p.grad.flatten() for p in model.module.parameters() if p.grad is not None]
-        for buffer, value in averages:  # each step begins as the first did
-            buffer.data.copy_(value)
         # as one tensor: that of a bias before a normalisation is zero, and has an error of any size
         return [*(result.detach() for result in results), torch.cat(gradients)]
 
-    def truth() -> Results:
-        return results_of(model.converted(copy.deepcopy(model.module).double(), torch.float64))
-
-    shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in _tensors(model))
-    return Case(model.name, phase, shapes, 1, 0, lambda: results_of(model), truth, model.module, per_tensor=False)
+    return _case(model, "training", lambda: step(model), lambda: with_gradients(model), lambda: with_gradients(_exact(model)))
 
 
-def _set_mode(module: nn.Module, phase: str) -> None:
-    module.train(phase == "training")
-    for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd | nn.MultiheadAttention | nn.RNNBase):
-            part.eval()  # random numbers of another dtype are others
+def _case(
+    model: Model, phase: str, run: Callable[[], Any], results: Callable[[], Results], truth: Callable[[], Results]
+) -> Case:
+    tensors = [value for value in (*model.args, *model.kwargs.values()) if isinstance(value, torch.Tensor)]
+    shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
+    scope = lambda: _mode(model.module, phase)  # noqa: E731
+    return Case(model.name, phase, shapes, 1, 0, run, results, truth, scope, model.module, per_value=False)
 
 
-def _tensors(model: Model) -> list[torch.Tensor]:
-    return [value for value in (*model.args, *model.kwargs.values()) if isinstance(value, torch.Tensor)]
+def _exact(model: Model) -> Model:
+    return model.converted(copy.deepcopy(model.module).double(), torch.float64)
+
+
+@contextmanager
+def _mode(module: nn.Module, phase: str) -> Iterator[None]:
+    """The mode of a phase, without dropout; what a phase changes of the module is put back afterwards.
+
+    A model that trains already keeps the modes of its parts, such as normalisations that somebody has frozen.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    try:
+        if phase == "inference" or not module.training:
+            module.train(phase == "training")
+        for part in module.modules():
+            if isinstance(part, nn.modules.dropout._DropoutNd | nn.MultiheadAttention | nn.RNNBase):
+                part.eval()  # random numbers of another dtype are others
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+        for buffer, value in buffers:
+            buffer.data.copy_(value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient

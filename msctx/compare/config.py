@@ -16,7 +16,7 @@ from msctx.options import find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
 from msctx.options.layers import from_text, shipped
 from msctx.options.yamlfile import Document, load, parse
-from msctx.run.config import Experiment, read_document
+from msctx.run.config import COMPARED, Experiment, read_document
 
 PHASES = ("inference", "training")
 SUBJECTS = ("workload", "model", "experiment")
@@ -107,6 +107,8 @@ class Comparison:
     total: float | None = None
     layers: Workload | None = None
     command: str = ""
+    overrides: tuple[str, ...] = ()
+    """The words of the command line, for an experiment."""
     file: Path | None = None
     place: Mark | None = None
     """Where in the file the subject is named."""
@@ -114,11 +116,21 @@ class Comparison:
 
 QUICK_SECONDS, QUICK_TOTAL = 0.15, 40.0
 
+MEANT_FOR = {
+    "directions": ("workload",),
+    "batch": ("workload",),
+    "phases": ("model",),
+    "seconds": ("workload", "model"),
+    "error_limit": ("workload", "model"),
+    "repetitions": ("experiment",),
+}
+"""The kinds of subjects of which some keys speak."""
+
 
 def find_file(name: str) -> Path | None:
     """The file of a comparison that a user names: a path, or the name of a shipped one; else ``None``."""
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
+    if path.suffix in (".yaml", ".yml") or (path.is_file() and path.suffix != ".py"):
         return path
     return {p.stem: p for p in sorted(shipped("compare").glob("*.yaml"))}.get(name)
 
@@ -146,9 +158,9 @@ def read(subject: str, given: Given) -> Comparison:
     problems: list[Problem] = []
     path = find_file(subject) if subject not in ("conv", "matmul") else None
     document = load(path, collect=True) if path else parse("", "")
-    others = ("compare", "axes")
+    run_words = [word for word in given.overrides if word.startswith(("args.", "experiment.", "record."))]
     try:
-        base = read_document(document, path, given.overrides, others=others)
+        base = read_document(document, path, given.overrides, others=COMPARED)
     except OptionError as error:
         problems += error.problems
         base = Experiment({})
@@ -172,7 +184,8 @@ def read(subject: str, given: Given) -> Comparison:
             Problem("", f"msctx compare {subject} needs a subject", "command line", f"{what}: {', '.join(workload.known())}")
         )
     elif len(named) + (layers is not None) != 1:
-        what = "nothing is named" if not named else f"{' and '.join(named)} are named"
+        said = [*named, *(["--shape"] if layers is not None else [])]
+        what = "nothing is named" if not said else f"{' and '.join(said)} are named"
         place = str(path) if path else "command line"
         problems.append(Problem("compare", f"{what} to be compared", place, f"one of {', '.join(SUBJECTS)}"))
     elif named == ["workload"]:
@@ -180,8 +193,17 @@ def read(subject: str, given: Given) -> Comparison:
     if layers is not None and subject in ("conv", "matmul"):
         kind = workload.Convolution if subject == "conv" else workload.Matmul
         layers = Workload(layers.name, tuple(layer for layer in layers.layers if isinstance(layer, kind)), layers.source)
+        if not layers.layers:
+            what = "convolutions" if subject == "conv" else "products of matrices"
+            problems.append(Problem("", f"{layers.name} has no {what} to compare", "command line"))
     if not axes and not problems:
         axes = _default_axes(subject, named, tuple(keys.get("directions", DIRECTIONS)), path)
+    kind = named[0] if named else "workload"
+    if run_words and kind != "experiment":
+        problems += [Problem(word, f"says nothing of a {kind}", "command line") for word in run_words]
+    for key in sorted(keys.keys() & {key for key, of in MEANT_FOR.items() if kind not in of}):
+        mark = document.mark(("compare", key))
+        problems.append(Problem(f"compare.{key}", f"says nothing of a {kind}", "" if mark else "command line", mark=mark))
     if "budget" in keys and named != ["model"]:
         mark = document.mark(("compare", "budget"))
         problems.append(
@@ -192,7 +214,8 @@ def read(subject: str, given: Given) -> Comparison:
         raise OptionError(sorted(problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
     if layers is not None:
         layers = layers.with_batch(int(keys.get("batch", 1)))
-    kind = named[0] if named else "workload"
+    if kind == "experiment" and path and (path.parent / str(keys[kind])).is_file():
+        keys[kind] = str(path.parent / str(keys[kind]))  # meant from the folder of the file that names it
     of = str(keys[kind]) if named else layers.name if layers else ""
     more = {
         key: keys[key]
@@ -200,7 +223,7 @@ def read(subject: str, given: Given) -> Comparison:
         if key in keys
     }
     if given.quick:
-        more = {"seconds": QUICK_SECONDS, "total": QUICK_TOTAL} | more
+        more |= {"seconds": min(QUICK_SECONDS, more.get("seconds", QUICK_SECONDS)), "total": QUICK_TOTAL}
     place = document.mark(("compare", kind)) if path else None
     name = str(keys.get("name", path.stem if path else layers.name if layers else of))
     return Comparison(
@@ -214,6 +237,9 @@ BUDGET = "a budget is for the error of a whole model: compare package.module:fun
 def _kind_of(subject: str) -> str:
     if ":" in subject:
         return "model"
+    if subject.endswith(".py"):
+        hint = f"name the function that makes the model: {subject}:FUNCTION"
+        raise FileError([Problem("", "is a file of Python", subject, suggestion=hint)])
     if subject in workload.known():
         return "workload"
     names = {p.stem for p in shipped("experiments").glob("*.yaml")}
@@ -290,12 +316,16 @@ def _axes_of_words(words: Sequence[str], problems: list[Problem]) -> dict[str, A
     found: dict[str, Any] = {}
     for word in words:
         key, sign, text = word.partition("=")
-        if not sign or not text or not find(key):
+        values = values_of(key, text) if sign and text and find(key) else []
+        if key in found:
+            problems.append(
+                Problem("--axis", f"{key} is named twice", "command line", suggestion="name all its values at once")
+            )
+        elif not values:
             hint = "" if not sign or find(key) else nearest(key, _names())
-            what = "is no option" if sign and text else "is not KEY=VALUE,VALUE"
+            what = "is no option" if sign and text and not find(key) else "is not KEY=VALUE,VALUE"
             problems.append(Problem("--axis", f"{word!r} {what}", "command line", "an option with its values", hint))
-            continue
-        found[key] = values_of(key, text)
+        found[key] = values
     return found
 
 
@@ -311,7 +341,7 @@ def _shapes(words: Sequence[str], problems: list[Problem]) -> Workload | None:
     layers = []
     for word in words:
         sizes = word.lower().split("x")
-        if len(sizes) != 3 or not all(size.isdecimal() and int(size) for size in sizes):
+        if len(sizes) != 3 or not all(size.isdecimal() and len(size) < 10 and int(size) for size in sizes):
             problems.append(
                 Problem("--shape", f"{word!r} is no shape of a product", "command line", "MxKxN, such as 1024x1024x1024")
             )
@@ -366,7 +396,11 @@ def _points(axes: Axes, marks: Any, problems: list[Problem]) -> list[Point]:
                 make_layer(options or {}, "axes" if mark else "command line", (lambda place, mark=mark: mark) if mark else None)
             except OptionError as error:
                 problems += error.problems
-    return grid.points(axes) if len(problems) == before else []
+    found = grid.points(axes) if len(problems) == before else []
+    names = [point.name for point in found]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.append(Problem("axes", f"two choices are named {name!r}", suggestion="name each value once"))
+    return found
 
 
 def combined(points: Sequence[Point]) -> dict[str, str]:

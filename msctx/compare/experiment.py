@@ -26,14 +26,13 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
     watch.begin(rounds * len(choices))
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
     outcome = Outcome()
-    base = words_of({name: s.value for name in comparison.base.settings if (s := comparison.base.settings.get(name))})
-    given = [word for word in base if comparison.file is None or str(comparison.file) != comparison.of]
+    given = [*_of_file(comparison), *comparison.overrides]
     with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder:
         try:
             for number in range(rounds):
                 order = list(choices) if number % 2 == 0 else list(reversed(choices))
                 for name in order:
-                    watch.row(name)
+                    watch.row(name or "torch")
                     if name not in impossible:
                         place = Path(folder) / f"{number}-{list(choices).index(name)}"
                         result = run_point(comparison.of, [*given, *words_of(choices[name])], place)
@@ -44,6 +43,14 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
             outcome.partial = "interrupted"
     outcome.rows.append(_row(comparison, found, impossible))
     return outcome
+
+
+def _of_file(comparison: Comparison) -> list[str]:
+    """What the comparison's own file says for all runs, where it is not the experiment's."""
+    if comparison.file is None or str(comparison.file) == comparison.of:
+        return []
+    layer = comparison.base.levels.get("yaml")
+    return words_of({s.spelling: s.value for s in layer.settings.values()}) if layer else []
 
 
 def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impossible: Mapping[str, str]) -> dict[str, Any]:
@@ -62,7 +69,10 @@ def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impo
         if point.name in impossible or not own:
             row["cells"].append(cell | {"reason": impossible.get(point.name) or _why(found[point.name])})
             continue
-        ratios = [a / b for a, b in zip(plain, own, strict=False)]
+        if len(own) != len(plain):  # a round is of runs that all ended well
+            row["cells"].append(cell | {"reason": f"{len(own)} of {len(plain)} runs ended well: {_why(found[point.name])}"})
+            continue
+        ratios = [a / b for a, b in zip(plain, own, strict=True)]
         row["cells"].append(
             cell
             | {"ran": found[point.name][0].get("ran", ""), "ratio": statistics.median(ratios), "error": None}
@@ -79,7 +89,8 @@ def _seconds(results: list[dict[str, Any]]) -> list[float]:
 
 def _why(results: list[dict[str, Any]]) -> str:
     text = next((str(r.get("error", r.get("status"))) for r in results if r.get("status") != "completed"), "it did not run")
-    return text.strip().splitlines()[-1]
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1] if "Traceback" in text else lines[0]
 
 
 def _metrics(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -54,8 +54,21 @@ def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
 
 
 def asked_algorithm(options: Mapping[str, Any], direction: str) -> str:
-    """The algorithm that options name for a direction, ``""`` where they name none."""
-    return next((str(value) for key, value in options.items() if _name(key) == f"conv_{direction}_algo"), "")
+    """The algorithm that options name for a direction, in MindSpore's own word; ``""`` where they name none."""
+    for key, value in options.items():
+        if _name(key) == f"conv_{direction}_algo":
+            return str(OPTIONS[_name(key)].kind.parse(value))
+    return ""
+
+
+def algorithms(options: Mapping[str, Any]) -> dict[str, str]:
+    """Direction → the algorithm that options name for it."""
+    return {direction: name for direction in DIRECTIONS if (name := asked_algorithm(options, direction))}
+
+
+def besides(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that name no algorithm of convolution."""
+    return {key: value for key, value in options.items() if _name(key) not in ALGORITHMS}
 
 
 def _name(key: str) -> str:

@@ -1,8 +1,9 @@
-"""Times of several entrants side by side: in turns, in changing order, so that what the machine does meets all of them alike."""
+"""Times of several entrants side by side: in turns, each round in another order, so that what the machine does meets all alike."""
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ LEAST, MOST = 5, 200
 SHORT = 2e-3
 """Seconds that a turn should take at least: shorter runs are repeated within it."""
 NOISY = 0.1
-"""A spread, or a control, beyond which a row is marked as noisy."""
+"""A control that is off by more, or a spread of more than twice this, is noise."""
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Ratio:
 
     Attributes:
         seconds: the median of its turns.
-        ratio: the first's time over its own, of turns next to each other: the median.
+        ratio: the first's time over its own in the same round: the median over rounds.
         spread: the range of the middle half of these ratios, as a part of the median; ``None`` of a single run.
         rounds: how many turns each had.
     """
@@ -45,32 +46,55 @@ class Ratio:
     rounds: int
 
 
+@dataclass(frozen=True)
+class Failed:
+    """An entrant that raised."""
+
+    error: Exception
+
+
 def interleaved(
     entrants: Sequence[Entrant], seconds: float, device: torch.device, done: Callable[[], bool] = lambda: False
-) -> dict[str, Ratio]:
+) -> dict[str, Ratio | Failed]:
     """The first is what the others are compared with. All have run before: nothing is compiled, tuned or allocated anew here.
 
     Args:
         seconds: to be spent; five rounds are made even if they take longer.
         done: asked after each round: whether to stop at once, with fewer.
+
+    Raises:
+        Exception: the first entrant's.
     """
     times: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
-    runs = {}
+    failed: dict[str, Failed] = {}
+    runs = dict.fromkeys(times, 1)
+    order, chance = list(entrants), random.Random(0)
+
+    def turn(entrant: Entrant) -> float | None:
+        if entrant.name in failed:
+            return None
+        try:
+            with entrant.scope():
+                return seconds_of(entrant.run, device, runs[entrant.name])
+        except Exception as error:
+            if entrant is entrants[0]:
+                raise
+            failed[entrant.name] = Failed(error)
+            return None
+
     for entrant in entrants:
-        with entrant.scope():
-            once = seconds_of(entrant.run, device)
-        runs[entrant.name] = max(1, min(1000, math.ceil(SHORT / max(once, 1e-7))))
+        if (once := turn(entrant)) is not None:
+            runs[entrant.name] = max(1, min(1000, math.ceil(SHORT / max(once, 1e-7))))
     began = time.perf_counter()
     for number in range(MOST):
-        if number >= LEAST and time.perf_counter() - began > seconds:
+        if (number >= LEAST and time.perf_counter() - began > seconds) or (number and done()):
             break
-        if number and done():
-            break
-        for entrant in entrants if number % 2 else list(reversed(entrants)):
-            with entrant.scope():
-                times[entrant.name].append(seconds_of(entrant.run, device, runs[entrant.name]))
+        chance.shuffle(order)
+        for entrant in order:
+            if (found := turn(entrant)) is not None:
+                times[entrant.name].append(found)
     first = times[entrants[0].name]
-    return {name: _ratio(first, own) for name, own in times.items()}
+    return {name: failed[name] if name in failed else _ratio(first, own) for name, own in times.items()}
 
 
 def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:

@@ -22,14 +22,28 @@ class Model:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    changes_input: bool | None = None
+    """Whether it writes to its input, which it then gets a copy of; ``None``: it has not run yet."""
 
     def forward(self) -> list[torch.Tensor]:
-        """The tensors of its result, from the same random numbers each time."""
+        """The tensors of its result, from the same random numbers and the same input each time."""
         torch.manual_seed(0)
-        found = self.module(*self.args, **self.kwargs)
+        if self.changes_input is None:
+            self.look()
+        args, kwargs = _copied((self.args, self.kwargs)) if self.changes_input else (self.args, self.kwargs)
+        found = self.module(*args, **kwargs)
         if hasattr(found, "to_tuple"):  # a model output of transformers
             found = found.to_tuple()
         return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+    def look(self) -> None:
+        """Find out whether it writes to its input, by running it on a copy."""
+        given = _copied((self.args, self.kwargs))
+        before = [_version(value) for value in tree_leaves(given)]
+        random = torch.get_rng_state()
+        self.module(*given[0], **given[1])
+        torch.set_rng_state(random)
+        self.changes_input = before != [_version(value) for value in tree_leaves(given)]
 
     def to(self, device: torch.device) -> Model:
         """On a device, module and input."""
@@ -42,10 +56,22 @@ class Model:
     def converted(self, module: nn.Module, dtype: torch.dtype) -> Model:
         """With another module in its place, and floating inputs in a dtype."""
 
+        complex_ = torch.complex128 if dtype == torch.float64 else torch.complex64
+
         def convert(value: Any) -> Any:
-            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+            if not isinstance(value, torch.Tensor):
+                return value
+            return value.to(dtype) if value.is_floating_point() else value.to(complex_) if value.is_complex() else value
 
         return Model(self.name, module, tree_map(convert, self.args), tree_map(convert, self.kwargs))
+
+
+def _copied(given: Any) -> Any:
+    return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, given)
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
 def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Model:

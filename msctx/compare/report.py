@@ -37,7 +37,7 @@ def page(result: Mapping[str, Any]) -> str:
         recommended=escape(result["recommended"] or "# Nothing here is faster than torch's own path."),
         totals=_totals(result),
         costs=_costs(result),
-        budget=_budget(result),
+        budget=_budget(result) + _against(result),
         head=_head(),
         rows=_rows(result),
         environment=_environment(result),
@@ -74,6 +74,7 @@ def _summary(result: Mapping[str, Any]) -> str:
         lines.append(f"The fastest choice for each row: <b>{result['best']['ratio']:.2f}x</b> as fast as torch's own path.")
     if best is not None:
         error = f", worst error {best['error']:.1e}" if best["error"] else ""
+        error += f", in {best['rows']} of {best['rows'] + best['rows_of_torch']} rows" if best["rows_of_torch"] else ""
         lines.append(f"The best single choice: <b>{escape(best['point'])}</b>, {best['ratio']:.2f}x{error}.")
     if not lines:
         lines.append("Nothing could be measured; the table says why.")
@@ -85,9 +86,13 @@ def _summary(result: Mapping[str, Any]) -> str:
     return "".join(f"<p>{line}</p>" for line in lines)
 
 
+def _error(error: float | None) -> str:
+    return f"{error:.1e}" if error is not None else ""
+
+
 def _totals(result: Mapping[str, Any]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(total['point'])}</td><td>{total['ratio']:.2f}x</td><td>{total['error']:.1e}</td>"
+        f"<tr><td>{escape(total['point'])}</td><td>{total['ratio']:.2f}x</td><td>{_error(total['error'])}</td>"
         f"<td>{total['rows']}</td><td>{total['rows_of_torch']}</td></tr>"
         for total in sorted(result["totals"], key=lambda total: -total["ratio"])
     )
@@ -109,15 +114,29 @@ def _budget(result: Mapping[str, Any]) -> str:
     found = result.get("budget")
     if not found:
         return ""
+    title = f"Within an error of {found['budget']:.1e} in {found['phase']}"
+    if "reason" in found:
+        return f"<section><h2>{title}</h2><p>{escape(found['reason'])}</p></section>"
+    each = {"layer by layer": found["per_layer"], f"best for all: {found['uniform']['point'] or 'torch'}": found["uniform"]}
     rows = "".join(
         f"<tr><td>{escape(label)}</td><td>{one['ratio']:.2f}x</td><td>{one['error']:.1e}</td></tr>"
-        for label, one in (
-            ("layer by layer", found["per_layer"]),
-            (f"best for all: {found['uniform'].get('point', 'torch')}", found["uniform"]),
-        )
+        for label, one in each.items()
     )
     head = "<tr><th>setting</th><th>speed</th><th>error of the whole model</th></tr>"
-    return _section(f"Within an error of {found['budget']:.1e}", head + rows)
+    return _section(title, head + rows)
+
+
+def _against(result: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(one['name'])} {escape(one['direction'])}</td><td>{escape(one['point'])}</td>"
+        f"<td>{one['change']:.2f}</td><td></td></tr>"
+        if one["change"] is not None
+        else f"<tr><td>{escape(one['name'])} {escape(one['direction'])}</td><td>{escape(one['point'])}</td>"
+        f"<td></td><td>{escape(one['reason'])}</td></tr>"
+        for one in result.get("against", ())
+    )
+    head = "<tr><th>layer</th><th>choice</th><th>ratio over the earlier one</th><th>no time now, because</th></tr>"
+    return _section("Beside the earlier result", head + rows) if rows else ""
 
 
 def _section(title: str, table: str) -> str:
@@ -261,8 +280,8 @@ def _heat(result: Mapping[str, Any]) -> Figure | None:
     )
     figure.update_layout(
         height=160 + 24 * len(rows),
-        yaxis={"autorange": "reversed", "automargin": True, "dtick": 1},
-        xaxis={"side": "top", "automargin": True},
+        yaxis={"autorange": "reversed", "automargin": True, "dtick": 1, "type": "category"},
+        xaxis={"side": "top", "automargin": True, "type": "category"},
     )
     return "Speed by layer and choice, torch's own path is 1", _plain(figure)
 
@@ -326,7 +345,7 @@ def _bars(result: Mapping[str, Any]) -> Figure | None:
         height=140 + 36 * len(rows),
         barmode="group",
         xaxis=axis,
-        yaxis={"autorange": "reversed", "automargin": True, "dtick": 1},
+        yaxis={"autorange": "reversed", "automargin": True, "dtick": 1, "type": "category"},
     )
     return "Time of each layer", _plain(figure)
 
@@ -341,5 +360,7 @@ def _cost(result: Mapping[str, Any]) -> Figure:
         figure.add_trace(go.Bar(y=labels, x=[row["cost"] for row in cost["rows"]], name=name, orientation="h"))
     count = max(len(cost["rows"]) for cost in result["costs"])
     axis = {"title": {"text": "time with it over that without"}}
-    figure.update_layout(height=160 + 24 * count, xaxis=axis, yaxis={"autorange": "reversed", "automargin": True, "dtick": 1})
+    figure.update_layout(
+        height=160 + 24 * count, xaxis=axis, yaxis={"autorange": "reversed", "automargin": True, "dtick": 1, "type": "category"}
+    )
     return "What determinism costs, by layer", _plain(figure)

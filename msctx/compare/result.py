@@ -14,12 +14,14 @@ import yaml
 
 from msctx.compare.comparison import Outcome
 from msctx.compare.config import Comparison, pairs
-from msctx.compare.grid import DIRECTIONS
+from msctx.compare.grid import algorithms, besides
 from msctx.compare.workload import DEFAULTS, Convolution
 from msctx.errors import FileError, Problem
 from msctx.run.record import plain
+from msctx.run.sweep import unformulated
 
 FORMAT = 1
+NO_SAY = "no option of it speaks of"
 COSTS = ("deterministic", "thread_invariant", "batch_invariant")
 """Options whose cost has a view of its own: the time with them over that without."""
 
@@ -58,35 +60,62 @@ def totals(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each choice: the time of all rows as often as they occur, torch's over its own; where it has no time, torch's counts."""
     found = []
     for point in result["points"]:
-        base = own = 0.0
-        worst, count, missing = 0.0, 0, 0
-        for row in result["rows"]:
-            if not row["baseline"]:
-                continue
-            cell = next(cell for cell in row["cells"] if cell["point"] == point["name"])
-            base += row["count"] * row["baseline"]["ms"]
-            own += row["count"] * row["baseline"]["ms"] / cell.get("ratio", 1.0)
-            worst = max(worst, cell["error"]) if "ratio" in cell and cell.get("error") is not None else worst
-            count += "ratio" in cell
-            missing += "ratio" not in cell
-        if count:
-            found.append({"point": point["name"], "ratio": base / own, "error": worst, "rows": count, "rows_of_torch": missing})
+        cells = [(row, cell) for row in result["rows"] for cell in row["cells"] if cell["point"] == point["name"]]
+        timed = [cell for _, cell in cells if "ratio" in cell]
+        if not timed:
+            continue
+        base = sum(row["count"] * row["baseline"]["ms"] for row, _ in cells)
+        own = sum(row["count"] * row["baseline"]["ms"] / cell.get("ratio", 1.0) for row, cell in cells)
+        errors = [cell["error"] for cell in timed if cell["error"] is not None]
+        head = {"point": point["name"], "ratio": base / own, "error": max(errors, default=None)}
+        found.append({**head, "rows": len(timed), "rows_of_torch": len(cells) - len(timed)})
     return found
 
 
+def gain(cell: Mapping[str, Any]) -> float:
+    """How much faster than torch a choice is: the smaller figure where it was measured twice."""
+    return float(min(cell["ratio"], cell.get("again", cell["ratio"])))
+
+
+def is_gain(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
+    """Whether a choice is faster than torch beyond the noise of its row; a single run shows nothing."""
+    if "ratio" not in cell or cell["spread"] is None:
+        return False
+    return bool(gain(cell) > 1 + max(cell["spread"] / 2, abs(row.get("control", 1.0) - 1)))
+
+
 def best_per_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The fastest choice of each row (torch's own path where none is faster) and what all of them together gain."""
+    """The fastest choice of each row (an empty name: torch's own path, where none is faster beyond noise), and what all gain.
+
+    All are taken from choices with the same options beside algorithms: those that gain most, and are right in all rows of which
+    they speak. So what is gained is what one file of settings gains.
+    """
+    rests: list[dict[str, Any]] = []
+    for point in result["points"]:
+        if besides(point["options"]) not in rests:
+            rests.append(besides(point["options"]))
+    found = [_best_with(result, rest) for rest in rests]
+    nothing = {"ratio": 1.0, "points": [""] * len(result["rows"]), "besides": {}}
+    return max((one for one in found if one is not None), key=lambda one: one["ratio"], default=nothing)
+
+
+def _best_with(result: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any] | None:
+    wanted = {point["name"]: point["options"] for point in result["points"] if besides(point["options"]) == rest}
+    alone = next((name for name, options in wanted.items() if not algorithms(options)), None)
     base = own = 0.0
     chosen = []
     for row in result["rows"]:
-        if not row["baseline"]:
-            continue
-        cells = [cell for cell in measured(row) if cell["ratio"] > 1 + (cell["spread"] or 0) / 2]  # beyond the noise
-        cell = max(cells, key=lambda cell: cell["ratio"], default=None)
-        base += row["count"] * row["baseline"]["ms"]
-        own += row["count"] * row["baseline"]["ms"] / (cell["ratio"] if cell else 1.0)
-        chosen.append(cell["point"] if cell else "")
-    return {"ratio": base / own if own else 1.0, "points": chosen}
+        cells = [cell for cell in row["cells"] if cell["point"] in wanted]
+        best = max((cell for cell in cells if is_gain(row, cell)), key=gain, default=None)
+        if rest and best is None and row["cells"]:  # the options hold here, too, whatever they do
+            best = next((cell for cell in cells if "ratio" in cell and cell["point"] in (alone, *wanted)), None)
+            if best is None and not all(NO_SAY in cell.get("reason", "") for cell in cells):
+                return None
+        chosen.append(best["point"] if best else "")
+        if row["baseline"]:
+            ms = row["count"] * row["baseline"]["ms"]
+            base, own = base + ms, own + ms / (gain(best) if best else 1.0)
+    return {"ratio": base / own, "points": chosen, "besides": dict(rest)} if own else None
 
 
 def costs(comparison: Comparison, result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -94,8 +123,8 @@ def costs(comparison: Comparison, result: Mapping[str, Any]) -> list[dict[str, A
     found = []
     for option in COSTS:
         for one, other, first, second in pairs(comparison.points, option):
-            on, off = (one, other) if str(first) in ("ON", "True") else (other, one)
-            if str(first if on is one else second) not in ("ON", "True"):
+            on, off = (one, other) if _is_on(first) else (other, one)
+            if _is_on(first) == _is_on(second):
                 continue
             rows = []
             for number, row in enumerate(result["rows"]):
@@ -108,50 +137,50 @@ def costs(comparison: Comparison, result: Mapping[str, Any]) -> list[dict[str, A
     return found
 
 
+def _is_on(value: Any) -> bool:
+    return str(value).upper() in ("ON", "TRUE", "1", "YES")
+
+
 def recommended(comparison: Comparison, result: Mapping[str, Any]) -> str:
-    """YAML that ``msctx run`` takes: for layers ``conv_algo_rules`` with the fastest algorithm of each, else the best choice."""
-    context = _options_of_best(result)
-    rules: dict[str, dict[str, str]] = {}
+    """YAML that ``msctx run`` takes, with what holds for all: for layers the fastest algorithm of each, else the best choice.
+
+    Empty: nothing is faster than torch's own path beyond the noise, or nothing that is right everywhere.
+    """
     if comparison.layers is not None:
-        rules = _rules(comparison, result)
-        context = {}
-        common = [p["options"] for p in result["points"] if p["name"] in set(result["best"]["points"])]
-        for key in {key for options in common for key in options if not key.startswith("conv_") or key.endswith("tf32")}:
-            values = [options.get(key) for options in common]
-            if all(value == values[0] for value in values):
-                context[key] = values[0]
-    if rules:
-        context["conv_algo_rules"] = rules
-    if not context:
+        found = {**result["best"]["besides"], **_rules(comparison, result)}
+        found = found if result["best"]["ratio"] > 1 else {}
+    else:
+        found = _options_of_best(result)
+    if not found:
         return ""
-    return yaml.safe_dump(plain({"context": context}), sort_keys=False, width=130)
+    return yaml.safe_dump(plain({"context": {**result["context"], **found}}), sort_keys=False, width=130)
 
 
 def _options_of_best(result: Mapping[str, Any]) -> dict[str, Any]:
-    best = max(result["totals"], key=lambda total: total["ratio"], default=None)
-    if best is None or best["ratio"] <= 1:
-        return {}
-    return dict(next(p["options"] for p in result["points"] if p["name"] == best["point"]))
+    """Of choices that are right in every row and faster in one beyond noise, the one that gains most."""
+    fits = [
+        total
+        for total in result["totals"]
+        if not total["rows_of_torch"]
+        and total["ratio"] > 1
+        and any(is_gain(row, cell) for row in result["rows"] for cell in row["cells"] if cell["point"] == total["point"])
+    ]
+    best = max(fits, key=lambda total: total["ratio"], default=None)
+    return {} if best is None else dict(next(p["options"] for p in result["points"] if p["name"] == best["point"]))
 
 
-def _rules(comparison: Comparison, result: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Conditions that name a layer's problem → the algorithms that were fastest there."""
+def _rules(comparison: Comparison, result: Mapping[str, Any]) -> dict[str, Any]:
+    """conv_algo_rules: conditions that name a layer's problem → the algorithms that were fastest there."""
     assert comparison.layers is not None
-    layers = {layer.name: layer for layer in comparison.layers.layers}
-    convolutions = [layer for layer in layers.values() if isinstance(layer, Convolution)]
-    by_name = {point["name"]: point["options"] for point in result["points"]}
+    convolutions = [layer for layer in comparison.layers.layers if isinstance(layer, Convolution)]
+    layers = {(layer.name, str(layer)): layer for layer in convolutions}
+    options = {point["name"]: point["options"] for point in result["points"]}
     rules: dict[str, dict[str, str]] = {}
-    chosen = iter(result["best"]["points"])
-    for row in result["rows"]:
-        if not row["baseline"]:
-            continue
-        point, layer = next(chosen), layers[row["name"]]
-        if row["direction"] not in DIRECTIONS or not isinstance(layer, Convolution):
-            continue
-        algorithm = by_name.get(point, {}).get(f"conv_{row['direction']}_algo")
-        if algorithm:
-            rules.setdefault(_condition(layer, convolutions), {})[row["direction"]] = str(algorithm)
-    return rules
+    for row, point in zip(result["rows"], result["best"]["points"], strict=True):
+        layer = layers.get((row["name"], row["problem"]))
+        if layer is not None and (algorithm := algorithms(options.get(point, {})).get(row["direction"])):
+            rules.setdefault(_condition(layer, convolutions), {})[row["direction"]] = algorithm
+    return {"conv_algo_rules": rules} if rules else {}
 
 
 def _condition(layer: Convolution, layers: Sequence[Convolution]) -> str:
@@ -162,7 +191,7 @@ def _condition(layer: Convolution, layers: Sequence[Convolution]) -> str:
 
     words = [f"input=*x{'x'.join(map(str, layer.input[1:]))}", f"weight={'x'.join(map(str, layer.weight))}"]
     alike = [other for other in layers if (other.input[1:], other.weight) == (layer.input[1:], layer.weight)]
-    for field, default in {**DEFAULTS, "groups": 1, "transposed": False}.items():
+    for field, default in {**DEFAULTS, "groups": 1, "transposed": False, "dtype": layer.dtype, "layout": layer.layout}.items():
         value = getattr(layer, field)
         is_default = set(value) == {default} if isinstance(value, tuple) else value == default
         if field != "output_padding" and (not is_default or any(getattr(other, field) != value for other in alike)):
@@ -177,7 +206,7 @@ COLUMNS += ("workspace", "peak_bytes", "noisy", "reason", "told")
 
 
 def as_csv(result: Mapping[str, Any]) -> str:
-    """A line for each cell. A text that a spreadsheet would take for a formula has an apostrophe before it."""
+    """A line for each cell."""
     text = io.StringIO()
     lines = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     lines.writeheader()
@@ -185,51 +214,61 @@ def as_csv(result: Mapping[str, Any]) -> str:
         head = {key: row[key] for key in ("name", "direction", "problem", "count")}
         head["baseline_ms"] = row["baseline"].get("ms", "")
         for cell in row["cells"] or [{"point": "", "reason": row.get("reason", "")}]:
-            lines.writerow({key: _plain(value) for key, value in {**head, **cell}.items()})
+            lines.writerow({key: unformulated(value) for key, value in {**head, **cell}.items()})
     return text.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
 
 
 def read(path: str) -> dict[str, Any]:
     """An earlier result.json."""
+    from msctx.compare.schema import fits  # which needs the keys of a comparison's file
+
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError([Problem("", f"cannot be read: {error.strerror}", path)]) from None
     except (ValueError, RecursionError) as error:
         raise FileError([Problem("", f"is not JSON: {error}", path)]) from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("rows"), list):
+    if not fits(data):
         text = f"is no result of msctx compare of format {FORMAT}"
         raise FileError([Problem("", text, path, suggestion="give the result.json of a comparison")])
-    return data
+    return dict(data)
 
 
 def against(result: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each figure of a result beside that of an earlier one: both are ratios to torch in their own run."""
-    before = {
-        (row["name"], row["direction"], row["problem"], cell["point"]): cell["ratio"]
-        for row in earlier["rows"]
-        for cell in measured(row)
-    }
+    """Each figure of an earlier result beside today's: both are ratios to torch in their own run. ``change`` is today's over the
+    earlier one, ``None`` where today there is a ``reason`` instead."""
+    today = {key: (row, cell) for row in result["rows"] for cell in row["cells"] for key in [_key(row, cell)]}
     found = []
-    for row in result["rows"]:
+    for row in earlier["rows"]:
         for cell in measured(row):
-            key = (row["name"], row["direction"], row["problem"], cell["point"])
-            if key in before:
-                change = cell["ratio"] / before[key]
-                found.append({**dict(zip(("name", "direction", "problem", "point"), key, strict=True)), "change": change})
+            if (key := _key(row, cell)) not in today:
+                continue
+            head = dict(zip(("name", "direction", "problem", "point"), key, strict=True))
+            now = today[key][1]
+            change = now["ratio"] / cell["ratio"] if "ratio" in now else None
+            found.append({**head, "change": change} | ({"reason": now["reason"]} if change is None else {}))
     return found
 
 
+def _key(row: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return row["name"], row["direction"], row["problem"], cell["point"]
+
+
 def below(result: Mapping[str, Any], limit: float) -> list[str]:
-    """What is slower than it may be: against the earlier result where there is one, else against torch."""
+    """What is slower than it may be, or has no time: against the earlier result where there is one, else against torch."""
     if "against" in result:
+        if not result["against"]:
+            return ["the earlier result has no row and choice in common with this one"]
         return [
-            f"{one['name']} {one['direction']}, {one['point']}: {one['change']:.2f} of the earlier ratio"
+            f"{one['name']} {one['direction']}, {one['point']}: "
+            + (
+                f"{one['change']:.2f} of the earlier ratio"
+                if one["change"] is not None
+                else f"had a time, and now: {one['reason']}"
+            )
             for one in result["against"]
-            if one["change"] < limit
+            if one["change"] is None or one["change"] < limit
         ]
-    return [f"{one['point']}: {one['ratio']:.2f} of torch's speed" for one in result["totals"] if one["ratio"] < limit]
+    totals = {total["point"]: total["ratio"] for total in result["totals"]}
+    missing = [f"{point['name']}: has no time in any row" for point in result["points"] if point["name"] not in totals]
+    return [*missing, *(f"{name}: {ratio:.2f} of torch's speed" for name, ratio in totals.items() if ratio < limit)]

@@ -21,6 +21,10 @@ def run(comparison: Comparison, watch: Watch | None = None) -> dict[str, Any]:
     if comparison.budget is not None and not outcome.partial:
         from msctx.compare import error_budget
 
-        found["budget"] = error_budget.find(comparison, found)
-        found["recommended"] = found["budget"]["recommended"] or found["recommended"]
+        found["recommended"] = ""  # what does not keep the budget is none
+        try:
+            found["budget"] = error_budget.find(comparison, found, watch)
+            found["recommended"] = found["budget"]["recommended"]
+        except KeyboardInterrupt:
+            found["partial"] = "interrupted"
     return found

@@ -20,6 +20,7 @@ CELL: dict[str, Any] = {
         "asked": {"type": "object", "description": "Its options, as far as they have a say in this row."},
         "ran": {"type": "string", "description": "What ran: the algorithm, or algorithms with how often."},
         "ratio": {"type": "number", "description": "torch's time over its own, in the median."},
+        "again": {"type": "number", "description": "Of a row's fastest choice: the ratio measured once more."},
         "spread": {**_NUMBER, "description": "The range of the middle half of these ratios, as a part of the median."},
         "ms": {"type": "number"},
         "error": {**_NUMBER, "description": "Against float64; null for whole runs."},
@@ -70,6 +71,21 @@ RESULT: dict[str, Any] = {
         "environment": {"type": "object"},
     },
 }
+
+
+def fits(data: Any) -> bool:
+    """Whether data has what is read of an earlier result."""
+
+    def is_row(row: Any) -> bool:
+        return isinstance(row, dict) and all(isinstance(row.get(key), str) for key in ("name", "direction", "problem"))
+
+    def is_cell(cell: Any) -> bool:
+        return isinstance(cell, dict) and isinstance(cell.get("point"), str) and isinstance(cell.get("ratio", 1.0), float | int)
+
+    rows = data.get("rows") if isinstance(data, dict) and data.get("format") == 1 else None
+    return isinstance(rows, list) and all(
+        is_row(row) and isinstance(row.get("cells"), list) and all(map(is_cell, row["cells"])) for row in rows
+    )
 
 
 # --- files of comparisons and workloads -------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from msctx.compare.result import measured
 
+MANY = 12
+"""Lines of reasons."""
 WIDE = 7
 """More choices than this do not fit beside each other: the best three of each row are shown."""
 
@@ -21,22 +23,45 @@ def parts(result: Mapping[str, Any]) -> Iterator[Any]:
         yield Text(f"partial: {result['partial']}", style="yellow")
     names = [point["name"] for point in result["points"]]
     yield _matrix(result, names) if len(names) <= WIDE else _best(result)
+    if told := _reasons(result):
+        yield Text("\n".join(["no time, because:", *told]), style="dim")
     if result["totals"]:
         yield _totals(result)
     for cost in result["costs"]:
         times = f"{cost['geometric_mean']:.2f} times as long as"
         yield Text(f"{cost['with']} takes {times} {cost['without']} (mean of {len(cost['rows'])} rows)")
     if found := result.get("budget"):
-        layer, one = found["per_layer"], found["uniform"]
-        yield Text(
-            f"within an error of {found['budget']:.1e}: layer by layer {layer['ratio']:.2f}x (error {layer['error']:.1e}), "
-            f"the best for all ({one['point'] or 'torch'}) {one['ratio']:.2f}x (error {one['error']:.1e})"
-        )
+        yield Text(f"within an error of {found['budget']:.1e} in {found['phase']}: {_budget(found)}")
     for one in result.get("against", ()):
-        if abs(one["change"] - 1) > 0.05:
-            yield Text(f"{one['name']} {one['direction']}, {one['point']}: {one['change']:.2f} of the earlier ratio")
+        if one["change"] is None or abs(one["change"] - 1) > 0.05:
+            now = (
+                f"{one['change']:.2f} of the earlier ratio"
+                if one["change"] is not None
+                else f"had a time, now: {one['reason']}"
+            )
+            yield Text(f"{one['name']} {one['direction']}, {one['point']}: {now}")
     if result["recommended"]:
         yield Text(f"what to set:\n{result['recommended']}".rstrip(), style="bold")
+
+
+def _budget(found: Mapping[str, Any]) -> str:
+    if "reason" in found:
+        return str(found["reason"])
+    layer, one = found["per_layer"], found["uniform"]
+    best = f"the best for all ({one['point'] or 'torch'}) {one['ratio']:.2f}x (error {one['error']:.1e})"
+    return f"layer by layer {layer['ratio']:.2f}x (error {layer['error']:.1e}), {best}"
+
+
+def _reasons(result: Mapping[str, Any]) -> list[str]:
+    """Why cells have no time: each reason once, with the choices and how many rows it is of."""
+    found: dict[tuple[str, str], int] = {}
+    for row in result["rows"]:
+        for cell in row["cells"]:
+            if "reason" in cell:
+                key = cell["point"], cell["reason"]
+                found[key] = found.get(key, 0) + 1
+    lines = [f"  {point}, {count} row{'s' * (count > 1)}: {reason}" for (point, reason), count in found.items()]
+    return lines if len(lines) <= MANY else [*lines[:MANY], f"  … {len(lines) - MANY} more: --out DIR and --json tell all"]
 
 
 def _grid(*columns: str) -> Table:
@@ -83,7 +108,12 @@ def _best(result: Mapping[str, Any]) -> Table:
 def _totals(result: Mapping[str, Any]) -> Table:
     table = _grid("on the whole", "speed", "worst error", "rows", "left to torch")
     for total in sorted(result["totals"], key=lambda total: -total["ratio"]):
-        numbers = (f"{total['ratio']:.2f}", f"{total['error']:.0e}", str(total["rows"]), str(total["rows_of_torch"]))
+        numbers = (
+            f"{total['ratio']:.2f}",
+            f"{total['error']:.0e}" if total["error"] is not None else "",
+            str(total["rows"]),
+            str(total["rows_of_torch"]),
+        )
         table.add_row(Text(total["point"]), *numbers)
     best = result["best"]
     if len(result["rows"]) > 1:

@@ -152,6 +152,11 @@ def parse(document: Document, name: str) -> Workload:
         reader = _Row(document, ("workload", "layers", number), row, problems)
         if (layer := reader.layer(f"layer {number + 1}")) is not None:
             found.append(layer)
+    names = [layer.name for layer in found]
+    for number, of_layer in enumerate(names):
+        if of_layer in names[:number]:
+            mark = document.mark(("workload", "layers", number))
+            problems.append(Problem("name", f"another layer is named {of_layer!r}, too", mark=mark))
     if problems:
         raise OptionError(sorted(problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0)))
     return Workload(str(section.get("name", name)), tuple(found), str(section.get("source", "")))
@@ -256,6 +261,9 @@ class _Row:
 
     def _axes(self, key: str, default: int, axes: int) -> Shape:
         value = self._row.get(key, default)
+        if type(value) is int and (mark := self._document.mark((*self._path, key))) and key in self._row:
+            written = mark.text[mark.column - 1 :]
+            value = written[: mark.width] if written[:2] in ("0x", "0o") else value  # YAML's hexadecimals are sizes here
         least = 0 if key in ("padding", "output_padding") else 1
         values = (value,) * axes if type(value) is int else tuple(value) if isinstance(value, list) else ()
         if isinstance(value, str) and re.fullmatch(r"\d+(x\d+)*", value):

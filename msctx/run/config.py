@@ -51,6 +51,9 @@ SECTIONS: dict[str, dict[str, Kind]] = {
 }
 """What a file may hold beside ``context:``."""
 
+COMPARED = ("compare", "axes")
+"""Sections of ``msctx compare``, which a run leaves alone."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -101,7 +104,7 @@ def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = 
     """
     path = find_file(file) if file else None
     document = load(path, collect=True) if path else parse("", "")
-    return read_document(document, path, overrides, need_entry=need_entry)
+    return read_document(document, path, overrides, need_entry=need_entry, others=COMPARED)
 
 
 def read_document(

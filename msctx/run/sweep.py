@@ -18,7 +18,16 @@ from msctx.errors import OptionError, Problem, nearest
 from msctx.options import OPTIONS, find
 from msctx.options.layers import from_text
 from msctx.options.yamlfile import parse
-from msctx.run.record import Record
+from msctx.run.record import Record, plain
+
+
+class Interrupted(Exception):
+    """Ctrl-C: *folder* holds what there is."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self.folder = folder
+
 
 Values = Mapping[str, Sequence[Any]]
 
@@ -46,8 +55,10 @@ def read(words: Sequence[str]) -> dict[str, list[Any]]:
             problems.append(
                 Problem("--sweep", f"{key} is named twice", "command line", suggestion="name all its values at once")
             )
+        elif not (values := values_of(key, text)):
+            problems.append(Problem("--sweep", f"{key} has no values", "command line"))
         else:
-            found[key] = values_of(key, text)
+            found[key] = values
     if problems:
         raise OptionError(problems)
     return found
@@ -72,33 +83,48 @@ def as_csv(found: Sequence[Mapping[str, Any]]) -> str:
     lines = csv.DictWriter(text, [*found[0]["point"], *keys], extrasaction="ignore", lineterminator="\n")
     lines.writeheader()
     for one in found:
-        lines.writerow({**one["result"], **one["point"]})
+        lines.writerow({key: unformulated(value) for key, value in {**one["result"], **one["point"]}.items()})
     return text.getvalue()
+
+
+def unformulated(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula has an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:
     """Options as ``msctx run`` takes them on its command line."""
-    return [f"{key}={_word(value)}" for key, value in options.items()]
+    return [f"{key}={_word(key, value)}" for key, value in options.items()]
 
 
-def _word(value: Any) -> str:
-    if isinstance(value, str) and value[:1] not in ("[", "{", "'", '"'):
-        return value
-    return yaml.safe_dump(value, default_flow_style=True, width=10**9).removesuffix("\n...\n").strip()
+def _word(key: str, value: Any) -> str:
+    if isinstance(value, str) and value[:1] not in ("[", "{", "'", '"') and _reads_as(key, value):
+        return str(value)
+    return yaml.safe_dump(plain(value), default_flow_style=True, width=10**9).removesuffix("\n...\n").strip()
+
+
+def _reads_as(key: str, text: str) -> bool:
+    """Whether a bare word is read as that very text."""
+    try:
+        found = from_text(key, text)
+    except ValueError:
+        return False
+    return isinstance(found, str) and found == text
 
 
 def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
     """One run in a process of its own; what result.json holds, or ``{"status": "failed", "error": …}``."""
     command = [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:  # standard output may hold more than ours: a library may write to it beside Python
+        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        pass
     try:
-        found = json.loads(done.stdout)
-    except ValueError:
-        found = {}
-    if done.returncode and "status" not in found:
-        text = found.get("message") or done.stderr.strip() or f"exit code {done.returncode}"
-        return {"status": "failed", "error": text, "exit_code": done.returncode}
-    return dict(found)
+        text = json.loads(done.stdout)["message"]
+    except (ValueError, KeyError, TypeError):
+        text = done.stderr.strip() or f"exit code {done.returncode}"
+    return {"status": "failed", "error": text, "exit_code": done.returncode}
 
 
 def sweep(
@@ -111,6 +137,9 @@ def sweep(
     told: Callable[[int, int, Mapping[str, Any], Mapping[str, Any]], None] = lambda number, count, point, result: None,
 ) -> dict[str, Any]:
     """Run the grid; returns what sweep.json holds. A run that fails does not end it; Ctrl-C keeps what there is, marked partial.
+
+    Raises:
+        Interrupted: by Ctrl-C.
 
     Args:
         told: called after each point with its number, how many there are, the point and its result.
@@ -125,7 +154,7 @@ def sweep(
         except KeyboardInterrupt:
             found["partial"] = True
             record.json("sweep.json", found)
-            raise
+            raise Interrupted(record.folder) from None
         found["points"].append({"point": point, "result": result})
         record.json("sweep.json", found)
         record.text("sweep.csv", as_csv(found["points"]))

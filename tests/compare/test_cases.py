@@ -24,7 +24,7 @@ def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool)
     layer = Convolution("l", (2, 4, 7, 9), shape, (2, 1), (1, 1), (1, 1), (0, 0), 2, transposed, "float32", layout)
     forward, dgrad, wgrad = of_layer(layer, ("fprop", "dgrad", "wgrad"), CPU)
     for case in (forward, dgrad, wgrad):
-        assert error_of(case.run(), case.truth(), case.per_tensor) < 1e-6
+        assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
         assert case.truth()[0].dtype == torch.float64
     assert [tuple(case.run()[0].shape) for case in (forward, dgrad, wgrad)] == [layer.output, layer.input, layer.weight]
     assert forward.run()[0].is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
@@ -33,7 +33,7 @@ def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool)
 def test_products_have_one_direction() -> None:
     (case,) = of_layer(Matmul("m", (3, 4, 5), (3, 5, 2)), ("fprop", "dgrad"), CPU)
     assert case.direction == "forward"
-    assert error_of(case.run(), case.truth(), case.per_tensor) < 1e-6
+    assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
 
 
 def test_errors() -> None:
@@ -48,16 +48,35 @@ def test_errors() -> None:
     )
 
 
+def test_errors_of_other_results() -> None:
+    one, two = torch.tensor([1 + 2j]), torch.tensor([1 + 3j], dtype=torch.complex128)
+    assert error_of([one], [two], True) == pytest.approx(1 / 3)
+    assert error_of([torch.tensor([1])], [torch.tensor([2])], True) == float("inf"), "nothing but whole numbers: they count"
+    assert error_of([torch.tensor([1]), torch.ones(1)], [torch.tensor([2]), torch.ones(1)], True) == 0.0
+    assert error_of([torch.ones(1, 4)], [torch.ones(3, 4)], True) == float("inf"), "no broadcasting"
+    nan = torch.tensor([float("nan"), 1.0])
+    assert error_of([nan], [nan.double()], False) == 0.0, "where float64 is not finite either"
+
+
 def test_a_models_phases_leave_it_as_it_was(tmp_path: Path) -> None:
     model = load(f"{model_file(tmp_path)}:make")
     before = {name: value.clone() for name, value in model.module.state_dict().items()}
     inference, training = of_model(model, ["inference", "training"])
+    model.module[1].eval()  # somebody has frozen it
+    modes = [part.training for part in model.module.modules()]
     for case in (inference, training):
-        first, second = case.run(), case.run()
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)), "no dropout, no averages that move"
-        assert error_of(first, case.truth(), case.per_tensor) < 1e-5
-    count = sum(p.numel() for p in model.module.parameters())
-    assert training.run()[-1].shape == (count,)
+        with case.scope():
+            first, second = case.results(), case.results()
+            assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)), "no dropout"
+            assert error_of(first, case.truth(), case.per_value) < 1e-5
+            case.run()
+            assert model.module[1].training is False
+            assert model.module[2].training is (case is training)
+    with training.scope():
+        count = sum(p.numel() for p in model.module.parameters())
+        assert training.results()[-1].shape == (count,)
+    assert [part.training for part in model.module.modules()] == modes
+    assert all(p.grad is None for p in model.module.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
 
 
@@ -65,4 +84,5 @@ def test_the_gradient_of_a_bias_before_a_normalisation_is_no_error() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
     (case,) = of_model(Model("m", model, (torch.randn(4, 3, 8, 8),), {}), ["training"])
-    assert error_of(case.run(), case.truth(), case.per_tensor) < 1e-5
+    with case.scope():
+        assert error_of(case.results(), case.truth(), case.per_value) < 1e-5

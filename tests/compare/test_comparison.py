@@ -100,7 +100,7 @@ def test_a_wrong_result_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def cases(*given: Any) -> Any:
         for case in real(*given):
-            yield Case(**{**vars(case), "run": lambda case=case: wrong(case)})
+            yield Case(**{**vars(case), "results": lambda case=case: wrong(case)})
 
     monkeypatch.setattr(comparing, "_cases", cases)
     for row in compare(made(tmp_path, text)).rows:
@@ -146,6 +146,54 @@ axes: {{deterministic: [ON, OFF]}}
     (row,) = compare(made(tmp_path, text)).rows
     assert cells(row)["deterministic=ON"]["reason"] == "RuntimeError: not under this"
     assert "ratio" in cells(row)["deterministic=OFF"]
+
+
+@pytest.mark.parametrize("when", [1, 4, 6])
+def test_a_choice_that_fails_late_or_otherwise_does_not_end_it(tmp_path: Path, when: int) -> None:
+    (tmp_path / "failing.py").write_text(f"""
+import torch
+class Model(torch.nn.Module):
+    calls = 0
+    def forward(self, x):
+        if torch.are_deterministic_algorithms_enabled():
+            self.calls += 1
+            assert self.calls < {when}, "no more"
+        return x * 2
+def make():
+    return Model(), torch.ones(3)
+""")
+    text = f"""
+compare: {{model: "{tmp_path}/failing.py:make", phases: inference, seconds: 0.001}}
+axes: {{deterministic: [ON, OFF]}}
+"""
+    (row,) = compare(made(tmp_path, text)).rows
+    assert cells(row)["deterministic=ON"]["reason"] == "AssertionError: no more"
+    assert "ratio" in cells(row)["deterministic=OFF"]
+
+
+def test_a_model_that_writes_to_its_input_gets_a_copy(tmp_path: Path) -> None:
+    (tmp_path / "writing.py").write_text("""
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x.add_(1) * 2
+def make():
+    return Model(), torch.ones(3)
+""")
+    text = (
+        f"compare: {{model: '{tmp_path}/writing.py:make', phases: inference, seconds: 0.001}}\naxes: {{deterministic: [ON]}}\n"
+    )
+    (row,) = compare(made(tmp_path, text)).rows
+    assert cells(row)["deterministic=ON"]["error"] == 0.0
+
+
+def test_names_of_choices_may_be_any(tmp_path: Path) -> None:
+    text = """
+compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}
+axes: {way: {torch: {}, torch again: {deterministic: "ON"}}}
+"""
+    for row in compare(made(tmp_path, text)).rows:
+        assert all("ratio" in cell for cell in row["cells"])
 
 
 def test_an_interrupted_comparison_keeps_its_rows(tmp_path: Path) -> None:

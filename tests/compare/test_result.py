@@ -28,7 +28,11 @@ def comparison(tmp_path: Path, axes: str) -> Comparison:
 
 
 def row(name: str, count: int, ms: float, cells: list[dict[str, Any]], direction: str = "fprop") -> dict[str, Any]:
-    shapes = {"first": "1x4x12x12 * 8x4x3x3", "<b>second</b>": "1x8x12x12 * 8x8x3x3", "product": "8x16 @ 16x4"}
+    shapes = {
+        "first": "1x4x12x12 * 8x4x3x3, float32, padding 1, channels_first",
+        "<b>second</b>": "1x8x12x12 * 8x8x3x3, float32, stride 2, channels_first",
+        "product": "8x16 @ 16x4, float32",
+    }
     head = {"name": name, "direction": direction, "problem": shapes[name], "count": count, "operations": 1}
     baseline = {"ran": "torch", "ms": ms, "error": 1e-7, "peak_bytes": None}
     return {**head, "baseline": baseline, "control": 1.0, "noisy": False, "rounds": 5, "cells": cells}
@@ -61,7 +65,7 @@ def test_totals_count_layers_as_often_as_they_occur(found: dict[str, Any]) -> No
     assert totals[A]["ratio"] == pytest.approx(55 / (60 + 16 + 5))
     assert totals[B]["ratio"] == pytest.approx(55 / (15 + 20 + 5))
     assert (totals[B]["rows"], totals[B]["rows_of_torch"], totals[B]["error"]) == (1, 2, 1e-5)
-    assert found["best"] == {"ratio": pytest.approx(55 / (15 + 16 + 5)), "points": [B, A, ""]}
+    assert found["best"] == {"ratio": pytest.approx(55 / (15 + 16 + 5)), "points": [B, A, ""], "besides": {}}
 
 
 def test_a_gain_within_the_noise_is_none(tmp_path: Path) -> None:
@@ -84,6 +88,33 @@ def test_nothing_faster_recommends_nothing(tmp_path: Path) -> None:
     of = comparison(tmp_path, "axes: {conv_fprop_algo: [gemm, winograd]}")
     rows = [row("first", 1, 10.0, [cell(A, 0.9), cell(B)])]
     assert results.result_of(of, Outcome(rows), {})["recommended"] == ""
+
+
+def test_options_beside_algorithms_go_together_or_not_at_all(tmp_path: Path) -> None:
+    axes = "axes: {way: {a: {conv_fprop_algo: gemm, conv_allow_tf32: true}, b: {conv_fprop_algo: winograd}}}"
+    of = comparison(tmp_path, axes)
+    rows = [row("first", 1, 10.0, [cell("a", 2.0), cell("b", 1.5)]), row("<b>second</b>", 1, 10.0, [cell("a"), cell("b", 1.2)])]
+    found = results.result_of(of, Outcome(rows), {})
+    assert found["best"]["points"] == ["b", "b"], "TF32 is wrong in the second, where it would hold, too"
+    assert "tf32" not in found["recommended"]
+    rows[1]["cells"][0] = cell("a", 1.1)
+    found = results.result_of(of, Outcome(rows), {})
+    assert found["best"]["points"] == ["a", "a"]
+    assert "conv_allow_tf32: true" in found["recommended"]
+
+
+def test_what_a_model_is_told_is_right_everywhere_and_more_than_noise(tmp_path: Path) -> None:
+    of = comparison(tmp_path, "context: {runtime_num_threads: 1}\naxes: {deterministic: [ON, OFF]}")
+    object.__setattr__(of, "layers", None)
+    on, off = (point.name for point in of.points)
+    rows = [row("first", 1, 10.0, [cell(on, 3.0), cell(off, 1.005)]), row("product", 1, 10.0, [cell(on), cell(off, 1.0)])]
+    assert results.result_of(of, Outcome(rows), {})["recommended"] == ""
+    rows[0]["cells"][1] = cell(off, 1.2, again=1.005)
+    assert results.result_of(of, Outcome(rows), {})["recommended"] == "", "what was luck is not there again"
+    rows[0]["cells"][1] = cell(off, 1.2)
+    told = results.result_of(of, Outcome(rows), {})["recommended"]
+    assert "deterministic: 'OFF'" in told
+    assert "runtime_num_threads: 1" in told, "what held for all is a part of it"
 
 
 def test_costs_of_determinism(tmp_path: Path) -> None:
@@ -119,9 +150,19 @@ def test_an_earlier_result_beside_it(found: dict[str, Any], tmp_path: Path) -> N
     assert [(one["point"], one["change"]) for one in changes if one["change"] != 1] == [(B, 0.5)]
     assert results.below({**found, "against": changes}, 0.9) == [f"first fprop, {B}: 0.50 of the earlier ratio"]
     assert results.below(found, 0.9) == [f"{A}: 0.68 of torch's speed"]
+    found["rows"][0]["cells"][1] = cell(B)
+    (gone,) = (one for one in results.against(found, earlier) if one["change"] is None)
+    assert "had a time, and now: it cannot" in results.below({**found, "against": [gone]}, 0.9)[0]
+    assert (
+        "no row and choice in common"
+        in results.below({**found, "against": results.against({**found, "rows": []}, earlier)}, 0.9)[0]
+    )
+    assert results.below({**found, "totals": []}, 0.9)[0].endswith("has no time in any row")
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"format": 0, "rows": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", '{"format": 0, "rows": []}', '{"format": 1, "rows": [1]}', '{"format": 1, "rows": [{"name": ""}]}']
+)
 def test_what_is_no_result_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(FileError, match=r"r\.json"):

@@ -49,12 +49,15 @@ def test_what_else_is_told() -> None:
         result(
             ["a", "b"],
             partial="interrupted",
-            budget={"budget": 1e-4, "per_layer": layer, "uniform": one},
+            budget={"budget": 1e-4, "phase": "inference", "per_layer": layer, "uniform": one},
             costs=[{"with": "a", "without": "b", "geometric_mean": 1.25, "rows": [{}]}],
             against=[{"name": "first", "direction": "fprop", "point": "a", "change": 0.5}],
         )
     )
     assert "partial: interrupted" in shown
-    assert "within an error of 1.0e-04: layer by layer 1.50x (error 1.0e-05), the best for all (torch) 1.00x" in shown
+    assert (
+        "within an error of 1.0e-04 in inference: layer by layer 1.50x (error 1.0e-05), the best for all (torch) 1.00x" in shown
+    )
+    assert "b, 1 row: it cannot" in shown
     assert "a takes 1.25 times as long as b" in shown
     assert "first fprop, a: 0.50 of the earlier ratio" in shown

@@ -75,6 +75,7 @@ def test_a_run_that_fails_does_not_end_it(experiment: str, tmp_path: Path, capsy
         (["deterministic"], "is not KEY=VALUE,VALUE"),
         (["seed=1,2", "seed=3"], "seed is named twice"),
         (["experiment.sed=1,2"], "unknown key"),
+        (["args.scale=[]"], "args.scale has no values"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(
@@ -84,6 +85,32 @@ def test_mistakes_are_told_before_anything_runs(
     assert code == 2
     assert told in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_types_and_what_an_entry_prints_do_not_matter(experiment: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "entry.py").write_text(
+        "import os\ndef train(name='', scale=1):\n    os.system('echo {')\n    return {'kind': type(name).__name__, 'name': name}\n"
+    )
+    code, text, _ = run(capsys, experiment, "--sweep", "args.name=['5','true','a,b']", "--out", str(tmp_path / "out"), "--json")
+    results = [one["result"] for one in json.loads(text)["points"]]
+    assert code == 0
+    assert [(one["kind"], one["name"]) for one in results] == [("str", "5"), ("str", "true"), ("str", "a,b")]
+
+
+def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = sweep.run_point, []
+
+    def run_point(*given: Any) -> dict[str, Any]:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(sweep, "run_point", run_point)
+    code, text, err = run(capsys, experiment, "--sweep", "args.scale=1,2", "--out", str(tmp_path / "out"), "--json")
+    found = json.loads(text)
+    assert (code, found["partial"], len(found["points"])) == (130, True, 1)
+    assert "holds what was run, marked as partial" in err
 
 
 def test_a_dry_run_shows_the_grid(experiment: str, tmp_path: Path, capsys: Any) -> None:
