@@ -218,11 +218,17 @@ def _text(value: Any) -> str:
 
 
 def _method(result: Mapping[str, Any]) -> str:
+    if "experiment" in result["subject"]:
+        return escape(
+            "Each choice is a run of the whole experiment in a process of its own, beside one without any of the choices; the order "
+            "changes from round to round. A time is that of the run with all that it does, tuning included. Errors are not known: "
+            "what the runs returned is in result.json."
+        )
     limit = result["error_limit"]
     return escape(
-        "Speed is torch's own time over a choice's: the median of turns next to each other, in changing order; spread is the range "
-        "of the middle half of these ratios. Before that each choice ran twice, which is not counted: once to be held against "
-        "float64, once to tune, compile and prepare weights. A choice whose error is beyond its bound has no time: that of the "
+        "Speed is torch's own time over a choice's in the same round, the median over rounds, each in another order; spread is the "
+        "range of the middle half of these ratios. Before that each choice ran some times, which is not counted: to be held against "
+        "float64, to tune, compile and prepare weights. A choice whose error is beyond its bound has no time: that of the "
         f"algorithm where it states one, else {limit:g}, or four times torch's own error where that is more. torch ran against "
         "itself, too: a row is noisy where that is off by over 10 %."
     )
