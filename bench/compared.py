@@ -21,8 +21,11 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             name = f"`{result['name']}`" if number == 0 else ""
             lines.append(f"| {name} | {total['point']} | **{total['ratio']:.2f}** | {error} | {total['rows']} |")
         if len(result["rows"]) > 2:
+            best = result["best"]
+            lines.append(f"|  | the fastest of each row | **{best['ratio']:.2f}** |  | {len(best['points'])} |")
+        for cost in result["costs"]:
             lines.append(
-                f"|  | the fastest of each row | **{result['best']['ratio']:.2f}** |  | {len(result['best']['points'])} |"
+                f"|  | cost of {cost['with']} | {cost['geometric_mean']:.2f} times as long as {cost['without']} |  |  |"
             )
     processors = {result["environment"]["cpu"] for result in results}
     return [

@@ -226,9 +226,8 @@ def read(subject: str, given: Given) -> Comparison:
         more |= {"seconds": min(QUICK_SECONDS, more.get("seconds", QUICK_SECONDS)), "total": QUICK_TOTAL}
     place = document.mark(("compare", kind)) if path else None
     name = str(keys.get("name", path.stem if path else layers.name if layers else of))
-    return Comparison(
-        name, kind, of, base, axes, tuple(points), layers=layers, command=given.command, file=path, place=place, **more
-    )
+    more |= {"layers": layers, "command": given.command, "overrides": tuple(given.overrides), "file": path, "place": place}
+    return Comparison(name, kind, of, base, axes, tuple(points), **more)
 
 
 BUDGET = "a budget is for the error of a whole model: compare package.module:function"

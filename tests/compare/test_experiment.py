@@ -34,6 +34,26 @@ def test_each_choice_is_a_run(tmp_path: Path) -> None:
     assert found["costs"][0]["with"] == "deterministic=ON"
 
 
+def test_words_of_the_command_line_and_the_files_own_options_are_of_every_run(tmp_path: Path) -> None:
+    name = experiment(tmp_path)
+    (row,) = run(read(name, Given(overrides=["args.scale=2.5"], axes=["deterministic=ON"])))["rows"]
+    assert [one["metrics"]["loss"] for one in (row["baseline"], row["cells"][0])] == [5.0, 5.0]
+    (tmp_path / "mine.yaml").write_text(
+        "compare: {experiment: train.yaml}\ncontext: {deterministic: 'ON'}\naxes: {runtime_num_threads: [1, 2]}\n"
+    )
+    (row,) = run(read(str(tmp_path / "mine.yaml"), Given()))["rows"]
+    assert row["baseline"]["metrics"]["deterministic"] is True
+    assert all("ratio" in cell for cell in row["cells"])
+
+
+def test_an_experiments_own_file_may_have_axes(tmp_path: Path) -> None:
+    name = experiment(tmp_path)
+    with open(name, "a") as file:
+        file.write("axes: {deterministic: [ON, OFF]}\n")
+    (row,) = run(read(name, Given()))["rows"]
+    assert [cell["metrics"]["deterministic"] for cell in row["cells"]] == [True, False]
+
+
 def test_a_run_that_fails_is_a_reason(tmp_path: Path) -> None:
     (row,) = compare(read(experiment(tmp_path, 3.0), Given(axes=["deterministic=ON,OFF"]))).rows
     on, off = row["cells"]
