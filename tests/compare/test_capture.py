@@ -45,6 +45,26 @@ def test_every_kind_of_layer() -> None:
     assert (third.input[1:2], third.weight) == ((4,), (2, 4, 3))
 
 
+def test_a_module_of_several_problems_and_what_no_module_computes_have_names_of_their_own() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.shared(x).sum() + self.shared(x[:1]).sum() + (x @ x.T).sum()
+
+    found = capture(of(Twice(), torch.randn(2, 4)))
+    assert [layer.name for layer in found.layers] == ["shared", "shared#2", "model"]
+    assert parse(parse_yaml(dump(found), "it.yaml"), "it") == found
+
+
+def test_compiled_models_have_their_own_paths() -> None:
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="eager")
+    assert [layer.name for layer in problems(of(model, torch.randn(2, 4)))] == ["0"]
+    torch.compiler.reset()
+
+
 def test_attention_is_seen_in_its_products() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     found = capture(of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16)))

@@ -95,12 +95,24 @@ def test_batches() -> None:
         ("a: 3x4, b: 5x6", "3x4 @ 5x6 is no product of matrices"),
         ("a: 3x4, b: 4x6, weight: 3", "unknown key"),
         ("name: x", "is neither a convolution"),
+        ("input: 1x8x16x16, weight: 4x8x1x3, padding: 0x1, stride: 0x1", "stride: '0x1' does not fit"),
     ],
 )
 def test_what_is_wrong_is_told(text: str, told: str) -> None:
     with pytest.raises(OptionError, match=r"mine\.yaml:1:") as caught:
         layer(text)
     assert told in str(caught.value)
+
+
+def test_what_yaml_takes_for_a_hexadecimal_is_a_size_for_each_axis() -> None:
+    found = layer("input: 1x8x16x16, weight: 4x8x1x3, padding: 0x1")
+    assert isinstance(found, Convolution)
+    assert found.padding == (0, 1)
+
+
+def test_names_are_unique() -> None:
+    with pytest.raises(OptionError, match="another layer is named 'l', too"):
+        parsed("workload: {layers: [{name: l, a: 3x4, b: 4x5}, {name: l, a: 3x4, b: 4x6}]}")
 
 
 def test_all_problems_at_once_and_in_their_order() -> None:
