@@ -106,7 +106,9 @@ def _convolution(
     each = [tuple(values) * (axes if len(values) == 1 else 1) for values in (stride, padding, dilation, output_padding)]
     layout = "channels_last" if last else "channels_first"
     dtype = _dtype(x)
-    return dtype and Convolution(name, tuple(x.shape), tuple(weight.shape), *each, groups, transposed, dtype, layout)  # type: ignore[return-value]
+    if not dtype:
+        return None
+    return Convolution(name, tuple(x.shape), tuple(weight.shape), *each, groups, transposed, dtype, layout)
 
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

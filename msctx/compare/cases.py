@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -191,7 +192,7 @@ def _case(
 ) -> Case:
     tensors = [value for value in (*model.args, *model.kwargs.values()) if isinstance(value, torch.Tensor)]
     shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
-    scope = lambda: _mode(model.module, phase)  # noqa: E731
+    scope = partial(_mode, model.module, phase)
     return Case(model.name, phase, shapes, 1, 0, run, results, truth, scope, model.module, per_value=False)
 
 

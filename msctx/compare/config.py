@@ -14,9 +14,10 @@ from msctx.compare.workload import Workload
 from msctx.errors import FileError, Mark, MsctxError, OptionError, Problem, nearest
 from msctx.options import find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
-from msctx.options.layers import from_text, shipped
+from msctx.options.layers import shipped
 from msctx.options.yamlfile import Document, load, parse
 from msctx.run.config import COMPARED, Experiment, read_document
+from msctx.run.sweep import values_of
 
 PHASES = ("inference", "training")
 SUBJECTS = ("workload", "model", "experiment")
@@ -326,14 +327,6 @@ def _axes_of_words(words: Sequence[str], problems: list[Problem]) -> dict[str, A
             problems.append(Problem("--axis", f"{word!r} {what}", "command line", "an option with its values", hint))
         found[key] = values
     return found
-
-
-def values_of(key: str, text: str) -> list[Any]:
-    """``a,b,c`` as the values of an option; a value that has commas of its own stands in a YAML list: ``['a,b','c']``."""
-    if text.startswith("["):
-        data = parse(text, "command line").data
-        return list(data) if isinstance(data, list) else [data]
-    return [from_text(key, part) for part in text.split(",")]
 
 
 def _shapes(words: Sequence[str], problems: list[Problem]) -> Workload | None:

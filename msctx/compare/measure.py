@@ -105,7 +105,9 @@ def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> f
 def _ratio(first: list[float], own: list[float]) -> Ratio:
     ratios = sorted(a / b for a, b in zip(first, own, strict=True))
     median = statistics.median(ratios)
-    quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [median] * 3
+    if len(ratios) < 2:
+        return Ratio(statistics.median(own), median, None, len(own))
+    quarters = statistics.quantiles(ratios, n=4)
     return Ratio(statistics.median(own), median, (quarters[2] - quarters[0]) / median, len(own))
 
 

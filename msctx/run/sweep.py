@@ -65,6 +65,7 @@ def read(words: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def values_of(key: str, text: str) -> list[Any]:
+    """``a,b,c`` as the values of an option; a value that has commas of its own stands in a YAML list: ``['a,b','c']``."""
     if text.startswith("["):
         data = parse(text, "command line").data
         return list(data) if isinstance(data, list) else [data]

@@ -65,6 +65,10 @@ def test_compiled_models_have_their_own_paths() -> None:
     torch.compiler.reset()
 
 
+def test_what_a_workload_cannot_hold_is_left_out() -> None:
+    assert problems(of(nn.Conv2d(2, 2, 3), torch.randn(0, 2, 5, 5))) == []
+
+
 def test_attention_is_seen_in_its_products() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     found = capture(of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16)))

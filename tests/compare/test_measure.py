@@ -93,6 +93,14 @@ def test_spread_tells_noise(clock: Clock) -> None:
     assert found["b"].spread > measure.NOISY
 
 
+def test_a_single_round_has_no_spread(clock: Clock) -> None:
+    def run() -> None:
+        clock.now += 0.01
+
+    found = interleaved([Entrant("a", nullcontext, run), Entrant("b", nullcontext, run)], 1.0, CPU, lambda: True)
+    assert (found["b"].rounds, found["b"].spread) == (1, None)
+
+
 def test_an_entrant_that_raises_leaves_the_others(clock: Clock) -> None:
     calls = []
 
