@@ -19,7 +19,9 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         for number, total in enumerate(sorted(result["totals"], key=lambda total: -total["ratio"])):
             error = f"{total['error']:.0e}" if total["error"] else ""
             name = f"`{result['name']}`" if number == 0 else ""
-            lines.append(f"| {name} | {total['point']} | **{total['ratio']:.2f}** | {error} | {total['rows']} |")
+            noisy = sum(row.get("noisy", False) for row in result["rows"]) if number == 0 else 0
+            rows = f"{total['rows']}" + f" ({noisy} noisy)" * bool(noisy)
+            lines.append(f"| {name} | {total['point']} | **{total['ratio']:.2f}** | {error} | {rows} |")
         if len(result["rows"]) > 2:
             best = result["best"]
             lines.append(f"|  | the fastest of each row | **{best['ratio']:.2f}** |  | {len(best['points'])} |")
@@ -27,7 +29,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             lines.append(
                 f"|  | cost of {cost['with']} | {cost['geometric_mean']:.2f} times as long as {cost['without']} |  |  |"
             )
-    processors = {result["environment"]["cpu"] for result in results}
+    processors = {f"{result['environment']['cpu']} ({result['environment']['cpu_capability']})" for result in results}
     return [
         *lines,
         "",

@@ -124,16 +124,22 @@ def _sweep(
 
     values = sweeping.read(words)
     grid = sweeping.points(values)
-    for point in grid:  # a mistake in the last point is told before the first has run
-        read(file, [*overrides, *sweeping.words_of(point)], need_entry=True)
+    # a mistake in the last point is told before the first has run
+    experiments = [read(file, [*overrides, *sweeping.words_of(point)], need_entry=True) for point in grid]
     if dry_run:
+        from msctx.run.entry import resolve
+
+        for one in experiments:
+            resolve(one)
         _print_json(grid) if json_ else render.console().print(render.sweep_table(grid, []))
         return
     console = render.console(sys.stderr)
 
     def told(number: int, count: int, point: Any, result: Any) -> None:
         with suppress(OSError):
-            console.print(f"{number} of {count}: {' '.join(sweeping.words_of(point))}: {result['status']}", markup=False)
+            why = f": {sweeping.why(result)}" if result["status"] != "completed" else ""
+            told = f"{number} of {count}: {' '.join(sweeping.words_of(point))}: {result['status']}{why}"
+            console.print(told, markup=False, soft_wrap=True)
 
     try:
         found = sweeping.sweep(file, experiment.name, overrides, values, out, experiment.record_dir, told)

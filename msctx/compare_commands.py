@@ -66,6 +66,7 @@ def compare(
         found = run(comparison, watch)
     if earlier is not None:
         found["against"] = results.against(found, earlier)
+        found["elsewhere"] = results.elsewhere(found, earlier)
     if folder is not None:
         _write(found, folder)
     if json_:
@@ -76,12 +77,18 @@ def compare(
         for part in terminal.parts(found):
             console.print(part)
         if folder is not None:
-            console.print(
-                f"wrote {folder / 'report.html'}, result.json, result.csv" + ", best.yaml" * bool(found["recommended"])
+            told = (
+                f"wrote {folder / 'report.html'}, result.json, result.csv"
+                + ", best.yaml" * bool(found["recommended"])
+                + "".join(f", {name}" for name in found["files"])
             )
+            console.print(told, markup=False)
     if found["partial"] == "interrupted":
         print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
         raise typer.Exit(130)
+    if not found["totals"]:
+        print("nothing could be measured", file=sys.stderr)
+        raise typer.Exit(1)
     slower = results.below(found, fail_below) if fail_below is not None else []
     for line in slower:
         print(f"below {fail_below:g}: {line}", file=sys.stderr)
@@ -112,6 +119,8 @@ def _write(found: dict[str, Any], folder: Path) -> None:
     record.text("result.csv", result.as_csv(found))
     if found["recommended"]:
         record.text("best.yaml", found["recommended"])
+    for name, text in found["files"].items():
+        record.text(name, text)
     record.text("report.html", report.page(found))
 
 
@@ -127,7 +136,7 @@ def _bar() -> Iterator[Any]:
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring", total=None)
         yield Watch(
@@ -144,23 +153,28 @@ def capture(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Run a model once and write down its layer problems as a workload, for `msctx compare conv --workload FILE`."""
+    """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
     from msctx.compare.capture import capture as captured
     from msctx.compare.model import load
-    from msctx.compare.workload import dump
+    from msctx.compare.workload import DTYPES, dump
     from msctx.newfile import write_new
 
     with redirect_stdout(sys.stderr):
         workload = captured(load(model))
     text = dump(workload)
     if not workload.layers:
-        raise OptionError([Problem("", "the model computes no convolution and no product of matrices", model)])
+        why = f" that a workload can hold: {', '.join(workload.left_out)}" if workload.left_out else ""
+        hint = f"inputs that are not empty, and dtypes of {', '.join(DTYPES)}" if why else ""
+        raise OptionError([Problem("", f"the model computes no convolution and no product of matrices{why}", model, hint)])
     if out is not None:
         write_new(Path(out), text)
+    if workload.left_out:
+        print(f"not in it, as no layer of a workload computes them: {', '.join(workload.left_out)}", file=sys.stderr)
     if json_:
-        print_json({"name": workload.name, "layers": len(workload.layers), "written": [out] if out else [], "text": text})
+        head = {"name": workload.name, "layers": len(workload.layers), "left_out": list(workload.left_out)}
+        print_json({**head, "written": [out] if out else [], "text": text})
     elif out is not None:
         kinds, count = len(workload.layers), sum(layer.count for layer in workload.layers)
-        print(f"wrote {out}: {kinds} kinds of layers, {count} in all; next: msctx compare conv --workload {shlex.quote(out)}")
+        print(f"wrote {out}: {kinds} kinds of layers, {count} in all; next: msctx compare {shlex.quote(out)}")
     else:
         print_text(text.rstrip("\n"))

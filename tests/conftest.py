@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import far_device
+import hypothesis
 import numpy
 import pytest
 import sklearn.datasets  # noqa: F401 (sets OpenMP's variables when it is first loaded: here, not inside a test)
@@ -30,6 +31,10 @@ from msctx.switches import SWITCHES
 
 # In a fresh process cuDNN's nodes are in a state that torch cannot set again (told in the plan, tested in processes of their own)
 _C._set_cudnn_allow_tf32(True)
+
+sys.setrecursionlimit(max(sys.getrecursionlimit(), 2000))  # as inductor does when it first compiles, in whichever test that is
+hypothesis.settings.register_profile("msctx")  # how long an example takes is the machine's affair
+hypothesis.settings.load_profile("msctx")
 
 ROOT = Path(__file__).resolve().parents[1]
 context_module = importlib.import_module("msctx.context")  # the attribute msctx.context is the function

@@ -19,7 +19,7 @@ from msctx.switches import SWITCHES
 
 State = Callable[[], dict[str, Any]]
 Example = Callable[[], AbstractContextManager[None]]
-common = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+common = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 marks = [
     pytest.mark.usefixtures("torch_as_found"),
     pytest.mark.filterwarnings("ignore::msctx.errors.MsctxWarning"),

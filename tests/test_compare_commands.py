@@ -11,7 +11,9 @@ from comparisons import WORKLOAD, model_file
 from jsonschema import Draft7Validator
 
 from msctx.cli import main
+from msctx.compare.comparison import Runner
 from msctx.compare.schema import RESULT
+from msctx.compare_commands import _bar
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,13 +77,47 @@ def test_capture_and_compare_what_was_captured(msctx: Any, tmp_path: Path) -> No
     entry = f"{model_file(tmp_path)}:make"
     code, out, _ = msctx("capture", entry, "--out", "mine.yaml")
     assert code == 0
-    assert "3 kinds of layers, 4 in all; next: msctx compare conv --workload mine.yaml" in out
+    assert "3 kinds of layers, 4 in all; next: msctx compare mine.yaml" in out
     assert msctx("capture", entry)[1] == (tmp_path / "mine.yaml").read_text()
     assert json.loads(msctx("capture", entry, "--json")[1])["layers"] == 3
     code, _, err = msctx("capture", entry, "--out", "mine.yaml")
     assert (code, "is there already" in err) == (3, True)
-    code, out, _ = msctx("compare", "conv", "--workload", "mine.yaml", *AXIS, *FAST, "--json")
-    assert [row["count"] for row in json.loads(out)["rows"]] == [1, 1, 1, 2, 2, 2]
+    code, out, _ = msctx("compare", "mine.yaml", *AXIS, *FAST, "--json")
+    assert [row["count"] for row in json.loads(out)["rows"]] == [1, 1, 1, 2, 2, 2, 1]
+
+
+def test_ctrl_c_writes_what_there_is(msctx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Runner.row
+
+    def row(self: Any, case: Any) -> Any:
+        if case.name == "<b>second</b>":
+            raise KeyboardInterrupt
+        return real(self, case)
+
+    monkeypatch.setattr(Runner, "row", row)
+    code, out, err = msctx("compare", "small.yaml", *AXIS, *FAST, "--out", "x[/b]y")
+    assert code == 130
+    assert "partial: interrupted" in out
+    assert "x[/b]y/report.html" in out.replace("\n", "")
+    assert "marked as partial" in err
+    found = json.loads((tmp_path / "x[/b]y" / "result.json").read_text())
+    Draft7Validator(RESULT).validate(found)
+    assert (found["partial"], len(found["rows"])) == ("interrupted", 3)
+
+
+def test_where_nothing_can_be_measured_that_is_a_failure(msctx: Any, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 3), torch.ones(2, 5)\n")
+    code, out, err = msctx("compare", "odd.py:make", *AXIS, *FAST)
+    assert (code, "nothing could be measured" in err, "it cannot run" in out) == (1, True, True)
+
+
+def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with _bar() as watch:
+        watch.begin(2)
+        watch.row("a[/b]c")
+        watch.end_row()
+    assert "a[/b]c" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -107,7 +143,14 @@ def test_capture_and_compare_what_was_captured(msctx: Any, tmp_path: Path) -> No
         (["small.py"], 3, "name the function that makes the model: small.py:FUNCTION"),
         (["vgg16", "args.n=3"], 2, "says nothing of a workload"),
         (["resnet50", "--shape", "8x8x8"], 2, "workload and --shape are named"),
-        (["vgg16", "--budget", "1e-4"], 2, "a budget is for the error of a whole model"),
+        (["vgg16", "--budget", "1e-4"], 2, "--budget: a budget is for the error of a whole model"),
+        (["vgg16", "--quick", "--seconds", "3"], 2, "--quick says how long a row takes, too"),
+        (["vgg16", "--workload", "resnet50"], 2, "vgg16 is a workload, too"),
+        (["conv", "--workload", "vgg16", "--shape", "8x8x8"], 2, "is of a product of matrices"),
+        (["vgg16", "--axis", "deterministic=ON", "--axis", "session.deterministic=0"], 2, "is named twice"),
+        (["vgg16", "--axis", "args.n=3"], 2, "arguments are for msctx run --sweep"),
+        (["vgg16", "--axis", "deterministic=ON,,OFF"], 2, "empty"),
+        (["digits", "--seconds", "3"], 2, "--seconds: says nothing of an experiment"),
     ],
 )
 def test_mistakes(msctx: Any, words: list[str], code: int, told: str) -> None:

@@ -328,7 +328,7 @@ def valid(layers: list[dict[str, object]]) -> list[Layer]:
     return made
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(layers=LAYERS, facts=MACHINES)
 def test_no_two_rows_give_one_switch_different_values(layers: list[dict[str, object]], facts: Facts) -> None:
     found = plan.make(Settings(valid(layers)), facts)
@@ -340,7 +340,7 @@ def test_no_two_rows_give_one_switch_different_values(layers: list[dict[str, obj
     assert found.assignments == {switch: value for switch, (value, _) in seen.items()}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(layers=LAYERS, facts=MACHINES)
 def test_a_plan_is_never_silent_and_always_the_same(layers: list[dict[str, object]], facts: Facts) -> None:
     made = Settings(valid(layers))

@@ -301,7 +301,7 @@ def beyond_a_schema(option: Option, value: Any) -> str | None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(value=VALUES)
 @example(value=None)
 @example(value=True)
@@ -324,7 +324,7 @@ def test_it_refuses_what_msctx_refuses_and_nothing_else(name: str, value: Any) -
         assert None not in refused, value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_it_knows_the_same_names(data: st.DataObject) -> None:
     """Keys of an option's spelling, in any nesting, cut short, doubled or with a letter more."""

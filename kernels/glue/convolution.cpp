@@ -138,7 +138,7 @@ at::Tensor forward(
     }
   }
   const Decision* decision = asked.decide(Direction::fprop, input, weight);
-  if (asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
+  if (at::GradMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
     remember_forward(storage_of(weight));
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,10 +25,10 @@ aten = torch.ops.aten
 def capture(model: Model) -> Workload:
     """Run a model once, in evaluation mode, and count its convolutions and products; equal ones are one layer.
 
-    A layer has the path of the first module that computes it for a name. What is no convolution and no product of matrices
-    (attention that is fused into one operator, for instance) is not in it.
+    A layer has the path of the first module that computes it for a name. What multiplies and is no convolution and no product
+    of matrices (attention or an LSTM that is one operator, for instance) is not in it; the workload says which these were.
     """
-    found = problems(model)
+    found, left_out = _record(model)
     layers: dict[Layer, tuple[str, int]] = {}
     for layer in found:
         key = replace(layer, name="")
@@ -34,25 +36,33 @@ def capture(model: Model) -> Workload:
         layers[key] = name, count + 1
     rows: list[Layer] = []
     for layer, (name, count) in layers.items():
-        like = sum(row.name.partition("#")[0] == (name or "model") for row in rows)
-        rows.append(replace(layer, name=(name or "model") + (f"#{like + 1}" if like else ""), count=count))
-    return Workload(model.name, tuple(rows), f"one forward pass of {model.name}")
+        rows.append(replace(layer, name=_unused(name or "model", {row.name for row in rows}), count=count))
+    told = tuple(f"{name} x{count}" for name, count in sorted(left_out.items()))
+    return Workload(model.name, tuple(rows), f"one forward pass of {model.name}", told)
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    numbered = (f"{name}#{number}" for number in itertools.count(2))
+    return name if name not in taken else next(one for one in numbered if one not in taken)
 
 
 def problems(model: Model) -> list[Layer]:
     """Each convolution and product in the order in which they ran, named by the path of its module."""
+    return _record(model)[0]
+
+
+def _record(model: Model) -> tuple[list[Layer], Counter[str]]:
     was = {module: module.training for module in model.module.modules()}
     model.module.eval()
     try:
-        model.look()
         with _paths(model.module) as path, _Recorder(path) as recorder:
-            model.forward()  # with gradients: without them PyTorch's encoder computes a layer in one operator
-    except Exception as error:
+            model.once()  # with gradients: without them PyTorch's encoder computes a layer in one operator
+    except (Exception, SystemExit) as error:
         raise EntryFailed(f"the model raised\n{users_traceback(error)}") from None
     finally:
         for module, training in was.items():
             module.training = training
-    return recorder.found
+    return recorder.found, recorder.left_out
 
 
 @contextmanager
@@ -81,12 +91,22 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, path: Callable[[], str]) -> None:
         super().__init__()
         self.found: list[Layer] = []
+        self.left_out: Counter[str] = Counter()
         self._path = path
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (make := _LAYERS.get(function)) is not None and (layer := make(self._path(), *args)) is not None:
+        kwargs = kwargs or {}
+        make = _LAYERS.get(function)
+        if make is not None and (layer := make(self._path(), *args)) is not None:
             self.found.append(layer)
-        return function(*args, **(kwargs or {}))
+        elif make is not None or any(word in function.name() for word in _MULTIPLYING):
+            self.left_out[str(function)] += 1
+        elif torch.is_inference_mode_enabled():  # there nothing has taken compound operators apart
+            with self:
+                found = function.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        return function(*args, **kwargs)
 
 
 def _convolution(
@@ -116,7 +136,10 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def _product(name: str, a: torch.Tensor, b: torch.Tensor) -> Layer | None:
     dtype = _dtype(a)
-    return Matmul(name, tuple(a.shape), tuple(b.shape), dtype) if dtype and a.numel() and b.numel() else None
+    if not dtype or not b.numel():
+        return None
+    b = b[:, None] if b.ndim == 1 else b
+    return Matmul(name, tuple(a.shape), tuple(b.shape), dtype, b.mT.is_contiguous() and not b.is_contiguous())
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -130,4 +153,23 @@ _LAYERS: dict[Any, Callable[..., Layer | None]] = {
     aten.bmm.default: _product,
     aten.addmm.default: lambda name, bias, a, b, *_: _product(name, a, b),
     aten.baddbmm.default: lambda name, bias, a, b, *_: _product(name, a, b),
+    aten.mv.default: _product,
+    aten.addmv.default: lambda name, bias, a, b, *_: _product(name, a, b),
 }
+_MULTIPLYING = (
+    "::_scaled_dot_product",
+    "::_scaled_mm",
+    "::_grouped_mm",
+    "rnn",
+    "::lstm",
+    "::gru",
+    "::_int_mm",
+    "::_weight_int",
+    "::_sparse_mm",
+    "::_addmm_activation",
+    "quantized::",
+    "::_native_multi_head_attention",
+    "::_transformer_encoder_layer",
+    "flash_attn",
+)
+"""Words in the names of operators that multiply matrices, or convolve, in ways of their own."""

@@ -61,18 +61,18 @@ def error_of(found: Results, truth: Results, per_value: bool) -> float:
     pairs = [(a, b) for a, b in zip(found, truth, strict=True) if b.is_floating_point() or b.is_complex()]
     if not pairs:  # indices move with roundings, so they count only where there is nothing else
         return 0.0 if all(torch.equal(a, b.to(a.dtype)) for a, b in zip(found, truth, strict=True)) else float("inf")
-    return max(_error(_real(one.detach()), _real(exact), per_value) for one, exact in pairs)
+    return max(_error(_real(one.detach()).double(), _real(exact.detach()).double(), per_value) for one, exact in pairs)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor.resolve_conj()).double() if tensor.is_complex() else tensor.double()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _error(one: torch.Tensor, exact: torch.Tensor, per_value: bool) -> float:
     if not exact.numel():
         return 0.0
     there = exact.isfinite()
-    if not torch.equal(one.isfinite(), there):
+    if not torch.equal(one.isfinite(), there) or not torch.equal(one[~there].nan_to_num(0), exact[~there].nan_to_num(0)):
         return float("inf")
     difference, exact = (one - exact)[there], exact[there]
     if not exact.numel():
@@ -125,7 +125,7 @@ def _convolution(layer: Convolution, direction: str, device: torch.device) -> Ca
     def truth() -> Results:
         return compute(*(tensor.double() for tensor in inputs()))
 
-    return Case(layer.name, direction, str(layer), layer.count, layer.operations, run, run, truth)
+    return Case(layer.name, direction, str(layer), layer.count, layer.operations, run, run, truth, torch.no_grad)
 
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -136,7 +136,8 @@ def _product(layer: Matmul, device: torch.device) -> Case:
 
     def inputs() -> list[torch.Tensor]:
         if not tensors:
-            tensors.extend(_made((layer.a, layer.b), layer.dtype, device))
+            a, b = _made((layer.a, layer.b), layer.dtype, device)
+            tensors.extend((a, b.mT.contiguous().mT if layer.b_transposed else b))
         return tensors
 
     def run() -> Results:
@@ -146,7 +147,7 @@ def _product(layer: Matmul, device: torch.device) -> Case:
         a, b = inputs()
         return [a.double() @ b.double()]
 
-    return Case(layer.name, "forward", str(layer), layer.count, layer.operations, run, run, truth)
+    return Case(layer.name, "forward", str(layer), layer.count, layer.operations, run, run, truth, torch.no_grad)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -154,37 +155,45 @@ def _product(layer: Matmul, device: torch.device) -> Case:
 
 def of_model(model: Model, phases: Sequence[str]) -> Iterator[Case]:
     """Inference: the results; training: the gradients of the mean square of the results, without dropout."""
+    if any(map(torch.nn.parameter.is_lazy, (*model.module.parameters(), *model.module.buffers()))):
+        model.look()  # they become what they are
     for phase in phases:
         yield (_inference if phase == "inference" else _training)(model)
 
 
 def _inference(model: Model) -> Case:
-    def run() -> Results:
+    def results(model: Model, seeded: bool = True) -> Results:
         with torch.no_grad():
-            return model.forward()
+            return model.forward(seeded=seeded)
 
-    def truth() -> Results:
-        with torch.no_grad():
-            return _exact(model).forward()
-
-    return _case(model, "inference", run, run, truth)
+    return _case(
+        model, "inference", lambda: results(model, seeded=False), lambda: results(model), lambda: results(_exact(model))
+    )
 
 
 def _training(model: Model) -> Case:
-    def step(model: Model) -> Results:
+    def step(model: Model, seeded: bool = True) -> Results:
         for parameter in model.module.parameters():
             parameter.grad = None
-        results = [result for result in model.forward() if result.is_floating_point()]
-        torch.stack([result.square().mean() for result in results]).sum().backward()
+        results = [r for r in model.forward(seeded=seeded) if r.is_floating_point() or r.is_complex()]
+        if not any(result.requires_grad for result in results):
+            raise ValueError("nothing of its result depends on a parameter that is trained: compare phases: inference")
+        torch.stack([result.abs().square().mean() for result in results]).sum().backward()
         return results
 
     def with_gradients(model: Model) -> Results:
         results = step(model)
-        gradients = [p.grad.flatten() for p in model.module.parameters() if p.grad is not None]
+        gradients = [_real(p.grad).flatten() for p in model.module.parameters() if p.grad is not None]
         # as one tensor: that of a bias before a normalisation is zero, and has an error of any size
         return [*(result.detach() for result in results), torch.cat(gradients)]
 
-    return _case(model, "training", lambda: step(model), lambda: with_gradients(model), lambda: with_gradients(_exact(model)))
+    return _case(
+        model,
+        "training",
+        lambda: step(model, seeded=False),
+        lambda: with_gradients(model),
+        lambda: with_gradients(_exact(model)),
+    )
 
 
 def _case(
@@ -197,7 +206,10 @@ def _case(
 
 
 def _exact(model: Model) -> Model:
-    return model.converted(copy.deepcopy(model.module).double(), torch.float64)
+    def widest(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double() if tensor.is_floating_point() else tensor
+
+    return model.converted(copy.deepcopy(model.module)._apply(widest), torch.float64)
 
 
 @contextmanager

@@ -14,10 +14,11 @@ import torch
 from msctx.compare import cases as subjects
 from msctx.compare.cases import Case, error_of
 from msctx.compare.config import Comparison, combined
-from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, asked_algorithm, relevant
-from msctx.compare.measure import NOISY, Entrant, Failed, Ratio, interleaved, seconds_of
+from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, relevant
+from msctx.compare.measure import NOISY, Entrant, Failed, Interrupted, Ratio, interleaved, seconds_of
 from msctx.compare.model import load
 from msctx.context import Context
+from msctx.effects.policies import PRECISION
 from msctx.errors import MsctxError
 from msctx.memory.meter import Meter
 from msctx.options import make_layer
@@ -27,8 +28,19 @@ TORCH, AGAIN = "", "\0"
 """torch's own path and its control among names of choices, which are never these."""
 HOPELESS = 10
 """How many times as long as torch a choice takes in two runs when these are its figure."""
-WORSE = 4
-"""How many times torch's own error that of a choice may be where this is beyond the limit."""
+EXACT, ROUNDED = 1e-3, 0.02
+"""The largest error of a choice that keeps the precision, and of one that lowers it, where the algorithm states no bound.
+
+float32 is good for about 1e-6; gradients differ by more, as a ReLU or a maximum decides otherwise where two values are as good as
+equal. bfloat16 rounds to 4e-3, and errors add up from layer to layer.
+"""
+ROUNDING = ("conv_allow_tf32", "matmul_allow_tf32", "conv_allow_hf32", "matmul_allow_hf32", "allow_fp32_emulation", *PRECISION)
+"""Options that lower the precision."""
+WORSE, MEANINGLESS = 4, 0.5
+"""How many times torch's own error that of a choice may be where this is beyond the limit; torch's own that leaves nothing to
+hold a choice against."""
+CONFIRMED = 3
+"""How many of a row's fastest choices are measured once more, until the fastest of all is one that was."""
 ASKING = (*ALGORITHMS, "conv_algo_rules")
 """Options that ask for algorithms of convolution."""
 DECIDING = ("normal", "performance")
@@ -49,6 +61,8 @@ class Checked:
     """Why there is nothing to time."""
     told: str = ""
     """What of the choice has no effect here."""
+    failed: bool = False
+    """It raised, or its result was wrong."""
 
 
 @dataclass
@@ -86,6 +100,8 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
                 case = waiting.popleft()  # its tensors go with it
                 watch.row(f"{case.name} {case.direction}")
                 outcome.rows.append(runner.row(case))
+                if runner.interrupted:
+                    raise KeyboardInterrupt
                 watch.end_row()
     except KeyboardInterrupt:
         outcome.partial = "interrupted"
@@ -110,6 +126,8 @@ class Runner:
     def __init__(self, comparison: Comparison, device: torch.device, deadline: float | None = None) -> None:
         self._comparison, self._device, self._deadline = comparison, device, deadline
         self._impossible = combined(comparison.points)
+        self.interrupted = False
+        """By Ctrl-C, in a row that has its figures nevertheless."""
 
     def is_late(self) -> bool:
         return self._deadline is not None and time.perf_counter() > self._deadline
@@ -120,26 +138,30 @@ class Runner:
             "baseline": {},
             "cells": [],
         }
-        with case.scope():
-            self._measure(case, row)
+        try:
+            with case.scope():
+                self._measure(case, row)
+        except (Exception, SystemExit) as error:
+            row["reason"] = f"it cannot run: {_line(error)}"
         return row
 
     def _measure(self, case: Case, row: dict[str, Any]) -> None:
-        try:
-            case.results()  # an error of the model's own is told as such
-        except Exception as error:
-            row["reason"] = f"it cannot run: {_line(error)}"
-            return
+        case.results()  # an error of the model's own is told as such
         try:
             truth = case.truth()
         except Exception as error:
             row["reason"] = f"float64 cannot be computed: {_line(error)}"
             return
+        if any(one.is_floating_point() and one.numel() and not one.isfinite().any() for one in truth):
+            row["reason"] = "float64's own result has no finite value: there is nothing to hold a choice against"
+            return
         plain = self._check(case, {}, truth, float("inf"))
         if plain.reason:
             row["reason"] = f"torch's own path: {plain.reason}"
             return
-        limit = max(self._comparison.error_limit, WORSE * plain.error)
+        if plain.error > MEANINGLESS:
+            row["reason"] = f"torch's own result is {plain.error:.1e} off float64's: there is nothing to hold a choice against"
+            return
         checked: dict[str, Checked] = {}
         names: dict[str, str] = {}  # point → the point that has the same say here
         asked: dict[tuple[tuple[str, str], ...], str] = {}
@@ -148,7 +170,7 @@ class Runner:
             key = tuple(sorted((name, repr(value)) for name, value in options.items()))
             names[point.name] = asked.setdefault(key, point.name)
             if names[point.name] == point.name:
-                checked[point.name] = self._checked(point, options, case, truth, limit)
+                checked[point.name] = self._checked(point, options, case, truth, self._limit(point, plain.error))
         wanted = [p for p in self._comparison.points if names[p.name] == p.name and not checked[p.name].reason]
         try:
             timed = self._timed(case, wanted)
@@ -164,27 +186,47 @@ class Runner:
             _cell(point, relevant(point.options, case.direction), checked[names[point.name]], timed.get(names[point.name]))
             for point in self._comparison.points
         ]
-        self._confirm(case, row)
+        if not self.interrupted:
+            self._confirm(case, row)
         spreads = [cell["spread"] for cell in row["cells"] if cell.get("spread") is not None]
         wide = sum(spread > 2 * NOISY for spread in spreads)
         row["noisy"] = abs(control.ratio - 1) > NOISY or (control.spread or 0) > 2 * NOISY or 2 * wide > len(spreads) > 0
 
+    def _limit(self, point: Point, error: float) -> float:
+        """The error that a choice may have where torch has this one, and the algorithm states no bound."""
+        limit = self._comparison.error_limit
+        if limit is None:
+            asked = {setting.option.name for setting in make_layer(point.options, "comparison").settings.values()}
+            limit = ROUNDED if asked & set(ROUNDING) else EXACT
+        return max(limit, WORSE * error)
+
     def _confirm(self, case: Case, row: dict[str, Any]) -> None:
-        """Measure the fastest choice once more: the largest of many figures is too large by what luck added to it."""
-        best = max((cell for cell in row["cells"] if "ratio" in cell), key=lambda cell: cell["ratio"], default=None)
-        if best is None or best["spread"] is None or best["ratio"] <= 1 or self.is_late():
-            return
-        context = self._context(best["asked"])
-        entrants = [Entrant(TORCH, nullcontext, case.run), Entrant("again", lambda: context, case.run)]
-        try:
-            with context:
-                if case.module is not None:
-                    context.watch(case.module)
-            again = interleaved(entrants, self._comparison.seconds / 2, self._device, self.is_late)["again"]
-        except Exception:  # torch's own path raises now and then: what was measured once is not to be relied on
-            best["again"] = 1.0
-            return
-        best["again"] = again.ratio if isinstance(again, Ratio) else 1.0
+        """Measure the fastest choice once more: the largest of many figures is too large by what luck added to it.
+
+        The smaller figure counts; where another choice is the fastest by that, its turn comes.
+        """
+        for _ in range(CONFIRMED):
+            best = max((cell for cell in row["cells"] if "ratio" in cell), key=lambda cell: cell["ratio"], default=None)
+            if best is None or best["spread"] is None or best["ratio"] <= 1 or "measured" in best or self.is_late():
+                return
+            context = self._context(best["asked"])
+            entrants = [Entrant(TORCH, nullcontext, case.run), Entrant("again", lambda context=context: context, case.run)]
+            try:
+                with context:
+                    if case.module is not None:
+                        context.watch(case.module)
+                again = interleaved(entrants, self._comparison.seconds / 2, self._device, self.is_late)["again"]
+            except Interrupted as interrupted:
+                self.interrupted, again = True, interrupted.found["again"]
+            except Exception:  # torch's own path raises now and then: what was measured once is not to be relied on
+                again = None
+            second = again.ratio if isinstance(again, Ratio) else 1.0
+            best["measured"] = [best["ratio"], second]
+            if second < best["ratio"]:
+                best["ratio"] = second
+                best["ms"] = again.seconds * 1e3 if isinstance(again, Ratio) else row["baseline"]["ms"]
+            if self.interrupted:
+                return
 
     def _checked(
         self, point: Point, options: Mapping[str, Any], case: Case, truth: list[torch.Tensor], limit: float
@@ -237,21 +279,28 @@ class Runner:
                 found.peak = meter.stop() if meter is not None else None
                 choices, computed = context.choices(), context.precisions()
         except Exception as error:  # whatever it is, it is this choice's own
-            found.reason = _line(error)
+            found.reason, found.failed = _line(error), True
             return found
         mine = [row for row in choices if case.direction not in DIRECTIONS or row.direction == case.direction]
         found.workspace = max((row.workspace for row in mine), default=0)
         found.ran = _what_ran(mine, computed)
-        algorithm = asked_algorithm(options, case.direction)
-        others = [row for row in mine if row.ran != algorithm]
-        if algorithm not in ("", *DECIDING) and others and case.direction in DIRECTIONS:
-            found.reason = "; ".join(others[0].reasons) or f"{others[0].ran} ran in its place"
+        if case.direction in DIRECTIONS:
+            others = [row for row in mine if row.asked not in ("", *DECIDING) and row.ran != row.asked]
+            names = {setting.option.name for setting in make_layer(options, "comparison").settings.values()}
+            if others:
+                found.reason = "; ".join(others[0].reasons) or f"{others[0].ran} ran in its place"
+            elif names == {"conv_algo_rules"} and not any(row.asked for row in mine):
+                found.reason = "no rule of it speaks of this layer"
         stated = max((row.error for row in mine), default=0.0) if case.direction in DIRECTIONS else 0.0
         found.bound = stated or limit
-        if not found.reason and found.error == float("inf"):
-            found.reason = "its result is not finite, or has another form, where float64's is right"
-        elif not found.reason and found.error > found.bound:
-            found.reason = f"its error of {found.error:.1e} is outside the bound of {found.bound:.1e}"
+        if not found.reason and found.error > found.bound:
+            found.failed = True
+            is_other = found.error == float("inf")
+            found.reason = (
+                "its result is not finite, or has another form, where float64's is right"
+                if is_other
+                else f"its error of {found.error:.1e} is outside the bound of {found.bound:.1e}"
+            )
         return found
 
     def _timed(self, case: Case, points: list[Point]) -> dict[str, Ratio | Failed]:
@@ -274,13 +323,17 @@ class Runner:
                 found[point.name] = Ratio(seconds, plain / seconds, None, 1)
             else:
                 entrants.append(Entrant(point.name, lambda context=context: context, case.run))
-        return interleaved(entrants, self._comparison.seconds, self._device, self.is_late) | found
+        try:
+            return interleaved(entrants, self._comparison.seconds, self._device, self.is_late) | found
+        except Interrupted as interrupted:
+            self.interrupted = True
+            return interrupted.found | found
 
 
 def _has_no_say(point: Point, options: Mapping[str, Any], case: Case) -> str:
     """Why a choice cannot change a case at all."""
     if case.direction == "forward":
-        options = {k: v for k, v in options.items() if not k.endswith(ALGORITHMS)}
+        options = {k: v for k, v in options.items() if not k.endswith(ASKING)}
     if options or not point.options or case.direction in subjects.PHASES:
         return ""
     return f"no option of it speaks of {case.direction}"
@@ -295,9 +348,9 @@ def _cell(point: Point, asked: Mapping[str, Any], checked: Checked, timed: Ratio
     if checked.told:
         cell["told"] = checked.told
     if isinstance(timed, Failed):
-        return cell | {"reason": _line(timed.error)}
+        return cell | {"reason": _line(timed.error), "failed": True}
     if checked.reason or timed is None:
-        return cell | {"reason": checked.reason or "not measured"}
+        return cell | {"reason": checked.reason or "not measured"} | ({"failed": True} if checked.failed else {})
     return cell | {
         "ratio": timed.ratio,
         "spread": timed.spread,

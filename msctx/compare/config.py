@@ -17,7 +17,7 @@ from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, sh
 from msctx.options.layers import shipped
 from msctx.options.yamlfile import Document, load, parse
 from msctx.run.config import COMPARED, Experiment, read_document
-from msctx.run.sweep import values_of
+from msctx.run.sweep import is_same, values_of
 
 PHASES = ("inference", "training")
 SUBJECTS = ("workload", "model", "experiment")
@@ -86,8 +86,9 @@ class Comparison:
         base: the options that hold for all, as an experiment without an entry.
         points: the choices.
         seconds: of measuring for one row.
-        repetitions: of whole runs, where the subject is an experiment.
-        error_limit: the error beyond which a result is wrong where the algorithm states no bound.
+        repetitions: of whole runs, where the subject is an experiment, after one that is not counted.
+        error_limit: the error beyond which a result is wrong where the algorithm states no bound; ``None``: 1e-3, and 0.02 for
+            choices that lower the precision.
         budget: the error that a per-layer setting may have on the whole model.
         total: seconds after which no further row is begun.
     """
@@ -102,8 +103,8 @@ class Comparison:
     phases: tuple[str, ...] = PHASES
     batch: int = 1
     seconds: float = 1.0
-    repetitions: int = 1
-    error_limit: float = 0.02
+    repetitions: int = 3
+    error_limit: float | None = None
     budget: float | None = None
     total: float | None = None
     layers: Workload | None = None
@@ -160,32 +161,39 @@ def read(subject: str, given: Given) -> Comparison:
     path = find_file(subject) if subject not in ("conv", "matmul") else None
     document = load(path, collect=True) if path else parse("", "")
     run_words = [word for word in given.overrides if word.startswith(("args.", "experiment.", "record."))]
+    data = document.data if isinstance(document.data, dict) else {}
+    is_workload = data.keys() == {"workload"}
     try:
-        base = read_document(document, path, given.overrides, others=COMPARED)
+        base = read_document(document, path, given.overrides, others=("workload",) if is_workload else COMPARED)
     except OptionError as error:
         problems += error.problems
-        base = Experiment({})
-    data = document.data if isinstance(document.data, dict) else {}
+        base = Experiment({}, entry="" if "experiment" not in data else "?")  # what it names is the subject all the same
     keys = _keys(data.get("compare"), document, problems)
     for key, value in given.keys.items():
         if value is not None:
             _check(key, value, problems, where="command line", into=keys)
-    if path is not None and "compare" not in data and base.entry:
-        keys.setdefault("experiment", str(path))
+    if path is not None and is_workload:
+        keys.setdefault("workload", path.name)
+    elif path is not None and base.entry and not any(kind in keys for kind in SUBJECTS):
+        keys["experiment"] = str(path)
     elif path is None and subject not in ("conv", "matmul"):
-        keys[_kind_of(subject)] = subject
+        if (kind := _kind_of(subject)) in keys:
+            problems.append(Problem(f"--{kind}", f"{subject} is a {kind}, too", "command line", suggestion="name one of them"))
+        keys[kind] = subject
     axes, marks = _axes(data.get("axes"), document, problems), document.under("axes")
     named_in_words = _axes_of_words(given.axes, problems)
     axes |= named_in_words
-    layers = _shapes(given.shapes, problems)
+    if subject == "conv" and given.shapes:
+        problems.append(Problem("--shape", "is of a product of matrices", "command line", suggestion="msctx compare matmul"))
+    layers = _shapes(given.shapes if subject != "conv" else (), problems)
     named = [kind for kind in SUBJECTS if kind in keys]
-    if subject in ("conv", "matmul") and not named and layers is None:
+    if subject in ("conv", "matmul") and not named and layers is None and not given.shapes:
         what = "--workload NAME" + (" or --shape MxKxN" if subject == "matmul" else "")
         problems.append(
             Problem("", f"msctx compare {subject} needs a subject", "command line", f"{what}: {', '.join(workload.known())}")
         )
-    elif len(named) + (layers is not None) != 1:
-        said = [*named, *(["--shape"] if layers is not None else [])]
+    elif len(named) + bool(given.shapes) != 1:
+        said = [*named, *(["--shape"] if given.shapes else [])]
         what = "nothing is named" if not said else f"{' and '.join(said)} are named"
         place = str(path) if path else "command line"
         problems.append(Problem("compare", f"{what} to be compared", place, f"one of {', '.join(SUBJECTS)}"))
@@ -198,17 +206,19 @@ def read(subject: str, given: Given) -> Comparison:
             what = "convolutions" if subject == "conv" else "products of matrices"
             problems.append(Problem("", f"{layers.name} has no {what} to compare", "command line"))
     if not axes and not problems:
-        axes = _default_axes(subject, named, tuple(keys.get("directions", DIRECTIONS)), path)
+        axes = _default_axes(subject, named, tuple(keys.get("directions", DIRECTIONS)))
     kind = named[0] if named else "workload"
     if run_words and kind != "experiment":
         problems += [Problem(word, f"says nothing of a {kind}", "command line") for word in run_words]
     for key in sorted(keys.keys() & {key for key, of in MEANT_FOR.items() if kind not in of}):
-        mark = document.mark(("compare", key))
-        problems.append(Problem(f"compare.{key}", f"says nothing of a {kind}", "" if mark else "command line", mark=mark))
+        article = "an" if kind[0] == "e" else "a"
+        problems.append(_of_key(key, f"says nothing of {article} {kind}", given, document))
     if "budget" in keys and named != ["model"]:
-        mark = document.mark(("compare", "budget"))
+        text = "a budget is for the error of a whole model: compare package.module:function"
+        problems.append(_of_key("budget", text, given, document))
+    if given.quick and given.keys.get("seconds") is not None:
         problems.append(
-            Problem("compare.budget", "a budget is for the error of a whole model: compare package.module:function", mark=mark)
+            Problem("--seconds", "--quick says how long a row takes, too", "command line", suggestion="give one of them")
         )
     points = _points(axes, lambda place: None if place[0] in named_in_words else marks(place), problems)
     if problems:
@@ -224,14 +234,18 @@ def read(subject: str, given: Given) -> Comparison:
         if key in keys
     }
     if given.quick:
-        more |= {"seconds": min(QUICK_SECONDS, more.get("seconds", QUICK_SECONDS)), "total": QUICK_TOTAL}
+        more |= {"seconds": min(QUICK_SECONDS, more.get("seconds", QUICK_SECONDS)), "total": QUICK_TOTAL, "repetitions": 1}
     place = document.mark(("compare", kind)) if path else None
     name = str(keys.get("name", path.stem if path else layers.name if layers else of))
     more |= {"layers": layers, "command": given.command, "overrides": tuple(given.overrides), "file": path, "place": place}
     return Comparison(name, kind, of, base, axes, tuple(points), **more)
 
 
-BUDGET = "a budget is for the error of a whole model: compare package.module:function"
+def _of_key(key: str, text: str, given: Given, document: Document) -> Problem:
+    """A problem of a key, where it was said."""
+    if given.keys.get(key) is not None:
+        return Problem(f"--{key}", text, "command line")
+    return Problem(f"compare.{key}", text, mark=document.mark(("compare", key)))
 
 
 def _kind_of(subject: str) -> str:
@@ -316,14 +330,22 @@ def _axes_of_words(words: Sequence[str], problems: list[Problem]) -> dict[str, A
     found: dict[str, Any] = {}
     for word in words:
         key, sign, text = word.partition("=")
-        values = values_of(key, text) if sign and text and find(key) else []
-        if key in found:
+        try:
+            values = values_of(key, text) if sign and text and find(key) else []
+        except FileError as error:
+            problems += [Problem("--axis", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
+            continue
+        if any(value is None for value in values):
+            problems.append(Problem("--axis", f"{key}={text} has an empty value", "command line"))
+            continue
+        if any(is_same(key, other) for other in found):
             problems.append(
                 Problem("--axis", f"{key} is named twice", "command line", suggestion="name all its values at once")
             )
         elif not values:
             hint = "" if not sign or find(key) else nearest(key, _names())
             what = "is no option" if sign and text and not find(key) else "is not KEY=VALUE,VALUE"
+            what += ": arguments are for msctx run --sweep" if key.startswith("args.") else ""
             problems.append(Problem("--axis", f"{word!r} {what}", "command line", "an option with its values", hint))
         found[key] = values
     return found
@@ -364,7 +386,7 @@ PRECISIONS = {
 """What products of matrices are compared in, where nothing was said."""
 
 
-def _default_axes(subject: str, named: list[str], directions: tuple[str, ...], path: Path | None) -> dict[str, Any]:
+def _default_axes(subject: str, named: list[str], directions: tuple[str, ...]) -> dict[str, Any]:
     """What is compared where nothing was said: all algorithms for layers, those that decide for themselves for whole models."""
     if subject == "matmul":
         return {"precision": PRECISIONS}
@@ -406,12 +428,22 @@ def combined(points: Sequence[Point]) -> dict[str, str]:
     return found
 
 
-def pairs(points: Sequence[Point], option: str) -> list[tuple[Point, Point, Any, Any]]:
-    """The pairs of points that differ in one option alone."""
+def pairs(comparison: Comparison, option: str) -> list[tuple[Point, Point, Any, Any]]:
+    """The pairs of points that differ in what holds of one option alone, whatever it is spelled, and what that is."""
+    given = {name: setting.value for name in comparison.base.settings if (setting := comparison.base.settings.get(name))}
+    whole = [given | canonical(point.options) for point in comparison.points]
     found = []
-    for one, other in itertools.combinations(points, 2):
-        a, b = dict(one.options), dict(other.options)
-        first, second = a.pop(option, None), b.pop(option, None)
-        if first != second and a == b:
+    for (one, a), (other, b) in itertools.combinations(zip(comparison.points, whole, strict=True), 2):
+        first, second = a.get(option), b.get(option)
+        if first != second and {**a, option: None} == {**b, option: None}:
             found.append((one, other, first, second))
     return found
+
+
+def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their own names, in their own words; one that is of a single device keeps its spelling. Contradictions: as given."""
+    try:
+        settings = make_layer(options, "axes").settings.values()
+    except MsctxError:
+        return dict(options)
+    return {setting.spelling if setting.device else setting.option.name: setting.value for setting in settings}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,32 +13,40 @@ from typing import Any
 
 from msctx.compare.comparison import TORCH, Outcome, Watch
 from msctx.compare.config import Comparison, combined
-from msctx.run.sweep import run_point, words_of
+from msctx.run.sweep import run_point, why, words_of
 
 OUR_KEYS = {"status", "started", "seconds", "restored", "run_dir", "error", "left_changed"}
 
 
 def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
-    """One row: the time of the whole run. Between the points the order changes from round to round."""
+    """One row: the time of the whole run. Between the points the order changes from round to round.
+
+    Each choice runs once before, to warm up and to tune, which is not counted; with ``--quick`` it runs just once.
+    """
     watch = watch or Watch()
     choices: dict[str, Mapping[str, Any]] = {TORCH: {}, **{point.name: point.options for point in comparison.points}}
     impossible = combined(comparison.points)
-    rounds = max(1, comparison.repetitions)
-    watch.begin(rounds * len(choices))
+    rounds = comparison.repetitions
+    first = 0 if comparison.total is not None else -1
+    watch.begin((rounds - first) * len(choices))
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
     outcome = Outcome()
+    deadline = None if comparison.total is None else time.perf_counter() + comparison.total
     given = [*_of_file(comparison), *comparison.overrides]
     with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder:
         try:
-            for number in range(rounds):
+            for number in range(first, rounds):
                 order = list(choices) if number % 2 == 0 else list(reversed(choices))
                 for name in order:
                     watch.row(name or "torch")
-                    if name not in impossible:
+                    if deadline is not None and time.perf_counter() > deadline:
+                        outcome.partial = f"--quick ends after {comparison.total:.0f} seconds; the other choices did not run"
+                    elif name not in impossible and not _has_failed(found[name]) and not _has_failed(found[TORCH]):
                         place = Path(folder) / f"{number}-{list(choices).index(name)}"
                         result = run_point(comparison.of, [*given, *words_of(choices[name])], place)
                         result["ran"] = _what_ran(place)
-                        found[name].append(result)
+                        if number >= 0 or result["status"] != "completed":
+                            found[name].append(result)
                     watch.end_row()
         except KeyboardInterrupt:
             outcome.partial = "interrupted"
@@ -49,8 +58,12 @@ def _of_file(comparison: Comparison) -> list[str]:
     """What the comparison's own file says for all runs, where it is not the experiment's."""
     if comparison.file is None or str(comparison.file) == comparison.of:
         return []
-    layer = comparison.base.levels.get("yaml")
-    return words_of({s.spelling: s.value for s in layer.settings.values()}) if layer else []
+    found: dict[tuple[str, str | None], tuple[str, Any]] = {}
+    for level in ("preset", "yaml"):
+        layer = comparison.base.levels.get(level)
+        for setting in layer.settings.values() if layer else ():
+            found[setting.option.name, setting.device] = setting.spelling, setting.value
+    return words_of(dict(found.values()))
 
 
 def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impossible: Mapping[str, str]) -> dict[str, Any]:
@@ -66,13 +79,10 @@ def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impo
     for point in comparison.points:
         cell: dict[str, Any] = {"point": point.name, "asked": dict(point.options)}
         own = _seconds(found[point.name])
-        if point.name in impossible or not own:
+        if point.name in impossible or not own or _has_failed(found[point.name]):
             row["cells"].append(cell | {"reason": impossible.get(point.name) or _why(found[point.name])})
             continue
-        if len(own) != len(plain):  # a round is of runs that all ended well
-            row["cells"].append(cell | {"reason": f"{len(own)} of {len(plain)} runs ended well: {_why(found[point.name])}"})
-            continue
-        ratios = [a / b for a, b in zip(plain, own, strict=True)]
+        ratios = [a / b for a, b in zip(plain, own, strict=False)]  # of rounds that both have, where it was interrupted
         row["cells"].append(
             cell
             | {"ran": found[point.name][0].get("ran", ""), "ratio": statistics.median(ratios), "error": None}
@@ -87,10 +97,12 @@ def _seconds(results: list[dict[str, Any]]) -> list[float]:
     return [max(float(result["seconds"]), 1e-3) for result in results if result.get("status") == "completed"]
 
 
+def _has_failed(results: list[dict[str, Any]]) -> bool:
+    return any(result.get("status") != "completed" for result in results)
+
+
 def _why(results: list[dict[str, Any]]) -> str:
-    text = next((str(r.get("error", r.get("status"))) for r in results if r.get("status") != "completed"), "it did not run")
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1] if "Traceback" in text else lines[0]
+    return next((why(result) for result in results if result.get("status") != "completed"), "it did not run")
 
 
 def _metrics(results: list[dict[str, Any]]) -> dict[str, Any]:

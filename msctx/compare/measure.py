@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-LEAST, MOST = 5, 200
+LEAST, MOST = 7, 200
 """Rounds: no figure rests on fewer, and more do not help."""
 SHORT = 2e-3
 """Seconds that a turn should take at least: shorter runs are repeated within it."""
+PROVEN = 0.02
+"""A gain of less is none, however quiet the machine is."""
 NOISY = 0.1
 """A control that is off by more, or a spread of more than twice this, is noise."""
 
@@ -53,17 +55,40 @@ class Failed:
     error: Exception
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C between the rounds; *found* is of those before it."""
+
+    def __init__(self, found: dict[str, Ratio | Failed]) -> None:
+        super().__init__()
+        self.found = found
+
+
+def is_faster(ratio: float, spread: float | None, rounds: int, control: float) -> bool:
+    """Whether a ratio is a gain: at least :data:`PROVEN`, and more than three standard errors of the median beyond 1.
+
+    The standard error is that of normally distributed ratios, 0.93 of the range of their middle half over the root of how many
+    there are. A single round shows nothing.
+
+    Args:
+        control: torch's ratio to itself.
+    """
+    if spread is None or rounds < 2:
+        return False
+    return ratio > 1 + max(PROVEN, 2.8 * spread / math.sqrt(rounds), abs(control - 1))
+
+
 def interleaved(
     entrants: Sequence[Entrant], seconds: float, device: torch.device, done: Callable[[], bool] = lambda: False
 ) -> dict[str, Ratio | Failed]:
     """The first is what the others are compared with. All have run before: nothing is compiled, tuned or allocated anew here.
 
     Args:
-        seconds: to be spent; five rounds are made even if they take longer.
+        seconds: to be spent; seven rounds are made even if they take longer.
         done: asked after each round: whether to stop at once, with fewer.
 
     Raises:
         Exception: the first entrant's.
+        Interrupted: by Ctrl-C, if a round was complete.
     """
     times: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
     failed: dict[str, Failed] = {}
@@ -85,16 +110,27 @@ def interleaved(
     for entrant in entrants:
         if (once := turn(entrant)) is not None:
             runs[entrant.name] = max(1, min(1000, math.ceil(SHORT / max(once, 1e-7))))
-    began = time.perf_counter()
-    for number in range(MOST):
-        if (number >= LEAST and time.perf_counter() - began > seconds) or (number and done()):
-            break
-        chance.shuffle(order)
-        for entrant in order:
-            if (found := turn(entrant)) is not None:
-                times[entrant.name].append(found)
-    first = times[entrants[0].name]
-    return {name: failed[name] if name in failed else _ratio(first, own) for name, own in times.items()}
+
+    def found(rounds: int) -> dict[str, Ratio | Failed]:
+        first = times[entrants[0].name][:rounds]
+        return {name: failed[name] if name in failed else _ratio(first, own[:rounds]) for name, own in times.items()}
+
+    began, number = time.perf_counter(), 0
+    try:
+        for number in range(MOST):
+            if (number >= LEAST and time.perf_counter() - began > seconds) or (number and done()):
+                break
+            chance.shuffle(order)
+            for entrant in order:
+                if (once := turn(entrant)) is not None:
+                    times[entrant.name].append(once)
+        else:
+            number = MOST
+    except KeyboardInterrupt:
+        if not number:
+            raise
+        raise Interrupted(found(number)) from None
+    return found(number)
 
 
 def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:

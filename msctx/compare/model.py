@@ -25,24 +25,29 @@ class Model:
     changes_input: bool | None = None
     """Whether it writes to its input, which it then gets a copy of; ``None``: it has not run yet."""
 
-    def forward(self) -> list[torch.Tensor]:
-        """The tensors of its result, from the same random numbers and the same input each time."""
-        torch.manual_seed(0)
+    def forward(self, *, seeded: bool = True) -> list[torch.Tensor]:
+        """The tensors of its result, from the same input each time, and from the same random numbers if it is to be *seeded*."""
+        if seeded:
+            torch.manual_seed(0)
         if self.changes_input is None:
             self.look()
         args, kwargs = _copied((self.args, self.kwargs)) if self.changes_input else (self.args, self.kwargs)
         found = self.module(*args, **kwargs)
-        if hasattr(found, "to_tuple"):  # a model output of transformers
-            found = found.to_tuple()
-        return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves(_opened(found)) if isinstance(leaf, torch.Tensor)]
+        if not tensors:
+            raise ValueError(f"its result, of type {type(found).__name__}, holds no tensor")
+        return tensors
 
     def look(self) -> None:
         """Find out whether it writes to its input, by running it on a copy."""
+        with torch.random.fork_rng():
+            self.once()
+
+    def once(self) -> None:
+        """Run it on a copy of its input."""
         given = _copied((self.args, self.kwargs))
         before = [_version(value) for value in tree_leaves(given)]
-        random = torch.get_rng_state()
         self.module(*given[0], **given[1])
-        torch.set_rng_state(random)
         self.changes_input = before != [_version(value) for value in tree_leaves(given)]
 
     def to(self, device: torch.device) -> Model:
@@ -64,6 +69,13 @@ class Model:
             return value.to(dtype) if value.is_floating_point() else value.to(complex_) if value.is_complex() else value
 
         return Model(self.name, module, tree_map(convert, self.args), tree_map(convert, self.kwargs))
+
+
+def _opened(found: Any) -> Any:
+    """What is in a result: a model output of transformers, and an object of a class of its own with tensors for attributes."""
+    if hasattr(found, "to_tuple"):
+        return found.to_tuple()
+    return tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", leaf), found)
 
 
 def _copied(given: Any) -> Any:
@@ -90,11 +102,17 @@ def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Mode
         made = function(None)
     except MsctxError:
         raise
+    except SystemExit as end:
+        raise EntryFailed(f"{entry} ends itself with {end.code!r}") from None
     except Exception as error:
         raise EntryFailed(f"{entry} raised\n{users_traceback(error)}") from None
     if not isinstance(made, tuple | list) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise EntryError(f"entry {entry!r}: it returns {_kind(made)}; it must return a torch.nn.Module and an input for it")
     module, given = made
+    if isinstance(module, torch.jit.ScriptModule):
+        raise EntryError(
+            f"entry {entry!r}: it returns a ScriptModule, whose layers cannot be told; return the module it is made of"
+        )
     kwargs = dict(given) if isinstance(given, Mapping) else {}
     args_ = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
     return Model(entry.rpartition(":")[2], module, args_, kwargs)

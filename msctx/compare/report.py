@@ -10,13 +10,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from msctx.compare.comparison import EXACT, ROUNDED
 from msctx.compare.result import measured
+from msctx.compare.terminal import under
 
-MISSING = "The charts need plotly: pip install 'msctx[report]', then compare again (or report.write(result) from result.json)."
-
-
-def write(result: Mapping[str, Any], path: Path) -> None:
-    path.write_text(page(result), encoding="utf-8")
+MISSING = "The charts need plotly: pip install 'msctx[report]', then compare again."
 
 
 def page(result: Mapping[str, Any]) -> str:
@@ -34,7 +32,7 @@ def page(result: Mapping[str, Any]) -> str:
         partial=_paragraph(result["partial"] and f"Partial: {result['partial']}.", "warning"),
         note=_paragraph(note, "warning"),
         summary=_summary(result),
-        recommended=escape(result["recommended"] or "# Nothing here is faster than torch's own path."),
+        recommended=escape(_recommended(result)),
         totals=_totals(result),
         costs=_costs(result),
         budget=_budget(result) + _against(result),
@@ -68,22 +66,38 @@ def _subject(result: Mapping[str, Any]) -> str:
 
 def _summary(result: Mapping[str, Any]) -> str:
     """What to set, what you gain."""
-    best = max(result["totals"], key=lambda total: total["ratio"], default=None)
     lines = []
-    if result["best"]["ratio"] > 1.005 and len(result["rows"]) > 1:
-        lines.append(f"The fastest choice for each row: <b>{result['best']['ratio']:.2f}x</b> as fast as torch's own path.")
+    if result["context"]:
+        lines.append(f"All of it, torch's own path too, with {escape(under(result))}.")
+    if not result["totals"]:
+        lines.append("Nothing could be measured; the table says why.")
+    elif not result["recommended"]:
+        lines.append("<b>Leave it to torch</b>: nothing that is right everywhere is faster than its own path beyond the noise.")
+    elif "budget" in result:
+        found = result["budget"]
+        gain = max(found["per_layer"]["ratio"], found["uniform"]["ratio"])
+        lines.append(f"What is to be set below is <b>{gain:.2f}x</b> as fast as torch's own path, within the budget.")
+    elif "conv_algo_rules" in result["recommended"]:
+        ratio = result["best"]["ratio"]
+        lines.append(
+            f"The fastest choice for each row, set below, is <b>{ratio:.2f}x</b> as fast as torch's own path on the whole."
+        )
+    best = max(result["totals"], key=lambda total: total["ratio"], default=None)
     if best is not None:
         error = f", worst error {best['error']:.1e}" if best["error"] else ""
         error += f", in {best['rows']} of {best['rows'] + best['rows_of_torch']} rows" if best["rows_of_torch"] else ""
-        lines.append(f"The best single choice: <b>{escape(best['point'])}</b>, {best['ratio']:.2f}x{error}.")
-    if not lines:
-        lines.append("Nothing could be measured; the table says why.")
+        lines.append(f"The best of the choices alone: <b>{escape(best['point'])}</b>, {best['ratio']:.2f}x{error}.")
     noisy = sum(bool(row.get("noisy")) for row in result["rows"])
     if noisy:
         lines.append(
             f"{noisy} of {len(result['rows'])} rows are noisy: there torch differed from itself, or its times spread widely."
         )
     return "".join(f"<p>{line}</p>" for line in lines)
+
+
+def _recommended(result: Mapping[str, Any]) -> str:
+    files = "".join(f"\n# {name}, beside it:\n{text}" for name, text in result["files"].items())
+    return (result["recommended"] or "# Nothing here is faster than torch's own path.") + files
 
 
 def _error(error: float | None) -> str:
@@ -93,10 +107,12 @@ def _error(error: float | None) -> str:
 def _totals(result: Mapping[str, Any]) -> str:
     rows = "".join(
         f"<tr><td>{escape(total['point'])}</td><td>{total['ratio']:.2f}x</td><td>{_error(total['error'])}</td>"
+        f"<td>{_bytes(total['peak_bytes'])}</td><td>{_bytes(total['workspace'])}</td>"
         f"<td>{total['rows']}</td><td>{total['rows_of_torch']}</td></tr>"
         for total in sorted(result["totals"], key=lambda total: -total["ratio"])
     )
-    head = "<tr><th>choice</th><th>speed</th><th>worst error</th><th>rows</th><th>left to torch</th></tr>"
+    names = ("choice", "speed", "worst error", "peak memory", "workspace", "rows", "left to torch")
+    head = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
     return f"<table>{head}{rows}</table>" if rows else ""
 
 
@@ -127,6 +143,7 @@ def _budget(result: Mapping[str, Any]) -> str:
 
 
 def _against(result: Mapping[str, Any]) -> str:
+    elsewhere = "".join(f"<p class='warning'>The earlier result: {escape(line)}.</p>" for line in result.get("elsewhere", ()))
     rows = "".join(
         f"<tr><td>{escape(one['name'])} {escape(one['direction'])}</td><td>{escape(one['point'])}</td>"
         f"<td>{one['change']:.2f}</td><td></td></tr>"
@@ -136,7 +153,7 @@ def _against(result: Mapping[str, Any]) -> str:
         for one in result.get("against", ())
     )
     head = "<tr><th>layer</th><th>choice</th><th>ratio over the earlier one</th><th>no time now, because</th></tr>"
-    return _section("Beside the earlier result", head + rows) if rows else ""
+    return elsewhere + (_section("Beside the earlier result", head + rows) if rows else "")
 
 
 def _section(title: str, table: str) -> str:
@@ -221,16 +238,19 @@ def _method(result: Mapping[str, Any]) -> str:
     if "experiment" in result["subject"]:
         return escape(
             "Each choice is a run of the whole experiment in a process of its own, beside one without any of the choices; the order "
-            "changes from round to round. A time is that of the run with all that it does, tuning included. Errors are not known: "
-            "what the runs returned is in result.json."
+            "changes from round to round. One run of each before them, which tunes, is not counted, unless it was asked for a quick "
+            "result. Errors are not known: what the runs returned is in result.json."
         )
-    limit = result["error_limit"]
+    given = result["error_limit"]
+    limit = f"{given:g}" if given is not None else f"{EXACT:g} ({ROUNDED:g} where it lowers the precision)"
     return escape(
         "Speed is torch's own time over a choice's in the same round, the median over rounds, each in another order; spread is the "
         "range of the middle half of these ratios. Before that each choice ran some times, which is not counted: to be held against "
         "float64, to tune, compile and prepare weights. A choice whose error is beyond its bound has no time: that of the "
-        f"algorithm where it states one, else {limit:g}, or four times torch's own error where that is more. torch ran against "
-        "itself, too: a row is noisy where that is off by over 10 %."
+        f"algorithm where it states one, else {limit}, or four times torch's own error where that is more. torch ran against "
+        "itself, too: a row is noisy where that is off by over 10 %. A row's fastest choice was measured once more, and the smaller "
+        "figure counts. A choice ten times slower than torch ran just twice. A gain is more than 2 %, than three standard errors "
+        "of the median, and than torch's difference from itself."
     )
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from msctx.compare.comparison import Outcome
-from msctx.compare.config import Comparison, pairs
+from msctx.compare.config import Comparison, canonical, pairs
 from msctx.compare.grid import algorithms, besides
+from msctx.compare.measure import is_faster
 from msctx.compare.workload import DEFAULTS, Convolution
 from msctx.errors import FileError, Problem
 from msctx.run.record import plain
@@ -47,7 +48,7 @@ def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str
     found["totals"] = totals(found)
     found["best"] = best_per_row(found)
     found["costs"] = costs(comparison, found)
-    found["recommended"] = recommended(comparison, found)
+    found["recommended"], found["files"] = recommended(comparison, found), {}
     return dict(plain(found))
 
 
@@ -68,20 +69,14 @@ def totals(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         own = sum(row["count"] * row["baseline"]["ms"] / cell.get("ratio", 1.0) for row, cell in cells)
         errors = [cell["error"] for cell in timed if cell["error"] is not None]
         head = {"point": point["name"], "ratio": base / own, "error": max(errors, default=None)}
-        found.append({**head, "rows": len(timed), "rows_of_torch": len(cells) - len(timed)})
+        most = {key: max((cell.get(key) or 0 for cell in timed), default=0) for key in ("workspace", "peak_bytes")}
+        found.append({**head, **most, "rows": len(timed), "rows_of_torch": len(cells) - len(timed)})
     return found
 
 
-def gain(cell: Mapping[str, Any]) -> float:
-    """How much faster than torch a choice is: the smaller figure where it was measured twice."""
-    return float(min(cell["ratio"], cell.get("again", cell["ratio"])))
-
-
 def is_gain(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
-    """Whether a choice is faster than torch beyond the noise of its row; a single run shows nothing."""
-    if "ratio" not in cell or cell["spread"] is None:
-        return False
-    return bool(gain(cell) > 1 + max(cell["spread"] / 2, abs(row.get("control", 1.0) - 1)))
+    """Whether a choice is faster than torch beyond the noise of its row."""
+    return "ratio" in cell and is_faster(cell["ratio"], cell["spread"], row["rounds"], row.get("control", 1.0))
 
 
 def best_per_row(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,25 +91,24 @@ def best_per_row(result: Mapping[str, Any]) -> dict[str, Any]:
             rests.append(besides(point["options"]))
     found = [_best_with(result, rest) for rest in rests]
     nothing = {"ratio": 1.0, "points": [""] * len(result["rows"]), "besides": {}}
-    return max((one for one in found if one is not None), key=lambda one: one["ratio"], default=nothing)
+    return max((nothing, *(one for one in found if one is not None)), key=lambda one: one["ratio"])
 
 
 def _best_with(result: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any] | None:
     wanted = {point["name"]: point["options"] for point in result["points"] if besides(point["options"]) == rest}
-    alone = next((name for name, options in wanted.items() if not algorithms(options)), None)
     base = own = 0.0
     chosen = []
     for row in result["rows"]:
         cells = [cell for cell in row["cells"] if cell["point"] in wanted]
-        best = max((cell for cell in cells if is_gain(row, cell)), key=gain, default=None)
+        best = max((cell for cell in cells if is_gain(row, cell)), key=lambda cell: cell["ratio"], default=None)
         if rest and best is None and row["cells"]:  # the options hold here, too, whatever they do
-            best = next((cell for cell in cells if "ratio" in cell and cell["point"] in (alone, *wanted)), None)
+            best = max((cell for cell in cells if "ratio" in cell), key=lambda cell: cell["ratio"], default=None)
             if best is None and not all(NO_SAY in cell.get("reason", "") for cell in cells):
                 return None
         chosen.append(best["point"] if best else "")
         if row["baseline"]:
             ms = row["count"] * row["baseline"]["ms"]
-            base, own = base + ms, own + ms / (gain(best) if best else 1.0)
+            base, own = base + ms, own + ms / (best["ratio"] if best else 1.0)
     return {"ratio": base / own, "points": chosen, "besides": dict(rest)} if own else None
 
 
@@ -122,7 +116,7 @@ def costs(comparison: Comparison, result: Mapping[str, Any]) -> list[dict[str, A
     """What determinism costs: for each pair of choices that differ in it alone, the time with it over that without, by row."""
     found = []
     for option in COSTS:
-        for one, other, first, second in pairs(comparison.points, option):
+        for one, other, first, second in pairs(comparison, option):
             on, off = (one, other) if _is_on(first) else (other, one)
             if _is_on(first) == _is_on(second):
                 continue
@@ -147,7 +141,7 @@ def recommended(comparison: Comparison, result: Mapping[str, Any]) -> str:
     Empty: nothing is faster than torch's own path beyond the noise, or nothing that is right everywhere.
     """
     if comparison.layers is not None:
-        found = {**result["best"]["besides"], **_rules(comparison, result)}
+        found = {**canonical(result["best"]["besides"]), **_rules(comparison, result)}
         found = found if result["best"]["ratio"] > 1 else {}
     else:
         found = _options_of_best(result)
@@ -157,7 +151,10 @@ def recommended(comparison: Comparison, result: Mapping[str, Any]) -> str:
 
 
 def _options_of_best(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Of choices that are right in every row and faster in one beyond noise, the one that gains most."""
+    """Of choices that are right in every row and faster in one beyond noise, the one that gains most.
+
+    Of those that cannot be told from it for noise, the one with the smallest error: precision is not given away for nothing.
+    """
     fits = [
         total
         for total in result["totals"]
@@ -165,8 +162,13 @@ def _options_of_best(result: Mapping[str, Any]) -> dict[str, Any]:
         and total["ratio"] > 1
         and any(is_gain(row, cell) for row in result["rows"] for cell in row["cells"] if cell["point"] == total["point"])
     ]
-    best = max(fits, key=lambda total: total["ratio"], default=None)
-    return {} if best is None else dict(next(p["options"] for p in result["points"] if p["name"] == best["point"]))
+    if not fits:
+        return {}
+    most = max(total["ratio"] for total in fits)
+    spread = max(cell["spread"] or 0.0 for row in result["rows"] for cell in measured(row))
+    alike = [total for total in fits if total["ratio"] >= most / (1 + spread / 2)]
+    best = min(alike, key=lambda total: (total["error"] or 0.0, -total["ratio"]))
+    return canonical(next(p["options"] for p in result["points"] if p["name"] == best["point"]))
 
 
 def _rules(comparison: Comparison, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def _condition(layer: Convolution, layers: Sequence[Convolution]) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 COLUMNS = ("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound")
-COLUMNS += ("workspace", "peak_bytes", "noisy", "reason", "told")
+COLUMNS += ("workspace", "peak_bytes", "noisy", "reason", "failed", "told")
 
 
 def as_csv(result: Mapping[str, Any]) -> str:
@@ -236,18 +238,35 @@ def read(path: str) -> dict[str, Any]:
 
 def against(result: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each figure of an earlier result beside today's: both are ratios to torch in their own run. ``change`` is today's over the
-    earlier one, ``None`` where today there is a ``reason`` instead."""
+    earlier one, ``None`` where today there is a ``reason`` instead. Choices that are not asked for today are left out."""
     today = {key: (row, cell) for row in result["rows"] for cell in row["cells"] for key in [_key(row, cell)]}
+    rows = {(row["name"], row["direction"], row["problem"]): row for row in result["rows"]}
+    points = {point["name"] for point in result["points"]}
     found = []
     for row in earlier["rows"]:
         for cell in measured(row):
-            if (key := _key(row, cell)) not in today:
+            if cell["point"] not in points:
                 continue
+            key = _key(row, cell)
             head = dict(zip(("name", "direction", "problem", "point"), key, strict=True))
-            now = today[key][1]
+            gone = {"reason": rows.get(key[:3], {}).get("reason") or result["partial"] or "there is no such row today"}
+            now = today[key][1] if key in today else gone
             change = now["ratio"] / cell["ratio"] if "ratio" in now else None
             found.append({**head, "change": change} | ({"reason": now["reason"]} if change is None else {}))
     return found
+
+
+def elsewhere(result: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]:
+    """In what the machine and the settings of an earlier result differ from today's, so that ratios may, too."""
+
+    def what(one: Mapping[str, Any]) -> dict[str, Any]:
+        found = one.get("environment") or {}
+        names = {"processor": found.get("cpu"), "instructions": found.get("cpu_capability"), "cores": found.get("cpu_count")}
+        libraries = found.get("libraries") or {}
+        return {**names, "torch": libraries.get("torch"), "msctx": libraries.get("msctx"), "context": one.get("context")}
+
+    then, now = what(earlier), what(result)
+    return [f"{key}: {then[key]}, now {now[key]}" for key in now if then[key] != now[key]]
 
 
 def _key(row: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
@@ -255,11 +274,15 @@ def _key(row: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, str, str
 
 
 def below(result: Mapping[str, Any], limit: float) -> list[str]:
-    """What is slower than it may be, or has no time: against the earlier result where there is one, else against torch."""
+    """What is slower than it may be, or has no time: against the earlier result where there is one, else against torch.
+
+    Without an earlier result a choice that cannot run somewhere is left to torch there; one that fails or is wrong is told.
+    """
+    partial = [f"not everything was measured: {result['partial']}"] if result["partial"] else []
     if "against" in result:
         if not result["against"]:
-            return ["the earlier result has no row and choice in common with this one"]
-        return [
+            return [*partial, "the earlier result has no row and choice in common with this one"]
+        return partial + [
             f"{one['name']} {one['direction']}, {one['point']}: "
             + (
                 f"{one['change']:.2f} of the earlier ratio"
@@ -271,4 +294,12 @@ def below(result: Mapping[str, Any], limit: float) -> list[str]:
         ]
     totals = {total["point"]: total["ratio"] for total in result["totals"]}
     missing = [f"{point['name']}: has no time in any row" for point in result["points"] if point["name"] not in totals]
-    return [*missing, *(f"{name}: {ratio:.2f} of torch's speed" for name, ratio in totals.items() if ratio < limit)]
+    broken = [f"{row['name']} {row['direction']}: {row['reason']}" for row in result["rows"] if not row["cells"]]
+    broken += [
+        f"{row['name']} {row['direction']}, {cell['point']}: {cell['reason']}"
+        for row in result["rows"]
+        for cell in row["cells"]
+        if cell.get("failed")
+    ]
+    slow = [f"{name}: {ratio:.2f} of torch's speed" for name, ratio in totals.items() if ratio < limit]
+    return [*partial, *missing, *broken, *slow]

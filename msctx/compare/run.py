@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from msctx.compare.comparison import Watch, compare
 from msctx.compare.config import Comparison
 from msctx.compare.result import result_of
@@ -16,15 +18,26 @@ def run(comparison: Comparison, watch: Watch | None = None) -> dict[str, Any]:
         from msctx.compare import experiment
 
         return result_of(comparison, experiment.compare(comparison, watch), environment())
-    outcome = compare(comparison, watch)
-    found = result_of(comparison, outcome, environment())
-    if comparison.budget is not None and not outcome.partial:
-        from msctx.compare import error_budget
-
-        found["recommended"] = ""  # what does not keep the budget is none
-        try:
-            found["budget"] = error_budget.find(comparison, found, watch)
-            found["recommended"] = found["budget"]["recommended"]
-        except KeyboardInterrupt:
-            found["partial"] = "interrupted"
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        outcome = compare(comparison, watch)
+        found = result_of(comparison, outcome, environment())
+        if comparison.budget is not None:
+            _add_budget(comparison, found, watch)
     return found
+
+
+def _add_budget(comparison: Comparison, found: dict[str, Any], watch: Watch | None) -> None:
+    """What keeps the budget is what is recommended, and nothing else is."""
+    from msctx.compare import error_budget
+
+    found["recommended"] = ""
+    if found["partial"]:
+        found["budget"] = {"budget": comparison.budget, "reason": f"it was not looked for: {found['partial']}"}
+        return
+    try:
+        budget = error_budget.find(comparison, found, watch)
+        found["recommended"], found["files"] = budget.pop("recommended"), budget.pop("files", {})
+    except KeyboardInterrupt:
+        found["partial"], budget = "interrupted", {"budget": comparison.budget, "reason": "interrupted"}
+    found["budget"] = budget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msctx.compare.config import KEYS
@@ -14,13 +15,15 @@ CELL: dict[str, Any] = {
     "type": "object",
     "description": "One choice in one row: its figures, or the reason why there are none.",
     "required": ["point", "asked"],
+    "additionalProperties": False,
     "anyOf": [{"required": ["ratio", "error", "spread", "ran"]}, {"required": ["reason"]}],
     "properties": {
         "point": {"type": "string", "description": "The name of the choice."},
         "asked": {"type": "object", "description": "Its options, as far as they have a say in this row."},
         "ran": {"type": "string", "description": "What ran: the algorithm, or algorithms with how often."},
         "ratio": {"type": "number", "description": "torch's time over its own, in the median."},
-        "again": {"type": "number", "description": "Of a row's fastest choice: the ratio measured once more."},
+        "measured": {"type": "array", "description": "Of a row's fastest: the ratios of both times; the smaller one counts."},
+        "failed": {"type": "boolean", "description": "It raised, or its result was wrong."},
         "spread": {**_NUMBER, "description": "The range of the middle half of these ratios, as a part of the median."},
         "ms": {"type": "number"},
         "error": {**_NUMBER, "description": "Against float64; null for whole runs."},
@@ -33,43 +36,133 @@ CELL: dict[str, Any] = {
         "metrics": {"type": "object", "description": "Of an experiment: what its run returned."},
     },
 }
-ROW: dict[str, Any] = {
-    "type": "object",
-    "required": ["name", "direction", "problem", "count", "baseline", "cells"],
-    "properties": {
-        "name": {"type": "string"},
-        "direction": {"enum": ["fprop", "dgrad", "wgrad", "forward", "inference", "training", "run"]},
-        "problem": {"type": "string", "description": "Its shapes."},
-        "count": {"type": "integer", "description": "How often it occurs."},
-        "operations": {"type": "integer"},
-        "baseline": {"type": "object", "description": "torch's own path: ran, ms, error, peak_bytes; empty where it failed."},
-        "control": {"type": "number", "description": "torch over torch again: how far the machine is to be trusted."},
-        "noisy": {"type": "boolean"},
-        "rounds": {"type": "integer"},
-        "reason": {"type": "string", "description": "Why nothing was measured."},
-        "cells": {"type": "array", "items": CELL},
-    },
+_TEXT, _FLAG, _OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
+
+
+def _closed(description: str, needed: str, **members: Any) -> dict[str, Any]:
+    """An object of these members, of which those named in *needed* are always there."""
+    return {
+        "type": "object",
+        "description": description,
+        "required": needed.split(),
+        "additionalProperties": False,
+        "properties": members,
+    }
+
+
+def _list(description: str, items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "description": description, "items": items}
+
+
+_SETTING = {"ratio": {"type": "number"}, "error": {"type": "number"}, "options": _OBJECT}
+_LAYERS = {
+    "rules": {"type": "object", "description": "conv_algo_rules."},
+    "float32": _list("The modules that are kept in float32.", _TEXT),
 }
+ROW: dict[str, Any] = _closed(
+    "One direction of a layer, one phase of a model, or a whole run.",
+    "name direction problem count operations baseline cells",
+    name=_TEXT,
+    direction={"enum": ["fprop", "dgrad", "wgrad", "forward", "inference", "training", "run"]},
+    problem={**_TEXT, "description": "Its shapes."},
+    count={"type": "integer", "description": "How often it occurs."},
+    operations={"type": "integer", "description": "Multiplications and additions; 0: not counted."},
+    baseline=_closed(
+        "torch's own path with what holds for all; empty where it failed.",
+        "",
+        ran=_TEXT,
+        ms={"type": "number"},
+        error=_NUMBER,
+        peak_bytes=_COUNT,
+        metrics=_OBJECT,
+    ),
+    control={"type": "number", "description": "torch over torch again: how far the machine is to be trusted."},
+    noisy=_FLAG,
+    rounds={"type": "integer"},
+    reason={**_TEXT, "description": "Why nothing was measured."},
+    cells={"type": "array", "items": CELL},
+)
 RESULT: dict[str, Any] = {
     "$schema": "http://json-schema.org/draft-07/schema#",
-    "description": "What msctx compare found.",
-    "type": "object",
-    "required": ["format", "name", "subject", "command", "partial", "points", "rows", "totals", "best", "recommended"],
-    "properties": {
-        "format": {"const": 1},
-        "name": {"type": "string"},
-        "subject": {"type": "object", "description": "workload, model or experiment: which."},
-        "partial": {"type": "string", "description": "Why rows are missing; empty: none is."},
-        "points": {"type": "array", "items": {"type": "object", "required": ["name", "options"]}},
-        "rows": {"type": "array", "items": ROW},
-        "totals": {"type": "array", "description": "Each choice on all rows as often as they occur."},
-        "best": {"type": "object", "description": "The fastest choice of each row; an empty name is torch's own path."},
-        "costs": {"type": "array", "description": "What determinism costs: pairs of choices that differ in it alone."},
-        "budget": {"type": "object", "description": "The fastest layers within an error of the whole model."},
-        "against": {"type": "array", "description": "Each ratio over that of an earlier result."},
-        "recommended": {"type": "string", "description": "YAML that msctx run takes."},
-        "environment": {"type": "object"},
-    },
+    **_closed(
+        "What msctx compare found.",
+        "format name subject source command partial seconds_per_row error_limit context points rows totals best costs recommended "
+        "files environment",
+        format={"const": 1},
+        name=_TEXT,
+        subject={"type": "object", "description": "workload, model or experiment: which."},
+        source={**_TEXT, "description": "Where a workload's shapes come from."},
+        command={**_TEXT, "description": "What was typed."},
+        partial={**_TEXT, "description": "Why rows are missing; empty: none is."},
+        seconds_per_row={"type": "number"},
+        error_limit={**_NUMBER, "description": "That was asked for; null: 1e-3, and 0.02 where a choice lowers the precision."},
+        context={"type": "object", "description": "The options that hold for all choices, and for torch's own path."},
+        points=_list("The choices.", _closed("One of them.", "name options", name=_TEXT, options=_OBJECT)),
+        rows={"type": "array", "items": ROW},
+        totals=_list(
+            "Each choice on all rows as often as they occur.",
+            _closed(
+                "One of them.",
+                "point ratio error workspace peak_bytes rows rows_of_torch",
+                point=_TEXT,
+                ratio={"type": "number", "description": "torch's time over its own; torch's counts where it has none."},
+                error={**_NUMBER, "description": "The largest."},
+                workspace={"type": "integer", "description": "The largest."},
+                peak_bytes={"type": "integer", "description": "The largest."},
+                rows={"type": "integer", "description": "In how many rows it has a time."},
+                rows_of_torch={"type": "integer", "description": "In how many it has none."},
+            ),
+        ),
+        best=_closed(
+            "The fastest choice of each row, of those with the same options beside algorithms.",
+            "ratio points besides",
+            ratio={"type": "number"},
+            points=_list("For each row; an empty name is torch's own path.", _TEXT),
+            besides={"type": "object", "description": "Their options beside algorithms."},
+        ),
+        costs=_list(
+            "What determinism costs: pairs of choices that differ in it alone.",
+            {
+                "type": "object",
+                "required": ["option", "with", "without", "geometric_mean", "rows"],
+                "additionalProperties": False,
+                "properties": {
+                    "option": _TEXT,
+                    "with": _TEXT,
+                    "without": _TEXT,
+                    "geometric_mean": {"type": "number", "description": "The time with it over that without."},
+                    "rows": _list("By row.", _closed("", "row cost", row={"type": "integer"}, cost={"type": "number"})),
+                },
+            },
+        ),
+        budget=_closed(
+            "The fastest layers within an error of the whole model, or why there are none.",
+            "budget",
+            budget={"type": "number"},
+            phase=_TEXT,
+            reason=_TEXT,
+            per_layer=_closed("Layer by layer.", "ratio error options rules float32", **_SETTING, **_LAYERS),
+            uniform=_closed("The best choice for all.", "point ratio error options", point=_TEXT, **_SETTING),
+            tried={"type": "integer", "description": "How many settings the model was run with."},
+        ),
+        against=_list(
+            "Each ratio over that of an earlier result.",
+            _closed(
+                "One cell.",
+                "name direction problem point change",
+                name=_TEXT,
+                direction=_TEXT,
+                problem=_TEXT,
+                point=_TEXT,
+                change={**_NUMBER, "description": "null: it has no time today."},
+                reason=_TEXT,
+            ),
+        ),
+        elsewhere=_list("In what the machine or the settings of the earlier result differ.", _TEXT),
+        recommended={**_TEXT, "description": "YAML that msctx run takes."},
+        files={"type": "object", "description": "Files that it names: name, text."},
+        environment=_OBJECT,
+    ),
 }
 
 
@@ -80,7 +173,8 @@ def fits(data: Any) -> bool:
         return isinstance(row, dict) and all(isinstance(row.get(key), str) for key in ("name", "direction", "problem"))
 
     def is_cell(cell: Any) -> bool:
-        return isinstance(cell, dict) and isinstance(cell.get("point"), str) and isinstance(cell.get("ratio", 1.0), float | int)
+        ratio = cell.get("ratio", 1.0) if isinstance(cell, dict) and isinstance(cell.get("point"), str) else None
+        return isinstance(ratio, float | int) and math.isfinite(ratio) and ratio > 0
 
     rows = data.get("rows") if isinstance(data, dict) and data.get("format") == 1 else None
     return isinstance(rows, list) and all(
@@ -100,9 +194,10 @@ HELP = {
     "compare.phases": "Which phases of a model; unset, both.",
     "compare.batch": "How many times a workload's images or rows.",
     "compare.seconds": "To be spent on each row, 1 unless said.",
-    "compare.repetitions": "Of whole runs, where an experiment is compared.",
-    "compare.error_limit": "The error beyond which a result is wrong and has no time, where the algorithm states no bound.",
-    "compare.budget": "Find the fastest algorithm of each layer such that the error of the whole model stays within this.",
+    "compare.repetitions": "Of whole runs, where an experiment is compared, 3 unless said, after one that is not counted.",
+    "compare.error_limit": "The error beyond which a result is wrong and has no time, where the algorithm states no bound. Unset, "
+    "it is 1e-3, and 0.02 for choices that lower the precision.",
+    "compare.budget": "Find the fastest setting of each layer such that the error of the whole model stays within this.",
     "axes": "What is compared: options with lists of values, and names of your own with sets of options by names of your own.",
     "workload": "Layers of a network for msctx compare.",
     "workload.name": "The name of the workload.",
@@ -138,6 +233,7 @@ LAYER: dict[str, Any] = {
         "transposed": {"type": "boolean", "description": "Whether it is a transposed convolution."},
         "a": {**_SHAPE, "description": "The shape of a product's first matrix; leading axes are batches."},
         "b": {**_SHAPE, "description": "The shape of its second matrix."},
+        "b_transposed": {"type": "boolean", "description": "Whether it lies in memory as its transpose: a weight of Linear."},
         "dtype": {"enum": [*DTYPES], "description": "The dtype of its tensors."},
         "layout": {"enum": [*LAYOUTS], "description": "The memory format of images."},
         "count": {"type": "integer", "minimum": 1, "description": "How often it occurs."},

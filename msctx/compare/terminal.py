@@ -10,10 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from msctx.compare.result import measured
+from msctx.native.table import size
 
 MANY = 12
 """Lines of reasons."""
-WIDE = 7
+TIMES = "torch's time over each choice's ± spread (error)"
+WIDE = 5
 """More choices than this do not fit beside each other: the best three of each row are shown."""
 
 
@@ -21,6 +23,8 @@ def parts(result: Mapping[str, Any]) -> Iterator[Any]:
     """What is printed one after the other."""
     if result["partial"]:
         yield Text(f"partial: {result['partial']}", style="yellow")
+    if result["context"]:
+        yield Text(f"all of it, torch's own path too, with {under(result)}", style="dim")
     names = [point["name"] for point in result["points"]]
     yield _matrix(result, names) if len(names) <= WIDE else _best(result)
     if told := _reasons(result):
@@ -32,6 +36,8 @@ def parts(result: Mapping[str, Any]) -> Iterator[Any]:
         yield Text(f"{cost['with']} takes {times} {cost['without']} (mean of {len(cost['rows'])} rows)")
     if found := result.get("budget"):
         yield Text(f"within an error of {found['budget']:.1e} in {found['phase']}: {_budget(found)}")
+    for line in result.get("elsewhere", ()):
+        yield Text(f"the earlier result is of another machine or setting: {line}", style="yellow")
     for one in result.get("against", ()):
         if one["change"] is None or abs(one["change"] - 1) > 0.05:
             now = (
@@ -42,6 +48,13 @@ def parts(result: Mapping[str, Any]) -> Iterator[Any]:
             yield Text(f"{one['name']} {one['direction']}, {one['point']}: {now}")
     if result["recommended"]:
         yield Text(f"what to set:\n{result['recommended']}".rstrip(), style="bold")
+    for name, text in result["files"].items():
+        yield Text(f"{name}, beside it:\n{text}".rstrip(), style="bold")
+
+
+def under(result: Mapping[str, Any]) -> str:
+    """What holds for all choices and for torch's own path."""
+    return ", ".join(f"{name}={value}" for name, value in result["context"].items())
 
 
 def _budget(found: Mapping[str, Any]) -> str:
@@ -49,7 +62,8 @@ def _budget(found: Mapping[str, Any]) -> str:
         return str(found["reason"])
     layer, one = found["per_layer"], found["uniform"]
     best = f"the best for all ({one['point'] or 'torch'}) {one['ratio']:.2f}x (error {one['error']:.1e})"
-    return f"layer by layer {layer['ratio']:.2f}x (error {layer['error']:.1e}), {best}"
+    kept = f", {len(layer['float32'])} of its layers in float32" * bool(layer["float32"])
+    return f"layer by layer {layer['ratio']:.2f}x (error {layer['error']:.1e}{kept}), {best}"
 
 
 def _reasons(result: Mapping[str, Any]) -> list[str]:
@@ -84,11 +98,12 @@ def _cell(cell: Mapping[str, Any]) -> Text:
         return Text("-", style="dim")
     error = f" ({cell['error']:.0e})" if cell.get("error") is not None else ""
     style = "green" if cell["ratio"] > 1.03 else "red" if cell["ratio"] < 0.97 else ""
-    return Text(f"{cell['ratio']:.2f}{error}", style=style)
+    spread = f" ±{cell['spread'] / 2:.0%}" if cell["spread"] is not None else ""
+    return Text(f"{cell['ratio']:.2f}{spread}{error}", style=style)
 
 
 def _matrix(result: Mapping[str, Any], names: list[str]) -> Table:
-    table = _grid("torch's time over each choice's (error)", "torch, ms (error)", *names)
+    table = _grid(TIMES, "torch, ms (error)", *names)
     for row in result["rows"]:
         cells = {cell["point"]: cell for cell in row["cells"]}
         values = [_cell(cells[name]) for name in names] if cells else [Text(row.get("reason", ""), style="red")]
@@ -97,7 +112,7 @@ def _matrix(result: Mapping[str, Any], names: list[str]) -> Table:
 
 
 def _best(result: Mapping[str, Any]) -> Table:
-    table = _grid("torch's time over each choice's (error)", "torch, ms (error)", "best", "second", "third")
+    table = _grid(TIMES, "torch, ms (error)", "best", "second", "third")
     for row in result["rows"]:
         ranked = sorted(measured(row), key=lambda cell: -cell["ratio"])[:3]
         cells = [Text.assemble(f"{cell['point']} ", _cell(cell)) for cell in ranked] or [Text(row.get("reason", "nothing ran"))]
@@ -106,16 +121,20 @@ def _best(result: Mapping[str, Any]) -> Table:
 
 
 def _totals(result: Mapping[str, Any]) -> Table:
-    table = _grid("on the whole", "speed", "worst error", "rows", "left to torch")
+    table = _grid("on the whole", "speed", "worst error", "peak memory", "workspace", "rows", "left to torch")
     for total in sorted(result["totals"], key=lambda total: -total["ratio"]):
         numbers = (
             f"{total['ratio']:.2f}",
             f"{total['error']:.0e}" if total["error"] is not None else "",
+            size(total["peak_bytes"]) if total["peak_bytes"] else "",
+            size(total["workspace"]) if total["workspace"] else "",
             str(total["rows"]),
             str(total["rows_of_torch"]),
         )
         table.add_row(Text(total["point"]), *numbers)
     best = result["best"]
     if len(result["rows"]) > 1:
-        table.add_row(Text("the fastest of each row", style="bold"), f"{best['ratio']:.2f}", "", str(len(best["points"])), "")
+        left = sum(not point for point in best["points"])
+        numbers = (f"{best['ratio']:.2f}", "", "", "", str(len(best["points"]) - left), str(left))
+        table.add_row(Text("the fastest of each row", style="bold"), *numbers)
     return table

@@ -73,6 +73,8 @@ class Matmul:
     a: Shape
     b: Shape
     dtype: str = "float32"
+    b_transposed: bool = False
+    """Whether ``b`` lies in memory as its transpose does, as the weight of a Linear."""
     count: int = 1
 
     @property
@@ -85,7 +87,7 @@ class Matmul:
         return replace(self, a=(self.a[0] * factor, *self.a[1:]), b=b)
 
     def __str__(self) -> str:
-        return f"{text(self.a)} @ {text(self.b)}, {self.dtype}"
+        return f"{text(self.a)} @ {text(self.b)}, {self.dtype}" + ", b transposed" * self.b_transposed
 
 
 Layer = Convolution | Matmul
@@ -96,6 +98,8 @@ class Workload:
     name: str
     layers: tuple[Layer, ...]
     source: str = ""
+    left_out: tuple[str, ...] = ()
+    """Of a captured one: the operators that multiply and are no layer of it, with how often each ran."""
 
     def with_batch(self, factor: int) -> Workload:
         return replace(self, layers=tuple(layer.with_batch(factor) for layer in self.layers))
@@ -180,7 +184,7 @@ class _Row:
             "layout",
             "count",
         ],
-        "a": ["name", "a", "b", "dtype", "count"],
+        "a": ["name", "a", "b", "b_transposed", "dtype", "count"],
     }
 
     def __init__(self, document: Document, path: tuple[Any, ...], row: Any, problems: list[Problem]) -> None:
@@ -235,7 +239,8 @@ class _Row:
             self._wrong("b", f"{text(a)} @ {text(b)} is no product of matrices")
         if not self._fine():
             return None
-        return Matmul(self._name(name), a, b, self._one_of("dtype", DTYPES), self._number("count", 1))
+        dtype, transposed = self._one_of("dtype", DTYPES), self._one_of("b_transposed", (False, True))
+        return Matmul(self._name(name), a, b, dtype, transposed, self._number("count", 1))
 
     def _fine(self) -> bool:
         return len(self._problems) == self._before
@@ -301,6 +306,7 @@ def dump(workload: Workload) -> str:
     lines = [
         "workload:",
         *(f"  {line}" for line in yaml.safe_dump(head, sort_keys=False, width=10**6).splitlines()),
+        *(f"  # not in it: {line}" for line in workload.left_out),
         "  layers:",
     ]
     for row in rows:
@@ -312,6 +318,7 @@ def dump(workload: Workload) -> str:
 def _row_of(layer: Layer) -> Mapping[str, Any]:
     if isinstance(layer, Matmul):
         row: dict[str, Any] = {"name": layer.name, "a": text(layer.a), "b": text(layer.b)}
+        row |= {"b_transposed": True} if layer.b_transposed else {}
     else:
         row = {"name": layer.name, "input": text(layer.input), "weight": text(layer.weight)}
         for key, default in DEFAULTS.items():

@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
-from msctx.errors import OptionError, Problem, nearest
+from msctx.errors import FileError, OptionError, Problem, nearest
 from msctx.options import OPTIONS, find
 from msctx.options.layers import from_text
+from msctx.options.option import device_of
 from msctx.options.yamlfile import parse
 from msctx.run.record import Record, plain
 
@@ -51,17 +52,41 @@ def read(words: Sequence[str]) -> dict[str, list[Any]]:
             problems.append(
                 Problem("--sweep", f"{key!r} is no option and no argument", "command line", "", nearest(key, names))
             )
-        elif key in found:
+        elif any(is_same(key, other) for other in found):
             problems.append(
                 Problem("--sweep", f"{key} is named twice", "command line", suggestion="name all its values at once")
             )
-        elif not (values := values_of(key, text)):
+        elif (values := _values(key, text, problems)) is None:
+            continue
+        elif not values:
             problems.append(Problem("--sweep", f"{key} has no values", "command line"))
         else:
             found[key] = values
     if problems:
         raise OptionError(problems)
     return found
+
+
+def is_same(key: str, other: str) -> bool:
+    """Whether two spellings are one option, of one device or of all."""
+    one, two = find(key), find(other)
+    return key == other or (one is not None and one is two and device_of(key) == device_of(other))
+
+
+def _values(key: str, text: str, problems: list[Problem]) -> list[Any] | None:
+    """:func:`values_of`; ``None``, and a problem of ``--sweep``, where the text cannot be read."""
+    try:
+        values = values_of(key, text)
+    except (OptionError, FileError) as error:
+        problems += [Problem("--sweep", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
+        return None
+    if any(value is None for value in values):
+        problems.append(Problem("--sweep", f"{key}={text} has an empty value", "command line"))
+        return None
+    if len({repr(value) for value in values}) < len(values):
+        problems.append(Problem("--sweep", f"{key}={text} has a value twice", "command line"))
+        return None
+    return values
 
 
 def values_of(key: str, text: str) -> list[Any]:
@@ -126,6 +151,13 @@ def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         text = done.stderr.strip() or f"exit code {done.returncode}"
     return {"status": "failed", "error": text, "exit_code": done.returncode}
+
+
+def why(result: Mapping[str, Any]) -> str:
+    """One line of why a run did not end well."""
+    text = str(result.get("error", result.get("status")))
+    lines = [line for line in text.strip().splitlines() if line.strip()] or [""]
+    return lines[-1] if "Traceback" in text else lines[0]
 
 
 def sweep(

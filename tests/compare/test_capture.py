@@ -25,7 +25,7 @@ def test_equal_layers_are_one_with_a_count(tmp_path: Path) -> None:
     found = capture(model)
     assert [(layer.name, layer.count) for layer in found.layers] == [("0", 1), ("4", 2), ("9", 1)]
     assert str(found.layers[1]) == "2x8x12x12 * 8x8x3x3, float32, padding 1, channels_first"
-    assert found.layers[2] == Matmul("9", (2, 8), (8, 4))
+    assert found.layers[2] == Matmul("9", (2, 8), (8, 4), b_transposed=True)
     assert parse(parse_yaml(dump(found), "it.yaml"), "it") == found
     assert model.module.training, "its mode is as it was"
 
@@ -67,13 +67,52 @@ def test_compiled_models_have_their_own_paths() -> None:
 
 def test_what_a_workload_cannot_hold_is_left_out() -> None:
     assert problems(of(nn.Conv2d(2, 2, 3), torch.randn(0, 2, 5, 5))) == []
+    of_numbers = nn.Linear(3, 2, dtype=torch.complex64)
+    assert capture(of(of_numbers, torch.randn(1, 3, dtype=torch.complex64))).left_out == ("aten.addmm.default x1",)
 
 
 def test_attention_is_seen_in_its_products() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     found = capture(of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16)))
     feed_forward = next(layer for layer in found.layers if layer.name.endswith("linear1"))
-    assert feed_forward == Matmul("layers.0.linear1", (10, 16), (16, 32), count=3)
+    assert feed_forward == Matmul("layers.0.linear1", (10, 16), (16, 32), b_transposed=True, count=3)
+
+
+def test_a_model_that_opens_inference_mode_itself_shows_its_layers() -> None:
+    class Quiet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(2, 4, 3), nn.Linear(4, 3)
+
+        @torch.inference_mode()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.first(x).amax((2, 3)))
+
+    assert [layer.name for layer in problems(of(Quiet(), torch.randn(1, 2, 5, 5)))] == ["first", "last"]
+
+
+def test_products_with_vectors_are_products() -> None:
+    class Scores(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ x[0]
+
+    assert problems(of(Scores(), torch.randn(3, 4))) == [Matmul("", (3, 4), (4, 1))]
+
+
+def test_what_multiplies_and_is_no_layer_is_told() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = nn.LSTM(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.rnn(x)[0][None]
+            return self.out(nn.functional.scaled_dot_product_attention(y, y, y))
+
+    found = capture(of(Fused(), torch.randn(3, 2, 4)))
+    assert [layer.name for layer in found.layers] == ["out"]
+    assert len(found.left_out) == 2
+    assert all(f"# not in it: {line}" in dump(found) for line in found.left_out)
 
 
 def test_a_model_that_raises_is_told_and_leaves_no_hooks() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from comparisons import model_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msctx.compare.cases import error_of, of_layer, of_model
 from msctx.compare.model import Model, load
@@ -33,6 +35,21 @@ def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool)
 def test_products_have_one_direction() -> None:
     (case,) = of_layer(Matmul("m", (3, 4, 5), (3, 5, 2)), ("fprop", "dgrad"), CPU)
     assert case.direction == "forward"
+    assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
+
+
+def test_a_transposed_matrix_lies_as_the_weight_of_a_linear_does() -> None:
+    (case,) = of_layer(Matmul("m", (3, 4), (4, 5), b_transposed=True), (), CPU)
+    seen: list[tuple[int, ...]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.extend([args[-1].stride()] if function.name() == "aten::bmm" or function.name() == "aten::mm" else [])
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        case.run()
+    assert seen[-1] == (1, 4)
     assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from msctx.compare.comparison import Watch
 from msctx.compare.config import Given, read
 from msctx.compare.experiment import compare
 from msctx.compare.run import run
@@ -11,6 +14,9 @@ from msctx.compare.run import run
 ENTRY = """
 import time, torch
 def train(scale: float = 1.0):
+    if scale == 7:
+        with open("runs", "a") as file:
+            file.write("x")
     assert not (torch.are_deterministic_algorithms_enabled() and scale == 3), "never so"
     return {"deterministic": torch.are_deterministic_algorithms_enabled(), "loss": scale * 2}
 """
@@ -24,7 +30,7 @@ def experiment(tmp_path: Path, scale: float = 1.0) -> str:
 
 
 def test_each_choice_is_a_run(tmp_path: Path) -> None:
-    found = run(read(experiment(tmp_path), Given(axes=["deterministic=ON,OFF"])))
+    found = run(read(experiment(tmp_path), Given(axes=["deterministic=ON,OFF"], quick=True)))
     (row,) = found["rows"]
     on, off = row["cells"]
     assert (row["direction"], row["baseline"]["metrics"]["loss"]) == ("run", 2.0)
@@ -36,12 +42,12 @@ def test_each_choice_is_a_run(tmp_path: Path) -> None:
 
 def test_words_of_the_command_line_and_the_files_own_options_are_of_every_run(tmp_path: Path) -> None:
     name = experiment(tmp_path)
-    (row,) = run(read(name, Given(overrides=["args.scale=2.5"], axes=["deterministic=ON"])))["rows"]
+    (row,) = run(read(name, Given(overrides=["args.scale=2.5"], axes=["deterministic=ON"], quick=True)))["rows"]
     assert [one["metrics"]["loss"] for one in (row["baseline"], row["cells"][0])] == [5.0, 5.0]
     (tmp_path / "mine.yaml").write_text(
         "compare: {experiment: train.yaml}\ncontext: {deterministic: 'ON'}\naxes: {runtime_num_threads: [1, 2]}\n"
     )
-    (row,) = run(read(str(tmp_path / "mine.yaml"), Given()))["rows"]
+    (row,) = run(read(str(tmp_path / "mine.yaml"), Given(quick=True)))["rows"]
     assert row["baseline"]["metrics"]["deterministic"] is True
     assert all("ratio" in cell for cell in row["cells"])
 
@@ -50,12 +56,25 @@ def test_an_experiments_own_file_may_have_axes(tmp_path: Path) -> None:
     name = experiment(tmp_path)
     with open(name, "a") as file:
         file.write("axes: {deterministic: [ON, OFF]}\n")
-    (row,) = run(read(name, Given()))["rows"]
+    (row,) = run(read(name, Given(quick=True)))["rows"]
     assert [cell["metrics"]["deterministic"] for cell in row["cells"]] == [True, False]
 
 
 def test_a_run_that_fails_is_a_reason(tmp_path: Path) -> None:
-    (row,) = compare(read(experiment(tmp_path, 3.0), Given(axes=["deterministic=ON,OFF"]))).rows
+    (row,) = compare(read(experiment(tmp_path, 3.0), Given(axes=["deterministic=ON,OFF"], quick=True))).rows
     on, off = row["cells"]
     assert on["reason"].endswith("AssertionError: never so")
     assert "ratio" in off
+
+
+def test_a_run_before_the_others_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment(tmp_path, 7)
+    text = "compare: {experiment: train.yaml, repetitions: 2}\naxes: {deterministic: [ON]}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    begun: list[int] = []
+    (row,) = compare(read(str(tmp_path / "mine.yaml"), Given()), Watch(begin=begun.append)).rows
+    assert (tmp_path / "runs").read_text() == "x" * 6
+    assert begun == [6]
+    assert row["rounds"] == 2
+    assert row["cells"][0]["spread"] >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -81,7 +82,7 @@ def test_short_runs_are_repeated_within_a_turn(clock: Clock) -> None:
 
 
 def test_spread_tells_noise(clock: Clock) -> None:
-    times = iter([0.01, 0.01, 0.01, 0.03, 0.02, 0.01])
+    times = iter([0.01, 0.01, 0.01, 0.03, 0.02, 0.01, 0.01, 0.02])
 
     def steady() -> None:
         clock.now += 0.01
@@ -99,6 +100,45 @@ def test_a_single_round_has_no_spread(clock: Clock) -> None:
 
     found = interleaved([Entrant("a", nullcontext, run), Entrant("b", nullcontext, run)], 1.0, CPU, lambda: True)
     assert (found["b"].rounds, found["b"].spread) == (1, None)
+
+
+def test_an_interrupted_measurement_has_the_rounds_before(clock: Clock) -> None:
+    turns = []
+
+    def run() -> None:
+        turns.append(1)
+        if len(turns) == 2 + 2 * 3 + 2:  # within the fourth round
+            raise KeyboardInterrupt
+        clock.now += 0.01
+
+    entrants = [Entrant("a", nullcontext, run), Entrant("b", nullcontext, run)]
+    with pytest.raises(measure.Interrupted) as caught:
+        interleaved(entrants, 1.0, CPU)
+    assert caught.value.found["b"].rounds == 3
+    assert caught.value.found["b"].ratio == pytest.approx(1.0)
+    turns[:] = [1] * 9  # the next is the first turn of all
+    with pytest.raises(KeyboardInterrupt) as early:
+        interleaved(entrants, 1.0, CPU)
+    assert not isinstance(early.value, measure.Interrupted)
+
+
+def test_a_gain_is_more_than_luck() -> None:
+    assert measure.is_faster(1.05, 0.02, 9, 1.0)
+    assert not measure.is_faster(1.01, 0.0, 200, 1.0), "too small"
+    assert not measure.is_faster(1.05, 0.1, 9, 1.0), "three standard errors are 9 %"
+    assert measure.is_faster(1.05, 0.1, 100, 1.0)
+    assert not measure.is_faster(1.05, 0.02, 9, 0.9), "torch differs from itself by more"
+    assert not measure.is_faster(2.0, None, 1, 1.0)
+
+
+def test_equal_choices_are_seldom_told_apart() -> None:
+    chance = random.Random(1)
+    found = 0
+    for _ in range(400):
+        noise = [[chance.gauss(1, 0.05) for _ in range(measure.LEAST)] for _ in range(2)]
+        one = measure._ratio(*noise)
+        found += measure.is_faster(one.ratio, one.spread, one.rounds, 1.0)
+    assert found < 400 * 0.02
 
 
 def test_an_entrant_that_raises_leaves_the_others(clock: Clock) -> None:

@@ -47,6 +47,7 @@ def test_what_has_a_default_may_be_left_out() -> None:
     assert found == Convolution("layer 1", (1, 8, 16, 16), (4, 8, 3, 3), (1, 1), (0, 0), (1, 1), (0, 0))
     assert str(found) == "1x8x16x16 * 4x8x3x3, float32, channels_first"
     assert layer("a: [3, 4], b: [4, 5], count: 2") == Matmul("layer 1", (3, 4), (4, 5), count=2)
+    assert layer("a: 3x4, b: 4x5, b_transposed: true") == Matmul("layer 1", (3, 4), (4, 5), b_transposed=True)
 
 
 @given(

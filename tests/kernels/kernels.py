@@ -146,8 +146,9 @@ class Kernels:
         """The last of that name: what takes most."""
         return next(row for row in reversed(self.rows) if (row.direction, row.name) == (direction, name))
 
-    def named(self, text: str) -> Row:
-        return next(row for row in self.rows if str(row) == text)
+    def named(self, text: str) -> Row | None:
+        """``None``: no instruction set of this machine has it."""
+        return next((row for row in self.rows if str(row) == text), None)
 
     def reasons(self, row: Row, case: Case, op: int | None = None) -> list[str]:
         texts = (c_char_p * 8)()

@@ -15,7 +15,12 @@ BEST_FIRST = ("amx_fp16", "amx", "avx512", "avx2", "generic")
 
 
 def test_table_is_that_of_the_source(kernels: Kernels) -> None:
-    assert tuple(map(str, kernels.rows)) == ROWS
+    here = tuple(map(str, kernels.rows))
+    assert here == tuple(row for row in ROWS if row in here)
+    if any(isa.startswith("amx") for isa in (*kernels.isas, *kernels.emulated)):
+        assert here == ROWS
+    else:
+        assert all("tiles" in row for row in set(ROWS) - set(here)), "they are of a matrix unit"
     assert len(set(ROWS)) == len(ROWS) >= 23
 
 

@@ -75,7 +75,7 @@ def geometries(draw: st.DrawFn) -> Case:
     return Case(n, c * groups, k * groups, size, window, stride, padding, dilation, groups, dtype)
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=70, suppress_health_check=[HealthCheck.too_slow])
 @given(each=geometries(), seed=st.integers(0, 9), threads=st.sampled_from((2, 3, 8)))
 def test_any_geometry(kernels: Kernels, each: Case, seed: int, threads: int) -> None:
     """Right on one instruction set, the same bits on the others."""

@@ -14,7 +14,7 @@ from kernels import Kernels
 
 CHUNK = 512 << 10
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-property_of = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+property_of = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 few = settings(property_of, max_examples=30)
 
 

@@ -68,7 +68,7 @@ def rendered(options: dict[str, Any], seed: int) -> str:
     return "\n".join(lines)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(options=CHOSEN, seed=st.integers(0, 100))
 def test_any_options_mean_the_same_as_in_python(tmp_path, options, seed):
     try:
@@ -90,7 +90,7 @@ def test_any_options_mean_the_same_as_in_python(tmp_path, options, seed):
 WORDS = ("set_context", "import mindspore as ms\n", "ms.set_context(", "device_id", "lambda ", "if ", "f'{", "\\")
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     source=st.lists(st.sampled_from([*WORDS, *"ms.=()[]{},:'\"#*+1a\n "]), max_size=60).map("".join),
 )

@@ -14,7 +14,6 @@ from msctx.errors import MsctxError, MsctxWarning
 from msctx.mindspore.keys import GROUPS, KEYS
 
 common: dict[str, Any] = {
-    "deadline": None,
     "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 }
 KINDS = (TypeError, ValueError, RuntimeError, OSError)

@@ -55,7 +55,7 @@ def problems(draw: st.DrawFn) -> Conv:
 
 @quiet
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(problems(), st.sampled_from(ROWS), st.lists(st.sampled_from(FORMATS), min_size=3, max_size=3), st.booleans())
 def test_any_convolution(problem: Conv, asked: tuple[str, str], forms: list[str], tf32: bool) -> None:
     direction, name = asked

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msctx.errors import Mark
@@ -34,7 +34,6 @@ def at(parsed: Parsed, *path: str | int) -> str:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(JSON_VALUES, st.sampled_from([None, 2, "\t"]))
 def test_what_json_writes_is_read(value: object, indent: int | str | None) -> None:
     parsed = parse_json(json.dumps(value, indent=indent), "f")
@@ -42,7 +41,6 @@ def test_what_json_writes_is_read(value: object, indent: int | str | None) -> No
     assert parsed.data == value
 
 
-@settings(deadline=None)
 @given(st.text() | NEAR_JSON)
 def test_no_text_makes_it_raise(text: str) -> None:
     for comments in (False, True):
@@ -58,7 +56,6 @@ def no_number(word: str) -> object:
     raise json.JSONDecodeError(word, word, 0)
 
 
-@settings(deadline=None)
 @given(st.text() | NEAR_JSON)
 def test_all_else_than_json_is_refused(text: str) -> None:
     parsed = parse_json(text, "f")
@@ -233,7 +230,6 @@ def test_every_problem_is_told_in_the_order_of_the_file() -> None:
     assert [p.mark.line for p in parsed.problems if p.mark] == [1, 3, 5, 6]
 
 
-@settings(deadline=None)
 @given(st.text() | st.text(alphabet="[]=,#; \t\r\nab\ufeff"), st.sampled_from([None, "A"]), st.booleans())
 def test_no_lines_make_it_raise(text: str, first: str | None, flat: bool) -> None:
     parsed = parse_ini(text, "f", first=first, flat=flat, lists=("a",))

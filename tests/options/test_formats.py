@@ -6,7 +6,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from msctx.options import formats
@@ -504,7 +504,6 @@ LINES = st.lists(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None)
 @given(text=JSON.map(json.dumps) | LINES | st.text())
 def test_no_content_makes_it_raise(name: str, text: str) -> None:
     parsed = getattr(formats, name).parse(text, "f")

@@ -198,7 +198,6 @@ ANYTHING = st.recursive(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None)
 @given(value=ANYTHING)
 def test_nothing_raises_but_a_bad_value(name: str, value: Any) -> None:
     parsed = outcome(kind(name), value)
@@ -250,7 +249,7 @@ BEYOND_PATTERNS = "twice|too many|backwards|after it begins|as many|not a ratio|
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_what_fits_the_pattern_is_taken_or_refused_for_more_than_its_form(name: str, data: st.DataObject) -> None:
     (pattern,) = patterns(kind(name).schema())

@@ -426,7 +426,7 @@ GARBAGE = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(spelling=st.sampled_from(SPELLINGS), value=GARBAGE)
 def test_anything_is_taken_in_its_final_form_or_is_an_option_error(spelling: str, value: object) -> None:
     found = attempt({spelling: value})
@@ -451,7 +451,7 @@ def test_numbers_that_torch_cannot_hold_are_refused(name: str) -> None:
         make_layer({name: 2**32}, "test")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=st.dictionaries(st.text(max_size=8) | st.sampled_from([*SPELLINGS, *GROUPS, *NAMESPACES]), GARBAGE, max_size=4))
 def test_any_dictionary_is_a_layer_or_an_option_error(values: dict[str, object]) -> None:
     found = attempt(values)

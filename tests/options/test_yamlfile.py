@@ -370,7 +370,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert word in problem.text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text("ab:{}[]&*!<>|-?,#'\"% \n\t01.~", max_size=30) | st.text(max_size=20))
 @example("a: &x *x")
 @example("!!<tag:yaml.org,2002:int> a: 1")
