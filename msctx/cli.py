@@ -137,9 +137,7 @@ def _sweep(
 
     def told(number: int, count: int, point: Any, result: Any) -> None:
         with suppress(OSError):
-            why = f": {sweeping.why(result)}" if result["status"] != "completed" else ""
-            told = f"{number} of {count}: {' '.join(sweeping.words_of(point))}: {result['status']}{why}"
-            console.print(told, markup=False, soft_wrap=True)
+            console.print(sweeping.line(number, count, point, result), markup=False, soft_wrap=True)
 
     try:
         found = sweeping.sweep(file, experiment.name, overrides, values, out, experiment.record_dir, told)

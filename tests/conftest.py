@@ -32,8 +32,9 @@ from msctx.switches import SWITCHES
 # In a fresh process cuDNN's nodes are in a state that torch cannot set again (told in the plan, tested in processes of their own)
 _C._set_cudnn_allow_tf32(True)
 
-sys.setrecursionlimit(max(sys.getrecursionlimit(), 2000))  # as inductor does when it first compiles, in whichever test that is
-hypothesis.settings.register_profile("msctx")  # how long an example takes is the machine's affair
+# How long an example takes is the machine's affair
+_slow = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("msctx", _slow)
 hypothesis.settings.load_profile("msctx")
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +115,10 @@ def snapshot() -> dict[str, Any]:
     }
 
 
+INDUCTORS_LIMIT = 2000
+"""To which inductor raises Python's recursion limit when it first compiles, in whichever test that is."""
+
+
 def left_open() -> list[str]:
     """Scopes and settings of msctx that are still in force."""
     return [
@@ -145,8 +150,10 @@ def nothing_leaks() -> Iterator[None]:
     """Fails the test that does not leave the process as it found it."""
     notices.forget()  # what is told only once must not couple two tests
     generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    before = snapshot()
+    before, limit = snapshot(), sys.getrecursionlimit()
     yield
+    if sys.getrecursionlimit() == INDUCTORS_LIMIT and "torch._inductor.compile_fx" in sys.modules:
+        sys.setrecursionlimit(limit)
     random.setstate(generators[0])
     numpy.random.set_state(generators[1])
     torch.set_rng_state(generators[2])

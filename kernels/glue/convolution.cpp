@@ -5,6 +5,7 @@
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/convolution_backward_ops.h>
 #include <ATen/ops/convolution_ops.h>
+#include <c10/core/InferenceMode.h>
 
 #include "glue/hook.h"
 #include "glue/precision_policy.h"
@@ -138,7 +139,7 @@ at::Tensor forward(
     }
   }
   const Decision* decision = asked.decide(Direction::fprop, input, weight);
-  if (at::GradMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
+  if (!c10::InferenceMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
     remember_forward(storage_of(weight));
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);

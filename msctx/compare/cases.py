@@ -125,7 +125,7 @@ def _convolution(layer: Convolution, direction: str, device: torch.device) -> Ca
     def truth() -> Results:
         return compute(*(tensor.double() for tensor in inputs()))
 
-    return Case(layer.name, direction, str(layer), layer.count, layer.operations, run, run, truth, torch.no_grad)
+    return Case(layer.name, direction, str(layer), layer.count, layer.operations, run, run, truth, torch.inference_mode)
 
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -147,7 +147,7 @@ def _product(layer: Matmul, device: torch.device) -> Case:
         a, b = inputs()
         return [a.double() @ b.double()]
 
-    return Case(layer.name, "forward", str(layer), layer.count, layer.operations, run, run, truth, torch.no_grad)
+    return Case(layer.name, "forward", str(layer), layer.count, layer.operations, run, run, truth, torch.inference_mode)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -160,6 +160,12 @@ def why(result: Mapping[str, Any]) -> str:
     return lines[-1] if "Traceback" in text else lines[0]
 
 
+def line(number: int, count: int, point: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """What is told of a run of a grid when it has ended."""
+    reason = f": {why(result)}" if result["status"] != "completed" else ""
+    return f"{number} of {count}: {' '.join(words_of(point))}: {result['status']}{reason}"
+
+
 def sweep(
     file: str,
     name: str,
