@@ -150,6 +150,7 @@ def _native() -> Iterator[Check]:
 def _tuning(library: Core) -> Iterator[Check]:
     from msctx.errors import FileError
     from msctx.native import tuning, tuning_file
+    from msctx.native.stamp import stamp
 
     path = tuning_file.location()
     try:
@@ -157,7 +158,7 @@ def _tuning(library: Core) -> Iterator[Check]:
     except FileError as error:
         yield Check("tuning file", "missing", "; ".join(map(str, error.problems)), "msctx tune show")
         return
-    used = len(list(tuning.matching(groups, library)))
+    used = len(list(tuning.matching(groups, stamp(library))))
     yield Check("tuning file", "ok", f"{path}, {sum(map(len, groups.values()))} entries, {used} of them used here")
 
 

@@ -45,27 +45,27 @@ std::string label_of(const std::string& name, const std::string& math) {
   return math == "strict" || math == "float64" || math == "torch" ? name : name + " (" + math + ")";
 }
 
-std::atomic<bool> in_force{false};
+std::atomic<bool> has_policy[places]{};
 
 namespace {
 std::mutex& policy_lock = fork_safe_mutex();
 std::mutex& decisions_lock = fork_safe_mutex();  // of all policies
 std::atomic<int64_t> policies{0};
-std::shared_ptr<Policy>& slot() {
-  static auto* current = new std::shared_ptr<Policy>;
-  return *current;
+std::shared_ptr<Policy>& slot(Place place) {
+  static auto* current = new std::shared_ptr<Policy>[places];
+  return current[int(place)];
 }
 }  // namespace
 
-std::shared_ptr<Policy> policy() {
+std::shared_ptr<Policy> policy(Place place) {
   const std::lock_guard<std::mutex> guard(policy_lock);
-  return slot();
+  return slot(place);
 }
 
-void set_policy(std::shared_ptr<Policy> wanted) {
+void set_policy(Place place, std::shared_ptr<Policy> wanted) {
   const std::lock_guard<std::mutex> guard(policy_lock);
-  in_force.store(wanted != nullptr, std::memory_order_release);
-  slot().swap(wanted);
+  has_policy[int(place)].store(wanted != nullptr, std::memory_order_release);
+  slot(place).swap(wanted);
 }
 
 Policy::Policy(const PolicyText& t, const ConvTable& table)
@@ -139,7 +139,7 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
   if (!a.fixed_order && deterministic) why.push_back("it adds in no fixed order, and deterministic=ON asks for the same bits");
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
-  const bool may_fall_back = a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32");  // see conv_run
+  const bool may_fall_back = safe_ && (a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32"));  // see conv_run
   if (may_fall_back) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
   if (workspace_limit_ >= 0 && bytes > size_t(workspace_limit_))
     why.push_back(
@@ -236,9 +236,12 @@ std::unique_ptr<Decision> Policy::make(
 // The first row of the name asked for that can take the call. nullptr: none, and why; or no algorithm is named.
 const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& choice) const {
   std::string label, reason;  // of the last one that could not
+  bool is_known = choice.asked == "normal" || choice.asked == "thread_invariant";
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || choice.asked != row.name || !allows_math(row)) continue;
+    if (row.direction != direction || choice.asked != row.name) continue;
+    is_known = true;
+    if (!allows_math(row)) continue;
     const std::vector<std::string> why = obstacles(row, call);
     // The rows after it take more problems in the same arithmetic, or cannot take this one for the same reason: one is enough.
     if (!choice.reasons.empty() && (label == label_of(row) || reason == sentence(why))) choice.reasons.pop_back();
@@ -247,6 +250,7 @@ const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& 
     reason = sentence(why);
     choice.reasons.push_back(label + ": " + reason);
   }
+  if (!is_known) choice.reasons.push_back(choice.asked + ": there is no such algorithm on this device");
   return nullptr;
 }
 
@@ -293,7 +297,7 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
     return;
   }
   choice.ran = row->name;
-  choice.provider = "msctx";
+  choice.provider = row->algorithm->provider;
   choice.math = row->algorithm->math;
   choice.error = row->algorithm->error(call.problem, op);
   const int used = threads_for(*row->algorithm, call.problem, op, threads);

@@ -1,4 +1,4 @@
-// The hook: what runs in place of aten::convolution and aten::convolution_backward on CPU tensors.
+// The hook: what runs in place of aten::convolution and aten::convolution_backward, on CPU tensors and on those of CUDA.
 #include <ATen/Context.h>
 #include <ATen/TracerMode.h>
 #include <ATen/native/ConvUtils.h>
@@ -7,6 +7,7 @@
 #include <ATen/ops/convolution_ops.h>
 #include <c10/core/InferenceMode.h>
 
+#include "glue/cudnn.h"
 #include "glue/hook.h"
 #include "glue/precision_policy.h"
 #include "glue/tensors.h"
@@ -15,7 +16,7 @@
 
 namespace msctx::glue {
 
-Before before_convolution, before_traced, before_backward;
+BeforeUs before_us[places];
 thread_local int inside_torch = 0;
 
 namespace {
@@ -23,13 +24,14 @@ namespace {
 constexpr c10::DispatchKeySet torchs_own;  // no key: the kernel that all back ends share
 
 template <class Op, class... Args>
-auto pass_on(const Before& before, Args&&... args) {
+auto pass_on(Place place, Before BeforeUs::*which, Args&&... args) {
+  const Before& before = before_us[int(place)].*which;
   const InsideTorch guard;
   if (before.kernel) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     torch::jit::Stack stack;
     (stack.emplace_back(args), ...);
-    if (before.call(op, c10::DispatchKeySet(c10::DispatchKey::CPU), &stack)) {
+    if (before.call(op, c10::DispatchKeySet(before_us[int(place)].key), &stack)) {
       if constexpr (std::is_same_v<decltype(Op::redispatch(torchs_own, args...)), at::Tensor>)
         return stack[0].toTensor();
       else
@@ -66,6 +68,7 @@ struct Traced {
 
 // A convolution under a policy: the geometry in plain integers, and the call, if it is one of ours.
 struct Asked {
+  const Place place;
   std::shared_ptr<Policy> policy;
   std::vector<int64_t> stride, padding, dilation, output_padding;
   Geometry geometry;
@@ -73,16 +76,31 @@ struct Asked {
   std::optional<ConvCall> call;
 
   Asked(
-      std::shared_ptr<Policy> policy_, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
+      Place place_, std::shared_ptr<Policy> policy_, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
       SymInts o, const c10::SymInt& groups)
-      : policy(std::move(policy_)),
+      : place(place_),
+        policy(std::move(policy_)),
         stride(plain(s)),
         padding(plain(p)),
         dilation(plain(d)),
         output_padding(plain(o)),
         geometry{stride, padding, dilation, output_padding, transposed, groups.guard_int(__FILE__, __LINE__)} {
-    call = call_of(input, weight, geometry, reason);
-    if (call) call->channels_last = input.suggest_memory_format() != at::MemoryFormat::Contiguous;
+    call = call_of(input, weight, geometry, c10::dispatchKeyToDeviceType(before_us[int(place)].key), reason);
+    if (!call) return;
+    const bool is_cpu = place == Place::cpu;
+    const auto format = is_cpu ? input.suggest_memory_format() : cudnn_format(input, weight);
+    call->channels_last = format != at::MemoryFormat::Contiguous;
+    call->torch_allows_tf32 = !is_cpu && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+  }
+  int threads() const { return place == Place::cpu ? at::get_num_threads() : 1; }
+
+  // What runs by a row, in a direction: fprop: input, weight; dgrad: gradient of the output, weight; wgrad: input, that gradient.
+  at::Tensor run(
+      const ConvRow& row, const at::Tensor& first, const at::Tensor& second, const at::Tensor& input, const at::Tensor& weight,
+      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& added, Weight kind, Ran& ran) const {
+    if (place == Place::cuda) return run_cudnn(row, *call, first, second);
+    const at::MemoryFormat format = format_of(input, weight, bias, geometry);
+    return run_row(*policy, row, *call, first, second, format, added, kind, ran);
   }
 
   static std::vector<int64_t> plain(SymInts values) {
@@ -92,19 +110,24 @@ struct Asked {
   }
 
   const Decision* decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
-    if (call) return policy->decide(*call, direction, at::get_num_threads());
+    if (call) {
+      const CudnnCall about(place == Place::cuda ? &*call : nullptr);
+      return policy->decide(*call, direction, threads());
+    }
     return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason) : nullptr;
   }
 
   // `ours(row)` and `torch()` do all that is done where they are chosen, on the call's own tensors.
   template <class Ours, class Torch>
   const Decision* measure(const Decision& guessed, Direction direction, const Ours& ours, const Torch& torch) const {
-    if (at::in_parallel_region() || is_traced) return &guessed;
-    return measured(*policy, *call, guessed, direction, at::get_num_threads(), [&](const ConvRow* row) {
+    if (at::in_parallel_region() || is_traced || (place == Place::cuda && is_capturing(call->device))) return &guessed;
+    const CudnnCall about(place == Place::cuda ? &*call : nullptr);
+    return measured(*policy, *call, guessed, direction, threads(), [&](const ConvRow* row) {
       if (row)
         ours(*row);
       else
         torch();
+      if (place == Place::cuda) wait_for_device(call->device);
     });
   }
 };
@@ -123,6 +146,25 @@ void tell_refused(const Asked& asked, Direction direction, const char* reason) {
   if (decision == nullptr) return;
   complain(*asked.policy, *decision);
   count(*decision);
+}
+
+// What a decision comes to. Where cuDNN cannot run an algorithm after all, the call is decided anew without it.
+template <class Ours, class Torch>
+at::Tensor computed(
+    const Asked& asked, const Decision* decision, Direction direction, const Ours& ours, const Torch& torch, Ran& ran) {
+  while (decision->row) {
+    try {
+      at::Tensor result = ours(*decision->row);
+      count(*decision, ran);
+      return result;
+    } catch (const CudnnFailed&) {
+      const CudnnCall about(&*asked.call);
+      decision = asked.policy->decide_again(*asked.call, direction, asked.threads(), "");
+      complain(*asked.policy, *decision);
+    }
+  }
+  count(*decision);
+  return torch();
 }
 
 // fprop under a policy. `torch` computes it torch's way.
@@ -147,8 +189,7 @@ at::Tensor forward(
   const auto ours = [&](const ConvRow& row) {
     const bool has_bias = bias && bias->defined(), is_added = has_bias && row.algorithm->adds_bias;
     const std::optional<at::Tensor> added = is_added ? std::optional(bias->contiguous()) : std::nullopt;
-    const at::MemoryFormat format = format_of(input, weight, bias, asked.geometry);
-    at::Tensor result = run_row(*asked.policy, row, *asked.call, input, weight, format, added, Weight::kept, ran);
+    at::Tensor result = asked.run(row, input, weight, input, weight, bias, added, Weight::kept, ran);
     if (has_bias && !is_added) {
       std::vector<int64_t> along(input.dim(), 1);
       along[1] = -1;
@@ -157,13 +198,7 @@ at::Tensor forward(
     return result;
   };
   if (decision->to_measure) decision = asked.measure(*decision, Direction::fprop, ours, torch);
-  if (decision->row == nullptr) {
-    count(*decision);
-    return torch();
-  }
-  at::Tensor result = ours(*decision->row);
-  count(*decision, ran);
-  return result;
+  return computed(asked, decision, Direction::fprop, ours, torch, ran);
 }
 
 at::Tensor gradient_of_bias(const Asked& asked, const at::Tensor& grad_output) {
@@ -177,19 +212,20 @@ at::Tensor gradient_of_bias(const Asked& asked, const at::Tensor& grad_output) {
 
 }  // namespace
 
+template <Place place>
 at::Tensor convolution(
     const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
     SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups) {
   const auto torch = [&] {
-    const bool wider = is_slow(input);
+    const bool wider = place == Place::cpu && is_slow(input);
     if (wider && (weight.requires_grad() || input.requires_grad())) remember_widened(storage_of(weight));
     const std::optional<at::Tensor> b = wider && bias && bias->defined() ? std::optional(widened(*bias)) : bias;
     at::Tensor found = pass_on<at::_ops::convolution>(
-        before_convolution, wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
+        place, &BeforeUs::convolution, wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
         output_padding, groups);
     return wider ? found.to(at::kHalf) : found;
   };
-  if (!in_force.load(std::memory_order_relaxed)) {
+  if (!in_force(place)) {
     forget_forward(storage_of(weight));  // its next backward pass may belong to this one
     return torch();
   }
@@ -200,50 +236,54 @@ at::Tensor convolution(
         input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, context.benchmarkCuDNN(),
         context.deterministicCuDNN(), context.userEnabledCuDNN(), context.allowTF32CuDNN(at::Float32Op::CONV));
   }
-  auto policy = msctx::policy();
+  auto policy = msctx::policy(place);
   if (!policy) return torch();
-  const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const Asked asked(place, std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   return forward(asked, input, weight, bias, torch);
 }
 
+template <Place place>
 at::Tensor traced_convolution(
     const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
     SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups, bool benchmark, bool deterministic, bool cudnn_enabled,
     bool allow_tf32) {
   const auto torch = [&] {
     return pass_on<at::_ops::_convolution>(
-        before_traced, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, benchmark, deterministic,
+        place, &BeforeUs::traced, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, benchmark, deterministic,
         cudnn_enabled, allow_tf32);
   };
-  if (inside_torch > 0 || !in_force.load(std::memory_order_relaxed)) return torch();
-  auto policy = msctx::policy();
+  if (inside_torch > 0 || !in_force(place)) return torch();
+  auto policy = msctx::policy(place);
   if (!policy) return torch();
-  const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const Asked asked(place, std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   return forward(asked, input, weight, bias, torch);
 }
 
+template <Place place>
 Three convolution_backward(
     const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, at::OptionalSymIntArrayRef bias_sizes,
     SymInts stride, SymInts padding, SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups,
     std::array<bool, 3> output_mask) {
   const auto torch = [&](std::array<bool, 3> mask) {
-    const bool wider = is_slow(input) || (input.scalar_type() == at::kHalf && was_widened(storage_of(weight)));  // after the block
+    const bool wider =
+        place == Place::cpu &&
+        (is_slow(input) || (input.scalar_type() == at::kHalf && was_widened(storage_of(weight))));  // after the block
     if (!wider || grad_output.scalar_type() != at::kHalf)
       return pass_on<at::_ops::convolution_backward>(
-          before_backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
+          place, &BeforeUs::backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
     auto [a, b, c] = pass_on<at::_ops::convolution_backward>(
-        before_backward, widened(grad_output), widened(input), widened(weight), bias_sizes, stride, padding, dilation, transposed,
+        place, &BeforeUs::backward, widened(grad_output), widened(input), widened(weight), bias_sizes, stride, padding, dilation, transposed,
         output_padding, groups, mask);
     const auto narrowed = [](const at::Tensor& t) { return t.defined() ? t.to(at::kHalf) : t; };
     return Three(narrowed(a), narrowed(b), narrowed(c));
   };
-  if (!in_force.load(std::memory_order_relaxed)) {
+  if (!in_force(place)) {
     notice_late_backward(storage_of(weight));
     return torch(output_mask);
   }
-  auto policy = msctx::policy();
+  auto policy = msctx::policy(place);
   if (!policy) return torch(output_mask);
-  const Asked asked(std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const Asked asked(place, std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   forget_forward(storage_of(weight));
   const auto is_its_gradient = [&] {
     return grad_output.scalar_type() == input.scalar_type() && grad_output.sizes() == result_shape(*asked.call, Direction::fprop);
@@ -265,29 +305,27 @@ Three convolution_backward(
     complain(*asked.policy, *decision);
     Ran ran;
     const auto ours = [&](const ConvRow& row, Weight kind) {
-      const at::MemoryFormat format = format_of(input, weight, std::nullopt, asked.geometry);
-      return run_row(*asked.policy, row, *asked.call, first, second, format, std::nullopt, kind, ran);
+      return asked.run(row, first, second, input, weight, std::nullopt, std::nullopt, kind, ran);
     };
     if (decision->to_measure) {
       std::array<bool, 3> alone{};
       alone[index] = true;
-      alone[2] = direction == Direction::wgrad && output_mask[2];  // who computes this gradient computes that of the bias
+      alone[2] = direction == Direction::wgrad && output_mask[2] && asked.place == Place::cpu;  // who computes this gradient computes that of the bias
       const auto with_bias = [&](const ConvRow& row) {
         ours(row, Weight::fresh);  // as in a training, where each step changes it
         if (alone[2]) gradient_of_bias(asked, grad_output);
       };
       decision = asked.measure(*decision, direction, with_bias, [&] { torch(alone); });
     }
-    if (decision->row == nullptr) return count(*decision);
-    found[index] = ours(*decision->row, Weight::kept);
-    count(*decision, ran);
-    left[index] = false;
+    const auto none = [] { return at::Tensor(); };  // torch computes all that is left at once
+    found[index] = computed(asked, decision, direction, [&](const ConvRow& row) { return ours(row, Weight::kept); }, none, ran);
+    left[index] = !found[index].defined();
   };
   one(Direction::dgrad, 0, grad_output, weight);
   one(Direction::wgrad, 1, input, grad_output);
-  const bool ours = output_mask[1]
+  const bool ours = place == Place::cpu && (output_mask[1]
                         ? !left[1]
-                        : asked.call && asked.decide(Direction::wgrad, input, weight) && asked.policy->thread_invariant;
+                        : asked.call && asked.decide(Direction::wgrad, input, weight) && asked.policy->thread_invariant);
   if (output_mask[2] && ours) {
     found[2] = gradient_of_bias(asked, grad_output);
     left[2] = false;
@@ -300,5 +338,22 @@ Three convolution_backward(
   }
   return {found[0], found[1], found[2]};
 }
+
+template at::Tensor convolution<Place::cpu>(
+    const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt);
+template at::Tensor convolution<Place::cuda>(
+    const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt);
+template at::Tensor traced_convolution<Place::cpu>(
+    const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt, bool, bool,
+    bool, bool);
+template at::Tensor traced_convolution<Place::cuda>(
+    const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt, bool, bool,
+    bool, bool);
+template Three convolution_backward<Place::cpu>(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, at::OptionalSymIntArrayRef, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt,
+    std::array<bool, 3>);
+template Three convolution_backward<Place::cuda>(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, at::OptionalSymIntArrayRef, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt,
+    std::array<bool, 3>);
 
 }  // namespace msctx::glue

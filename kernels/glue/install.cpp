@@ -1,6 +1,7 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
 #include <atomic>
 
+#include "glue/cudnn.h"
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
 #include "glue/registered.h"
@@ -36,7 +37,7 @@ std::vector<Passed>& passed() {
 }
 
 void count_route(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const auto policy = msctx::policy();
+  const auto policy = msctx::policy(Place::cpu);
   if (!policy) return;
   at::Tensor found[2];
   int count = 0;
@@ -52,7 +53,7 @@ void count_route(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
 // The boxed kernel of all routes at one key.
 template <c10::DispatchKey key>
 void count_and_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (inside_torch == 0 && in_force.load(std::memory_order_relaxed)) count_route(op, *stack);
+  if (inside_torch == 0 && in_force(Place::cpu)) count_route(op, *stack);
   const InsideTorch guard;
   for (const Passed& route : passed())
     if (route.key == key && route.op == op.operator_name() && route.before.call(op, keys, stack)) return;
@@ -69,15 +70,29 @@ torch::CppFunction boxed(c10::DispatchKey key) {
 
 c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
+BeforeUs before_at(c10::DispatchKey key) {
+  return {
+      key, before(operator_named("aten::convolution"), key), before(operator_named("aten::_convolution"), key),
+      before(operator_named("aten::convolution_backward"), key)};
+}
+
+// The same for CUDA tensors: cuDNN's algorithms, as named. `key` is CUDA's, or that of a device on which this is tested.
+void install_cuda(c10::DispatchKey key) {
+  const Silent silent;
+  before_us[int(Place::cuda)] = before_at(key);
+  torch::Library& aten = library("aten", key);
+  aten.impl("convolution", convolution<Place::cuda>);
+  aten.impl("_convolution", traced_convolution<Place::cuda>);
+  aten.impl("convolution_backward", convolution_backward<Place::cuda>);
+}
+
 void install() {
   const Silent silent;
-  before_convolution = before(operator_named("aten::convolution"), CPU);
-  before_traced = before(operator_named("aten::_convolution"), CPU);
-  before_backward = before(operator_named("aten::convolution_backward"), CPU);
+  before_us[int(Place::cpu)] = before_at(CPU);
   torch::Library& aten = library("aten", CPU);
-  aten.impl("convolution", convolution);
-  aten.impl("_convolution", traced_convolution);
-  aten.impl("convolution_backward", convolution_backward);
+  aten.impl("convolution", convolution<Place::cpu>);
+  aten.impl("_convolution", traced_convolution<Place::cpu>);
+  aten.impl("convolution_backward", convolution_backward<Place::cpu>);
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
     for (const c10::DispatchKey key : {CPU, MkldnnCPU, QuantizedCPU}) {
       if (!is_route(name, key)) continue;
@@ -119,12 +134,25 @@ MSCTX_API const char* msctx_install(int (*tell)(const char*)) {
   return problem.c_str();
 }
 
-// "" while our kernels are in force, else whose is.
-MSCTX_API const char* msctx_hook_problem() try {
+// Finds cuDNN in `cudnn`, a library that is loaded, and torch's handle for it in `torch_cuda`; then registers the hook at the
+// dispatch key of this name. "" or what went wrong. To be called once.
+MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cuda, const char* key) {
+  static std::string problem;
+  try {
+    problem = glue::load_cudnn(cudnn, torch_cuda);
+    if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key));
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  return problem.c_str();
+}
+
+// "" while our kernels are in force at a place, else whose is.
+MSCTX_API const char* msctx_hook_problem(int place) try {
   thread_local std::string problem;
   problem.clear();
   for (const char* name : {"aten::convolution", "aten::_convolution", "aten::convolution_backward"}) {
-    const std::string by = glue::operator_named(name).getComputedKernelForDispatchKey(c10::DispatchKey::CPU).debug();
+    const std::string by = glue::operator_named(name).getComputedKernelForDispatchKey(glue::before_us[place].key).debug();
     if (by.find(glue::mark) == std::string::npos) problem = std::string(name) + " is served by another library's kernel (" + by + ")";
   }
   return problem.c_str();
@@ -142,10 +170,13 @@ MSCTX_API int msctx_threads_seen() {
 MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
 // 0: there was no memory for it.
-MSCTX_API int msctx_set_policy(const PolicyText* text) try {
-  set_policy(text ? std::make_shared<Policy>(*text, table_in_use()) : nullptr);
-  glue::drop_kept_weights();
-  if (!text) glue::trim_scratch();
+MSCTX_API int msctx_set_policy(int place, const PolicyText* text) try {
+  const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : glue::cudnn_table();
+  set_policy(Place(place), text ? std::make_shared<Policy>(*text, table) : nullptr);
+  if (Place(place) == Place::cpu) {
+    glue::drop_kept_weights();
+    if (!text) glue::trim_scratch();
+  }
   return 1;
 } catch (const std::exception&) {
   return 0;

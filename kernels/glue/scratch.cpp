@@ -84,7 +84,7 @@ void release(void*, void* data) {
   while (block->data.get() != data) ++block;
   all.idle_bytes += block->bytes;
   all.idle.splice(all.idle.begin(), all.used, block);
-  drop(all, in_force.load(std::memory_order_relaxed) ? most_idle : most_outside, dropped);
+  drop(all, in_force(Place::cpu) ? most_idle : most_outside, dropped);
 }
 
 }  // namespace

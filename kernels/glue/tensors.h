@@ -50,9 +50,10 @@ struct Geometry {
 
 // The call, or nothing: what torch itself would refuse (its own error is the better one), and what has no such form, see `reason`.
 inline std::optional<ConvCall> call_of(
-    const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const char*& reason) {
+    const at::Tensor& input, const at::Tensor& weight, const Geometry& g, c10::DeviceType device, const char*& reason) {
   reason = "";
-  if (input.layout() != at::kStrided || weight.layout() != at::kStrided || !input.device().is_cpu() || !weight.device().is_cpu()) {
+  if (input.device() != weight.device()) return std::nullopt;
+  if (input.layout() != at::kStrided || weight.layout() != at::kStrided || input.device().type() != device) {
     reason = "msctx computes dense tensors only";
     return std::nullopt;
   }
@@ -105,6 +106,7 @@ inline std::optional<ConvCall> call_of(
     if (p.in[i] < 1 || p.out[i] < 1) return std::nullopt;
   }
   call.module = module_of(weight);
+  call.device = larger(0, input.device().index());
   return call;
 }
 

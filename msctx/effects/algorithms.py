@@ -10,7 +10,7 @@ from msctx.effects.policies import policy
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
-LATER = "the convolutions of CUDA"
+ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
 
 
 def _policy(want: Want, **fields: Any) -> dict[str, Any]:
@@ -19,28 +19,31 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
     Code that inductor freezes, or compiles to C++ alone, calls oneDNN past the dispatcher: it is not made meanwhile.
     """
     strict = want.other("strict", False)
-    return {
-        "native.fallback": want.other("fallback", "error" if strict else "warn"),
-        "native.conv_max_error": want.other("conv_max_error"),
-        "native.conv_workspace_limit": want.other("conv_workspace_limit"),
-        "native.conv_allow_tf32": want.other("conv_allow_tf32", False),
-        "native.allow_fp32_emulation": want.other("allow_fp32_emulation", True),
-        "native.frozen_weights": want.other("frozen_weights", False),
-        "native.tuning_file": want.other("tuning_file"),
-        "torch.inductor.freezing": False,
-        "torch.inductor.cpp_wrapper": False,
-    } | {f"native.{field}": value for field, value in fields.items()}
+    said = {
+        "fallback": want.other("fallback", "error" if strict else "warn"),
+        "conv_workspace_limit": want.other("conv_workspace_limit"),
+        "conv_allow_tf32": want.other("conv_allow_tf32", want.device == "cuda"),  # there torch's own flag has to allow it, too
+        "tuning_file": want.other("tuning_file"),
+        **fields,
+    }
+    if want.device == "cuda":
+        return {f"native.cuda.{field}": value for field, value in said.items()}
+    said["conv_max_error"] = want.other("conv_max_error")
+    said["allow_fp32_emulation"] = want.other("allow_fp32_emulation", True)
+    said["frozen_weights"] = want.other("frozen_weights", False)
+    inductor = {"torch.inductor.freezing": False, "torch.inductor.cpp_wrapper": False}
+    return {f"native.{field}": value for field, value in said.items()} | inductor
 
 
 @effect(*ALGORITHMS)
 def algorithm(want: Want) -> Outcome:
-    if want.device == "cuda":
-        return not_built(LATER)
     if want.facts.native:
         return refused(want.facts.native)
+    if want.device == "cuda" and want.value == "reference":
+        return refused("it is computed on the CPU alone: compare with tensors that are moved there")
     assignments = _policy(want, **{want.option.name: want.value})
     if want.value != "performance":
-        return honoured(assignments)
+        return honoured(assignments, ON_CUDA if want.device == "cuda" and want.value != "normal" else "")
     for name, value in (("deterministic", "ON"), ("thread_invariant", True)):
         if want.other(name) == value:
             differs = f"nothing is measured under {name}={value}: the tuning file decides what it knows, normal the rest"
@@ -50,8 +53,6 @@ def algorithm(want: Want) -> Outcome:
 
 @effect("conv_algo_rules")
 def conv_algo_rules(want: Want) -> Outcome:
-    if want.device == "cuda":
-        return not_built(LATER)
     if want.facts.native:
         return refused(want.facts.native)
     return honoured(_policy(want, conv_algo_rules=want.value))
@@ -73,7 +74,7 @@ def thread_invariant(want: Want) -> Outcome:
 @effect("enable_small_channel")
 def enable_small_channel(want: Want) -> Outcome:
     if want.device != "cpu":
-        return not_built(LATER if want.device == "cuda" else "the Ascend back end")
+        return not_built("CUDA kernels of msctx's own" if want.device == "cuda" else "the Ascend back end")
     if not want.value:
         return NOTHING_ASKED
     if want.facts.native:
@@ -107,13 +108,21 @@ def tuning_file(want: Want) -> Outcome:
 def frozen_weights(want: Want) -> Outcome:
     if not want.facts.native and policy(want):
         return honoured(reason="part of the precision policy: casts of weights")
+    if want.device == "cuda":
+        return inert("nothing is kept of a weight for cuDNN; it goes with precision_mode and its family")
     return detail(want, "; or with precision_mode and its family")
 
 
-@effect("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation")
-def detail(want: Want, also: str = "") -> Outcome:
+@effect("conv_max_error", "allow_fp32_emulation")
+def of_our_kernels(want: Want) -> Outcome:
     if want.device == "cuda":
-        return not_built(LATER)
+        why = "states no bounds of errors" if want.option.name == "conv_max_error" else "emulates nothing: see conv_allow_tf32"
+        return inert(f"it is for algorithms of msctx's own, and cuDNN {why}")
+    return detail(want)
+
+
+@effect("fallback", "conv_workspace_limit")
+def detail(want: Want, also: str = "") -> Outcome:
     if not any(want.other(name) for name in NATIVE):
         asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
         return inert(f"no algorithm is asked for: it goes with {asking}{also}")

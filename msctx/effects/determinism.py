@@ -22,8 +22,8 @@ def deterministic(want: Want) -> Outcome:
     }
     if on:
         torch_wide["torch.deterministic.fill_uninitialized_memory"] = want.other("fill_uninitialized_memory", True)
-    if want.device == "cpu" and any(want.other(name) for name in NATIVE):  # also what an outer scope asked for
-        torch_wide["native.deterministic"] = on
+    if want.device in ("cpu", "cuda") and any(want.other(name) for name in NATIVE):  # also what an outer scope asked for
+        torch_wide["native.deterministic" if want.device == "cpu" else "native.cuda.deterministic"] = on
     by_device = {
         "cpu": {"torch.mkldnn.deterministic": on},
         "cuda": {"torch.cudnn.deterministic": on}

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 ISA_VARIABLE = "MSCTX_ISA"
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FALLBACKS = ("warn", "error", "silent")
+PLACES = ("cpu", "cuda")
+"""The kinds of devices that have a policy of their own."""
+CUDA = ("libcudnn.so.9", "libtorch_cuda.so", "CUDA")
+"""The libraries in which torch has cuDNN and its handle, and the dispatch key of its tensors."""
 COUNTED = ("calls", "weights_kept", "weights_prepared")
 """What is counted of a choice."""
 
@@ -70,10 +74,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_isa_in_use": (c_char_p, []),
     "msctx_use_isa": (c_int, [c_char_p]),
     "msctx_install": (c_char_p, [_TELL]),
-    "msctx_hook_problem": (c_char_p, []),
+    "msctx_install_cuda": (c_char_p, [c_char_p, c_char_p, c_char_p]),
+    "msctx_hook_problem": (c_char_p, [c_int]),
     "msctx_threads_seen": (c_int, []),
     "msctx_torch_threads": (c_int, []),
-    "msctx_set_policy": (c_int, [POINTER(_Policy)]),
+    "msctx_set_policy": (c_int, [c_int, POINTER(_Policy)]),
     "msctx_choices": (c_void_p, [POINTER(c_int32), c_int]),
     "msctx_free": (None, [c_void_p]),
     "msctx_counts": (c_int, [POINTER(c_int64), c_int]),
@@ -118,6 +123,7 @@ class Core:
         self.path = path
         self._c = self.c = declared(ctypes.CDLL(path), _SIGNATURES)
         self._size = 0
+        self._has_cuda = False
         self._choose_isa()
         self._tell = _TELL(_told)  # kept: the library calls it as long as the process lives
         if problem := self._c.msctx_install(self._tell).decode():
@@ -142,12 +148,21 @@ class Core:
     def isa(self) -> str:
         return str(self._c.msctx_isa_in_use().decode())
 
-    def hook_problem(self) -> str:
+    def hook_problem(self, place: str = "cpu") -> str:
         """``""`` while PyTorch's dispatcher calls our kernels, else whose it calls."""
-        return str(self._c.msctx_hook_problem().decode())
+        return str(self._c.msctx_hook_problem(PLACES.index(place)).decode())
+
+    def install_cuda(self, cudnn: str, torch_cuda: str, key: str) -> None:
+        """Have convolutions of CUDA tensors come to us, too; once is enough. What is given is as in :data:`CUDA`."""
+        if self._has_cuda:
+            return
+        if problem := self._c.msctx_install_cuda(cudnn.encode(), torch_cuda.encode(), key.encode()).decode():
+            raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
+        self._has_cuda = True
 
     def set_policy(
         self,
+        place: str,
         asked: dict[str, str | None],
         rules: tuple[Any, ...],
         workspace_limit: int | None,
@@ -171,11 +186,11 @@ class Core:
             rule=rule_array,
             **flags,
         )
-        if not self._c.msctx_set_policy(ctypes.byref(policy)):
+        if not self._c.msctx_set_policy(PLACES.index(place), ctypes.byref(policy)):
             raise NativeError("the native core could not take the policy: there is no memory left")
 
-    def clear_policy(self) -> None:
-        self._c.msctx_set_policy(None)
+    def clear_policy(self, place: str) -> None:
+        self._c.msctx_set_policy(PLACES.index(place), None)
 
     def counts(self) -> np.ndarray[Any, Any]:
         """For each choice, in the order in which they were first met, what has been counted until now: see COUNTED."""
@@ -306,6 +321,18 @@ def load() -> Core:
                 _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
                 raise NativeError(_failed) from error
     return _core
+
+
+def load_with_cuda() -> Core:
+    """The library, with cuDNN's algorithms.
+
+    Raises:
+        NativeError: it cannot be had, or this torch's cuDNN has no interface in which algorithms are named.
+    """
+    library = load()
+    with _lock:
+        library.install_cuda(*CUDA)
+    return library
 
 
 def obstacle() -> str:

@@ -1,8 +1,9 @@
-"""What the native core is asked to do: a few fields, each behind a switch; any of them sends the whole to the library."""
+"""What the native core is asked to do on a kind of device: a few fields, each behind a switch; any of them sends the whole to it."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msctx.native import core, tuning, watching
@@ -34,55 +35,76 @@ ASKING = (
 )
 """The fields that ask for something; the others only say how."""
 
-_lock = threading.Lock()
-_fields = dict(NOTHING)
+OF_OUR_KERNELS = ("thread_invariant", "enable_small_channel", "frozen_weights", "conv_max_error", "allow_fp32_emulation")
+"""The fields that mean nothing to cuDNN."""
 
 
-def read(field: str) -> Any:
-    return _fields[field]
+class Policy:
+    """What is asked for at a place, which is one of :data:`core.PLACES`."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.fields = {name: nothing for name, nothing in NOTHING.items() if place == "cpu" or name not in OF_OUR_KERNELS}
+        self._lock = threading.Lock()
+
+    @property
+    def load(self) -> Callable[[], core.Core]:
+        """What brings the library that carries it out."""
+        return core.load if self.place == "cpu" else core.load_with_cuda
+
+    def read(self, field: str) -> Any:
+        return self.fields[field]
+
+    def write(self, field: str, value: Any) -> None:
+        with self._lock:
+            before = self.fields[field]
+            self.fields[field] = value
+            try:
+                self._send()
+            except BaseException:
+                self.fields[field] = before
+                raise
+
+    def _send(self) -> None:
+        said = {**NOTHING, **self.fields}
+        if not any(said[field] for field in ASKING):
+            if (library := core.loaded()) is not None:
+                library.clear_policy(self.place)
+                tuning.keep(library)
+            return
+        library = self.load()
+        watching.refresh(library)
+        library.set_policy(
+            self.place,
+            {direction: said[f"conv_{direction}_algo"] for direction in core.DIRECTIONS},
+            _rules(said),
+            said["conv_workspace_limit"],
+            said["conv_max_error"],
+            said["fallback"],
+            tuning.table(library, said["tuning_file"], self.place) if _measures(said) else 0,
+            deterministic=said["deterministic"],
+            thread_invariant=said["thread_invariant"],
+            allow_tf32=said["conv_allow_tf32"],
+            allow_fp32_emulation=said["allow_fp32_emulation"],
+            frozen_weights=said["frozen_weights"],
+        )
 
 
-def write(field: str, value: Any) -> None:
-    with _lock:
-        before = _fields[field]
-        _fields[field] = value
-        try:
-            _send()
-        except BaseException:
-            _fields[field] = before
-            raise
+def switch_of(field: str, place: str) -> str:
+    """The name of a field's switch."""
+    return f"native.{field}" if place == "cpu" else f"native.{place}.{field}"
 
 
-def _send() -> None:
-    if not any(_fields[field] for field in ASKING):
-        if (library := core.loaded()) is not None:
-            library.clear_policy()
-            tuning.keep(library)
-        return
-    library = core.load()
-    watching.refresh(library)
-    library.set_policy(
-        {direction: _fields[f"conv_{direction}_algo"] for direction in core.DIRECTIONS},
-        _rules(),
-        _fields["conv_workspace_limit"],
-        _fields["conv_max_error"],
-        _fields["fallback"],
-        tuning.table(library, _fields["tuning_file"]) if _measures() else 0,
-        deterministic=_fields["deterministic"],
-        thread_invariant=_fields["thread_invariant"],
-        allow_tf32=_fields["conv_allow_tf32"],
-        allow_fp32_emulation=_fields["allow_fp32_emulation"],
-        frozen_weights=_fields["frozen_weights"],
-    )
+PLACES = {place: Policy(place) for place in core.PLACES}
 
 
-def _rules() -> tuple[Rule, ...]:
+def _rules(said: Mapping[str, Any]) -> tuple[Rule, ...]:
     """Those asked for; after them, for images of few channels, what no other option decides."""
-    asked = rules_of(_fields["conv_algo_rules"]) if _fields["conv_algo_rules"] else ()
-    open_for = tuple((d, "normal") for d in core.DIRECTIONS if not _fields[f"conv_{d}_algo"])
-    return (*asked, Rule(FEW_CHANNELS, open_for)) if _fields["enable_small_channel"] and open_for else asked
+    asked = rules_of(said["conv_algo_rules"]) if said["conv_algo_rules"] else ()
+    open_for = tuple((d, "normal") for d in core.DIRECTIONS if not said[f"conv_{d}_algo"])
+    return (*asked, Rule(FEW_CHANNELS, open_for)) if said["enable_small_channel"] and open_for else asked
 
 
-def _measures() -> bool:
-    rules = _fields["conv_algo_rules"] or ""
-    return "performance" in rules or any(_fields[f"conv_{direction}_algo"] == "performance" for direction in core.DIRECTIONS)
+def _measures(said: Mapping[str, Any]) -> bool:
+    rules = said["conv_algo_rules"] or ""
+    return "performance" in rules or any(said[f"conv_{direction}_algo"] == "performance" for direction in core.DIRECTIONS)

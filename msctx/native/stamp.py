@@ -41,12 +41,26 @@ SOFT = ("compiler", "msctx")
 
 
 @cache
-def stamp(library: Core) -> Stamp:
-    """That of this process."""
+def stamp(library: Core, place: str = "cpu") -> Stamp:
+    """That of this process, of what it measures on a kind of device.
+
+    On CUDA the fields are: cpu, the GPUs; flags, what they can and the driver; isa, cuDNN; there are no kernels of ours.
+    """
     import torch
 
     from msctx.native import build
 
+    if place == "cuda":
+        gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        return Stamp(
+            cpu=", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
+            flags=", ".join([*dict.fromkeys(f"sm_{gpu.major}{gpu.minor}" for gpu in gpus), f"driver {_driver()}"]),
+            isa=f"cuDNN {torch.backends.cudnn.version()}",
+            torch=f"{torch.__version__} CUDA {torch.version.cuda}",
+            kernels="",
+            compiler="",
+            msctx=__version__,
+        )
     made_of, compiler = build.origin(Path(library.path))
     model, flags = _cpu()
     return Stamp(
@@ -58,6 +72,14 @@ def stamp(library: Core) -> Stamp:
         compiler=compiler.partition(" (")[2].removesuffix(")"),  # its version, without a path of this machine
         msctx=__version__,
     )
+
+
+def _driver() -> str:
+    """The version of NVIDIA's driver, as its kernel module tells it."""
+    try:
+        return re.findall(r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text())[0]
+    except (OSError, IndexError):
+        return "unknown"
 
 
 def _cpu() -> tuple[str, str]:

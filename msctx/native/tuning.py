@@ -18,7 +18,7 @@ from msctx.errors import FileError, MsctxWarning
 from msctx.native import core, limits, ranks, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
-from msctx.native.stamp import stamp
+from msctx.native.stamp import Stamp, stamp
 from msctx.native.tuning_file import Entry, Groups
 
 
@@ -35,8 +35,8 @@ class Permission(IntEnum):
 class _Table:
     """The results of one file as the library knows them; under torch.distributed those of one run."""
 
-    def __init__(self, number: int, path: Path, name: str, run: int) -> None:
-        self.number, self.path, self.name, self.run = number, path, name, run
+    def __init__(self, number: int, path: Path, name: str, run: int, place: str) -> None:
+        self.number, self.path, self.name, self.run, self.place = number, path, name, run, place
         self.read: Any = None  # the state of the file when it was read
         self.usable = True
 
@@ -46,7 +46,7 @@ class _Table:
             return
         self.read = now
         try:
-            known = list(matching(tuning_file.read(self.path), library))
+            known = list(matching(tuning_file.read(self.path), stamp(library, self.place)))
             self.usable = True
         except FileError as error:
             known, self.usable = [], False
@@ -58,7 +58,7 @@ class _Table:
         if not self.usable:
             return
         try:
-            tuning_file.merge(self.path, {stamp(library): {entry.key: entry for entry in found}}, override=False)
+            tuning_file.merge(self.path, {stamp(library, self.place): {entry.key: entry for entry in found}}, override=False)
         except FileError as error:
             try:
                 notices.tell("tuning_file", str(error), f"what was measured is not kept: {_told(error)}")
@@ -67,7 +67,7 @@ class _Table:
 
 
 _lock = threading.RLock()
-_tables: dict[tuple[Path, int], _Table] = {}
+_tables: dict[tuple[Path, int, str], _Table] = {}
 
 
 def _after_fork() -> None:
@@ -79,15 +79,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def table(library: Core, said: str | None) -> int:
-    """The number under which the library knows the results of the file of ``tuning_file``, as the file is now."""
+def table(library: Core, said: str | None, place: str = "cpu") -> int:
+    """The number under which the library knows a place's results of the file of ``tuning_file``, as the file is now."""
     keep(library)
     with _lock:
         if not _tables:
             library.ask_before_measuring(lambda: _permission(library))
             atexit.register(keep, library)
         path, run = tuning_file.location(said), ranks.run()
-        found = _tables.setdefault((path, run), _Table(len(_tables) + 1, path, said or "", run))
+        name = said or "" if place == "cpu" else f"{place} {said or ''}"
+        found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, name, run, place))
         found.refresh(library)
         return found.number
 
@@ -112,21 +113,20 @@ def used_by(rows: Iterable[Choice]) -> Groups:
     if library is None or not wanted:
         return found
     keep(library)
-    for path in {one.path for one in _tables.values()}:
+    for path, place in {(one.path, one.place) for one in _tables.values()}:
         try:
             groups = tuning_file.read(path)
         except FileError:  # told when it was to be used
             continue
         for which, entries in groups.items():
             mine = {key: entry for key, entry in entries.items() if key[:2] in wanted}
-            if mine and not which.differs(stamp(library))[0]:
+            if mine and not which.differs(stamp(library, place))[0]:
                 found.setdefault(which, {}).update(mine)
     return found
 
 
-def matching(groups: Groups, library: Core) -> Iterable[Tuned]:
-    """The entries that hold here, and how they came about; those with the very stamp of this process first."""
-    here = stamp(library)
+def matching(groups: Groups, here: Stamp) -> Iterable[Tuned]:
+    """The entries that hold under a stamp, and how they came about; those with that very stamp first."""
     for which in sorted(groups, key=lambda s: (s != here, s)):
         hard, soft = which.differs(here)
         for entry in () if hard else groups[which].values():

@@ -131,7 +131,7 @@ OPTIONS = (
         help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one in the "
         "cache: to be committed beside an experiment, so that the next run makes the same choices and measures nothing. It need not "
         "be there yet, nor its folder. A relative path in a YAML file is meant from the folder of that file.",
-        devices=("cpu",),
+        devices=("cpu", "cuda"),
         is_output=True,
         source="msctx",
         example="tuning.json",

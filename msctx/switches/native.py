@@ -9,12 +9,13 @@ from msctx.switches.base import Switch
 
 POLICY = tuple(
     Switch(
-        name=f"native.{field}",
-        read=partial(policy.read, field),
-        write=partial(policy.write, field),
-        prepare=core.load if field in policy.ASKING else None,
+        name=policy.switch_of(field, place),
+        read=partial(one.read, field),
+        write=partial(one.write, field),
+        prepare=one.load if field in policy.ASKING else None,
     )
-    for field in policy.NOTHING
+    for place, one in policy.PLACES.items()
+    for field in one.fields
 )
 MEMORY = (
     Switch(name="native.memory_pool", read=memory.read_pool, write=memory.write_pool, prepare=core.load),

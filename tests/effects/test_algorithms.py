@@ -39,10 +39,42 @@ def test_the_group_of_the_cpu_wins_over_the_flat_spelling() -> None:
     assert row.assignments["native.conv_fprop_algo"] == "gemm"
 
 
-def test_on_cuda_it_comes_later_and_on_ascend_it_means_nothing() -> None:
-    assert rows("cuda", conv_fprop_algo="winograd")["conv_fprop_algo"].status == "not_built"
+def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
+    options = {"conv_fprop_algo": "winograd", "fallback": "silent", "conv_workspace_limit": "1MB", "tuning_file": "t.json"}
+    row = rows("cuda", **options)["conv_fprop_algo"]
+    assert row.status == "honoured"
+    assert "MindSpore always takes implicit_precomp_gemm and algo_1" in row.reason
+    assert row.assignments == {
+        "native.cuda.conv_fprop_algo": "winograd",
+        "native.cuda.fallback": "silent",
+        "native.cuda.conv_workspace_limit": 2**20,
+        "native.cuda.conv_allow_tf32": True,
+        "native.cuda.tuning_file": None if row.assignments["native.cuda.tuning_file"] is None else "t.json",
+    }
+    assert rows("cuda", conv_algo_rules="a: gemm")["conv_algo_rules"].status == "honoured"
+    assert rows("cuda", **options)["conv_workspace_limit"].status == "honoured"
+    tf32 = rows("cuda", conv_fprop_algo="gemm", conv_allow_tf32=False)
+    assert tf32["conv_fprop_algo"].assignments["native.cuda.conv_allow_tf32"] is False
+    found = rows("cuda", conv_fprop_algo="gemm", deterministic="ON")
+    assert found["deterministic"].assignments["native.cuda.deterministic"] is True
+    refused = rows("cuda", conv_dgrad_algo="algo_0", deterministic="ON")["conv_dgrad_algo"]
+    assert (refused.status, "no fixed order" in refused.reason) == ("refused", True)
+
+
+def test_what_is_for_our_own_algorithms_is_inert_on_cuda() -> None:
+    found = rows("cuda", conv_fprop_algo="gemm", conv_max_error=1e-6, allow_fp32_emulation=False, frozen_weights=True)
+    assert {name: found[name].status for name in found} == {
+        "conv_fprop_algo": "honoured",
+        "conv_max_error": "inert",
+        "allow_fp32_emulation": "inert",
+        "frozen_weights": "inert",
+    }
+    row = rows("cuda", conv_fprop_algo="reference")["conv_fprop_algo"]
+    assert (row.status, "on the CPU alone" in row.reason) == ("refused", True)
+
+
+def test_on_ascend_it_means_nothing() -> None:
     assert rows("ascend", conv_fprop_algo="winograd")["conv_fprop_algo"].status == "inert"
-    assert rows("cuda", conv_algo_rules="a: gemm")["conv_algo_rules"].status == "not_built"
 
 
 def test_without_a_native_core_it_is_refused_with_the_reason() -> None:

@@ -29,7 +29,7 @@ VALUES = {
 
 @pytest.mark.parametrize("field", policy.NOTHING)
 def test_a_field_is_written_and_put_back_alone(field: str) -> None:
-    switch = SWITCHES[f"native.{field}"]
+    switch = SWITCHES[policy.switch_of(field, "cpu")]
     found = switch.take()
     switch.set(VALUES[field])
     try:
@@ -40,9 +40,20 @@ def test_a_field_is_written_and_put_back_alone(field: str) -> None:
 
 
 def test_only_fields_that_ask_for_something_bring_the_library() -> None:
-    bringing = {name for name in policy.NOTHING if SWITCHES[f"native.{name}"].prepare is not None}
-    assert bringing == set(policy.ASKING)
-    assert all(SWITCHES[f"native.{name}"].prepare is core.load for name in bringing)
+    for place, load in (("cpu", core.load), ("cuda", core.load_with_cuda)):
+        fields = policy.PLACES[place].fields
+        bringing = {name for name in fields if SWITCHES[policy.switch_of(name, place)].prepare is not None}
+        assert bringing == set(policy.ASKING) & set(fields)
+        assert all(SWITCHES[policy.switch_of(name, place)].prepare is load for name in bringing)
+
+
+def test_each_place_has_its_own_policy() -> None:
+    assert set(policy.PLACES["cuda"].fields) < set(policy.PLACES["cpu"].fields)
+    SWITCHES["native.cuda.fallback"].set("error")
+    try:
+        assert (SWITCHES["native.fallback"].read(), SWITCHES["native.cuda.fallback"].read()) == ("warn", "error")
+    finally:
+        SWITCHES["native.cuda.fallback"].set("warn")
 
 
 def test_reading_and_writing_nothing_loads_nothing(passes: Callable[..., str]) -> None:

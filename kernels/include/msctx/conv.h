@@ -94,6 +94,8 @@ struct ConvAlgorithm {
   size_t (*prepared_size)(const ConvProblem&, Op, int form) = nullptr;
   void (*prepare)(const ConvProblem&, Op, int form, const void* w, void* prepared, const Parallel&) = nullptr;
   bool prepared_for_all_sizes = false;
+  // Whose code it is, for choices().
+  const char* provider = "msctx";
 };
 
 // --- sizes of a problem -----------------------------------------------------------------------------------------------

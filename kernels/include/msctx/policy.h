@@ -12,6 +12,10 @@
 
 namespace msctx {
 
+// Where a policy holds: each kind of device has its own, and its own table.
+enum class Place : int32_t { cpu, cuda };
+constexpr int places = 2;
+
 enum class Fallback : int32_t { warn, error, silent };
 
 // From Python. A null name is one that nobody asked for.
@@ -115,8 +119,9 @@ std::string label_of(const std::string& name, const std::string& math);
 inline std::string label_of(const ConvRow& row) { return label_of(row.name, row.algorithm->math); }
 
 // The policy in force, or nullptr. `in_force` is the one load that a convolution costs when there is none.
-extern std::atomic<bool> in_force;
-std::shared_ptr<Policy> policy();
-void set_policy(std::shared_ptr<Policy>);
+extern std::atomic<bool> has_policy[places];
+inline bool in_force(Place place) { return has_policy[int(place)].load(std::memory_order_relaxed); }
+std::shared_ptr<Policy> policy(Place);
+void set_policy(Place, std::shared_ptr<Policy>);
 
 }  // namespace msctx

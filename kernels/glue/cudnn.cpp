@@ -1,0 +1,467 @@
+// cuDNN's legacy interface (cuDNN 9, cudnn_cnn.h and cudnn_ops.h: deprecated since 9.0, exported and used by torch itself).
+#include "glue/cudnn.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "glue/hook.h"
+#include "glue/tensors.h"
+#include "msctx/process.h"
+
+namespace msctx::glue {
+namespace {
+
+// --- the library -----------------------------------------------------------------------------------------------------
+
+using Handle = void*;
+using Descriptor = void*;
+enum { success = 0, not_supported = 3000, beyond_not_supported = 4000 };  // cudnnStatus_t of cuDNN 9: 3001, 3002 say why
+enum Math { tensor_op = 1, fma = 3 };                                     // cudnnMathType_t
+enum { cross_correlation = 1 };                                           // cudnnConvolutionMode_t
+enum { nchw = 0, nhwc = 1 };                                              // cudnnTensorFormat_t
+
+// cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t
+struct Performance {
+  int algorithm, status;
+  float time;
+  size_t memory;
+  int determinism, math, reserved[3];
+};
+
+struct Cudnn {
+  Handle (*handle)() = nullptr;
+  const char* (*error)(int) = nullptr;
+  int (*make_tensor)(Descriptor*) = nullptr, (*make_filter)(Descriptor*) = nullptr, (*make_convolution)(Descriptor*) = nullptr;
+  int (*drop_tensor)(Descriptor) = nullptr, (*drop_filter)(Descriptor) = nullptr, (*drop_convolution)(Descriptor) = nullptr;
+  int (*set_tensor)(Descriptor, int type, int dims, const int* size, const int* stride) = nullptr;
+  int (*set_filter)(Descriptor, int type, int format, int dims, const int* size) = nullptr;
+  int (*set_convolution)(Descriptor, int dims, const int* pad, const int* stride, const int* dilation, int mode, int type) = nullptr;
+  int (*set_groups)(Descriptor, int) = nullptr;
+  int (*set_math)(Descriptor, int) = nullptr;
+  // By Op; the descriptors in the order of cuDNN's own parameters.
+  int (*workspace[3])(Handle, Descriptor, Descriptor, Descriptor, Descriptor, int, size_t*) = {};
+  int (*heuristic[3])(Handle, Descriptor, Descriptor, Descriptor, Descriptor, int, int*, Performance*) = {};
+  int (*forward)(
+      Handle, const void* alpha, Descriptor x, const void*, Descriptor w, const void*, Descriptor, int, void*, size_t, const void* beta,
+      Descriptor y, void*) = nullptr;
+  int (*backward_data)(
+      Handle, const void* alpha, Descriptor w, const void*, Descriptor y, const void*, Descriptor, int, void*, size_t, const void* beta,
+      Descriptor x, void*) = nullptr;
+  int (*backward_filter)(
+      Handle, const void* alpha, Descriptor x, const void*, Descriptor y, const void*, Descriptor, int, void*, size_t, const void* beta,
+      Descriptor w, void*) = nullptr;
+  int (*is_capturing)(void* stream, int* status) = nullptr;  // cudaStreamIsCapturing
+};
+Cudnn cudnn;
+
+std::mutex& lock = fork_safe_mutex();
+
+// A text that lives as long as the process, as those of Reasons must.
+const char* kept(const std::string& text) {
+  static auto* all = new std::set<std::string>;
+  const std::lock_guard<std::mutex> guard(lock);
+  return all->insert(text).first->c_str();
+}
+
+// --- descriptors -----------------------------------------------------------------------------------------------------
+
+thread_local const ConvCall* asked = nullptr;
+
+// One problem and algorithm's arithmetic as cuDNN is told of it. Those of a thread are kept: to make them takes longer than many a launch.
+struct Described {
+  Descriptor x = nullptr, w = nullptr, y = nullptr, convolution = nullptr;
+  std::vector<int> ranking[3];  // by Op: what the heuristic says, once it has been asked
+  bool is_ranked[3] = {};
+  std::map<std::pair<Op, int>, std::pair<int, size_t>> support;  // status and workspace
+
+  void describe(const ConvProblem& p, bool last, bool tf32) {
+    // cuDNN has no 1-D convolutions: they are 2-D of height 1, as torch has them
+    const int dims = p.dims == 3 ? 3 : 2, first = 3 - dims, count = dims + 2;
+    const auto tensor = [&](Descriptor& made, int64_t channels, const int64_t extent[3]) {
+      int size[5] = {int(p.n), int(channels)}, stride[5];
+      for (int i = 0; i < dims; i++) size[2 + i] = int(extent[first + i]);
+      int64_t step = last ? channels : 1;
+      for (int i = count - 1; i >= 2; i--) {
+        stride[i] = int(step);
+        step *= size[i];
+      }
+      stride[1] = last ? 1 : int(step);
+      stride[0] = int(last ? step : step * channels);
+      if (step * channels * p.n > std::numeric_limits<int>::max()) throw CudnnFailed("it has more elements than 31 bits count");
+      check(cudnn.make_tensor(&made));
+      check(cudnn.set_tensor(made, type(p), count, size, stride));
+    };
+    tensor(x, p.c, p.in);
+    tensor(y, p.k, p.out);
+    int size[5] = {int(p.k), int(group_c(p))}, pad[3], stride[3], dilation[3];
+    for (int i = 0; i < dims; i++) {
+      size[2 + i] = int(p.window[first + i]);
+      pad[i] = int(p.pad[first + i]);
+      stride[i] = int(p.stride[first + i]);
+      dilation[i] = int(p.dilation[first + i]);
+    }
+    check(cudnn.make_filter(&w));
+    check(cudnn.set_filter(w, type(p), last ? nhwc : nchw, count, size));
+    check(cudnn.make_convolution(&convolution));
+    check(cudnn.set_convolution(convolution, dims, pad, stride, dilation, cross_correlation, p.dtype == DType::f64 ? 1 : 0));
+    check(cudnn.set_groups(convolution, int(p.groups)));
+    const bool is_half = p.dtype == DType::f16 || p.dtype == DType::bf16;
+    check(cudnn.set_math(convolution, tf32 || is_half ? tensor_op : fma));
+  }
+  Described() = default;
+  Described(const Described&) = delete;
+  ~Described() {
+    for (Descriptor tensor : {x, y})
+      if (tensor) cudnn.drop_tensor(tensor);
+    if (w) cudnn.drop_filter(w);
+    if (convolution) cudnn.drop_convolution(convolution);
+  }
+
+  // In the order of the parameters of an Op's queries.
+  std::array<Descriptor, 4> in_order(Op op) const {
+    switch (op) {
+      case Op::forward: return {x, w, convolution, y};
+      case Op::backward_data: return {w, y, convolution, x};
+      default: return {x, y, convolution, w};
+    }
+  }
+
+  const std::pair<int, size_t>& asked_for(Op op, int algorithm) {
+    const auto [found, is_new] = support.try_emplace({op, algorithm});
+    if (is_new) {
+      const auto [a, b, c, d] = in_order(op);
+      found->second.first = cudnn.workspace[int(op)](cudnn.handle(), a, b, c, d, algorithm, &found->second.second);
+    }
+    return found->second;
+  }
+
+  // The place of an algorithm in what cuDNN's heuristic expects to be fast, from 0 on; -1: it does not name it.
+  int place(Op op, int algorithm) {
+    std::vector<int>& known = ranking[int(op)];
+    if (!std::exchange(is_ranked[int(op)], true)) {
+      Performance found[16];
+      int count = 0;
+      const auto [a, b, c, d] = in_order(op);
+      if (cudnn.heuristic[int(op)](cudnn.handle(), a, b, c, d, 16, &count, found) == success)
+        for (int i = 0; i < count; i++)
+          if (found[i].status == success) known.push_back(found[i].algorithm);
+    }
+    const auto at = std::find(known.begin(), known.end(), algorithm);
+    return at == known.end() ? -1 : int(at - known.begin());
+  }
+
+ private:
+  static int type(const ConvProblem& p) {
+    constexpr int types[] = {0, 1, 2, 9};  // cudnnDataType_t: float, double, half, bfloat16
+    return types[int(p.dtype)];
+  }
+  static void check(int status) {
+    if (status != success) throw CudnnFailed(cudnn.error(status));
+  }
+};
+
+std::string key_of(const ConvProblem& p, const ConvCall& call, bool tf32) {
+  std::string key(reinterpret_cast<const char*>(&p), sizeof p);
+  return (key += char(call.channels_last)) += char(tf32), key.append(reinterpret_cast<const char*>(&call.device), sizeof call.device);
+}
+
+// For the problem of the call in question. Throws CudnnFailed where cuDNN has no descriptor for it.
+Described& described(const ConvProblem& p, const ConvCall& call, bool tf32) {
+  constexpr size_t most = 4096;
+  thread_local std::unordered_map<std::string, std::unique_ptr<Described>> all;
+  if (all.size() >= most) all.clear();
+  std::unique_ptr<Described>& found = all[key_of(p, call, tf32)];
+  if (!found) {
+    auto made = std::make_unique<Described>();
+    made->describe(p, call.channels_last, tf32);
+    found = std::move(made);
+  }
+  return *found;
+}
+
+// --- rows ------------------------------------------------------------------------------------------------------------
+
+// Runs that cuDNN refused though it had said that it could: problem, Op and algorithm → why.
+std::map<std::string, const char*>& failures() {
+  static auto* all = new std::map<std::string, const char*>;
+  return *all;
+}
+std::string failure_key(const ConvProblem& p, const ConvCall& call, bool tf32, Op op, int algorithm) {
+  return (key_of(p, call, tf32) += char(op)) += char(algorithm);
+}
+
+struct Named {
+  const char* name;
+  int algorithm[3];  // that of each Op; -1: the Op has none of this name
+};
+// By Direction: a transposed convolution's fprop is a backward_data, its dgrad a forward.
+constexpr Named fprop[] = {
+    {"implicit_gemm", {0, -1, -1}}, {"implicit_precomp_gemm", {1, -1, -1}}, {"gemm", {2, -1, -1}},    {"direct", {3, -1, -1}},
+    {"fft", {4, 2, -1}},            {"fft_tiling", {5, 3, -1}},             {"winograd", {6, 4, -1}}, {"winograd_nonfused", {7, 5, -1}},
+};
+constexpr Named dgrad[] = {
+    {"algo_0", {-1, 0, -1}},    {"algo_1", {-1, 1, -1}},   {"fft", {4, 2, -1}},
+    {"fft_tiling", {5, 3, -1}}, {"winograd", {6, 4, -1}}, {"winograd_nonfused", {7, 5, -1}},
+};
+constexpr Named wgrad[] = {
+    {"algo_0", {-1, -1, 0}}, {"algo_1", {-1, -1, 1}},     {"fft", {-1, -1, 2}},
+    {"algo_3", {-1, -1, 3}}, {"fft_tiling", {-1, -1, 6}}, {"winograd_nonfused", {-1, -1, 5}},
+};
+template <Direction direction>
+constexpr const auto& names() {
+  if constexpr (direction == Direction::fprop)
+    return fprop;
+  else if constexpr (direction == Direction::dgrad)
+    return dgrad;
+  else
+    return wgrad;
+}
+
+// Those that run on tensor cores through this interface (cuDNN's documentation of it, "supported algorithms").
+constexpr bool has_tensor_cores(Direction direction, std::string_view name) {
+  return name == "winograd_nonfused" || name == (direction == Direction::fprop ? "implicit_precomp_gemm" : "algo_1");
+}
+// cudnn_ops.h: CUDNN_CONVOLUTION_BWD_DATA_ALGO_0, …_BWD_FILTER_ALGO_0 and _3 are "non-deterministic".
+constexpr bool adds_atomically(Direction direction, std::string_view name) {
+  return direction != Direction::fprop && (name == "algo_0" || name == "algo_3");
+}
+
+template <Direction direction, size_t index, bool tf32>
+struct Row {
+  static constexpr const Named& named = names<direction>()[index];
+
+  static void reasons(const ConvProblem& p, Op op, Reasons& found) {
+    const int algorithm = named.algorithm[int(op)];
+    found.add_if(algorithm < 0, "cuDNN computes a transposed convolution as a gradient, which has no algorithm of this name");
+    found.add_if(tf32 && p.dtype != DType::f32, "TF32 is for float32");
+    found.add_if(tf32 && !asked->torch_allows_tf32, "torch.backends.cudnn.allow_tf32 is False");
+    if (found.count || is_empty(p)) return;
+    {
+      const std::lock_guard<std::mutex> guard(lock);
+      if (const auto failed = failures().find(failure_key(p, *asked, tf32, op, algorithm)); failed != failures().end())
+        return found.add(failed->second);
+    }
+    try {
+      const int status = described(p, *asked, tf32).asked_for(op, algorithm).first;
+      if (status >= not_supported && status < beyond_not_supported)
+        found.add("cuDNN does not support it for this problem on this device");
+      else if (status != success)
+        found.add(kept(std::string("cuDNN refuses it: ") + cudnn.error(status)));
+    } catch (const CudnnFailed& failed) {
+      found.add(kept(std::string("cuDNN has no descriptor for this problem: ") + failed.what()));
+    }
+  }
+  static size_t workspace(const ConvProblem& p, Op op, int) {
+    const int algorithm = named.algorithm[int(op)];
+    if (algorithm < 0 || is_empty(p)) return 0;
+    return described(p, *asked, tf32).asked_for(op, algorithm).second;
+  }
+  static double error(const ConvProblem&, Op) { return 0.0; }  // cuDNN states none
+  static Merit merit(const ConvProblem& p, Op op) {
+    const int algorithm = named.algorithm[int(op)];
+    if (algorithm < 0 || is_empty(p)) return Merit::last_resort;
+    try {
+      constexpr Merit places[] = {Merit::beats_torch_by_far, Merit::beats_torch, Merit::runner_up};
+      const int place = described(p, *asked, tf32).place(op, algorithm);
+      return place >= 0 && place < 3 ? places[place] : Merit::last_resort;
+    } catch (const CudnnFailed&) {
+      return Merit::last_resort;
+    }
+  }
+  // Throws CudnnFailed.
+  static bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* memory, const Parallel&) {
+    const int algorithm = named.algorithm[int(op)];
+    Described& d = described(p, *asked, tf32);
+    const size_t bytes = d.asked_for(op, algorithm).second;
+    const float one = 1, zero = 0;
+    const double one64 = 1, zero64 = 0;
+    const bool wide = p.dtype == DType::f64;
+    const void *alpha = wide ? static_cast<const void*>(&one64) : &one, *beta = wide ? static_cast<const void*>(&zero64) : &zero;
+    const Handle handle = cudnn.handle();
+    int status = success;
+    switch (op) {
+      case Op::forward:
+        status = cudnn.forward(handle, alpha, d.x, t.x, d.w, t.w, d.convolution, algorithm, memory, bytes, beta, d.y, t.y);
+        break;
+      case Op::backward_data:
+        status = cudnn.backward_data(handle, alpha, d.w, t.w, d.y, t.y, d.convolution, algorithm, memory, bytes, beta, d.x, t.x);
+        break;
+      default:
+        status = cudnn.backward_filter(handle, alpha, d.x, t.x, d.y, t.y, d.convolution, algorithm, memory, bytes, beta, d.w, t.w);
+    }
+    if (status != success) throw CudnnFailed(std::string("cuDNN failed to run it: ") + cudnn.error(status));
+    return true;
+  }
+  // For run_cudnn, which knows rows by their algorithms alone.
+  static std::string key(const ConvProblem& p, const ConvCall& call, Op op) {
+    return failure_key(p, call, tf32, op, named.algorithm[int(op)]);
+  }
+
+  static constexpr ConvAlgorithm algorithm{
+      .name = named.name,
+      .math = tf32 ? "tf32" : "strict",
+      .fixed_order = !adds_atomically(direction, named.name),
+      .same_on_every_isa = false,
+      .reasons = reasons,
+      .workspace = workspace,
+      .error = error,
+      .run = run,
+      .reads_channels_last = true,
+      .provider = "cudnn",
+  };
+  static constexpr ConvRow row{direction, named.name, &algorithm, merit};
+};
+
+using KeyOf = std::string (*)(const ConvProblem&, const ConvCall&, Op);
+struct Rows {
+  std::vector<ConvRow> rows;
+  std::map<const ConvAlgorithm*, KeyOf> keys;
+
+  template <Direction direction, size_t index, bool tf32>
+  void add() {
+    using One = Row<direction, index, tf32>;
+    rows.push_back(One::row);
+    keys[&One::algorithm] = One::key;
+  }
+  template <Direction direction, size_t... index>
+  void add_all(std::index_sequence<index...>) {
+    const auto both = [&]<size_t i>() {
+      if constexpr (has_tensor_cores(direction, names<direction>()[i].name)) add<direction, i, true>();
+      add<direction, i, false>();
+    };
+    (both.template operator()<index>(), ...);
+  }
+  Rows() {
+    add_all<Direction::fprop>(std::make_index_sequence<std::size(fprop)>());
+    add_all<Direction::dgrad>(std::make_index_sequence<std::size(dgrad)>());
+    add_all<Direction::wgrad>(std::make_index_sequence<std::size(wgrad)>());
+  }
+};
+const Rows& all_rows() {
+  static const auto* all = new Rows;
+  return *all;
+}
+
+c10::Device device_of(int index) {
+  return {c10::dispatchKeyToDeviceType(before_us[int(Place::cuda)].key), c10::DeviceIndex(index)};
+}
+
+}  // namespace
+
+std::string load_cudnn(const char* library, const char* torch_cuda) {
+  void* found = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+  if (!found) return std::string(library) + " is not loaded: this torch has no cuDNN";
+  std::string missing;
+  const auto get = [&](auto& function, void* from, const char* name) {
+    *reinterpret_cast<void**>(&function) = from ? dlsym(from, name) : nullptr;
+    if (!function && missing.empty()) missing = std::string(name) + " is missing: another cuDNN than 8 or 9, or another torch";
+  };
+  get(cudnn.error, found, "cudnnGetErrorString");
+  get(cudnn.make_tensor, found, "cudnnCreateTensorDescriptor");
+  get(cudnn.make_filter, found, "cudnnCreateFilterDescriptor");
+  get(cudnn.make_convolution, found, "cudnnCreateConvolutionDescriptor");
+  get(cudnn.drop_tensor, found, "cudnnDestroyTensorDescriptor");
+  get(cudnn.drop_filter, found, "cudnnDestroyFilterDescriptor");
+  get(cudnn.drop_convolution, found, "cudnnDestroyConvolutionDescriptor");
+  get(cudnn.set_tensor, found, "cudnnSetTensorNdDescriptor");
+  get(cudnn.set_filter, found, "cudnnSetFilterNdDescriptor");
+  get(cudnn.set_convolution, found, "cudnnSetConvolutionNdDescriptor");
+  get(cudnn.set_groups, found, "cudnnSetConvolutionGroupCount");
+  get(cudnn.set_math, found, "cudnnSetConvolutionMathType");
+  get(cudnn.workspace[0], found, "cudnnGetConvolutionForwardWorkspaceSize");
+  get(cudnn.workspace[1], found, "cudnnGetConvolutionBackwardDataWorkspaceSize");
+  get(cudnn.workspace[2], found, "cudnnGetConvolutionBackwardFilterWorkspaceSize");
+  get(cudnn.heuristic[0], found, "cudnnGetConvolutionForwardAlgorithm_v7");
+  get(cudnn.heuristic[1], found, "cudnnGetConvolutionBackwardDataAlgorithm_v7");
+  get(cudnn.heuristic[2], found, "cudnnGetConvolutionBackwardFilterAlgorithm_v7");
+  get(cudnn.forward, found, "cudnnConvolutionForward");
+  get(cudnn.backward_data, found, "cudnnConvolutionBackwardData");
+  get(cudnn.backward_filter, found, "cudnnConvolutionBackwardFilter");
+  get(cudnn.handle, dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD), "_ZN2at6native14getCudnnHandleEv");
+  // The runtime that torch_cuda was linked with; where there is none nothing can be recorded
+  *reinterpret_cast<void**>(&cudnn.is_capturing) = dlsym(dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD), "cudaStreamIsCapturing");
+  return missing;
+}
+
+const ConvTable& cudnn_table() {
+  static const ConvTable table{"cudnn", all_rows().rows.data(), int(all_rows().rows.size())};
+  return table;
+}
+
+CudnnCall::CudnnCall(const ConvCall* call) : before_(std::exchange(asked, call ? call : asked)) {}
+CudnnCall::~CudnnCall() { asked = before_; }
+
+at::MemoryFormat cudnn_format(const at::Tensor& input, const at::Tensor& weight) {
+  if (input.scalar_type() == at::kDouble || weight.scalar_type() == at::kDouble) return at::MemoryFormat::Contiguous;
+  const auto is = [&](at::MemoryFormat format) {
+    return input.suggest_memory_format() == format || weight.suggest_memory_format() == format;
+  };
+  if (input.dim() == 4 && is(at::MemoryFormat::ChannelsLast)) return at::MemoryFormat::ChannelsLast;
+  if (input.dim() == 5 && is(at::MemoryFormat::ChannelsLast3d)) return at::MemoryFormat::ChannelsLast3d;
+  return at::MemoryFormat::Contiguous;
+}
+
+at::Tensor run_cudnn(const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second) {
+  const ConvProblem& p = call.problem;
+  const Op op = op_of(row.direction, call.transposed);
+  const c10::DeviceGuard on(first.device());
+  const auto last = p.dims == 3 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
+  const auto format = call.channels_last ? last : at::MemoryFormat::Contiguous;
+  const auto sizes = result_shape(call, row.direction);
+  if (is_empty(p)) return at::zeros(sizes, first.options()).contiguous(format);
+  const at::Tensor a = first.contiguous(format), b = second.contiguous(format);
+  at::Tensor result = at::empty(sizes, first.options(), format);
+  const CudnnCall about(&call);
+  const auto remember = [&](const char* text) {
+    const std::string key = all_rows().keys.at(row.algorithm)(p, call, op);
+    const char* why = kept(text);
+    const std::lock_guard<std::mutex> guard(lock);
+    failures()[key] = why;
+  };
+  try {
+    const size_t bytes = row.algorithm->workspace(p, op, 1);
+    const at::Tensor memory = at::empty({int64_t(bytes)}, first.options().dtype(at::kByte));
+    void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = result.data_ptr();
+    ConvTensors t{};
+    switch (row.direction) {
+      case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
+      case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
+      case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
+    }
+    row.algorithm->run(p, op, t, none_kept, bytes ? memory.data_ptr() : nullptr, serial());
+    return result;
+  } catch (const CudnnFailed& failed) {
+    remember(failed.what());
+    throw;
+  } catch (const c10::OutOfMemoryError&) {
+    remember("there was no memory for its workspace");
+    throw CudnnFailed("no memory");
+  }
+}
+
+void wait_for_device(int device) {
+  const c10::Device where = device_of(device);
+  c10::impl::VirtualGuardImpl(where.type()).getStream(where).synchronize();
+}
+
+bool is_capturing(int device) {
+  if (!cudnn.is_capturing) return false;
+  const c10::Device where = device_of(device);
+  int status = 0;
+  return cudnn.is_capturing(c10::impl::VirtualGuardImpl(where.type()).getStream(where).native_handle(), &status) != success || status != 0;
+}
+
+}  // namespace msctx::glue

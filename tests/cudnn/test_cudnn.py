@@ -1,0 +1,315 @@
+"""Exactly the cuDNN algorithm that was asked for: the real hook, policy and descriptors against a stand-in for cuDNN."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PRELUDE = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+import standin
+from standin import *
+import torch, warnings
+cudnn = start()
+torch.manual_seed(0)
+"""
+Run = Callable[[str], str]
+
+
+@pytest.fixture
+def asking(far: Callable[..., str], tmp_path: Path) -> Run:
+    def run(code: str) -> str:
+        variables = {"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")}
+        return far(PRELUDE + textwrap.dedent(code), env=variables)
+
+    return run
+
+
+def test_every_algorithm_in_every_direction_dtype_and_layout(asking: Run) -> None:
+    """What ran is what was named, wherever cuDNN supports it; elsewhere it is refused, and the result is right all the same."""
+    asking("""
+    from msctx.options import OPTIONS
+    seen = set()
+    for direction in ("fprop", "dgrad", "wgrad"):
+        for algorithm in OPTIONS[f"conv_{direction}_algo"].kind.choices:
+            if algorithm in ("normal", "performance", "reference"):
+                continue
+            ask(**{f"conv_{direction}_algo": algorithm}, fallback="silent")
+            for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+                for last in (False, True):
+                    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+                    if last:
+                        x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+                    before = standin.core.loaded().counts()
+                    log(cudnn)
+                    y, gx, gw = check(x.to(dtype), w.to(dtype), padding=1)
+                    ran = log(cudnn)
+                    (row,) = (row for row in rows(before) if row.direction == direction)
+                    assert row.asked == algorithm
+                    word = {"fprop": "forward", "dgrad": "backward_data", "wgrad": "backward_filter"}[direction]
+                    if row.ran == algorithm:
+                        layout = "nhwc" if last and dtype != torch.float64 else "nchw"
+                        math = "tensor_op" if dtype in (torch.float16, torch.bfloat16) else "fma"
+                        assert ran == [f"{word} {algorithm} {math} {layout}"], ran
+                        assert (row.provider, row.problem.layout == "channels_last") == ("cudnn", layout == "nhwc")
+                        seen.add((direction, algorithm))
+                    else:
+                        assert not any(f" {algorithm} " in line for line in ran)
+                        assert "cuDNN does not support it" in row.reasons[0]
+                    if last and dtype != torch.float64:
+                        result = {"fprop": y, "dgrad": gx, "wgrad": gw}[direction]
+                        assert result.is_contiguous(memory_format=torch.channels_last)
+    missing = {(d, a) for d in ("fprop", "dgrad", "wgrad") for a in OPTIONS[f"conv_{d}_algo"].kind.choices} - seen
+    assert {(d, a) for d, a in missing if a not in ("normal", "performance", "reference")} == {("fprop", "direct")}
+    """)
+
+
+def test_any_geometry(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="implicit_gemm", conv_dgrad_algo="algo_1", conv_wgrad_algo="algo_1", fallback="error")
+    check(torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 5), torch.randn(6), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2)
+    check(torch.randn(3, 5, 11), torch.randn(4, 5, 3), torch.randn(4), stride=2, padding=1)
+    check(torch.randn(1, 2, 5, 6, 4), torch.randn(3, 2, 3, 2, 3), padding=1)
+    last = torch.channels_last_3d
+    found = check(*(t.contiguous(memory_format=last) for t in (torch.randn(2, 2, 5, 6, 4), torch.randn(3, 2, 3, 2, 3))))
+    assert found[0].is_contiguous(memory_format=last)
+    check(torch.randn(2, 9, 8, 4).permute(0, 3, 1, 2)[:, :, ::2], torch.randn(8, 4, 3, 3)[::2])
+    check(torch.randn(0, 4, 9, 8), torch.randn(6, 4, 3, 3))
+    assert all(row.provider == "cudnn" for row in rows()), rows()
+    assert not own_calls or set(own_calls) == {"backward"}, "the gradient of a bias is torch's own"
+    """)
+
+
+def test_transposed_convolutions_are_gradients(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="fft_tiling", conv_dgrad_algo="winograd_nonfused", conv_wgrad_algo="algo_1", fallback="error")
+    log(cudnn)
+    check(torch.randn(2, 4, 7, 6), torch.randn(4, 3, 3, 3), torch.randn(3), transposed=True, padding=1)
+    ran = [line.split()[:2] for line in log(cudnn)]
+    assert ran == [["backward_data", "fft_tiling"], ["forward", "winograd_nonfused"], ["backward_filter", "algo_1"]]
+    ask(conv_wgrad_algo="algo_1")
+    check(torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), transposed=True, stride=2, output_padding=1, groups=2)
+    ask(conv_fprop_algo="gemm", fallback="error")
+    try:
+        check(torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), transposed=True)
+    except RuntimeError as error:
+        assert "cuDNN computes a transposed convolution as a gradient, which has no algorithm of this name" in str(error)
+    else:
+        raise AssertionError
+    """)
+
+
+def test_what_is_not_supported_falls_back_as_asked(asking: Run) -> None:
+    asking("""
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 2, 2)
+    ask(conv_fprop_algo="winograd")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        check(x, w)
+        check(x, w)
+    (warning,) = (str(one.message) for one in told if "winograd" in str(one.message))
+    assert "conv_fprop_algo=winograd cannot take the convolution of 2x4x7x9 with 6x4x2x2" in warning
+    assert "winograd: cuDNN does not support it for this problem on this device" in warning
+    (row,) = rows()
+    assert (row.asked, row.ran, row.provider, row.calls) == ("winograd", "implicit_precomp_gemm", "cudnn", 2), row
+    ask(conv_fprop_algo="winograd", fallback="error")
+    try:
+        check(x, w)
+    except RuntimeError as error:
+        assert "fallback=error: nothing was computed" in str(error)
+    else:
+        raise AssertionError
+    ask(conv_fprop_algo="reference", fallback="error")
+    try:
+        check(x, w)
+    except RuntimeError as error:
+        assert "conv_fprop_algo=reference" in str(error)
+    else:
+        raise AssertionError
+    """)
+
+
+def test_determinism_refuses_what_adds_atomically(asking: Run) -> None:
+    asking("""
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    ask(conv_dgrad_algo="algo_0", conv_wgrad_algo="algo_3", deterministic=True, fallback="silent")
+    log(cudnn)
+    check(x, w)
+    assert not [line for line in log(cudnn) if "algo_0" in line or "algo_3" in line]
+    for row in rows():
+        assert "it adds in no fixed order, and deterministic=ON asks for the same bits" in row.reasons[0]
+    """)
+
+
+def test_tf32_is_taken_only_where_everybody_allows_it(asking: Run) -> None:
+    asking("""
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+
+    def math(**fields):
+        ask(**fields)
+        log(cudnn)
+        compute(*on_far(x, w))
+        return log(cudnn)[0].split()[2]
+
+    names = dict(conv_fprop_algo="implicit_precomp_gemm")
+    assert math(**names, conv_allow_tf32=True) == "tensor_op"
+    assert math(**names, conv_allow_tf32=False) == "fma"
+    assert math(conv_fprop_algo="gemm", conv_allow_tf32=True) == "fma", "it has no tensor cores"
+    torch.backends.cudnn.allow_tf32 = False
+    assert math(**names, conv_allow_tf32=True) == "fma"
+    torch.backends.cudnn.allow_tf32 = True
+    ask(**names, conv_allow_tf32=True)
+    compute(*on_far(x, w))
+    assert [row.math for row in rows()].count("tf32") == 1
+    """)
+
+
+def test_the_workspace_is_the_devices_memory_and_has_a_limit(asking: Run) -> None:
+    asking("""
+    x, w = on_far(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+    ask(conv_fprop_algo="winograd_nonfused")
+    torch.nn.functional.conv2d(x, w)
+    torch.far.reset_peak_memory_stats()
+    before = torch.far.memory_allocated()
+    y = torch.nn.functional.conv2d(x, w)
+    assert torch.far.max_memory_allocated() - before >= 8192 + y.nbytes
+    (row,) = rows()
+    assert row.workspace == 8192
+    del y
+    ask(conv_fprop_algo="winograd_nonfused", conv_workspace_limit=4096, fallback="silent")
+    log(cudnn)
+    torch.nn.functional.conv2d(x, w)
+    assert log(cudnn)[0].split()[1] == "implicit_precomp_gemm", "what the heuristic takes beside it"
+    assert "its workspace of 8192 bytes is above conv_workspace_limit=4096" in rows()[-1].reasons[0]
+    """)
+
+
+def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
+    asking("""
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    cudnn.standin_break(6)
+    ask(conv_fprop_algo="winograd", fallback="silent")
+    log(cudnn)
+    check(x, w)
+    check(x, w)
+    assert [line.split()[1] for line in log(cudnn)] == ["winograd", "winograd_nonfused", "winograd_nonfused"]
+    assert any("cuDNN failed to run it: CUDNN_STATUS_EXECUTION_FAILED" in reason for row in rows() for reason in row.reasons)
+    cudnn.standin_break(-1)
+    check(torch.randn(3, 4, 7, 9), w)
+    assert log(cudnn)[0].split()[1] == "winograd", "of another problem nothing is known"
+    cudnn.standin_break(7)
+    ask(conv_fprop_algo="winograd_nonfused", fallback="error")
+    try:
+        check(torch.randn(4, 4, 7, 9), w)
+    except RuntimeError as error:
+        assert "cuDNN failed to run it" in str(error)
+    else:
+        raise AssertionError
+    """)
+
+
+def test_normal_is_cudnns_heuristic(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", conv_wgrad_algo="normal", fallback="error")
+    log(cudnn)
+    check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+    check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 2, 2), stride=2)
+    assert [line.split()[1] for line in log(cudnn)] == ["winograd_nonfused"] * 3 + ["implicit_precomp_gemm", "algo_1", "algo_1"]
+    """)
+
+
+def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
+    far_library: str, passes: Callable[..., str], tmp_path: Path
+) -> None:
+    code = """
+    import json, os
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    ask(conv_fprop_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    log(cudnn)
+    check(x, w)
+    tried = {line.split()[1] for line in log(cudnn) if line.startswith("forward")}
+    assert tried >= {"implicit_gemm", "implicit_precomp_gemm", "gemm", "winograd", "winograd_nonfused", "fft"}, tried
+    assert "forward" in own_calls, "torch's own path is one of them"
+    assert standin.core.loaded().measurements() == 1
+    check(x, w)
+    assert standin.core.loaded().measurements() == 1
+    ask()
+    (group,) = json.load(open(os.environ["MSCTX_TUNING_FILE"]))["groups"]
+    assert group["stamp"]["isa"].startswith("cuDNN ")
+    assert "driver" in group["stamp"]["flags"]
+    assert len(group["entries"]) == 1
+    """
+    assert far_library  # a forked interpreter measures nothing
+    passes(PRELUDE + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+
+
+def test_rules_speak_of_modules_and_shapes(asking: Run) -> None:
+    asking("""
+    from msctx.native import watching
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 5)).to("far")
+    watching.watch(model)
+    ask(conv_algo_rules="module=0: fprop=gemm; weight=4x4x5x5: fprop=fft", conv_fprop_algo="winograd")
+    log(cudnn)
+    model(torch.randn(1, 4, 12, 12).to("far"))
+    assert [line.split()[1] for line in log(cudnn)] == ["gemm", "winograd", "fft"]
+    assert [row.module for row in rows()] == ["0", "1", "2"]
+    """)
+
+
+def test_descriptors_are_kept_and_dropped(asking: Run) -> None:
+    asking("""
+    w = torch.randn(2, 1, 1, 1).to("far")
+    ask(conv_fprop_algo="implicit_gemm")
+    for _ in range(3):
+        torch.nn.functional.conv2d(torch.randn(1, 1, 4, 4).to("far"), w)
+    assert cudnn.standin_live() == 4, cudnn.standin_live()
+    for size in range(1, 4200):
+        torch.nn.functional.conv2d(torch.empty(1, 1, 1, size, device="far"), w)
+    assert cudnn.standin_live() <= 4 * 4096
+    """)
+
+
+def test_without_a_policy_torch_computes(asking: Run) -> None:
+    asking("""
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    ask(conv_fprop_algo="gemm")
+    check(x, w)
+    ask()
+    log(cudnn)
+    own_calls.clear()
+    check(x, w)
+    assert (log(cudnn), own_calls) == ([], ["forward", "backward"])
+    torch.nn.functional.conv2d(x, w)
+    """)
+
+
+def test_the_cpu_has_a_policy_of_its_own(asking: Run) -> None:
+    asking("""
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    ask(conv_fprop_algo="winograd")
+    standin.policy.PLACES["cpu"].write("conv_fprop_algo", "gemm")
+    torch.nn.functional.conv2d(x, w)
+    check(x, w)
+    of = {(row.ran, row.provider) for row in rows() if row.problem.dtype == "float32"}
+    assert of == {("gemm", "msctx"), ("winograd", "cudnn")}
+    assert standin.core.loaded().hook_problem("cuda") == standin.core.loaded().hook_problem("cpu") == ""
+    standin.policy.PLACES["cpu"].write("conv_fprop_algo", None)
+    """)
+
+
+def test_what_cannot_be_named_is_told(far: Callable[..., str]) -> None:
+    far("""
+    from msctx.errors import NativeError
+    from msctx.native import policy
+    try:
+        policy.PLACES["cuda"].write("conv_fprop_algo", "gemm")
+    except NativeError as error:
+        assert "libcudnn.so.9 is not loaded: this torch has no cuDNN" in str(error)
+    else:
+        raise AssertionError
+    assert policy.PLACES["cuda"].read("conv_fprop_algo") is None
+    """)
