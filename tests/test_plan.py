@@ -113,7 +113,7 @@ def test_the_cpu_is_on_every_machine() -> None:
 
 def test_what_is_carried_out() -> None:
     options = {"deterministic": "ON", "mode": 0, "conv_fprop_algo": "gemm", "gpu_config": {"conv_fprop_algo": "fft"}}
-    assert msctx.explain(options, device="cuda").carried_out == ("deterministic",)
+    assert msctx.explain(options, device="cuda").carried_out == ("deterministic", "gpu_config.conv_fprop_algo")
 
 
 def test_spellings_that_agree_are_no_fault() -> None:
@@ -250,7 +250,8 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
         ({"mode": 0, "device_target": "GPU"}, ("cpu",), ["cuda"]),
         # a group means its device, whatever the target
         ({"gpu_config": {"matmul_allow_tf32": True}, "device_target": "CPU"}, ("cpu", "cuda"), []),
-        ({"gpu_config": {"conv_fprop_algo": "fft"}, "device_target": "CPU"}, ("cpu", "cuda"), ["cuda"]),
+        ({"gpu_config": {"conv_fprop_algo": "fft"}, "device_target": "CPU"}, ("cpu", "cuda"), []),
+        ({"gpu_config": {"conv_fprop_algo": "reference"}, "device_target": "CPU"}, ("cpu", "cuda"), ["cuda"]),
         ({"gpu_config": {"matmul_allow_tf32": True}, "device_target": "CPU"}, ("cpu",), ["cuda"]),
         ({"cpu_config": {"matmul_allow_tf32": True}}, ("cpu", "cuda"), ["cpu"]),
         # inert alike

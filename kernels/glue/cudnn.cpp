@@ -3,7 +3,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
@@ -401,7 +400,9 @@ const ConvTable& cudnn_table() {
   return table;
 }
 
-CudnnCall::CudnnCall(const ConvCall* call) : before_(std::exchange(asked, call ? call : asked)) {}
+CudnnCall::CudnnCall(const ConvCall* call) : before_(std::exchange(asked, call ? call : asked)) {
+  if (call) on_.reset_device(device_of(call->device));
+}
 CudnnCall::~CudnnCall() { asked = before_; }
 
 at::MemoryFormat cudnn_format(const at::Tensor& input, const at::Tensor& weight) {
@@ -417,14 +418,13 @@ at::MemoryFormat cudnn_format(const at::Tensor& input, const at::Tensor& weight)
 at::Tensor run_cudnn(const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
-  const c10::DeviceGuard on(first.device());
+  const CudnnCall about(&call);
   const auto last = p.dims == 3 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
   const auto format = call.channels_last ? last : at::MemoryFormat::Contiguous;
   const auto sizes = result_shape(call, row.direction);
   if (is_empty(p)) return at::zeros(sizes, first.options()).contiguous(format);
   const at::Tensor a = first.contiguous(format), b = second.contiguous(format);
   at::Tensor result = at::empty(sizes, first.options(), format);
-  const CudnnCall about(&call);
   const auto remember = [&](const char* text) {
     const std::string key = all_rows().keys.at(row.algorithm)(p, call, op);
     const char* why = kept(text);

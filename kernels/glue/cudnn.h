@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <stdexcept>
 #include <string>
@@ -14,7 +15,8 @@ namespace msctx::glue {
 // Finds cuDNN's functions in a library that is loaded, and torch's handle in another; "" or what is missing.
 std::string load_cudnn(const char* cudnn, const char* torch_cuda);
 
-// Its algorithms, as rows. They are asked about the call of a CudnnCall: what cuDNN takes depends on the layout and the device, too.
+// Its algorithms, as rows. They are asked about the call of a CudnnCall, on whose device this thread is meanwhile: what cuDNN takes
+// depends on the layout and the device, too. With nullptr nothing changes.
 const ConvTable& cudnn_table();
 class CudnnCall {
  public:
@@ -23,6 +25,7 @@ class CudnnCall {
 
  private:
   const ConvCall* before_;
+  c10::OptionalDeviceGuard on_;
 };
 
 // The memory format in which cuDNN computes a convolution: torch's own rule, which its shape functions follow.

@@ -35,10 +35,14 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
     return {f"native.{field}": value for field, value in said.items()} | inductor
 
 
+def _obstacle(want: Want) -> str:
+    return want.facts.native or (want.facts.cudnn if want.device == "cuda" else "")
+
+
 @effect(*ALGORITHMS)
 def algorithm(want: Want) -> Outcome:
-    if want.facts.native:
-        return refused(want.facts.native)
+    if why := _obstacle(want):
+        return refused(why)
     if want.device == "cuda" and want.value == "reference":
         return refused("it is computed on the CPU alone: compare with tensors that are moved there")
     assignments = _policy(want, **{want.option.name: want.value})
@@ -53,8 +57,8 @@ def algorithm(want: Want) -> Outcome:
 
 @effect("conv_algo_rules")
 def conv_algo_rules(want: Want) -> Outcome:
-    if want.facts.native:
-        return refused(want.facts.native)
+    if why := _obstacle(want):
+        return refused(why)
     return honoured(_policy(want, conv_algo_rules=want.value))
 
 
@@ -126,6 +130,6 @@ def detail(want: Want, also: str = "") -> Outcome:
     if not any(want.other(name) for name in NATIVE):
         asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
         return inert(f"no algorithm is asked for: it goes with {asking}{also}")
-    if want.facts.native:
-        return refused(want.facts.native)
+    if why := _obstacle(want):
+        return refused(why)
     return honoured(reason="part of the policy for convolutions")

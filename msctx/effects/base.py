@@ -25,6 +25,8 @@ class Facts:
     """The version of CANN's runtime, where it is known."""
     native: str = ""
     """Why there can be no native core; ``""``: it is there, or can be built."""
+    cudnn: str = ""
+    """Why cuDNN's algorithms cannot be named; ``""``: they can, as far as is known."""
     free_memory: int = 0
     """Bytes of host memory that this process can still have; 0: not known."""
 

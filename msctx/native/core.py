@@ -160,6 +160,10 @@ class Core:
             raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
         self._has_cuda = True
 
+    def cuda_problem(self) -> str:
+        """``""`` while convolutions of CUDA tensors come to us, or may yet."""
+        return self.hook_problem("cuda") if self._has_cuda else ""
+
     def set_policy(
         self,
         place: str,
@@ -333,6 +337,18 @@ def load_with_cuda() -> Core:
     with _lock:
         library.install_cuda(*CUDA)
     return library
+
+
+def cudnn_obstacle() -> str:
+    """Why cuDNN's algorithms cannot be named in this process, or ``""``; cheap. Import torch before."""
+    if _core is not None and (problem := _core.cuda_problem()):
+        return problem
+    for name in CUDA[:2]:
+        try:
+            ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        except OSError:
+            return f"{name} is not loaded: this torch has no cuDNN 9"
+    return ""
 
 
 def obstacle() -> str:

@@ -312,4 +312,6 @@ def test_what_cannot_be_named_is_told(far: Callable[..., str]) -> None:
     else:
         raise AssertionError
     assert policy.PLACES["cuda"].read("conv_fprop_algo") is None
+    from msctx.native import core
+    assert core.cudnn_obstacle() == "libcudnn.so.9 is not loaded: this torch has no cuDNN 9"
     """)

@@ -21,10 +21,9 @@ HOW = {
 }
 
 
-def rows(device: str = "cpu", native: str = "", **options: object) -> dict[str, plan.Row]:
-    made = plan.make(
-        Settings([make_layer(options, "test")]), Facts(devices=("cpu",) if device == "cpu" else ("cpu", device), native=native)
-    )
+def rows(device: str = "cpu", native: str = "", cudnn: str = "", **options: object) -> dict[str, plan.Row]:
+    devices = ("cpu",) if device == "cpu" else ("cpu", device)
+    made = plan.make(Settings([make_layer(options, "test")]), Facts(devices=devices, native=native, cudnn=cudnn))
     return {row.option: row for row in made.rows if row.device == device and not row.winner}
 
 
@@ -59,6 +58,12 @@ def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
     assert found["deterministic"].assignments["native.cuda.deterministic"] is True
     refused = rows("cuda", conv_dgrad_algo="algo_0", deterministic="ON")["conv_dgrad_algo"]
     assert (refused.status, "no fixed order" in refused.reason) == ("refused", True)
+
+
+def test_without_cudnn_it_is_refused_with_the_reason() -> None:
+    found = rows("cuda", cudnn="no cuDNN", conv_fprop_algo="gemm", conv_algo_rules="a: gemm", fallback="error")
+    assert {(row.status, row.reason) for row in found.values()} == {("refused", "no cuDNN")}
+    assert rows(cudnn="no cuDNN", conv_fprop_algo="gemm")["conv_fprop_algo"].status == "honoured"
 
 
 def test_what_is_for_our_own_algorithms_is_inert_on_cuda() -> None:
