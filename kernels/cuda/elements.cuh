@@ -8,7 +8,7 @@ template <class To, class From>
 __device__ __forceinline__ To bits_as(From value) {
   static_assert(sizeof(To) == sizeof(From), "the same bits");
   To found;
-  __builtin_memcpy(&found, &value, sizeof found);
+  memcpy(&found, &value, sizeof found);
   return found;
 }
 

@@ -80,7 +80,7 @@ class Emulation:
         return hasattr(self._c, kernel)
 
     def run(self, problem: Problem, op: str, tensors: dict[str, Any], general: bool = False, backwards: bool = False) -> None:
-        """Write the result of *op* to the one of *tensors* (x, w, y) that it is. *backwards*: threads and blocks in the other order."""
+        """Write the result of *op* to its own of *tensors* (x, w, y); *backwards*: threads and blocks in the other order."""
         places = dict(tensors)
         # to the byte, with nothing behind it, so that a sanitizer sees what is read beyond
         places["workspace"] = np.full(workspace(problem, op, general), GARBAGE, np.uint8)

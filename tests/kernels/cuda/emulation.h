@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 struct Triple {
   unsigned x = 0, y = 0, z = 0;
@@ -20,3 +21,4 @@ extern "C" void emulated_barrier();
 
 using std::fma;
 using std::fmaf;
+using std::memcpy;
