@@ -6,7 +6,7 @@
 
 namespace msctx {
 
-constexpr int threads = 256;
+constexpr int threads = 128;
 
 // Each thread computes `rows` × `stride` results. Blocks begin where the padded image's index is a multiple of the stride: so it is
 // known when this is compiled which taps lead from which element of y to which result.

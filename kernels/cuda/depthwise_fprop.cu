@@ -6,7 +6,7 @@
 
 namespace msctx {
 
-constexpr int threads = 256;
+constexpr int threads = 128;
 
 template <class T, Layout layout, int window, int stride>
 struct Fprop {

@@ -37,7 +37,7 @@ class Kernels:
         self._functions: dict[str, c_void_p] = {}
 
     def launch(self, launch: Launch, pointers: Mapping[str, int], stream: int) -> None:
-        """Put *launch* on *stream* (a CUstream, as torch's ``cuda_stream``); *pointers* are device addresses of its tensors by name."""
+        """Put *launch* on *stream* (a CUstream, as torch's ``cuda_stream``); *pointers* are the addresses of its tensors."""
         values = [*(c_void_p(pointers[name]) for name in launch.tensors), launch.parameters]
         arguments = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         code = self._driver.cuLaunchKernel(

@@ -11,7 +11,7 @@ DTYPES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf1
 LAYOUTS = ("nchw", "channels_last")
 WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1))
 """Square windows and strides with kernels of their own; all else, and all of float64, is computed by the general one."""
-THREADS = {"fprop": 256, "dgrad": 256, "wgrad": 128}
+THREADS = {"fprop": 128, "dgrad": 128, "wgrad": 128}
 REGISTERS = {
     "fprop": {0: 80, 3: 80, 5: 112, 7: 160},
     "dgrad": {0: 80, 3: 96, 5: 112, 7: 160},
