@@ -203,8 +203,10 @@ def kernels_table(reports: Sequence[Mapping[str, Any]]) -> Group:
     table = _table("kernel", "arch", "bytes", "registers", "spills", "shared", "status")
     for r in reports:
         budget = r["budget"]
-        taken = [f"{r['registers']} of {budget['registers']}", str(r["spill_stores"] + r["spill_loads"]), str(r["shared"])]
-        cells = [str(r["bytes"]), *taken] if r["registers"] is not None else [""] * 4
+        cells = [""] * 4
+        if r["registers"] is not None:
+            spills = r["spill_stores"] + r["spill_loads"]
+            cells = [str(r["bytes"]), f"{r['registers']} of {budget['registers']}", str(spills), str(r["shared"])]
         status = "; ".join(r["exceeded"]) or ("not compiled" if r["error"] else "within budget")
         table.add_row(r["name"], r["arch"], *cells, Text(status, style="green" if r["within_budget"] else "red"))
     good, by = sum(r["within_budget"] for r in reports), ", ".join(dict.fromkeys(r["compiler"] for r in reports))

@@ -7,12 +7,17 @@
 namespace msctx {
 
 constexpr int threads = 128;
+// Blocks that a processor is to have room for, which says how many registers there are. Left alone, ptxas spills some bytes of one kernel
+// or another to make room for one more.
+template <int window>
+constexpr int least_blocks = window < 5 ? 6 : 4;
 
 // Each thread computes `rows` × `stride` results. Blocks begin where the padded image's index is a multiple of the stride: so it is
 // known when this is compiled which taps lead from which element of y to which result.
 template <class T, Layout layout, int window, int stride>
 struct Dgrad {
-  static constexpr int rows = 4, before = (window - 1) / stride;  // how many rows of y before the block's own reach it
+  static constexpr int rows = window < 7 ? 4 : 2;
+  static constexpr int before = (window - 1) / stride;  // how many rows of y before the block's own reach it
   static_assert(rows % stride == 0, "the next block begins at the same phase");
   using Sum = typename T::Sum;
 
@@ -39,16 +44,23 @@ struct Dgrad {
           for (int b = 0; b < window; b++) weights[a][b] = w[(channel * window + a) * window + b].get();
 #pragma unroll
         for (int h = -before; h <= (rows - 1) / stride; h++) {
+          Sum values[before + 1];
+          bool there[before + 1];
 #pragma unroll
-          for (int v = -before; v <= 0; v++) {
-            if (!from.has(row + h, column + v)) continue;
-            const Sum value = y[from.at(row + h, column + v)].get();
+          for (int v = 0; v <= before; v++) {
+            there[v] = from.has(row + h, column + v - before);
+            values[v] = there[v] ? y[from.at(row + h, column + v - before)].get() : Sum(0);
+          }
 #pragma unroll
-            for (int r = 0; r < rows; r++)
+          for (int r = 0; r < rows; r++) {
+            const int a = r - h * stride;
+            if (a < 0 || a >= window) continue;
+#pragma unroll
+            for (int v = 0; v <= before; v++)
 #pragma unroll
               for (int s = 0; s < stride; s++) {
-                const int a = r - h * stride, b = s - v * stride;
-                if (a >= 0 && a < window && b < window) sums[r][s] = multiply_add(value, weights[a][b], sums[r][s]);
+                const int b = s + (before - v) * stride;
+                if (b < window && there[v]) sums[r][s] = multiply_add(values[v], weights[a][b], sums[r][s]);
               }
           }
         }
@@ -107,7 +119,7 @@ struct Dgrad<T, layout, 0, 0> {
 }  // namespace msctx
 
 #define KERNEL(name, layout, window, stride)                                                                                         \
-  extern "C" __global__ void __launch_bounds__(msctx::threads)                                                                       \
+  extern "C" __global__ void __launch_bounds__(msctx::threads, msctx::least_blocks<window>)                                                                       \
       name(const msctx::ELEMENT* y, const msctx::ELEMENT* w, msctx::ELEMENT* x, const msctx::DepthwiseProblem p) {                   \
     msctx::Dgrad<msctx::ELEMENT, msctx::layout, window, stride>::run(y, w, x, p);                                                    \
   }

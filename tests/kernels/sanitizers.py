@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,7 @@ def run_sanitized(libraries: list[str], *command: str, after_return: bool = True
         "PYTHONMALLOC": "malloc",  # or tensors would lie side by side in Python's own pools
         "OPENBLAS_NUM_THREADS": "1",
         "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     }
     command = (sys.executable, *command)
     return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)

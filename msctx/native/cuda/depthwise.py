@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, THREADS, WINDOWS, finish, name, sum_size
 
 OPS = ("fprop", "dgrad", "wgrad")
-ROWS = 4
-"""Results below each other that a thread of a kernel for one window computes: ``rows`` of the sources."""
 MOST_BLOCKS = 2**20
 """Of one launch: each goes on to further results until there are none left."""
 WANTED_BLOCKS = 4096
@@ -116,10 +114,17 @@ def own_window(problem: Problem) -> tuple[int, int]:
     return (window, stride) if is_square and problem.dtype != "float64" and (window, stride) in WINDOWS else (0, 0)
 
 
+def rows_of(op: str, window: int) -> int:
+    """Results below each other that a thread computes: ``rows`` of the sources."""
+    if not window:
+        return 1
+    return 2 if op == "dgrad" and window == 7 else 4
+
+
 def chunks(problem: Problem, window: int) -> tuple[int, int]:
     """Into how many chunks wgrad's sums are cut, and how many positions each has."""
     channels = 1 if problem.layout == "nchw" else 32
-    positions = problem.n * _up(problem.out[0], ROWS if window else 1) * problem.out[1]
+    positions = problem.n * _up(problem.out[0], rows_of("wgrad", window)) * problem.out[1]
     groups = 1 if window else _up(problem.window[0] * problem.window[1], 8)
     most = _up(positions, LEAST_POSITIONS * THREADS["wgrad"] // channels)
     count = min(most, _up(WANTED_BLOCKS, max(1, _up(problem.k, channels) * groups)))
@@ -150,12 +155,12 @@ def launches(problem: Problem, op: str, general: bool = False) -> Sequence[Launc
         second = Launch(finish(problem.dtype), _grid(problem.w_size, op), ("workspace", "w"), parameters)
         return [each for each in (first, second) if each.grid]
     if op == "fprop":
-        work = problem.n * problem.k * _up(problem.out[0], ROWS if window else 1) * problem.out[1]
+        work = problem.n * problem.k * _up(problem.out[0], rows_of(op, window)) * problem.out[1]
         tensors = ("x", "w", "y")
     else:  # blocks of results begin where the padded image's index is a multiple of the stride
         rows, columns = (problem.extent[axis] + (problem.pad[axis] % stride if window else 0) for axis in range(2))
         empty = not problem.x_size
-        work = 0 if empty else problem.n * problem.c * _up(rows, ROWS if window else 1) * _up(columns, stride or 1)
+        work = 0 if empty else problem.n * problem.c * _up(rows, rows_of(op, window)) * _up(columns, stride or 1)
         tensors = ("y", "w", "x")
     grid = _grid(work, op)
     return [Launch(main, grid, tensors, parameters)] if grid else []

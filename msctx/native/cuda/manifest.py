@@ -13,11 +13,11 @@ WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1))
 """Square windows and strides with kernels of their own; all else, and all of float64, is computed by the general one."""
 THREADS = {"fprop": 128, "dgrad": 128, "wgrad": 128}
 REGISTERS = {
-    "fprop": {0: 80, 3: 80, 5: 112, 7: 160},
-    "dgrad": {0: 80, 3: 96, 5: 112, 7: 160},
-    "wgrad": {0: 168, 3: 96, 5: 128, 7: 176},
+    "fprop": {0: 72, 3: 64, 5: 96, 7: 168},
+    "dgrad": {0: 72, 3: 80, 5: 128, 7: 112},
+    "wgrad": {0: 136, 3: 80, 5: 128, 7: 176},
 }
-"""Budgets by the extent of the window (0: any). Times threads they are below 65536: one block fits at the least, mostly several."""
+"""Budgets by the extent of the window (0: any). Times threads, a processor's 65536 hold two blocks at the least."""
 AT_ONCE = 8
 """Taps that are summed over a block's threads at once: ``at_once`` of depthwise_wgrad.cu."""
 
