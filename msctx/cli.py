@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx._version import __version__
+from msctx.build_commands import build
 from msctx.compare_commands import capture, compare
 from msctx.errors import FileError, MsctxError, MsctxWarning, OptionError, Problem, StrictError, _ProblemsError
 from msctx.stdout import Json
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.add_typer(tune, name="tune")
 app.command(epilog="Example: msctx compare conv --workload resnet50 --quick --out compared")(compare)
 app.command(epilog="Example: msctx capture mymodel:make --out mine.yaml")(capture)
+app.command(epilog="Example, in a container's recipe: msctx build")(build)
 
 
 def _version(wanted: bool) -> None:
@@ -345,37 +347,6 @@ def diff(
 
         render.console().print(render.pairs_table(found, ("switch", a, b)))
     raise typer.Exit(1 if found else 0)
-
-
-@app.command(epilog="Example, in a container's recipe: msctx build")
-def build(
-    clean: Annotated[bool, typer.Option("--clean", help="First remove everything that was built before.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each command of the compiler.")] = False,
-    json_: Json = False,
-) -> None:
-    """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""
-    from msctx.native import build as building
-    from msctx.native import core
-
-    removed = building.remove() if clean else 0
-    made = building.build(verbose)
-    library = core.load()
-    found = {
-        "library": str(made.path),
-        "seconds": round(made.seconds, 1),
-        "cached": made.cached,
-        "compiler": made.compiler,
-        "built_for": list(made.isas),
-        "processor_has": library.isas(),
-        "in_use": library.isa(),
-        "bytes_removed": removed,
-    }
-    if json_:
-        _print_json(found)
-    else:
-        from msctx import render
-
-        render.console().print(render.pairs_table(found, ("native core", "")))
 
 
 @app.command()

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -196,6 +196,21 @@ def tuning_table(found: Mapping[str, Any]) -> Group:
             table.add_row(*map(Text, words))
         parts.append(table)
     return Group(*parts)
+
+
+def kernels_table(reports: Sequence[Mapping[str, Any]]) -> Group:
+    """The CUDA kernels as they were compiled: what each takes and its budgets; below, how many are within them."""
+    table = _table("kernel", "arch", "bytes", "registers", "spills", "shared", "status")
+    for r in reports:
+        budget = r["budget"]
+        cells = [""] * 4
+        if r["registers"] is not None:
+            spills = r["spill_stores"] + r["spill_loads"]
+            cells = [str(r["bytes"]), f"{r['registers']} of {budget['registers']}", str(spills), str(r["shared"])]
+        status = "; ".join(r["exceeded"]) or ("not compiled" if r["error"] else "within budget")
+        table.add_row(r["name"], r["arch"], *cells, Text(status, style="green" if r["within_budget"] else "red"))
+    good, by = sum(r["within_budget"] for r in reports), ", ".join(dict.fromkeys(r["compiler"] for r in reports))
+    return Group(table, Text(f"{good} of {len(reports)} kernels within their budgets, compiled by {by}"))
 
 
 class Progress:

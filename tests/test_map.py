@@ -179,6 +179,7 @@ RANKS = {
     "render": 7,
     "vocabulary": 7,
     "compare": 8.5,
+    "build_commands": 10,
     "compare_commands": 10,
     "newfile": 1,
     "device_context": 8,

@@ -1,7 +1,7 @@
 """Compiles the kernels once on the machine they run on, keeps the library in the cache, and vouches for it each time after.
 
-The cache: ``native/<key>/`` (a library, build.json), ``objects/`` (compiled files, by what they were made from), ``logs/`` and
-``tmp/`` (builds in progress). Nothing is in ``native/<key>/`` before it is whole, and build.json comes last.
+The cache: ``native/<key>/`` (a library, build.json), ``objects/`` (compiled files, by what they were made from), ``logs/``, ``cuda/``
+(see cuda/build.py) and ``tmp/`` (builds in progress). Nothing is in ``native/<key>/`` before it is whole, and build.json comes last.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def remove() -> int:
             with _locked(key):
                 _drop(cache, key)
                 (cache / "native" / f"{key}.lock").unlink()
-        for path in [*cache.glob("objects/*"), *cache.glob("logs/*")]:
+        for path in [*cache.glob("objects/*"), *cache.glob("logs/*"), *cache.glob("cuda/*")]:
             path.unlink(missing_ok=True)
     _is_prebuilt.cache_clear()
     return before - _size(cache)
@@ -356,7 +356,7 @@ def _prune(cache: Path, own: str) -> None:
         return path.lstat().st_mtime < limit
 
     with suppress(OSError):
-        for path in [*(cache / "objects").iterdir(), *(cache / "logs").iterdir()]:
+        for path in [*cache.glob("objects/*"), *cache.glob("logs/*"), *cache.glob("cuda/*")]:
             if is_old(path):
                 path.unlink()
     for key in _keys(cache) - {own}:

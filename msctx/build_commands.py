@@ -1,0 +1,89 @@
+"""The command `msctx build`: the native core, or with --cuda the kernels for NVIDIA GPUs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from msctx.errors import OptionError, Problem
+from msctx.stdout import Json, print_json
+
+
+def build(
+    clean: Annotated[bool, typer.Option("--clean", help="First remove everything that was built before.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each command of the compiler.")] = False,
+    cuda: Annotated[
+        bool,
+        typer.Option(
+            "--cuda", help="Compile the CUDA kernels instead and report on each. Takes no GPU. Ends with 1 if one fails."
+        ),
+    ] = False,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="sm_80|sm_90a", help="With --cuda: for this one alone; may be repeated."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""
+    from msctx.native import build as building
+
+    if arch and not cuda:
+        raise OptionError([Problem("--arch", "is given without --cuda", "build", suggestion="give both")])
+    if cuda:
+        _check(arch or [])
+    removed = building.remove() if clean else 0
+    if cuda:
+        _cuda(arch or [], verbose, json_)
+        return
+    from msctx.native import core
+
+    made = building.build(verbose)
+    library = core.load()
+    found = {
+        "library": str(made.path),
+        "seconds": round(made.seconds, 1),
+        "cached": made.cached,
+        "compiler": made.compiler,
+        "built_for": list(made.isas),
+        "processor_has": library.isas(),
+        "in_use": library.isa(),
+        "bytes_removed": removed,
+    }
+    if json_:
+        print_json(found)
+    else:
+        from msctx import render
+
+        render.console().print(render.pairs_table(found, ("native core", "")))
+
+
+def _check(archs: list[str]) -> None:
+    from msctx.native.cuda.manifest import ARCHS
+
+    wrong = [a for a in archs if a not in ARCHS]
+    if wrong:
+        raise OptionError([Problem("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
+
+
+def _cuda(archs: list[str], verbose: bool, json_: bool) -> None:
+    """Compile every kernel of the manifest, print the report, and end with 1 where one failed or takes more than its budget."""
+    from msctx.native.cuda import build as building
+    from msctx.native.cuda.compilers import Compiled
+    from msctx.native.cuda.manifest import ARCHS, Module
+
+    def told(module: Module, target: str, compiled: Compiled) -> None:
+        if verbose:
+            print(f"{module} for {target}\n{compiled.log}", file=sys.stderr)
+
+    reports = building.build(list(dict.fromkeys(archs)) or ARCHS, done=told)
+    if json_:
+        print_json([report.as_dict() for report in reports])
+    else:
+        from msctx import render
+
+        render.console().print(render.kernels_table([report.as_dict() for report in reports]))
+        for error in dict.fromkeys(f"{r.kernel.module}, {r.arch}: {r.error}" for r in reports if r.error):
+            print(error, file=sys.stderr)
+    raise typer.Exit(0 if all(report.is_good for report in reports) else 1)

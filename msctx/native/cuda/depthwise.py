@@ -1,0 +1,180 @@
+"""What runs on a GPU for a depthwise convolution: the kernels, their grids and the workspace. The problem alone decides."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, THREADS, WINDOWS, finish, name, sum_size
+
+OPS = ("fprop", "dgrad", "wgrad")
+MOST_BLOCKS = 2**20
+"""Of one launch: each goes on to further results until there are none left."""
+WANTED_BLOCKS = 4096
+"""With so many a GPU of today is full: wgrad cuts its sums into no more chunks than that takes."""
+LEAST_POSITIONS = 8
+"""Of one chunk for each thread, or it costs more than it saves."""
+MOST = 2**62
+"""Elements of a tensor, and rows or columns with padding: what an index of 64 bits holds with room to spare."""
+
+
+class Parameters(ctypes.Structure):
+    """``DepthwiseProblem`` of kernels/cuda/depthwise.cuh: the same fields in the same order."""
+
+    _fields_ = [
+        *((field, ctypes.c_int64) for field in ("n", "c", "multiplier")),
+        *((field, ctypes.c_int64 * 2) for field in ("extent", "out", "window", "stride", "pad", "dilation")),
+        *((field, ctypes.c_int64) for field in ("chunks", "chunk")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """x [n][c][extent], w [c * multiplier][1][window], y [n][c * multiplier][out]; pairs are (height, width), 1-D has height 1.
+
+    *dtype* is torch's name of it. In *layout* ``channels_last`` x and y lie as [n][height][width][channel]; w never does.
+
+    Raises:
+        ValueError: a value that no convolution has, or more elements than 64 bits count.
+    """
+
+    dtype: str
+    layout: str
+    n: int
+    c: int
+    multiplier: int
+    extent: tuple[int, int]
+    window: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+
+    def __post_init__(self) -> None:
+        def check(field: str, holds: bool, allowed: str) -> None:
+            if not holds:
+                raise ValueError(f"depthwise convolution: {field}={getattr(self, field)!r}: allowed is {allowed}")
+
+        check("dtype", self.dtype in DTYPES, ", ".join(DTYPES))
+        check("layout", self.layout in LAYOUTS, ", ".join(LAYOUTS))
+        for field, least in {"n": 0, "c": 0, "multiplier": 1}.items():
+            check(field, getattr(self, field) >= least, f"{least} and more")
+        for field, least in {"extent": 0, "window": 1, "stride": 1, "pad": 0, "dilation": 1}.items():
+            values = getattr(self, field)
+            check(field, len(values) == 2 and min(values) >= least, f"two numbers, {least} and more")
+        for axis in range(2):
+            reach, padded = self.dilation[axis] * (self.window[axis] - 1) + 1, self.extent[axis] + 2 * self.pad[axis]
+            check("window", reach <= padded, f"one that, dilated, is no larger than the padded image ({padded})")
+        sizes = (self.x_size, self.w_size, self.y_size)
+        check("extent", max(sizes) < MOST, f"fewer than 2**62 elements in each tensor, not {max(sizes)}")
+
+    @property
+    def out(self) -> tuple[int, int]:
+        def along(axis: int) -> int:
+            reach = self.dilation[axis] * (self.window[axis] - 1) + 1
+            return (self.extent[axis] + 2 * self.pad[axis] - reach) // self.stride[axis] + 1
+
+        return along(0), along(1)
+
+    @property
+    def k(self) -> int:
+        return self.c * self.multiplier
+
+    @property
+    def x_size(self) -> int:
+        return self.n * self.c * self.extent[0] * self.extent[1]
+
+    @property
+    def y_size(self) -> int:
+        return self.n * self.k * self.out[0] * self.out[1]
+
+    @property
+    def w_size(self) -> int:
+        return self.k * self.window[0] * self.window[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """*kernel* on *grid* blocks; its arguments are the tensors of these names (x, w, y, workspace), then *parameters* by value."""
+
+    kernel: str
+    grid: int
+    tensors: tuple[str, ...]
+    parameters: Parameters
+
+    @property
+    def threads(self) -> int:
+        return KERNELS[self.kernel].threads
+
+
+def own_window(problem: Problem) -> tuple[int, int]:
+    """Window and stride of the kernel that is made for this problem, or (0, 0): the general one computes it."""
+    window, stride = (problem.window[0], problem.stride[0])
+    is_square = problem.window == (window, window) and problem.stride == (stride, stride) and problem.dilation == (1, 1)
+    return (window, stride) if is_square and problem.dtype != "float64" and (window, stride) in WINDOWS else (0, 0)
+
+
+def rows_of(op: str, window: int) -> int:
+    """Results below each other that a thread computes: ``rows`` of the sources."""
+    if not window:
+        return 1
+    return 2 if op == "dgrad" and window == 7 else 4
+
+
+def chunks(problem: Problem, window: int) -> tuple[int, int]:
+    """Into how many chunks wgrad's sums are cut, and how many positions each has."""
+    channels = 1 if problem.layout == "nchw" else 32
+    positions = problem.n * _up(problem.out[0], rows_of("wgrad", window)) * problem.out[1]
+    groups = 1 if window else _up(problem.window[0] * problem.window[1], 8)
+    most = _up(positions, LEAST_POSITIONS * THREADS["wgrad"] // channels)
+    count = min(most, _up(WANTED_BLOCKS, max(1, _up(problem.k, channels) * groups)))
+    each = _up(positions, count) if count else 0
+    return (_up(positions, each) if each else 0), each
+
+
+def workspace(problem: Problem, op: str, general: bool = False) -> int:
+    """Bytes beside the tensors; *general* as in launches()."""
+    window, _ = (0, 0) if general else own_window(problem)
+    return chunks(problem, window)[0] * problem.w_size * sum_size(problem.dtype) if op == "wgrad" else 0
+
+
+def launches(problem: Problem, op: str, general: bool = False) -> Sequence[Launch]:
+    """What computes y (fprop), the gradient of x (dgrad) or of w (wgrad), in this order on one stream; nothing for no results.
+
+    *general*: by the kernels for any window, even where there is one for this.
+    """
+    if op not in OPS:
+        raise ValueError(f"depthwise convolution: op={op!r}: allowed is {', '.join(OPS)}")
+    window, stride = (0, 0) if general else own_window(problem)
+    main = name(op, problem.dtype, problem.layout, window, stride)
+    parameters = _parameters(problem, *(chunks(problem, window) if op == "wgrad" else (0, 0)))
+    if op == "wgrad":
+        groups = 1 if window else _up(problem.window[0] * problem.window[1], 8)
+        across = _up(problem.k, 1 if problem.layout == "nchw" else 32)
+        first = Launch(main, min(parameters.chunks * across * groups, MOST_BLOCKS), ("x", "y", "workspace"), parameters)
+        second = Launch(finish(problem.dtype), _grid(problem.w_size, op), ("workspace", "w"), parameters)
+        return [each for each in (first, second) if each.grid]
+    if op == "fprop":
+        work = problem.n * problem.k * _up(problem.out[0], rows_of(op, window)) * problem.out[1]
+        tensors = ("x", "w", "y")
+    else:  # blocks of results begin where the padded image's index is a multiple of the stride
+        rows, columns = (problem.extent[axis] + (problem.pad[axis] % stride if window else 0) for axis in range(2))
+        empty = not problem.x_size
+        work = 0 if empty else problem.n * problem.c * _up(rows, rows_of(op, window)) * _up(columns, stride or 1)
+        tensors = ("y", "w", "x")
+    grid = _grid(work, op)
+    return [Launch(main, grid, tensors, parameters)] if grid else []
+
+
+def _parameters(problem: Problem, count: int, each: int) -> Parameters:
+    pair = ctypes.c_int64 * 2
+    pairs = (problem.extent, problem.out, problem.window, problem.stride, problem.pad, problem.dilation)
+    return Parameters(problem.n, problem.c, problem.multiplier, *(pair(*values) for values in pairs), count, each)
+
+
+def _grid(work: int, op: str) -> int:
+    return min(_up(work, THREADS[op]), MOST_BLOCKS)
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,110 @@
+"""The CUDA driver by ctypes: loads a cubin into the context that is current and launches its kernels on a given stream.
+
+PyTorch makes the device's primary context current in each thread that uses a GPU; nothing is created here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+from functools import lru_cache
+from typing import Any
+
+from msctx.errors import NativeError
+from msctx.native.cuda.depthwise import Launch
+
+LIBRARY = "libcuda.so.1"
+MAJOR, MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
+
+
+class Kernels:
+    """The kernels of one cubin, for the context that is current in the thread that makes this.
+
+    Raises:
+        NativeError: there is no driver, it refuses the cubin (one for another arch), or no context is current.
+    """
+
+    def __init__(self, cubin: bytes) -> None:
+        self._driver = _driver()
+        context = c_void_p()
+        _check(self._driver.cuCtxGetCurrent(byref(context)), "cuCtxGetCurrent")
+        if not context:
+            raise NativeError("no CUDA context is current in this thread; allocate a tensor on the GPU first")
+        self._module = c_void_p()
+        _check(self._driver.cuModuleLoadData(byref(self._module), c_char_p(cubin)), "cuModuleLoadData")
+        self._functions: dict[str, c_void_p] = {}
+
+    def launch(self, launch: Launch, pointers: Mapping[str, int], stream: int) -> None:
+        """Put *launch* on *stream* (a CUstream, as torch's ``cuda_stream``); *pointers* are the addresses of its tensors."""
+        values = [*(c_void_p(pointers[name]) for name in launch.tensors), launch.parameters]
+        arguments = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        code = self._driver.cuLaunchKernel(
+            self._function(launch.kernel), launch.grid, 1, 1, launch.threads, 1, 1, 0, c_void_p(stream), arguments, None
+        )
+        _check(code, f"{launch.kernel}: cuLaunchKernel")
+
+    def close(self) -> None:
+        """Unload the module; nothing of it may be running any more."""
+        if self._module:
+            _check(self._driver.cuModuleUnload(self._module), "cuModuleUnload")
+            self._module, self._functions = c_void_p(), {}
+
+    def _function(self, name: str) -> c_void_p:
+        if name not in self._functions:
+            found = c_void_p()
+            _check(self._driver.cuModuleGetFunction(byref(found), self._module, name.encode()), f"{name}: cuModuleGetFunction")
+            self._functions[name] = found
+        return self._functions[name]
+
+
+def arch() -> str:
+    """What kernels are to be compiled for, of the device of the current context: the newest of the manifest that it runs.
+
+    Raises:
+        NativeError: no driver, no context, or a device older than all of them.
+    """
+    driver, device, major, minor = _driver(), c_int(), c_int(), c_int()
+    _check(driver.cuCtxGetDevice(byref(device)), "cuCtxGetDevice")
+    for found, attribute in ((major, MAJOR), (minor, MINOR)):
+        _check(driver.cuDeviceGetAttribute(byref(found), attribute, device), "cuDeviceGetAttribute")
+    return arch_of(major.value, minor.value)
+
+
+def arch_of(major: int, minor: int) -> str:
+    """The same of a compute capability. A cubin runs on later devices of its major version; one of sm_90a on 9.0 alone."""
+    if (major, minor) == (9, 0):
+        return "sm_90a"
+    if major == 8:
+        return "sm_80"
+    raise NativeError(f"no CUDA kernels for compute capability {major}.{minor}: they are compiled for 8.x and 9.0")
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    try:
+        driver = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise NativeError(f"{LIBRARY} cannot be loaded ({error}); CUDA kernels need an NVIDIA GPU and its driver") from None
+    driver.cuGetErrorString.argtypes = [c_int, c_void_p]
+    driver.cuCtxGetCurrent.argtypes = [c_void_p]
+    driver.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
+    driver.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
+    driver.cuModuleUnload.argtypes = [c_void_p]
+    driver.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
+    driver.cuInit.argtypes = [c_uint]
+    _check_with(driver, driver.cuInit(0), "cuInit")
+    return driver
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        _check_with(_driver(), code, what)
+
+
+def _check_with(driver: Any, code: int, what: str) -> None:
+    if code:
+        text = c_char_p()
+        driver.cuGetErrorString(code, byref(text))
+        raise NativeError(f"{what}: {(text.value or b'unknown error').decode()} (CUresult {code})")

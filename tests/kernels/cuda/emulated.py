@@ -1,0 +1,106 @@
+"""The kernels of kernels/cuda compiled by a C++ compiler and run on the CPU: the same sources, thread by thread. Imports no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+from ctypes import c_bool, c_int, c_longlong, c_uint, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from msctx.errors import NativeError
+from msctx.native import cachedir, compiler, recipe
+from msctx.native.compiler import Step
+from msctx.native.cuda.depthwise import Parameters, Problem, launches, workspace
+from msctx.native.cuda.manifest import KERNELS, Module
+
+HERE = Path(__file__).resolve().parent
+FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
+SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+GARBAGE = 0x7F  # in all bytes of a result before it is written: a NaN in float16 and bfloat16, 3e38 in float32
+
+
+def library(modules: list[Module], sanitize: bool = False) -> Path:
+    """The emulation with *modules*, in the cache under a hash of all it is made of.
+
+    Raises:
+        NativeError: it cannot be compiled.
+        StepFailed: nor this, and the compiler says why.
+    """
+    tool, kernels = compiler.find(), recipe.source_folder() / "cuda"
+    files = [*sorted(kernels.glob("*.cu*")), HERE / "emulation.h", HERE / "emulation.cpp"]
+    flags = (*FLAGS, *(SANITIZED if sanitize else ("-O2",)), f"-I{kernels}", f"-I{HERE}")
+    sources = [recipe.sha256(path.read_bytes()) for path in files]
+    key = recipe.digest(sources, flags, [str(m) for m in modules], recipe.machine(), tool.command, tool.version)[:16]
+    cache = cachedir.folder("emulated")
+    path = cache / f"{key}.so"
+    with FileLock(cache / f"{key}.lock", mode=0o600):
+        if cachedir.is_own_file(path):
+            return path
+        parts = [cache / f"{key}.{secrets.token_hex(4)}.o" for _ in (*modules, "emulation")]
+        whole = path.with_suffix(f".{secrets.token_hex(4)}.part")
+        language = ("-x", "c++", "-include", "emulation.h")
+        commands = [(*language, *(f"-D{m}" for m in module.macros), "-c", str(kernels / module.source)) for module in modules]
+        commands.append(("-c", str(HERE / "emulation.cpp")))
+        steps = [Step((*tool.command, *flags, *c, "-o", str(o)), o) for c, o in zip(commands, parts, strict=True)]
+        try:
+            compiler.run(steps, cache, HERE, lambda step, output: None)
+            link = (*tool.command, *flags, "-shared", *map(str, parts), "-o", str(whole))
+            compiler.run([Step(link, whole)], cache, HERE, lambda step, output: None)
+            whole.replace(path)
+        except compiler.StepFailed as failed:
+            raise NativeError(f"the emulation cannot be compiled:\n{failed.output}") from None
+        finally:
+            for part in (*parts, whole):
+                part.unlink(missing_ok=True)
+    return path
+
+
+def modules(*dtypes: str) -> list[Module]:
+    """The modules of these dtypes, or all."""
+    wanted = {f"ELEMENT={name}" for name in dtypes}
+    return [m for m in dict.fromkeys(k.module for k in KERNELS.values()) if not wanted or m.macros[0] in wanted]
+
+
+class Emulation:
+    """A library of library(). Tensors are numpy arrays of the bits (uint16 for float16 and bfloat16), as they lie in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._c = ctypes.CDLL(str(path))
+        self._c.emulated_depthwise.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_uint, c_uint, c_bool]
+        self._c.emulated_depthwise.restype = c_bool
+        self._c.emulated_from_binary16.argtypes = [c_void_p, c_longlong, c_void_p]
+        self._c.emulated_to_16.argtypes = [c_void_p, c_longlong, c_void_p, c_void_p]
+        self.parameters_size = int(self._c.emulated_parameters_size())
+
+    def has(self, kernel: str) -> bool:
+        return hasattr(self._c, kernel)
+
+    def run(self, problem: Problem, op: str, tensors: dict[str, Any], general: bool = False, backwards: bool = False) -> None:
+        """Write the result of *op* to its own of *tensors* (x, w, y); *backwards*: threads and blocks in the other order."""
+        places = dict(tensors)
+        # to the byte, with nothing behind it, so that a sanitizer sees what is read beyond
+        places["workspace"] = np.full(workspace(problem, op, general), GARBAGE, np.uint8)
+        for launch in launches(problem, op, general):
+            pointers = (c_void_p * 3)(*(places[name].ctypes.data for name in launch.tensors))
+            kernel = ctypes.cast(getattr(self._c, launch.kernel), c_void_p)
+            count = len(launch.tensors)
+            parameters: Parameters = launch.parameters
+            met = self._c.emulated_depthwise(
+                kernel, pointers, count, ctypes.byref(parameters), launch.grid, launch.threads, backwards
+            )
+            assert met, f"{launch.kernel}: threads of a block ended while others waited for them"
+
+    def from_binary16(self, bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        found = np.empty(bits.size, np.float32)
+        self._c.emulated_from_binary16(bits.ctypes.data, bits.size, found.ctypes.data)
+        return found
+
+    def to_16(self, values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Of float32 values the bits in float16 and in bfloat16."""
+        half, brain = np.empty(values.size, np.uint16), np.empty(values.size, np.uint16)
+        self._c.emulated_to_16(values.ctypes.data, values.size, half.ctypes.data, brain.ctypes.data)
+        return half, brain

@@ -1,0 +1,250 @@
+"""The depthwise kernels of CUDA, emulated: every instantiation against float64, on both layouts, in all dtypes, to the bit."""
+
+import ctypes
+import mmap
+import re
+
+import numpy as np
+import pytest
+import torch
+from depthwise_cases import BOUNDS, CASES, DTYPES, LAYOUTS, TARGET, bits, error, problem, run, tensors, truth
+from emulated import Emulation, library, modules
+
+from msctx.native.cuda import depthwise
+from msctx.native.cuda.depthwise import OPS, Parameters, Problem, launches, own_window, workspace
+from msctx.native.cuda.manifest import KERNELS, WINDOWS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_manifest_lists_exactly_the_kernels_there_are(emulation: Emulation) -> None:
+    names = set(re.findall(rb"\0(depthwise_[a-z0-9_]+)(?=\0)", library(modules()).read_bytes()))
+    assert {name.decode() for name in names} == set(KERNELS)
+    assert all(emulation.has(name) for name in KERNELS)
+
+
+def test_host_and_kernels_mean_the_same_parameters(emulation: Emulation) -> None:
+    assert emulation.parameters_size == ctypes.sizeof(Parameters)
+
+
+def test_the_cases_meet_every_kernel() -> None:
+    met = {
+        launch.kernel
+        for case in CASES
+        for dtype in DTYPES
+        for layout in LAYOUTS
+        for op in OPS
+        for general in (False, True)
+        for launch in launches(problem(case, dtype, layout), op, general)
+    }
+    assert met == set(KERNELS)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results(emulation: Emulation, dtype: str, layout: str, case: str) -> None:
+    """By its own kernel and by the general one, with threads in both orders; a second run leaves the same bits."""
+    p = problem(case, dtype, layout)
+    given = tensors(p)
+    right = truth(p, given)
+    for op in OPS:
+        found = [
+            [run(emulation, p, op, given, general=general, backwards=backwards) for backwards in (False, True)]
+            for general in ((False, True) if own_window(p)[0] else (True,))
+        ]
+        for forwards, backwards in found:
+            assert error(forwards, right[op]) <= BOUNDS[dtype], op
+            assert bits(forwards) == bits(backwards), op
+        if op != "wgrad":  # those of a window add in the order of the general one
+            assert len({bits(each) for pair in found for each in pair}) == 1, op
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_blocks_compute_the_same_bits(emulation: Emulation, layout: str, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid has a limit, and blocks go on behind it: what a large problem needs, tried on a small one."""
+    p = problem("several chunks", "float32", layout)
+    given = tensors(p)
+    for general in (False, True):
+        many = run(emulation, p, op, given, general=general)
+        with monkeypatch.context() as patch:
+            patch.setattr(depthwise, "MOST_BLOCKS", 2)
+            assert launches(p, op, general)[0].grid == 2
+            assert bits(run(emulation, p, op, given, general=general)) == bits(many)
+
+
+def test_sums_are_cut_by_the_problem_into_chunks_that_hold_each_position_once() -> None:
+    for case in CASES:
+        for layout in LAYOUTS:
+            p = problem(case, "float32", layout)
+            for window in (own_window(p)[0], 0):
+                positions = p.n * -(-p.out[0] // depthwise.rows_of("wgrad", window)) * p.out[1]
+                count, each = depthwise.chunks(p, window)
+                assert count * each >= positions > (count - 1) * each
+    p = problem("several chunks", "float32", "nchw")
+    assert depthwise.chunks(p, 3)[0] > 1
+    assert workspace(p, "wgrad") == depthwise.chunks(p, 3)[0] * p.w_size * 4
+
+
+EMPTY = {
+    "no image": Problem("float32", "nchw", 0, 3, 2, (5, 4), (3, 3), pad=(1, 1)),
+    "no channel": Problem("float32", "nchw", 2, 0, 2, (5, 4), (3, 3), pad=(1, 1)),
+    "padding alone": Problem("float32", "channels_last", 2, 3, 1, (0, 4), (3, 3), pad=(2, 1)),
+    "padding alone, any window": Problem("float32", "nchw", 2, 3, 1, (4, 0), (2, 1), pad=(0, 3)),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+@pytest.mark.parametrize("op", OPS)
+def test_empty_extents(emulation: Emulation, op: str, case: str) -> None:
+    p = EMPTY[case]
+    found = run(emulation, p, op, tensors(p))
+    assert (found.numel() == 0) is (launches(p, op) == [])
+    assert not found.any()
+
+
+@pytest.mark.parametrize("place", ["x", "w", "y"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", ["3x3, stride 2", "5x5", "not square"])
+def test_inf_and_nan_reach_the_results_that_they_reach_in_float64(
+    emulation: Emulation, case: str, layout: str, value: float, place: str
+) -> None:
+    """In a corner, where padding is multiplied by an Inf of w, and in the midst."""
+    for dtype in ("float32", "bfloat16"):
+        p = problem(case, dtype, layout)
+        given = tensors(p)
+        given[place].view(-1)[0] = value
+        given[place].view(-1)[given[place].numel() // 2] = -value
+        right = truth(p, given)
+        assert sum(not result.isfinite().all() for result in right.values()) >= 1
+        for op in OPS:
+            if TARGET[op] == place:
+                continue
+            for general in (False, True):
+                found = run(emulation, p, op, given, general=general).double()
+                assert torch.equal(found.isnan(), right[op].isnan()), op
+                assert torch.equal(
+                    found.nan_to_num(0).isinf() * found.sign(), right[op].nan_to_num(0).isinf() * right[op].sign()
+                )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("dtype", "scale", "step"),
+    [("float32", 2.0**-140, 2.0**-149), ("float16", 2.0**-22, 2.0**-24), ("bfloat16", 2.0**-129, 2.0**-133)],
+)
+def test_denormals_are_kept(emulation: Emulation, dtype: str, scale: float, step: float, layout: str) -> None:
+    for case in ("3x3", "dilation 2, stride 2"):
+        p = problem(case, dtype, layout)
+        given = tensors(p)
+        for op, factor in {"fprop": "x", "dgrad": "y", "wgrad": "y"}.items():
+            small = {**given, factor: (given[factor].double() * scale).to(given[factor].dtype)}
+            assert small[factor].count_nonzero() > small[factor].numel() // 2
+            right = truth(p, small)[op]
+            terms = p.n * p.out[0] * p.out[1] if op == "wgrad" else p.window[0] * p.window[1] * p.multiplier
+            found = run(emulation, p, op, small).double()
+            assert right.abs().max() > step
+            assert (found - right).abs().max() <= (step / 2 + terms * 2.0**-149 / 2) + BOUNDS[dtype] * right.abs().max()
+
+
+def test_every_float16_and_bfloat16_passes_through(emulation: Emulation) -> None:
+    """All 65536 values of each, multiplied by one: what is read is what is stored (-0 becomes 0 in the sum)."""
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    for dtype in ("float16", "bfloat16"):
+        p = Problem(dtype, "nchw", 1, 1, 1, (256, 256), (1, 1))
+        x = patterns.view(getattr(torch, dtype)).view(1, 1, 256, 256)
+        found = run(emulation, p, "fprop", {"x": x, "w": torch.ones(1, 1, 1, 1, dtype=x.dtype), "y": torch.zeros_like(x)})
+        assert torch.equal(found.isnan(), x.isnan())
+        assert torch.equal(found[~x.isnan()], x[~x.isnan()])
+
+
+def test_conversions_round_to_nearest_even(emulation: Emulation) -> None:
+    patterns = np.arange(2**16, dtype=np.uint16)
+    right = patterns.view(np.float16).astype(np.float32)
+    found = emulation.from_binary16(patterns)
+    assert np.array_equal(found, right, equal_nan=True)
+    assert np.array_equal(np.signbit(found), np.signbit(right))
+    middles = (right[np.isfinite(right)][:-1].astype(np.float64) + right[np.isfinite(right)][1:]) / 2
+    values = np.concatenate(
+        [
+            np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint64).astype(np.uint32).view(np.float32),
+            *(np.nextafter(middles.astype(np.float32), np.float32(to)) for to in (-np.inf, np.inf)),
+            middles.astype(np.float32),
+            np.array([65504, 65519.996, 65520, 65536, 3.4e38, np.inf, -np.inf, np.nan, 0.0, -0.0, 2**-25, 1e-45], np.float32),
+        ]
+    )
+    half, brain = emulation.to_16(values)
+    with np.errstate(over="ignore"):
+        right_half = values.astype(np.float16)
+    right_brain = torch.from_numpy(values).to(torch.bfloat16)
+    is_nan = np.isnan(values)
+    assert np.array_equal(half[~is_nan], right_half.view(np.uint16)[~is_nan])
+    assert np.array_equal(brain[~is_nan], right_brain.view(torch.int16).numpy().view(np.uint16)[~is_nan])
+    assert np.isnan(half[is_nan].view(np.float16)).all()
+    assert torch.from_numpy(brain[is_nan].view(np.int16)).view(torch.bfloat16).isnan().all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_indices_beyond_32_bits(emulation: Emulation, layout: str) -> None:
+    """Tensors of more than 2**31 elements, of which the system keeps the few pages that are touched."""
+    width, step = 2**31 + 4097, 2**24
+    p = Problem("bfloat16", layout, 1, 1, 1, (1, width), (1, 1), stride=(1, step))
+    with mmap.mmap(-1, 2 * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000) as memory:  # MAP_NORESERVE
+        large = np.frombuffer(memory, np.uint16)
+        last = (p.out[1] - 1) * step
+        assert last >= 2**31
+        large[last] = 0x4040  # 3
+        y, w = np.full(p.out[1], 0x7FC0, np.uint16), np.array([0x4000], np.uint16)  # 2
+        emulation.run(p, "fprop", {"x": large, "w": w, "y": y})
+        assert y[-1] == 0x40C0  # 6
+        assert not y[:-1].any()
+        y[...] = 0x3F80  # 1
+        emulation.run(p, "wgrad", {"x": large, "w": w, "y": y})
+        assert w[0] == 0x4040
+        # the same memory as a gradient of y: nearly all of it is of padding
+        inner = Problem("bfloat16", layout, 1, 1, 1, (1, 3), (1, 1), pad=(0, width // 2 - 1))
+        assert inner.out[1] == width
+        large[last] = 0
+        large[width // 2 + 1] = 0x4040
+        x, w[0] = np.full(3, 0x7FC0, np.uint16), 0x4000
+        emulation.run(inner, "dgrad", {"x": x, "w": w, "y": large})
+        assert x.tolist() == [0, 0, 0x40C0]
+        del large
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "int8"}, "dtype='int8': allowed is float32, float64, float16, bfloat16"),
+        ({"layout": "nhwc"}, "layout='nhwc': allowed is nchw, channels_last"),
+        ({"n": -1}, "n=-1: allowed is 0 and more"),
+        ({"multiplier": 0}, "multiplier=0: allowed is 1 and more"),
+        ({"stride": (0, 1)}, r"stride=\(0, 1\): allowed is two numbers, 1 and more"),
+        ({"window": (3,)}, r"window=\(3,\): allowed is two numbers"),
+        ({"dilation": (3, 1)}, r"window=\(3, 3\): allowed is one that, dilated, is no larger than the padded image \(6\)"),
+        ({"n": 2**60}, "fewer than 2\\*\\*62 elements"),
+    ],
+)
+def test_what_no_convolution_has_is_refused(change: dict[str, object], message: str) -> None:
+    good = {"dtype": "float32", "layout": "nchw", "n": 1, "c": 2, "multiplier": 1, "extent": (6, 6), "window": (3, 3)}
+    assert Problem(**good).out == (4, 4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        Problem(**{**good, **change})  # type: ignore[arg-type]
+
+
+def test_an_unknown_op_is_refused() -> None:
+    with pytest.raises(ValueError, match="op='forward': allowed is fprop, dgrad, wgrad"):
+        launches(problem("3x3", "float32", "nchw"), "forward")
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_window_of_its_own_is_for_its_very_shape(window: tuple[int, int]) -> None:
+    size, stride = window
+    same = {"window": (size, size), "stride": (stride, stride)}
+    made = {"layout": "nchw", "n": 1, "c": 1, "multiplier": 1, "extent": (30, 30)}
+    assert own_window(Problem("float16", **made, **same)) == window  # type: ignore[arg-type]
+    for other in ({"dilation": (1, 2)}, {"stride": (stride, stride + 1)}, {"window": (size, size - 1)}):
+        assert own_window(Problem("float16", **{**made, **same, **other})) == (0, 0)  # type: ignore[arg-type]
+    assert own_window(Problem("float64", **made, **same)) == (0, 0)  # type: ignore[arg-type]

@@ -1,0 +1,43 @@
+"""Starts Python with the libraries of the address sanitizer and of that of undefined behaviour, for what was compiled for them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msctx.native import build, compiler
+
+LIBRARIES = ("libasan.so", "libubsan.so")
+
+
+def runtime_libraries() -> list[str]:
+    """What has to be in the process before Python is: its own paths, since Python is not compiled for them. Or skips the test."""
+    if why := build.obstacle():
+        pytest.skip(why)
+    tool = compiler.find()
+    if tool.is_clang:
+        pytest.skip("clang++ links its sanitizers into programs, and Python is none of its own")
+    found = []
+    for name in LIBRARIES:
+        said = subprocess.run([*tool.command, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+        if not os.path.isabs(path := said.stdout.strip()):
+            pytest.skip(f"{tool.command[0]} has no {name}")
+        found.append(path)
+    return found
+
+
+def run_sanitized(libraries: list[str], *command: str, after_return: bool = True) -> "subprocess.CompletedProcess[str]":
+    """*after_return*: watch for uses of a stack frame that is gone, which code that changes stacks itself cannot have."""
+    variables = {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": f"detect_leaks=0:detect_stack_use_after_return={after_return:d}:strict_init_order=1:exitcode=99",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=99",
+        "PYTHONMALLOC": "malloc",  # or tensors would lie side by side in Python's own pools
+        "OPENBLAS_NUM_THREADS": "1",
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
+    command = (sys.executable, *command)
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)

@@ -1,0 +1,299 @@
+"""msctx build --cuda: what is compiled by which compiler, what is said of it, what is kept, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msctx.cli import main
+from msctx.errors import NativeError
+from msctx.native import build as native
+from msctx.native import recipe
+from msctx.native.cuda import build, compilers
+from msctx.native.cuda.build import Usage, code_sizes, usages
+from msctx.native.cuda.manifest import ARCHS, DTYPES, KERNELS, LAYOUTS, REGISTERS, THREADS, Kernel, Module
+
+SMALL = 'extern "C" __global__ void copy(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * FACTOR; }\n'
+MODULE = Module("copy.cu", ("FACTOR=2",))
+COPY = Kernel("copy", MODULE, 32, 0, 32)
+FINDERS = {"nvcc": compilers.find_nvcc, "NVRTC": compilers.find_nvrtc}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("MSCTX_CACHE_DIR", str(cache))
+    return cache
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "copy.cu").write_text(SMALL)
+    return folder
+
+
+@pytest.fixture(params=FINDERS)
+def tool(request: pytest.FixtureRequest) -> compilers.Tool:
+    found = FINDERS[request.param]()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(compilers, "_nvrtc_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["build", *words])
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+class Fake(compilers.Nvcc):
+    """Compiles nothing; says what it is told to say."""
+
+    said: dict[str, Any] = {}
+
+    def compile(self, files: Any, module: Module, arch: str, scratch: Path) -> compilers.Compiled:
+        return compilers.Compiled(self.said["cubin"], self.said["log"].replace("sm_80", arch))
+
+
+LOG = """ptxas info    : Compiling entry function 'copy' for 'sm_80'
+ptxas info    : Function properties for copy
+    0 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 4096 bytes smem, 368 bytes cmem[0]
+"""
+
+
+# --- the manifest -----------------------------------------------------------------------------------------------------
+
+
+def test_the_manifest_is_sound() -> None:
+    assert len(KERNELS) == 3 * 2 * (3 * 6 + 1) + 4
+    for name, kernel in KERNELS.items():
+        assert name == kernel.name
+        assert (recipe.source_folder() / "cuda" / kernel.module.source).exists()
+        assert 2 * kernel.threads * kernel.registers <= 65536
+        assert kernel.shared <= 48 << 10
+        assert kernel.spills == 0
+        assert set(kernel.archs) == set(ARCHS)
+    assert set(THREADS) == set(REGISTERS)
+    assert {name.split("_")[2] for name in KERNELS if "finish" not in name} == set(DTYPES.values())
+    assert all(any(layout in name for name in KERNELS) for layout in LAYOUTS)
+
+
+def test_a_change_of_a_cuda_source_leaves_the_native_core_as_it_is() -> None:
+    assert not [name for name in recipe.recipe_of("kernels", "", None).files if name.startswith("cuda/")]
+
+
+# --- compilers and reports ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_kernel_is_compiled_and_reported(tool: compilers.Tool, sources: Path, arch: str) -> None:
+    (report,) = build.build([arch], kernels={"copy": COPY}, tool=tool, sources=sources)
+    assert report.is_good
+    assert report.usage is not None
+    assert 0 < report.usage.registers <= 32
+    assert 0 < report.bytes < report.cubin_bytes
+    found = report.as_dict()
+    assert (found["name"], found["arch"], found["compiler"], found["cached"]) == ("copy", arch, str(tool), False)
+    assert (found["spill_stores"], found["spill_loads"], found["shared"]) == (0, 0, 0)
+    assert build.cubin(MODULE, arch, tool=tool, sources=sources)[:4] == b"\x7fELF"
+
+
+def test_modules_of_ours_are_within_their_budgets(tool: compilers.Tool) -> None:
+    """One of each product; `msctx build --cuda` compiles all of them."""
+    kernels = {
+        n: k
+        for n, k in KERNELS.items()
+        if k.module.macros[0] == "ELEMENT=f64" or k.module == KERNELS["depthwise_fprop_f32_nchw_any"].module
+    }
+    reports = build.build(["sm_90a"], kernels=kernels, tool=tool)
+    assert [r.kernel.name for r in reports] == list(kernels)
+    assert {r.kernel.name: r.exceeded or r.error for r in reports if not r.is_good} == {}
+    shared = {r.kernel.name: r.usage.shared for r in reports if r.usage}
+    assert shared == {name: kernel.shared for name, kernel in kernels.items()}
+
+
+def test_what_is_compiled_is_kept_until_something_changes(tool: compilers.Tool, sources: Path, own_cache: Path) -> None:
+    def made(module: Module = MODULE, arch: str = "sm_80") -> bool:
+        kernel = replace(COPY, module=module)
+        (report,) = build.build([arch], kernels={"copy": kernel}, tool=tool, sources=sources)
+        assert report.is_good
+        return not report.cached
+
+    assert [made(), made()] == [True, False]
+    assert [made(Module("copy.cu", ("FACTOR=3",))), made(arch="sm_90a")] == [True, True]
+    (sources / "other.cu").write_text("no part of it")
+    assert not made()
+    (sources / "new.cuh").write_text("// a header, which it may include")
+    assert made()
+    (sources / "copy.cu").write_text(f"// changed\n{SMALL}")
+    assert made()
+    for path in own_cache.glob("cuda/*.cubin"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert made()
+    assert native.remove() > 0
+    assert not list(own_cache.glob("cuda/*"))
+    assert made()
+
+
+def test_an_error_of_a_source_is_told(tool: compilers.Tool, sources: Path, own_cache: Path) -> None:
+    (sources / "copy.cu").write_text(SMALL.replace("FACTOR", "nobody_knows_this"))
+    for _ in range(2):
+        (report,) = build.build(["sm_80"], kernels={"copy": COPY}, tool=tool, sources=sources)
+        assert not report.is_good
+        assert not report.cached
+        assert "nobody_knows_this" in report.error
+        assert report.as_dict()["registers"] is None
+    assert not list(own_cache.glob("cuda/*.cubin"))
+    with pytest.raises(NativeError, match=r"(?s)copy\.cu cannot be compiled for sm_80 by .*nobody_knows_this"):
+        build.cubin(MODULE, "sm_80", tool=tool, sources=sources)
+
+
+def test_a_kernel_that_a_module_lacks_is_told(tool: compilers.Tool, sources: Path) -> None:
+    other = replace(COPY, name="other")
+    (report,) = build.build(["sm_80"], kernels={"other": other}, tool=tool, sources=sources)
+    assert report.error == "copy.cu compiles, but the compiler says nothing of a kernel of this name"
+
+
+def test_budgets_that_are_exceeded_are_told(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fake, "said", {"cubin": b"\x7fELF", "log": LOG})
+    tool = Fake("nvcc", "0.0.0")
+    (report,) = build.build(["sm_80"], kernels={"copy": replace(COPY, shared=4095)}, tool=tool, sources=sources)
+    assert report.usage == Usage(40, 12, 8, 4096)
+    assert report.exceeded == [
+        "40 registers, budget 32",
+        "20 bytes of spills, budget 0",
+        "4096 bytes of shared memory, budget 4095",
+    ]
+    enough = replace(COPY, shared=4096, registers=40, spills=20)
+    (report,) = build.build(["sm_80"], kernels={"copy": enough}, tool=tool, sources=sources)
+    assert report.cached
+    assert report.is_good
+
+
+def test_what_ptxas_says_is_read_in_both_forms() -> None:
+    other = LOG.replace("'copy'", "'other'").replace("    0 bytes stack", "ptxas         .     0 bytes stack")
+    assert usages(LOG + other.replace("12 bytes", "0 bytes")) == {
+        "copy": Usage(40, 12, 8, 4096),
+        "other": Usage(40, 0, 8, 4096),
+    }
+    assert usages("") == {}
+
+
+def test_sizes_of_kernels_are_read_from_an_elf_file() -> None:
+    names = b"\0.text.copy\0.strtab\0"
+    header = bytearray(64)
+    header[:5] = b"\x7fELF\x02"
+    struct.pack_into("<Q", header, 40, 128)  # where the sections are told of
+    struct.pack_into("<HH", header, 60, 2, 1)  # how many, and which has their names
+    sections = [(1, 1, 0, 0, 0, 77), (12, 3, 0, 0, 64, len(names))]
+    data = (bytes(header) + names).ljust(128, b"\0") + b"".join(struct.pack("<IIQQQQ", *s).ljust(64, b"\0") for s in sections)
+    assert code_sizes(data) == {"copy": 77}
+    assert code_sizes(b"something else") == {}
+
+
+# --- no compiler, no sources ----------------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_it_is_said_what_was_looked_for(no_compiler: None, command: Any) -> None:
+    code, out, err = command("--cuda")
+    assert (code, out) == (8, "")
+    assert err.startswith(
+        "error: no compiler for CUDA kernels: no nvcc on PATH, and CUDA_HOME is not set; no libnvrtc.so.13 or "
+    )
+    assert "install nvcc" in err
+    assert "pip install 'msctx[cuda]'" in err
+    assert json.loads(command("--cuda", "--json")[1])["exit_code"] == 8
+
+
+def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "cuda" / "bin" / "nvcc"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 99.1, V99.1.7'\n")
+    program.chmod(0o700)
+    (tmp_path / "g++").write_text("")
+    (tmp_path / "g++").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    found = compilers.find_nvcc()
+    assert isinstance(found, compilers.Nvcc)
+    assert (found.command, found.version) == (str(program), "99.1.7")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert compilers.find_nvcc() == f"{program} needs g++, which is not on PATH"
+    program.unlink()
+    assert compilers.find_nvcc() == f"no nvcc on PATH or in CUDA_HOME ({tmp_path / 'cuda'})"
+
+
+def test_missing_sources_are_told(tmp_path: Path) -> None:
+    tool = Fake("nvcc", "0.0.0")
+    with pytest.raises(NativeError, match=r"nowhere: cannot be read: No such file or directory; install msctx again"):
+        build.build(kernels={"copy": COPY}, tool=tool, sources=tmp_path / "nowhere")
+    with pytest.raises(NativeError, match=r"copy\.cu: is not there; msctx is not installed completely"):
+        build.build(kernels={"copy": COPY}, tool=tool, sources=tmp_path)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------------
+
+
+def reports(sources: Path, **changes: Any) -> Callable[..., list[build.Report]]:
+    original, tool = build.build, Fake("nvcc", "0.0.0")
+    return lambda archs, **more: original(archs, kernels={"copy": replace(COPY, **changes)}, tool=tool, sources=sources, **more)
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_the_command_reports_and_ends_with_1_beyond_a_budget(
+    is_within: bool, command: Any, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fake, "said", {"cubin": b"\x7fELF", "log": LOG})
+    monkeypatch.setattr(build, "build", reports(sources, shared=4096, spills=20, registers=40 if is_within else 39))
+    code, out, _ = command("--cuda", "--json", "--arch", "sm_90a", "--arch", "sm_80", "--arch", "sm_80")
+    assert code == (0 if is_within else 1)
+    found = json.loads(out)
+    assert [r["arch"] for r in found] == ["sm_90a", "sm_80"]
+    assert [r["within_budget"] for r in found] == [is_within] * 2
+    assert [r["registers"] for r in found] == [40, 40]
+    code, out, _ = command("--cuda")
+    assert code == (0 if is_within else 1)
+    assert ("40 registers, budget 39" in out) is not is_within
+    assert f"{2 * is_within} of 2 kernels within their budgets, compiled by nvcc 0.0.0" in out
+
+
+def test_the_command_shows_an_error_of_the_compiler_once(command: Any, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fake, "said", {"cubin": None, "log": "copy.cu(1): error: no such thing"})
+    monkeypatch.setattr(build, "build", reports(sources))
+    code, out, err = command("--cuda", "--arch", "sm_80", "--verbose")
+    assert code == 1
+    assert "not compiled" in out
+    assert "copy.cu -DFACTOR=2, sm_80: copy.cu(1): error: no such thing" in err
+
+
+def test_an_arch_that_is_not_compiled_for_is_refused(command: Any) -> None:
+    code, _, err = command("--cuda", "--arch", "sm_12")
+    assert code == 2
+    assert "'sm_12' is not compiled for" in err
+    assert "allowed: sm_80, sm_90a" in err
+    code, _, err = command("--arch", "sm_80")
+    assert code == 2
+    assert "is given without --cuda" in err
