@@ -312,7 +312,7 @@ def test_options_lists_them_all(msctx):
 def test_options_of_one_by_any_of_its_names(msctx, name):
     code, out, _ = msctx("options", name)
     assert code == 0
-    for expected in ("winograd_nonfused", "implicit_precomp_gemm (precomp_gemm)", "not_built", "also written", "cpu_config"):
+    for expected in ("winograd_nonfused", "implicit_precomp_gemm (precomp_gemm)", "honoured", "also written", "cpu_config"):
         assert expected in out
     code, out, _ = msctx("options", name, "--json")
     page = json.loads(out)
