@@ -112,20 +112,12 @@ def tuning_file(want: Want) -> Outcome:
 def frozen_weights(want: Want) -> Outcome:
     if not want.facts.native and policy(want):
         return honoured(reason="part of the precision policy: casts of weights")
-    if want.device == "cuda":
-        return inert("nothing is kept of a weight for cuDNN; it goes with precision_mode and its family")
+    if want.device == "cuda" and any(want.other(name) for name in NATIVE):
+        return honoured(reason="cuDNN reads a weight anew each time; it goes with precision_mode and its family")
     return detail(want, "; or with precision_mode and its family")
 
 
-@effect("conv_max_error", "allow_fp32_emulation")
-def of_our_kernels(want: Want) -> Outcome:
-    if want.device == "cuda":
-        why = "states no bounds of errors" if want.option.name == "conv_max_error" else "emulates nothing: see conv_allow_tf32"
-        return inert(f"it is for algorithms of msctx's own, and cuDNN {why}")
-    return detail(want)
-
-
-@effect("fallback", "conv_workspace_limit")
+@effect("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation")
 def detail(want: Want, also: str = "") -> Outcome:
     if not any(want.other(name) for name in NATIVE):
         asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"

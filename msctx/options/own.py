@@ -78,7 +78,7 @@ OPTIONS = (
         help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), with sums in "
         "float32 and errors like those of float32's own (choices() has each one's bound); values that the parts cannot carry (Inf, "
         "NaN) are computed in float32. Unset they may; false asks for products in float32 alone, even where conv_allow_tf32 is set.",
-        devices=("cpu", "cuda"),
+        devices=("cpu",),
         source="msctx",
         example=False,
     ),
@@ -100,7 +100,7 @@ OPTIONS = (
         help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal and performance "
         "to choose it; choices() shows each one's bound. Without it that is 3e-5, and no bound holds for the products that "
         "conv_allow_tf32 allows. An algorithm that is named runs whatever its bound.",
-        devices=("cpu", "cuda"),
+        devices=("cpu",),
         source="msctx",
         example=1e-6,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from msctx.native import core, memory, policy
+from msctx.switches import torch_cuda
 from msctx.switches.base import Switch
 
 POLICY = tuple(
@@ -13,6 +14,7 @@ POLICY = tuple(
         read=partial(one.read, field),
         write=partial(one.write, field),
         prepare=one.load if field in policy.ASKING else None,
+        **({"available": torch_cuda.is_here} if place == "cuda" else {}),
     )
     for place, one in policy.PLACES.items()
     for field in one.fields

@@ -72,7 +72,7 @@ def test_what_is_for_our_own_algorithms_is_inert_on_cuda() -> None:
         "conv_fprop_algo": "honoured",
         "conv_max_error": "inert",
         "allow_fp32_emulation": "inert",
-        "frozen_weights": "inert",
+        "frozen_weights": "honoured",
     }
     row = rows("cuda", conv_fprop_algo="reference")["conv_fprop_algo"]
     assert (row.status, "on the CPU alone" in row.reason) == ("refused", True)
