@@ -50,7 +50,7 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
                     watch.end_row()
         except KeyboardInterrupt:
             outcome.partial = "interrupted"
-    outcome.rows.append(_row(comparison, found, impossible))
+    outcome.rows.append(_row(comparison, found, impossible, outcome.partial or "it did not run"))
     return outcome
 
 
@@ -66,12 +66,14 @@ def _of_file(comparison: Comparison) -> list[str]:
     return words_of(dict(found.values()))
 
 
-def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impossible: Mapping[str, str]) -> dict[str, Any]:
+def _row(
+    comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impossible: Mapping[str, str], late: str
+) -> dict[str, Any]:
     row: dict[str, Any] = {"name": comparison.of, "direction": "run", "problem": "a whole run", "count": 1, "operations": 0}
     row |= {"baseline": {}, "cells": []}
     plain = _seconds(found[TORCH])
     if not plain:
-        row["reason"] = _why(found[TORCH])
+        row["reason"] = _why(found[TORCH], late)
         return row
     row["baseline"] = {"ran": found[TORCH][0].get("ran", ""), "ms": statistics.median(plain) * 1e3, "error": None}
     row["baseline"] |= {"peak_bytes": found[TORCH][0].get("peak_memory_bytes"), "metrics": _metrics(found[TORCH])}
@@ -80,7 +82,7 @@ def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impo
         cell: dict[str, Any] = {"point": point.name, "asked": dict(point.options)}
         own = _seconds(found[point.name])
         if point.name in impossible or not own or _has_failed(found[point.name]):
-            row["cells"].append(cell | {"reason": impossible.get(point.name) or _why(found[point.name])})
+            row["cells"].append(cell | {"reason": impossible.get(point.name) or _why(found[point.name], late)})
             continue
         ratios = [a / b for a, b in zip(plain, own, strict=False)]  # of rounds that both have, where it was interrupted
         row["cells"].append(
@@ -101,8 +103,9 @@ def _has_failed(results: list[dict[str, Any]]) -> bool:
     return any(result.get("status") != "completed" for result in results)
 
 
-def _why(results: list[dict[str, Any]]) -> str:
-    return next((why(result) for result in results if result.get("status") != "completed"), "it did not run")
+def _why(results: list[dict[str, Any]], late: str) -> str:
+    """Why there is no time: what the run that failed says, or *late*, why none was made."""
+    return next((why(result) for result in results if result.get("status") != "completed"), late)
 
 
 def _metrics(results: list[dict[str, Any]]) -> dict[str, Any]:

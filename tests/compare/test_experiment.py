@@ -67,6 +67,14 @@ def test_a_run_that_fails_is_a_reason(tmp_path: Path) -> None:
     assert "ratio" in off
 
 
+def test_where_time_is_short_the_others_do_not_run(tmp_path: Path) -> None:
+    of = read(experiment(tmp_path), Given(axes=["deterministic=ON"], quick=True))
+    object.__setattr__(of, "total", 1e-9)
+    outcome = compare(of)
+    assert "--quick ends after" in outcome.partial
+    assert outcome.rows[0]["reason"] == outcome.partial
+
+
 def test_a_run_before_the_others_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment(tmp_path, 7)
