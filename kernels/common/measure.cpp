@@ -51,13 +51,11 @@ class Race {
   Contender& torch() { return contenders_.front(); }
 
   double time(const Contender& c) const {
-    const auto start = Clock::now();
     try {
-      run_(c.row);
+      return run_(c.row);
     } catch (const std::exception&) {  // out of memory, say
       return never;
     }
-    return since(start);
   }
 
   void run(Contender& c) {
@@ -175,6 +173,12 @@ struct Here {
 };
 
 }  // namespace
+
+double seconds_of(const std::function<void()>& run) {
+  const auto start = Clock::now();
+  run();
+  return since(start);
+}
 
 const Decision* measured(
     Policy& policy, const ConvCall& call, const Decision& guessed, Direction direction, int threads, const Run& run) {

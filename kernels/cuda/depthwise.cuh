@@ -36,6 +36,17 @@ struct Plane {
   __device__ __forceinline__ int64 at(int64 h, int64 w) const { return start + (h * width + w) * step; }
 };
 
+// Windows of more taps are summed row by row, so that what rounding loses does not grow with all of them. Those that have kernels of
+// their own are smaller.
+constexpr int64 most_at_once = 64;
+template <class Sum>
+struct RowOfWindow {
+  const bool alone;
+  __device__ __forceinline__ explicit RowOfWindow(const DepthwiseProblem& p) : alone(p.window[0] * p.window[1] > most_at_once) {}
+  __device__ __forceinline__ Sum begin(Sum sum) const { return alone ? Sum(0) : sum; }
+  __device__ __forceinline__ Sum end(Sum sum, Sum row) const { return alone ? sum + row : row; }
+};
+
 // Padding is zeros, which are multiplied as any value is: zero times Inf is NaN.
 template <Layout layout, class T>
 __device__ __forceinline__ typename T::Sum or_zero(const T* data, const Plane<layout>& plane, int64 h, int64 w) {

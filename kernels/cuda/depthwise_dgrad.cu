@@ -103,13 +103,17 @@ struct Dgrad<T, layout, 0, 0> {
       const Taps down(place.row, p.window[0], p.stride[0], p.pad[0], p.dilation[0]);
       const Taps right(place.column, p.window[1], p.stride[1], p.pad[1], p.dilation[1]);
       typename T::Sum sum = 0;
+      const RowOfWindow<typename T::Sum> summed(p);
       for (int64 m = 0; m < p.multiplier; m++) {
         const int64 channel = place.channel * p.multiplier + m;
         const Plane<layout> from(place.n, channel, k, p.out);
         const T* weights = w + channel * p.window[0] * p.window[1];
-        for (int64 a = down.first, h = down.row; a >= 0; a -= down.step, h += down.advance)
+        for (int64 a = down.first, h = down.row; a >= 0; a -= down.step, h += down.advance) {
+          typename T::Sum row = summed.begin(sum);
           for (int64 b = right.first, v = right.row; b >= 0; b -= right.step, v += right.advance)
-            if (from.has(h, v)) sum = multiply_add(y[from.at(h, v)].get(), weights[a * p.window[1] + b].get(), sum);
+            if (from.has(h, v)) row = multiply_add(y[from.at(h, v)].get(), weights[a * p.window[1] + b].get(), row);
+          sum = summed.end(sum, row);
+        }
       }
       x[to.at(place.row, place.column)].set(sum);
     }

@@ -58,10 +58,14 @@ struct Fprop<T, layout, 0, 0> {
       const int64 top = place.row * p.stride[0] - p.pad[0], left = place.column * p.stride[1] - p.pad[1];
       const T* weights = w + place.channel * p.window[0] * p.window[1];
       typename T::Sum sum = 0;
-      for (int64 a = 0; a < p.window[0]; a++)
+      const RowOfWindow<typename T::Sum> summed(p);
+      for (int64 a = 0; a < p.window[0]; a++) {
+        typename T::Sum row = summed.begin(sum);
         for (int64 b = 0; b < p.window[1]; b++)
-          sum = multiply_add(
-              or_zero(x, from, top + a * p.dilation[0], left + b * p.dilation[1]), weights[a * p.window[1] + b].get(), sum);
+          row = multiply_add(
+              or_zero(x, from, top + a * p.dilation[0], left + b * p.dilation[1]), weights[a * p.window[1] + b].get(), row);
+        sum = summed.end(sum, row);
+      }
       y[to.at(place.row, place.column)].set(sum);
     }
   }

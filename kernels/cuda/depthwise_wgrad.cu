@@ -1,6 +1,6 @@
 // The gradient of w from x and that of y, in two passes and without atomics. Positions (blocks of `rows` results below each other, over
 // all images) are cut into chunks, as the problem alone says. The first pass sums each chunk for each channel: a thread every `lanes`-th
-// position of it, then the threads in a tree. The second adds up the chunks in their order. So the bits are the same in every run.
+// position of it, then the threads in a tree. The second adds up the chunks, some at a time. So the bits are the same in every run.
 
 #include "depthwise.cuh"
 
@@ -146,13 +146,18 @@ __device__ __forceinline__ void sum_chunks(const T* x, const T* y, typename T::S
   }
 }
 
-// Second pass: a thread for each weight.
+// Second pass: a thread for each weight, which adds some chunks, and then those sums.
 template <class T>
 __device__ __forceinline__ void add_chunks(const typename T::Sum* partial, T* w, const DepthwiseProblem& p) {
   const int64 size = p.c * p.multiplier * p.window[0] * p.window[1];
   for (int64 i = int64(blockIdx.x) * threads + threadIdx.x; i < size; i += int64(gridDim.x) * threads) {
     typename T::Sum sum = 0;
-    for (int64 chunk = 0; chunk < p.chunks; chunk++) sum += partial[chunk * size + i];
+    for (int64 first = 0; first < p.chunks; first += most_at_once) {
+      const int64 end = smaller(first + most_at_once, p.chunks);
+      typename T::Sum some = 0;
+      for (int64 chunk = first; chunk < end; chunk++) some += partial[chunk * size + i];
+      sum += some;
+    }
     w[i].set(sum);
   }
 }

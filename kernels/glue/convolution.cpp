@@ -7,7 +7,7 @@
 #include <ATen/ops/convolution_ops.h>
 #include <c10/core/InferenceMode.h>
 
-#include "glue/cudnn.h"
+#include "glue/cuda.h"
 #include "glue/hook.h"
 #include "glue/precision_policy.h"
 #include "glue/tensors.h"
@@ -88,7 +88,7 @@ struct Asked {
     call = call_of(input, weight, geometry, c10::dispatchKeyToDeviceType(before_us[int(place)].key), reason);
     if (!call) return;
     const bool is_cpu = place == Place::cpu;
-    const auto format = is_cpu ? input.suggest_memory_format() : cudnn_format(input, weight);
+    const auto format = is_cpu ? input.suggest_memory_format() : cuda_format(input, weight);
     call->channels_last = format != at::MemoryFormat::Contiguous;
     call->torch_allows_tf32 = !is_cpu && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
   }
@@ -98,7 +98,7 @@ struct Asked {
   at::Tensor run(
       const ConvRow& row, const at::Tensor& first, const at::Tensor& second, const at::Tensor& input, const at::Tensor& weight,
       const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& added, Weight kind, Ran& ran) const {
-    if (place == Place::cuda) return run_cudnn(row, *call, first, second);
+    if (place == Place::cuda) return run_on_cuda(row, *call, first, second);
     const at::MemoryFormat format = format_of(input, weight, bias, geometry);
     return run_row(*policy, row, *call, first, second, format, added, kind, ran);
   }
@@ -111,7 +111,7 @@ struct Asked {
 
   const Decision* decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
     if (call) {
-      const CudnnCall about(place == Place::cuda ? &*call : nullptr);
+      const CudaCall about(place == Place::cuda ? &*call : nullptr);
       return policy->decide(*call, direction, threads());
     }
     return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason) : nullptr;
@@ -121,13 +121,15 @@ struct Asked {
   template <class Ours, class Torch>
   const Decision* measure(const Decision& guessed, Direction direction, const Ours& ours, const Torch& torch) const {
     if (at::in_parallel_region() || is_traced || (place == Place::cuda && is_capturing(call->device))) return &guessed;
-    const CudnnCall about(place == Place::cuda ? &*call : nullptr);
+    const CudaCall about(place == Place::cuda ? &*call : nullptr);
     return measured(*policy, *call, guessed, direction, threads(), [&](const ConvRow* row) {
-      if (row)
-        ours(*row);
-      else
-        torch();
-      if (place == Place::cuda) wait_for_device(call->device);
+      const auto run = [&] {
+        if (row)
+          ours(*row);
+        else
+          torch();
+      };
+      return place == Place::cuda ? seconds_on_device(call->device, run) : seconds_of(run);
     });
   }
 };
@@ -157,8 +159,8 @@ at::Tensor computed(
       at::Tensor result = ours(*decision->row);
       count(*decision, ran);
       return result;
-    } catch (const CudnnFailed&) {
-      const CudnnCall about(&*asked.call);
+    } catch (const CudaFailed&) {
+      const CudaCall about(&*asked.call);
       decision = asked.policy->decide_again(*asked.call, direction, asked.threads(), "");
       complain(*asked.policy, *decision);
     }

@@ -1,9 +1,6 @@
 // cuDNN's legacy interface (cuDNN 9, cudnn_cnn.h and cudnn_ops.h: deprecated since 9.0, exported and used by torch itself).
 #include "glue/cudnn.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -11,14 +8,10 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <unordered_map>
 #include <utility>
 
-#include "glue/hook.h"
-#include "glue/tensors.h"
-#include "msctx/process.h"
+#include "glue/cuda.h"
 
 namespace msctx::glue {
 namespace {
@@ -62,22 +55,10 @@ struct Cudnn {
   int (*backward_filter)(
       Handle, const void* alpha, Descriptor x, const void*, Descriptor y, const void*, Descriptor, int, void*, size_t, const void* beta,
       Descriptor w, void*) = nullptr;
-  int (*is_capturing)(void* stream, int* status) = nullptr;  // cudaStreamIsCapturing
 };
 Cudnn cudnn;
 
-std::mutex& lock = fork_safe_mutex();
-
-// A text that lives as long as the process, as those of Reasons must.
-const char* kept(const std::string& text) {
-  static auto* all = new std::set<std::string>;
-  const std::lock_guard<std::mutex> guard(lock);
-  return all->insert(text).first->c_str();
-}
-
 // --- descriptors -----------------------------------------------------------------------------------------------------
-
-thread_local const ConvCall* asked = nullptr;
 
 // One problem and algorithm's arithmetic as cuDNN is told of it. Those of a thread are kept: to make them takes longer than many a launch.
 struct Described {
@@ -99,7 +80,7 @@ struct Described {
       }
       stride[1] = last ? 1 : int(step);
       stride[0] = int(last ? step : step * channels);
-      if (step * channels * p.n > std::numeric_limits<int>::max()) throw CudnnFailed("it has more elements than 31 bits count");
+      if (step * channels * p.n > std::numeric_limits<int>::max()) throw CudaFailed("it has more elements than 31 bits count");
       check(cudnn.make_tensor(&made));
       check(cudnn.set_tensor(made, type(p), count, size, stride));
     };
@@ -168,21 +149,17 @@ struct Described {
     return types[int(p.dtype)];
   }
   static void check(int status) {
-    if (status != success) throw CudnnFailed(cudnn.error(status));
+    if (status != success) throw CudaFailed(cudnn.error(status));
   }
 };
 
-std::string key_of(const ConvProblem& p, const ConvCall& call, bool tf32) {
-  std::string key(reinterpret_cast<const char*>(&p), sizeof p);
-  return (key += char(call.channels_last)) += char(tf32), key.append(reinterpret_cast<const char*>(&call.device), sizeof call.device);
-}
-
-// For the problem of the call in question. Throws CudnnFailed where cuDNN has no descriptor for it.
-Described& described(const ConvProblem& p, const ConvCall& call, bool tf32) {
+// For the problem of the call in question. Throws CudaFailed where cuDNN has no descriptor for it.
+Described& described(const ConvProblem& p, bool tf32) {
   constexpr size_t most = 4096;
   thread_local std::unordered_map<std::string, std::unique_ptr<Described>> all;
   if (all.size() >= most) all.clear();
-  std::unique_ptr<Described>& found = all[key_of(p, call, tf32)];
+  const ConvCall& call = call_in_question();
+  std::unique_ptr<Described>& found = all[key_of(p, call) += char(tf32)];
   if (!found) {
     auto made = std::make_unique<Described>();
     made->describe(p, call.channels_last, tf32);
@@ -193,23 +170,16 @@ Described& described(const ConvProblem& p, const ConvCall& call, bool tf32) {
 
 // --- rows ------------------------------------------------------------------------------------------------------------
 
-// Runs that cuDNN refused though it had said that it could: problem, Op and algorithm → why.
-std::map<std::string, const char*>& failures() {
-  static auto* all = new std::map<std::string, const char*>;
-  return *all;
-}
-std::string failure_key(const ConvProblem& p, const ConvCall& call, bool tf32, Op op, int algorithm) {
-  return (key_of(p, call, tf32) += char(op)) += char(algorithm);
-}
-
 struct Named {
   const char* name;
-  int algorithm[3];  // that of each Op; -1: the Op has none of this name
+  int number[3];  // that of each Op; -1: the Op has none of this name
 };
-// By Direction: a transposed convolution's fprop is a backward_data, its dgrad a forward.
+// By Direction: a transposed convolution's fprop is a backward_data, its dgrad a forward. `direct` has a number, too (3), but cuDNN never
+// implemented it.
 constexpr Named fprop[] = {
-    {"implicit_gemm", {0, -1, -1}}, {"implicit_precomp_gemm", {1, -1, -1}}, {"gemm", {2, -1, -1}},    {"direct", {3, -1, -1}},
-    {"fft", {4, 2, -1}},            {"fft_tiling", {5, 3, -1}},             {"winograd", {6, 4, -1}}, {"winograd_nonfused", {7, 5, -1}},
+    {"implicit_gemm", {0, -1, -1}}, {"implicit_precomp_gemm", {1, -1, -1}}, {"gemm", {2, -1, -1}},
+    {"fft", {4, 2, -1}},            {"fft_tiling", {5, 3, -1}},             {"winograd", {6, 4, -1}},
+    {"winograd_nonfused", {7, 5, -1}},
 };
 constexpr Named dgrad[] = {
     {"algo_0", {-1, 0, -1}},    {"algo_1", {-1, 1, -1}},   {"fft", {4, 2, -1}},
@@ -243,48 +213,45 @@ struct Row {
   static constexpr const Named& named = names<direction>()[index];
 
   static void reasons(const ConvProblem& p, Op op, Reasons& found) {
-    const int algorithm = named.algorithm[int(op)];
-    found.add_if(algorithm < 0, "cuDNN computes a transposed convolution as a gradient, which has no algorithm of this name");
+    const int number = named.number[int(op)];
+    found.add_if(number < 0, "cuDNN computes a transposed convolution as a gradient, which has no algorithm of this name");
     found.add_if(tf32 && p.dtype != DType::f32, "TF32 is for float32");
-    found.add_if(tf32 && !asked->torch_allows_tf32, "torch.backends.cudnn.allow_tf32 is False");
+    found.add_if(tf32 && !call_in_question().torch_allows_tf32, "torch.backends.cudnn.allow_tf32 is False");
     if (found.count || is_empty(p)) return;
-    {
-      const std::lock_guard<std::mutex> guard(lock);
-      if (const auto failed = failures().find(failure_key(p, *asked, tf32, op, algorithm)); failed != failures().end())
-        return found.add(failed->second);
-    }
+    add_failure(algorithm, p, op, found);
+    if (found.count) return;
     try {
-      const int status = described(p, *asked, tf32).asked_for(op, algorithm).first;
+      const int status = described(p, tf32).asked_for(op, number).first;
       if (status >= not_supported && status < beyond_not_supported)
         found.add("cuDNN does not support it for this problem on this device");
       else if (status != success)
         found.add(kept(std::string("cuDNN refuses it: ") + cudnn.error(status)));
-    } catch (const CudnnFailed& failed) {
+    } catch (const CudaFailed& failed) {
       found.add(kept(std::string("cuDNN has no descriptor for this problem: ") + failed.what()));
     }
   }
   static size_t workspace(const ConvProblem& p, Op op, int) {
-    const int algorithm = named.algorithm[int(op)];
-    if (algorithm < 0 || is_empty(p)) return 0;
-    return described(p, *asked, tf32).asked_for(op, algorithm).second;
+    const int number = named.number[int(op)];
+    if (number < 0 || is_empty(p)) return 0;
+    return described(p, tf32).asked_for(op, number).second;
   }
   static double error(const ConvProblem&, Op) { return 0.0; }  // cuDNN states none
   static Merit merit(const ConvProblem& p, Op op) {
-    const int algorithm = named.algorithm[int(op)];
-    if (algorithm < 0 || is_empty(p)) return Merit::last_resort;
+    const int number = named.number[int(op)];
+    if (number < 0 || is_empty(p)) return Merit::last_resort;
     try {
       constexpr Merit places[] = {Merit::beats_torch_by_far, Merit::beats_torch, Merit::runner_up};
-      const int place = described(p, *asked, tf32).place(op, algorithm);
+      const int place = described(p, tf32).place(op, number);
       return place >= 0 && place < 3 ? places[place] : Merit::last_resort;
-    } catch (const CudnnFailed&) {
+    } catch (const CudaFailed&) {
       return Merit::last_resort;
     }
   }
-  // Throws CudnnFailed.
+  // Throws CudaFailed.
   static bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* memory, const Parallel&) {
-    const int algorithm = named.algorithm[int(op)];
-    Described& d = described(p, *asked, tf32);
-    const size_t bytes = d.asked_for(op, algorithm).second;
+    const int number = named.number[int(op)];
+    Described& d = described(p, tf32);
+    const size_t bytes = d.asked_for(op, number).second;
     const float one = 1, zero = 0;
     const double one64 = 1, zero64 = 0;
     const bool wide = p.dtype == DType::f64;
@@ -293,20 +260,16 @@ struct Row {
     int status = success;
     switch (op) {
       case Op::forward:
-        status = cudnn.forward(handle, alpha, d.x, t.x, d.w, t.w, d.convolution, algorithm, memory, bytes, beta, d.y, t.y);
+        status = cudnn.forward(handle, alpha, d.x, t.x, d.w, t.w, d.convolution, number, memory, bytes, beta, d.y, t.y);
         break;
       case Op::backward_data:
-        status = cudnn.backward_data(handle, alpha, d.w, t.w, d.y, t.y, d.convolution, algorithm, memory, bytes, beta, d.x, t.x);
+        status = cudnn.backward_data(handle, alpha, d.w, t.w, d.y, t.y, d.convolution, number, memory, bytes, beta, d.x, t.x);
         break;
       default:
-        status = cudnn.backward_filter(handle, alpha, d.x, t.x, d.y, t.y, d.convolution, algorithm, memory, bytes, beta, d.w, t.w);
+        status = cudnn.backward_filter(handle, alpha, d.x, t.x, d.y, t.y, d.convolution, number, memory, bytes, beta, d.w, t.w);
     }
-    if (status != success) throw CudnnFailed(std::string("cuDNN failed to run it: ") + cudnn.error(status));
+    if (status != success) throw CudaFailed(std::string("cuDNN failed to run it: ") + cudnn.error(status));
     return true;
-  }
-  // For run_cudnn, which knows rows by their algorithms alone.
-  static std::string key(const ConvProblem& p, const ConvCall& call, Op op) {
-    return failure_key(p, call, tf32, op, named.algorithm[int(op)]);
   }
 
   static constexpr ConvAlgorithm algorithm{
@@ -324,41 +287,28 @@ struct Row {
   static constexpr ConvRow row{direction, named.name, &algorithm, merit};
 };
 
-using KeyOf = std::string (*)(const ConvProblem&, const ConvCall&, Op);
 struct Rows {
-  std::vector<ConvRow> rows;
-  std::map<const ConvAlgorithm*, KeyOf> keys;
+  std::vector<ConvRow> all;
 
-  template <Direction direction, size_t index, bool tf32>
-  void add() {
-    using One = Row<direction, index, tf32>;
-    rows.push_back(One::row);
-    keys[&One::algorithm] = One::key;
-  }
   template <Direction direction, size_t... index>
-  void add_all(std::index_sequence<index...>) {
+  void add(std::index_sequence<index...>) {
     const auto both = [&]<size_t i>() {
-      if constexpr (has_tensor_cores(direction, names<direction>()[i].name)) add<direction, i, true>();
-      add<direction, i, false>();
+      if constexpr (has_tensor_cores(direction, names<direction>()[i].name)) all.push_back(Row<direction, i, true>::row);
+      all.push_back(Row<direction, i, false>::row);
     };
     (both.template operator()<index>(), ...);
   }
-  Rows() {
-    add_all<Direction::fprop>(std::make_index_sequence<std::size(fprop)>());
-    add_all<Direction::dgrad>(std::make_index_sequence<std::size(dgrad)>());
-    add_all<Direction::wgrad>(std::make_index_sequence<std::size(wgrad)>());
-  }
 };
-const Rows& all_rows() {
-  static const auto* all = new Rows;
-  return *all;
-}
-
-c10::Device device_of(int index) {
-  return {c10::dispatchKeyToDeviceType(before_us[int(Place::cuda)].key), c10::DeviceIndex(index)};
-}
 
 }  // namespace
+
+std::vector<ConvRow> cudnn_rows() {
+  Rows rows;
+  rows.add<Direction::fprop>(std::make_index_sequence<std::size(fprop)>());
+  rows.add<Direction::dgrad>(std::make_index_sequence<std::size(dgrad)>());
+  rows.add<Direction::wgrad>(std::make_index_sequence<std::size(wgrad)>());
+  return rows.all;
+}
 
 std::string load_cudnn(const char* library, const char* torch_cuda) {
   void* found = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
@@ -390,78 +340,7 @@ std::string load_cudnn(const char* library, const char* torch_cuda) {
   get(cudnn.backward_data, found, "cudnnConvolutionBackwardData");
   get(cudnn.backward_filter, found, "cudnnConvolutionBackwardFilter");
   get(cudnn.handle, dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD), "_ZN2at6native14getCudnnHandleEv");
-  // The runtime that torch_cuda was linked with; where there is none nothing can be recorded
-  *reinterpret_cast<void**>(&cudnn.is_capturing) = dlsym(dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD), "cudaStreamIsCapturing");
   return missing;
-}
-
-const ConvTable& cudnn_table() {
-  static const ConvTable table{"cudnn", all_rows().rows.data(), int(all_rows().rows.size())};
-  return table;
-}
-
-CudnnCall::CudnnCall(const ConvCall* call) : before_(std::exchange(asked, call ? call : asked)) {
-  if (call) on_.reset_device(device_of(call->device));
-}
-CudnnCall::~CudnnCall() { asked = before_; }
-
-at::MemoryFormat cudnn_format(const at::Tensor& input, const at::Tensor& weight) {
-  if (input.scalar_type() == at::kDouble || weight.scalar_type() == at::kDouble) return at::MemoryFormat::Contiguous;
-  const auto is = [&](at::MemoryFormat format) {
-    return input.suggest_memory_format() == format || weight.suggest_memory_format() == format;
-  };
-  if (input.dim() == 4 && is(at::MemoryFormat::ChannelsLast)) return at::MemoryFormat::ChannelsLast;
-  if (input.dim() == 5 && is(at::MemoryFormat::ChannelsLast3d)) return at::MemoryFormat::ChannelsLast3d;
-  return at::MemoryFormat::Contiguous;
-}
-
-at::Tensor run_cudnn(const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second) {
-  const ConvProblem& p = call.problem;
-  const Op op = op_of(row.direction, call.transposed);
-  const CudnnCall about(&call);
-  const auto last = p.dims == 3 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
-  const auto format = call.channels_last ? last : at::MemoryFormat::Contiguous;
-  const auto sizes = result_shape(call, row.direction);
-  if (is_empty(p)) return at::zeros(sizes, first.options()).contiguous(format);
-  const at::Tensor a = first.contiguous(format), b = second.contiguous(format);
-  at::Tensor result = at::empty(sizes, first.options(), format);
-  const auto remember = [&](const char* text) {
-    const std::string key = all_rows().keys.at(row.algorithm)(p, call, op);
-    const char* why = kept(text);
-    const std::lock_guard<std::mutex> guard(lock);
-    failures()[key] = why;
-  };
-  try {
-    const size_t bytes = row.algorithm->workspace(p, op, 1);
-    const at::Tensor memory = at::empty({int64_t(bytes)}, first.options().dtype(at::kByte));
-    void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = result.data_ptr();
-    ConvTensors t{};
-    switch (row.direction) {
-      case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
-      case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
-      case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
-    }
-    row.algorithm->run(p, op, t, none_kept, bytes ? memory.data_ptr() : nullptr, serial());
-    return result;
-  } catch (const CudnnFailed& failed) {
-    remember(failed.what());
-    throw;
-  } catch (const c10::OutOfMemoryError&) {
-    remember("there was no memory for its workspace");
-    throw CudnnFailed("no memory");
-  }
-}
-
-void wait_for_device(int device) {
-  const c10::Device where = device_of(device);
-  c10::impl::VirtualGuardImpl(where.type()).getStream(where).synchronize();
-}
-
-bool is_capturing(int device) {
-  if (!cudnn.is_capturing) return false;
-  const c10::Device where = device_of(device);
-  int status = 0;
-  return cudnn.is_capturing(c10::impl::VirtualGuardImpl(where.type()).getStream(where).native_handle(), &status) != success || status != 0;
 }
 
 }  // namespace msctx::glue

@@ -1,6 +1,7 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
 #include <atomic>
 
+#include "glue/cuda.h"
 #include "glue/cudnn.h"
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
@@ -140,6 +141,7 @@ MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cu
   static std::string problem;
   try {
     problem = glue::load_cudnn(cudnn, torch_cuda);
+    glue::find_runtime(torch_cuda);
     if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key));
   } catch (const std::exception& error) {
     problem = error.what();
@@ -171,7 +173,7 @@ MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
 // 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const PolicyText* text) try {
-  const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : glue::cudnn_table();
+  const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : glue::cuda_table();
   set_policy(Place(place), text ? std::make_shared<Policy>(*text, table) : nullptr);
   if (Place(place) == Place::cpu) {
     glue::drop_kept_weights();

@@ -6,27 +6,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-PRELUDE = f"""
-import sys
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
-import standin
-from standin import *
-import torch, warnings
-cudnn = start()
-torch.manual_seed(0)
-"""
 Run = Callable[[str], str]
-
-
-@pytest.fixture
-def asking(far: Callable[..., str], tmp_path: Path) -> Run:
-    def run(code: str) -> str:
-        variables = {"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")}
-        return far(PRELUDE + textwrap.dedent(code), env=variables)
-
-    return run
 
 
 def test_every_algorithm_in_every_direction_dtype_and_layout(asking: Run) -> None:
@@ -59,7 +39,8 @@ def test_every_algorithm_in_every_direction_dtype_and_layout(asking: Run) -> Non
                         seen.add((direction, algorithm))
                     else:
                         assert not any(f" {algorithm} " in line for line in ran)
-                        assert "cuDNN does not support it" in row.reasons[0]
+                        why = "depthwise convolutions only" if algorithm == "direct" else "cuDNN does not support it"
+                        assert why in row.reasons[0]
                     if last and dtype != torch.float64:
                         result = {"fprop": y, "dgrad": gx, "wgrad": gw}[direction]
                         assert result.is_contiguous(memory_format=torch.channels_last)
@@ -223,7 +204,7 @@ def test_normal_is_cudnns_heuristic(asking: Run) -> None:
 
 
 def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
-    far_library: str, passes: Callable[..., str], tmp_path: Path
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
 ) -> None:
     code = """
     import json, os
@@ -244,7 +225,7 @@ def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
     assert len(group["entries"]) == 1
     """
     assert far_library  # a forked interpreter measures nothing
-    passes(PRELUDE + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
 
 
 def test_rules_speak_of_modules_and_shapes(asking: Run) -> None:

@@ -89,6 +89,33 @@ def test_the_kernel_that_ran_is_of_the_family(direction: str, algorithm: str) ->
     assert any(re.search(KERNELS[algorithm], name) for name in names), names
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["channels_first", "channels_last"])
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_direct_is_our_own_kernel_where_each_channel_is_for_itself(dtype: torch.dtype, last: bool) -> None:
+    torch.manual_seed(0)
+    layout = torch.channels_last if last else torch.contiguous_format
+    x, w = torch.randn(4, 16, 27, 25), torch.randn(32, 1, 5, 5)
+    x, w = (t.to("cuda", dtype).contiguous(memory_format=layout) for t in (x, w))
+    with msctx.context(conv_fprop_algo="direct", fallback="error") as ctx:
+        found = compute(x, w, padding=2, groups=16)
+    exact = compute(x.cpu().double(), w.cpu().double(), padding=2, groups=16)
+    assert (found["fprop"].cpu().double() - exact["fprop"]).abs().max() <= BOUNDS[dtype] * exact["fprop"].abs().max()
+    (row,) = ctx.choices()
+    assert (row.ran, row.provider) == ("direct", "msctx")
+
+
+def test_our_own_kernel_is_loaded_while_a_graph_is_recorded() -> None:
+    x, w = torch.randn(2, 8, 19, 17, device="cuda", dtype=torch.bfloat16), torch.randn(8, 1, 3, 2, device="cuda", dtype=torch.bfloat16)
+    with msctx.context(conv_fprop_algo="direct", fallback="error"):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = functional.conv2d(x, w, groups=8)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+    exact = functional.conv2d(x.cpu().double(), w.cpu().double(), groups=8)
+    assert (y.cpu().double() - exact).abs().max() <= BOUNDS[torch.bfloat16] * exact.abs().max()
+
+
 def test_the_workspace_is_in_the_allocators_statistics_and_its_limit_holds() -> None:
     x, w = tensors(window=5)
     with msctx.context(conv_fprop_algo="fft", fallback="silent") as ctx:

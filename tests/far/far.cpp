@@ -314,7 +314,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::kPrivateUse1> {
   Stream exchangeStream(Stream next) const noexcept override { return stream(std::exchange(Streams::current, next.id())); }
   void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
     destroyEvent(*event, 0);
-    *event = new Streams::Event{stream.id(), streams.work};
+    *event = new Streams::Event{stream.id(), streams.work, std::chrono::steady_clock::now()};
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Streams::Event*>(event); }
   void block(void* event, const Stream& stream) const override {
@@ -333,7 +333,11 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::kPrivateUse1> {
   }
   void synchronizeStream(const Stream& stream) const override { streams.finish(stream.id()); }
   void synchronizeDevice(const DeviceIndex) const override { streams.finish_all(); }
-  double elapsedTime(void*, void*, const DeviceIndex) const override { return 0; }
+  double elapsedTime(void* from, void* to, const DeviceIndex) const override {
+    const auto time = [](void* event) { return static_cast<Streams::Event*>(event)->time; };
+    return std::chrono::duration<double, std::milli>(time(to) - time(from)).count();
+  }
+  void* getStreamNativeHandle(const Stream stream) const override { return reinterpret_cast<void*>(stream.id()); }
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -31,6 +32,7 @@ struct Streams {
   struct Event {
     c10::StreamId stream;
     uint64_t work;
+    std::chrono::steady_clock::time_point time;
   };
   static inline thread_local c10::StreamId current = 0;
   std::mutex lock;

@@ -7,8 +7,11 @@
 
 namespace msctx {
 
-// Computes the call once by a row, or (nullptr) by torch's own path, as it would be computed if that were chosen.
-using Run = std::function<void(const ConvRow*)>;
+// Computes the call by a row, or (nullptr) by torch's own path, as it would be computed if that were chosen. Gives the seconds that it
+// takes once.
+using Run = std::function<double(const ConvRow*)>;
+// By the clock of the host.
+double seconds_of(const std::function<void()>& run);
 
 // The decision of a measurement, made now or before; `guessed` where none can be made at this call.
 const Decision* measured(Policy&, const ConvCall&, const Decision& guessed, Direction, int threads, const Run&);

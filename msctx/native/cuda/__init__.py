@@ -1,4 +1,4 @@
 """Kernels for NVIDIA GPUs: which there are, how they are compiled, how a problem becomes launches, and the driver that runs them.
 
-Nothing here imports torch. No value of an option leads here yet.
+Nothing here imports torch.
 """

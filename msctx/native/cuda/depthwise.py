@@ -15,6 +15,10 @@ WANTED_BLOCKS = 4096
 """With so many a GPU of today is full: wgrad cuts its sums into no more chunks than that takes."""
 LEAST_POSITIONS = 8
 """Of one chunk for each thread, or it costs more than it saves."""
+MOST_POSITIONS = 96
+"""Of one chunk for each thread, or rounding loses more than `performance` allows in float32."""
+MOST_AT_ONCE = 64
+"""Terms of sums that are added in two steps: ``most_at_once`` of depthwise.cuh."""
 MOST = 2**62
 """Elements of a tensor, and rows or columns with padding: what an index of 64 bits holds with room to spare."""
 
@@ -124,10 +128,11 @@ def rows_of(op: str, window: int) -> int:
 def chunks(problem: Problem, window: int) -> tuple[int, int]:
     """Into how many chunks wgrad's sums are cut, and how many positions each has."""
     channels = 1 if problem.layout == "nchw" else 32
+    lanes = THREADS["wgrad"] // channels
     positions = problem.n * _up(problem.out[0], rows_of("wgrad", window)) * problem.out[1]
     groups = 1 if window else _up(problem.window[0] * problem.window[1], 8)
-    most = _up(positions, LEAST_POSITIONS * THREADS["wgrad"] // channels)
-    count = min(most, _up(WANTED_BLOCKS, max(1, _up(problem.k, channels) * groups)))
+    wanted = _up(WANTED_BLOCKS, max(1, _up(problem.k, channels) * groups))
+    count = max(min(wanted, _up(positions, LEAST_POSITIONS * lanes)), _up(positions, MOST_POSITIONS * lanes))
     each = _up(positions, count) if count else 0
     return (_up(positions, each) if each else 0), each
 
@@ -136,6 +141,19 @@ def workspace(problem: Problem, op: str, general: bool = False) -> int:
     """Bytes beside the tensors; *general* as in launches()."""
     window, _ = (0, 0) if general else own_window(problem)
     return chunks(problem, window)[0] * problem.w_size * sum_size(problem.dtype) if op == "wgrad" else 0
+
+
+def additions(problem: Problem, op: str, general: bool = False) -> int:
+    """The longest chain of additions, each of which rounds, that a result comes from; *general* as in launches()."""
+    taps = problem.window[0] * problem.window[1]
+    if op != "wgrad":
+        chain = taps if taps <= MOST_AT_ONCE else sum(problem.window)
+        return chain * (problem.multiplier if op == "dgrad" else 1)
+    window, _ = (0, 0) if general else own_window(problem)
+    count, each = chunks(problem, window)
+    lanes = THREADS["wgrad"] // (1 if problem.layout == "nchw" else 32)
+    in_thread = _up(each, lanes) * rows_of("wgrad", window)
+    return in_thread + (lanes - 1).bit_length() + min(count, MOST_AT_ONCE) + _up(count, MOST_AT_ONCE)
 
 
 def launches(problem: Problem, op: str, general: bool = False) -> Sequence[Launch]:

@@ -6,7 +6,8 @@ PyTorch makes the device's primary context current in each thread that uses a GP
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,8 @@ from msctx.native.cuda.depthwise import Launch
 LIBRARY = "libcuda.so.1"
 MAJOR, MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR of cuda.h."""
+RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
 
 
 class Kernels:
@@ -28,10 +31,7 @@ class Kernels:
 
     def __init__(self, cubin: bytes) -> None:
         self._driver = _driver()
-        context = c_void_p()
-        _check(self._driver.cuCtxGetCurrent(byref(context)), "cuCtxGetCurrent")
-        if not context:
-            raise NativeError("no CUDA context is current in this thread; allocate a tensor on the GPU first")
+        context()
         self._module = c_void_p()
         _check(self._driver.cuModuleLoadData(byref(self._module), c_char_p(cubin)), "cuModuleLoadData")
         self._functions: dict[str, c_void_p] = {}
@@ -41,7 +41,7 @@ class Kernels:
         values = [*(c_void_p(pointers[name]) for name in launch.tensors), launch.parameters]
         arguments = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         code = self._driver.cuLaunchKernel(
-            self._function(launch.kernel), launch.grid, 1, 1, launch.threads, 1, 1, 0, c_void_p(stream), arguments, None
+            self.function(launch.kernel), launch.grid, 1, 1, launch.threads, 1, 1, 0, c_void_p(stream), arguments, None
         )
         _check(code, f"{launch.kernel}: cuLaunchKernel")
 
@@ -51,12 +51,46 @@ class Kernels:
             _check(self._driver.cuModuleUnload(self._module), "cuModuleUnload")
             self._module, self._functions = c_void_p(), {}
 
-    def _function(self, name: str) -> c_void_p:
+    def function(self, name: str) -> c_void_p:
+        """The CUfunction of a kernel, as long as this is open."""
         if name not in self._functions:
             found = c_void_p()
             _check(self._driver.cuModuleGetFunction(byref(found), self._module, name.encode()), f"{name}: cuModuleGetFunction")
             self._functions[name] = found
         return self._functions[name]
+
+
+def context() -> int:
+    """The context that is current in this thread, as a number that no other has.
+
+    Raises:
+        NativeError: no driver, or no context.
+    """
+    found = c_void_p()
+    _check(_driver().cuCtxGetCurrent(byref(found)), "cuCtxGetCurrent")
+    if not found.value:
+        raise NativeError("no CUDA context is current in this thread; allocate a tensor on the GPU first")
+    return found.value
+
+
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """Modules may be loaded meanwhile even if this thread records a CUDA graph: nothing of that is recorded."""
+    mode = c_int(RELAXED)
+    _check(_driver().cuThreadExchangeStreamCaptureMode(byref(mode)), "cuThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        _driver().cuThreadExchangeStreamCaptureMode(byref(mode))
+
+
+def launcher() -> int:
+    """The address of cuLaunchKernel.
+
+    Raises:
+        NativeError: there is no driver.
+    """
+    return ctypes.cast(_library().cuLaunchKernel, c_void_p).value or 0
 
 
 def arch() -> str:
@@ -83,18 +117,26 @@ def arch_of(major: int, minor: int) -> str:
 
 @lru_cache(maxsize=1)
 def _driver() -> Any:
+    driver = _library()
+    _check_with(driver, driver.cuInit(0), "cuInit")
+    return driver
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    """The driver before cuInit, after which a fork could not use CUDA any more."""
     try:
         driver = ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise NativeError(f"{LIBRARY} cannot be loaded ({error}); CUDA kernels need an NVIDIA GPU and its driver") from None
     driver.cuGetErrorString.argtypes = [c_int, c_void_p]
     driver.cuCtxGetCurrent.argtypes = [c_void_p]
+    driver.cuThreadExchangeStreamCaptureMode.argtypes = [c_void_p]
     driver.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
     driver.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
     driver.cuModuleUnload.argtypes = [c_void_p]
     driver.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     driver.cuInit.argtypes = [c_uint]
-    _check_with(driver, driver.cuInit(0), "cuInit")
     return driver
 
 

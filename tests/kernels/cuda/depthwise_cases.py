@@ -13,6 +13,8 @@ from msctx.native.cuda.depthwise import OPS, Problem
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYOUTS = ("nchw", "channels_last")
 TARGET = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+ROUNDING = {"float32": 0.0, "float64": 0.0, "float16": 2**-11, "bfloat16": 2**-8}
+"""Of a result that is narrower than its sum."""
 BOUNDS = {"float32": 2e-6, "float64": 4e-15, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}
 """Of \\|error\\| / max\\|result\\|: half a unit of the dtype where that is a narrow one, and what the sums lose."""
 

@@ -1,0 +1,156 @@
+// What all convolutions of CUDA tensors have in common, whoever computes them.
+#include "glue/cuda.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "glue/cuda_depthwise.h"
+#include "glue/cudnn.h"
+#include "glue/hook.h"
+#include "glue/tensors.h"
+#include "msctx/api.h"
+#include "msctx/process.h"
+
+namespace msctx::glue {
+namespace {
+
+std::mutex& lock = fork_safe_mutex();
+thread_local const ConvCall* asked = nullptr;
+int (*ask_capturing)(void* stream, int* status) = nullptr;  // cudaStreamIsCapturing; where there is none nothing can be recorded
+
+c10::Device device_of(int index) {
+  return {c10::dispatchKeyToDeviceType(before_us[int(Place::cuda)].key), c10::DeviceIndex(index)};
+}
+c10::Stream current_stream(int device) {
+  const c10::Device where = device_of(device);
+  return c10::impl::VirtualGuardImpl(where.type()).getStream(where);
+}
+
+// Why an algorithm cannot run a problem though it had said that it could, by both and the Op.
+std::map<std::string, const char*>& failures() {
+  static auto* all = new std::map<std::string, const char*>;
+  return *all;
+}
+std::string failure_key(const ConvAlgorithm& algorithm, const ConvProblem& p, const ConvCall& call, Op op) {
+  return key_of(p, call) + std::to_string(reinterpret_cast<uintptr_t>(&algorithm)) + char(op);
+}
+
+void remember(const ConvAlgorithm& algorithm, const ConvProblem& p, const ConvCall& call, Op op, const char* text) {
+  const char* why = kept(text);
+  const std::lock_guard<std::mutex> guard(lock);
+  failures()[failure_key(algorithm, p, call, op)] = why;
+}
+
+}  // namespace
+
+const ConvTable& cuda_table() {
+  static const auto* rows = [] {
+    auto* all = new std::vector<ConvRow>(cudnn_rows());
+    const std::vector<ConvRow> ours = cuda_depthwise_rows();
+    all->insert(all->end(), ours.begin(), ours.end());
+    return all;
+  }();
+  static const ConvTable table{"cuda", rows->data(), int(rows->size())};
+  return table;
+}
+
+CudaCall::CudaCall(const ConvCall* call) : before_(std::exchange(asked, call ? call : asked)) {
+  if (call) on_.reset_device(device_of(call->device));
+}
+CudaCall::~CudaCall() { asked = before_; }
+const ConvCall& call_in_question() { return *asked; }
+
+std::string key_of(const ConvProblem& p, const ConvCall& call) {
+  std::string key(reinterpret_cast<const char*>(&p), sizeof p);
+  return (key += char(call.channels_last)).append(reinterpret_cast<const char*>(&call.device), sizeof call.device);
+}
+
+const char* kept(const std::string& text) {
+  static auto* all = new std::set<std::string>;
+  const std::lock_guard<std::mutex> guard(lock);
+  return all->insert(text).first->c_str();
+}
+
+void add_failure(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, Reasons& found) {
+  const std::lock_guard<std::mutex> guard(lock);
+  const auto failed = failures().find(failure_key(algorithm, p, *asked, op));
+  if (failed != failures().end()) found.add(failed->second);
+}
+
+at::MemoryFormat cuda_format(const at::Tensor& input, const at::Tensor& weight) {
+  if (input.scalar_type() == at::kDouble || weight.scalar_type() == at::kDouble) return at::MemoryFormat::Contiguous;
+  const auto is = [&](at::MemoryFormat format) {
+    return input.suggest_memory_format() == format || weight.suggest_memory_format() == format;
+  };
+  if (input.dim() == 4 && is(at::MemoryFormat::ChannelsLast)) return at::MemoryFormat::ChannelsLast;
+  if (input.dim() == 5 && is(at::MemoryFormat::ChannelsLast3d)) return at::MemoryFormat::ChannelsLast3d;
+  return at::MemoryFormat::Contiguous;
+}
+
+at::Tensor run_on_cuda(const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second) {
+  const ConvProblem& p = call.problem;
+  const Op op = op_of(row.direction, call.transposed);
+  const CudaCall about(&call);
+  const auto last = p.dims == 3 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
+  const auto format = call.channels_last ? last : at::MemoryFormat::Contiguous;
+  const auto sizes = result_shape(call, row.direction);
+  if (is_empty(p)) return at::zeros(sizes, first.options()).contiguous(format);
+  const at::Tensor a = first.contiguous(format), b = second.contiguous(format);
+  at::Tensor result = at::empty(sizes, first.options(), format);
+  try {
+    const size_t bytes = row.algorithm->workspace(p, op, 1);
+    const at::Tensor memory = at::empty({int64_t(bytes)}, first.options().dtype(at::kByte));
+    void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = result.data_ptr();
+    ConvTensors t{};
+    switch (row.direction) {
+      case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
+      case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
+      case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
+    }
+    row.algorithm->run(p, op, t, none_kept, bytes ? memory.data_ptr() : nullptr, serial());
+    return result;
+  } catch (const CudaFailed& failed) {
+    remember(*row.algorithm, p, call, op, failed.what());
+    throw;
+  } catch (const c10::OutOfMemoryError&) {
+    remember(*row.algorithm, p, call, op, "there was no memory for its workspace");
+    throw CudaFailed("no memory");
+  }
+}
+
+void* stream_of(int device) { return current_stream(device).native_handle(); }
+
+void find_runtime(const char* torch_cuda) {
+  *reinterpret_cast<void**>(&ask_capturing) = dlsym(dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD), "cudaStreamIsCapturing");
+}
+
+bool is_capturing(int device) {
+  int status = 0;
+  return ask_capturing && (ask_capturing(stream_of(device), &status) != 0 || status != 0);
+}
+
+double seconds_on_device(int device, const std::function<void()>& run) {
+  constexpr double short_time = 0.0005, most = 16;
+  const c10::Stream stream = current_stream(device);
+  const auto repeated = [&](int times) {
+    c10::Event begin(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT), end(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+    begin.record(stream);
+    for (int i = 0; i < times; i++) run();
+    end.record(stream);
+    end.synchronize();
+    return begin.elapsedTime(end) / 1000 / times;
+  };
+  const double once = repeated(1);
+  return once < short_time ? repeated(int(std::min(most, short_time / std::max(once, 1e-9) + 1))) : once;
+}
+
+}  // namespace msctx::glue

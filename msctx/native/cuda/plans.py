@@ -1,0 +1,134 @@
+"""Answers the native core: which kernels run for a convolution of CUDA tensors, compiled and loaded when the first is launched."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import threading
+from ctypes import POINTER, Structure, c_char, c_int, c_int32, c_int64, c_ubyte, c_uint32, c_void_p
+from typing import Any
+
+from msctx.errors import NativeError
+from msctx.native.cuda import build, depthwise, driver
+from msctx.native.cuda.depthwise import OPS, Parameters, Problem
+from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, Module
+
+PLACES = ("x", "w", "y", "workspace")
+"""How the core numbers tensors."""
+
+
+class ConvProblem(Structure):
+    """``ConvProblem`` of kernels/include/msctx/conv.h."""
+
+    _fields_ = [
+        ("dims", c_int32),
+        ("dtype", c_int32),
+        *((name, c_int64) for name in ("n", "c", "k", "groups")),
+        *((name, c_int64 * 3) for name in ("extent", "out", "window", "stride", "pad", "dilation")),
+    ]
+
+
+class CudaLaunch(Structure):
+    """``CudaLaunch`` of kernels/glue/cuda_depthwise.h."""
+
+    _fields_ = [
+        ("function", c_void_p),
+        ("grid", c_uint32),
+        ("threads", c_uint32),
+        ("count", c_int32),
+        ("tensor", c_int32 * 4),
+        ("bytes", c_int32),
+        ("parameters", c_ubyte * 256),
+    ]
+
+
+class CudaPlan(Structure):
+    """``CudaPlan`` of kernels/glue/cuda_depthwise.h."""
+
+    _fields_ = [
+        ("workspace", c_int64),
+        ("additions", c_int64),
+        ("launches", c_int32),
+        ("launch", CudaLaunch * 2),
+        ("obstacle", c_char * 512),
+    ]
+
+
+PLAN = ctypes.CFUNCTYPE(c_int, POINTER(ConvProblem), c_int, c_int, c_int, POINTER(CudaPlan))
+_lock = threading.Lock()
+_loaded: dict[tuple[int, Module], driver.Kernels] = {}
+"""By context, of which there is one for each GPU."""
+
+
+def plan(asked: Any, op: int, channels_last: int, load: int, found: Any) -> int:
+    """Called by the core in the thread of the convolution, on its device; nothing may leave it. 0: see ``obstacle``."""
+    try:
+        fill(found[0], problem_of(asked[0], bool(channels_last)), OPS[op], bool(load))
+    except (NativeError, ValueError) as error:
+        obstacle = str(error)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            _thread.interrupt_main()
+        obstacle = repr(error)
+    else:
+        return 1
+    found[0].obstacle = obstacle.encode()[:511]
+    return 0
+
+
+def problem_of(asked: ConvProblem, channels_last: bool) -> Problem:
+    """A depthwise problem of the core's; 1-D is 2-D of height 1."""
+
+    def pair(values: Any) -> tuple[int, int]:
+        return values[1], values[2]
+
+    return Problem(
+        list(DTYPES)[asked.dtype],
+        LAYOUTS[channels_last],
+        asked.n,
+        asked.c,
+        asked.k // asked.c,
+        pair(asked.extent),
+        pair(asked.window),
+        pair(asked.stride),
+        pair(asked.pad),
+        pair(asked.dilation),
+    )
+
+
+def fill(found: CudaPlan, problem: Problem, op: str, load: bool) -> None:
+    """Write what runs into *found*; with *load* its kernels are in the context that is current.
+
+    Raises:
+        NativeError: they cannot be compiled or loaded.
+    """
+    found.workspace = depthwise.workspace(problem, op)
+    found.additions = depthwise.additions(problem, op)
+    launches = depthwise.launches(problem, op)
+    found.launches = len(launches)
+    if load:
+        with driver.relaxed():
+            for slot, launch in zip(found.launch, launches, strict=False):
+                slot.function = kernels(KERNELS[launch.kernel].module).function(launch.kernel)
+    for slot, launch in zip(found.launch, launches, strict=False):
+        slot.grid, slot.threads, slot.count = launch.grid, launch.threads, len(launch.tensors)
+        slot.tensor = (c_int32 * 4)(*(PLACES.index(name) for name in launch.tensors))
+        slot.bytes = ctypes.sizeof(Parameters)
+        ctypes.memmove(slot.parameters, ctypes.byref(launch.parameters), slot.bytes)
+
+
+def kernels(module: Module) -> driver.Kernels:
+    """A module's kernels in the context that is current; compiled, if they are not cached, and loaded the first time.
+
+    Raises:
+        NativeError: there is no compiler, or the driver does not take what it made.
+    """
+    key = (driver.context(), module)
+    with _lock:
+        if key not in _loaded:
+            _loaded[key] = driver.Kernels(build.cubin(module, driver.arch()))
+        return _loaded[key]
+
+
+serve = PLAN(plan)
+"""For the core, which calls it as long as the process lives."""

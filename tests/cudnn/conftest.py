@@ -1,0 +1,35 @@
+"""Interpreters in which the device far has cuDNN's algorithms, from a stand-in: see standin.py."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PRELUDE = f"""
+import sys
+sys.path[:0] = {[str(folder) for folder in (HERE, HERE.parent, HERE.parent / "kernels" / "cuda")]!r}
+import standin
+from standin import *
+import torch, warnings
+cudnn = start()
+torch.manual_seed(0)
+"""
+
+
+@pytest.fixture(scope="session")
+def prelude() -> str:
+    return PRELUDE
+
+
+@pytest.fixture
+def asking(far: Callable[..., str]) -> Callable[[str], str]:
+    """Run code after the prelude."""
+
+    def run(code: str) -> str:
+        return far(PRELUDE + textwrap.dedent(code))
+
+    return run
