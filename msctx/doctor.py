@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
@@ -70,6 +68,8 @@ def _torch() -> Iterator[Check]:
 def _cuda() -> Iterator[Check]:
     import torch
 
+    from msctx.native import core
+
     if not torch.backends.cuda.is_built():
         has_driver = Path("/proc/driver/nvidia/version").exists()
         fix = (
@@ -83,6 +83,9 @@ def _cuda() -> Iterator[Check]:
     else:
         cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else "none"
         yield Check("cuda", "ok", f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}, cuDNN {cudnn}")
+        why = core.cudnn_obstacle()
+        words = "conv_fprop_algo and its like run on the CPU alone"
+        yield Check("cuDNN by name", "missing", why, words) if why else Check("cuDNN by name", "ok", "algorithms can be named")
 
 
 def _ascend() -> Iterator[Check]:
@@ -102,20 +105,16 @@ def _ascend() -> Iterator[Check]:
 def _compilers() -> Iterator[Check]:
     from msctx.errors import NativeError
     from msctx.native import compiler
+    from msctx.native.cuda import compilers
 
-    try:
-        yield Check("C++ compiler", "ok", str(compiler.find()))
-    except NativeError as error:
-        yield Check("C++ compiler", "missing", str(error), "apt install g++ (for the native core alone)")
-    for name, command, fix in (
-        ("CUDA compiler", "nvcc", "optional: the CUDA toolkit (needed later, for CUDA kernels of our own alone)"),
+    for name, find, fix in (
+        ("C++ compiler", compiler.find, "apt install g++ (for the native core alone)"),
+        ("CUDA compiler", compilers.find, "for CUDA kernels of msctx's own alone: direct, and what performance takes"),
     ):
-        path = shutil.which(command)
-        if path is None:
-            yield Check(name, "missing", f"{command} not found", fix)
-        else:
-            lines = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20).stdout.splitlines()
-            yield Check(name, "ok", lines[-1] if lines else path)
+        try:
+            yield Check(name, "ok", str(find()))
+        except NativeError as error:
+            yield Check(name, "missing", str(error), fix)
 
 
 def _libraries() -> Iterator[Check]:

@@ -21,7 +21,7 @@ namespace {
 using Handle = void*;
 using Descriptor = void*;
 enum { success = 0, not_supported = 3000, beyond_not_supported = 4000 };  // cudnnStatus_t of cuDNN 9: 3001, 3002 say why
-enum Math { tensor_op = 1, fma = 3 };                                     // cudnnMathType_t
+enum Math { tf32_allowed = 0, tensor_op = 1, fma = 3 };                   // cudnnMathType_t: the first is CUDNN_DEFAULT_MATH
 enum { cross_correlation = 1 };                                           // cudnnConvolutionMode_t
 enum { nchw = 0, nhwc = 1 };                                              // cudnnTensorFormat_t
 
@@ -99,7 +99,7 @@ struct Described {
     check(cudnn.set_convolution(convolution, dims, pad, stride, dilation, cross_correlation, p.dtype == DType::f64 ? 1 : 0));
     check(cudnn.set_groups(convolution, int(p.groups)));
     const bool is_half = p.dtype == DType::f16 || p.dtype == DType::bf16;
-    check(cudnn.set_math(convolution, tf32 || is_half ? tensor_op : fma));
+    check(cudnn.set_math(convolution, is_half ? tensor_op : tf32 ? tf32_allowed : fma));
   }
   Described() = default;
   Described(const Described&) = delete;

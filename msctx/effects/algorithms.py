@@ -11,6 +11,7 @@ ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
 ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
+DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
 def _policy(want: Want, **fields: Any) -> dict[str, Any]:
@@ -47,7 +48,8 @@ def algorithm(want: Want) -> Outcome:
         return refused("it is computed on the CPU alone: compare with tensors that are moved there")
     assignments = _policy(want, **{want.option.name: want.value})
     if want.value != "performance":
-        return honoured(assignments, ON_CUDA if want.device == "cuda" and want.value != "normal" else "")
+        named = DIRECT_ON_CUDA if want.value == "direct" else ON_CUDA
+        return honoured(assignments, named if want.device == "cuda" and want.value != "normal" else "")
     for name, value in (("deterministic", "ON"), ("thread_invariant", True)):
         if want.other(name) == value:
             differs = f"nothing is measured under {name}={value}: the tuning file decides what it knows, normal the rest"

@@ -137,7 +137,7 @@ def test_tf32_is_taken_only_where_everybody_allows_it(asking: Run) -> None:
         return log(cudnn)[0].split()[2]
 
     names = dict(conv_fprop_algo="implicit_precomp_gemm")
-    assert math(**names, conv_allow_tf32=True) == "tensor_op"
+    assert math(**names, conv_allow_tf32=True) == "default", "CUDNN_DEFAULT_MATH is what allows TF32 from A100 on, as in torch"
     assert math(**names, conv_allow_tf32=False) == "fma"
     assert math(conv_fprop_algo="gemm", conv_allow_tf32=True) == "fma", "it has no tensor cores"
     torch.backends.cudnn.allow_tf32 = False
@@ -190,6 +190,23 @@ def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
         assert "cuDNN failed to run it" in str(error)
     else:
         raise AssertionError
+    """)
+
+
+def test_a_workspace_for_which_there_is_no_memory_is_done_without(asking: Run) -> None:
+    asking("""
+    import ctypes, far_device
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    ask(conv_fprop_algo="fft_tiling", fallback="silent")
+    limit = ctypes.CDLL(str(far_device.library())).far_limit_blocks
+    given = on_far(x, w)
+    limit(ctypes.c_int64(6000))  # the result has 1680 bytes, and fft_tiling wants 6144
+    log(cudnn)
+    found = [torch.nn.functional.conv2d(*given) for _ in range(2)]
+    limit(ctypes.c_int64(-1))
+    assert [line.split()[1] for line in log(cudnn)] == ["implicit_precomp_gemm"] * 2
+    assert torch.allclose(found[0].cpu(), torch.nn.functional.conv2d(x, w), atol=1e-5)
+    assert any("fft_tiling: there was no memory for its workspace" in reason for row in rows() for reason in row.reasons), rows()
     """)
 
 

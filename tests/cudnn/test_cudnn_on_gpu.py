@@ -105,7 +105,7 @@ def test_direct_is_our_own_kernel_where_each_channel_is_for_itself(dtype: torch.
 
 
 def test_our_own_kernel_is_loaded_while_a_graph_is_recorded() -> None:
-    x, w = torch.randn(2, 8, 19, 17, device="cuda", dtype=torch.bfloat16), torch.randn(8, 1, 3, 2, device="cuda", dtype=torch.bfloat16)
+    x, w = (torch.randn(shape).to("cuda", torch.bfloat16) for shape in ((2, 8, 19, 17), (8, 1, 3, 2)))
     with msctx.context(conv_fprop_algo="direct", fallback="error"):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -51,6 +51,7 @@ def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
         "native.cuda.tuning_file": None if row.assignments["native.cuda.tuning_file"] is None else "t.json",
     }
     assert rows("cuda", conv_algo_rules="a: gemm")["conv_algo_rules"].status == "honoured"
+    assert "cuDNN never implemented it" in rows("cuda", conv_fprop_algo="direct")["conv_fprop_algo"].reason
     assert rows("cuda", **options)["conv_workspace_limit"].status == "honoured"
     tf32 = rows("cuda", conv_fprop_algo="gemm", conv_allow_tf32=False)
     assert tf32["conv_fprop_algo"].assignments["native.cuda.conv_allow_tf32"] is False

@@ -66,7 +66,10 @@ struct FarAllocator final : c10::DeviceAllocator {
     for (auto* bytes : {&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes, &stats.requested_bytes}) change((*bytes)[0]);
   }
 
+  std::atomic<size_t> largest{SIZE_MAX};
+
   DataPtr allocate(size_t bytes) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes <= largest, "far out of memory. Tried to allocate ", bytes, " bytes");
     auto* cpu = c10::GetAllocator(c10::kCPU);
     return adopt(new_storage(bytes, cpu->allocate(bytes), cpu));
   }
@@ -92,6 +95,9 @@ void FarAllocator::release(void* held) {
   memory->each_count([&](auto& stat) { stat.decrease(cpu->nbytes()); });
   delete cpu;
 }
+
+// From now on larger blocks are refused, as if there were no memory; -1: none are.
+extern "C" __attribute__((visibility("default"))) void far_limit_blocks(int64_t bytes) { memory->largest = size_t(bytes); }
 
 // Host memory that is only marked, so that is_pinned() tells what asked for it.
 struct PinnedAllocator final : c10::Allocator {
