@@ -204,7 +204,8 @@ def test_a_workspace_for_which_there_is_no_memory_is_done_without(asking: Run) -
     log(cudnn)
     found = [torch.nn.functional.conv2d(*given) for _ in range(2)]
     limit(ctypes.c_int64(-1))
-    assert [line.split()[1] for line in log(cudnn)] == ["implicit_precomp_gemm"] * 2
+    ran = log(cudnn)
+    assert [line.split()[1] for line in ran] == ["implicit_precomp_gemm"] * 2, (ran, rows())
     assert torch.allclose(found[0].cpu(), torch.nn.functional.conv2d(x, w), atol=1e-5)
     assert any("fft_tiling: there was no memory for its workspace" in reason for row in rows() for reason in row.reasons), rows()
     """)

@@ -52,8 +52,11 @@ struct FarAllocator final : c10::DeviceAllocator {
   std::mutex lock;
   c10::CachingDeviceAllocator::DeviceStats stats;
 
+  std::atomic<size_t> largest{SIZE_MAX};
+
   // Far memory that is the memory of a storage of the CPU, which it keeps alive.
   DataPtr adopt(Storage cpu) {
+    TORCH_CHECK_WITH(OutOfMemoryError, cpu.nbytes() <= largest, "far out of memory. Tried to allocate ", cpu.nbytes(), " bytes");
     void* data = cpu.mutable_data();
     each_count([&](auto& stat) { stat.increase(cpu.nbytes()); });
     return {data, new Storage(std::move(cpu)), &release, far_device};
@@ -66,10 +69,7 @@ struct FarAllocator final : c10::DeviceAllocator {
     for (auto* bytes : {&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes, &stats.requested_bytes}) change((*bytes)[0]);
   }
 
-  std::atomic<size_t> largest{SIZE_MAX};
-
   DataPtr allocate(size_t bytes) override {
-    TORCH_CHECK_WITH(OutOfMemoryError, bytes <= largest, "far out of memory. Tried to allocate ", bytes, " bytes");
     auto* cpu = c10::GetAllocator(c10::kCPU);
     return adopt(new_storage(bytes, cpu->allocate(bytes), cpu));
   }
