@@ -137,7 +137,10 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   std::vector<std::string> why(found.text, found.text + found.count);
   if (!why.empty()) return why;
   if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
-  if (!a.fixed_order && deterministic) why.push_back("it adds in no fixed order, and deterministic=ON asks for the same bits");
+  if (!a.fixed_order && (deterministic || call.torch_is_deterministic))
+    why.push_back(
+        std::string("it adds in no fixed order, and ") + (deterministic ? "deterministic=ON asks" : "torch's own flags ask") +
+        " for the same bits");
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
   const bool may_fall_back = safe_ && (a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32"));  // see conv_run
   if (may_fall_back) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));

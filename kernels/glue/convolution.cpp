@@ -90,7 +90,11 @@ struct Asked {
     const bool is_cpu = place == Place::cpu;
     const auto format = is_cpu ? input.suggest_memory_format() : cuda_format(input, weight);
     call->channels_last = format != at::MemoryFormat::Contiguous;
-    call->torch_allows_tf32 = !is_cpu && at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+    const at::Context& torch = at::globalContext();
+    call->torch_allows_tf32 = !is_cpu && torch.allowTF32CuDNN(at::Float32Op::CONV);
+    call->torch_allows_cudnn = !is_cpu && torch.userEnabledCuDNN();
+    call->torch_is_deterministic =
+        (torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly()) || (!is_cpu && torch.deterministicCuDNN());
   }
   int threads() const { return place == Place::cpu ? at::get_num_threads() : 1; }
 

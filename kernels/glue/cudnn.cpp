@@ -215,6 +215,7 @@ struct Row {
   static void reasons(const ConvProblem& p, Op op, Reasons& found) {
     const int number = named.number[int(op)];
     found.add_if(number < 0, "cuDNN computes a transposed convolution as a gradient, which has no algorithm of this name");
+    found.add_if(!call_in_question().torch_allows_cudnn, "torch.backends.cudnn.enabled is False");
     found.add_if(tf32 && p.dtype != DType::f32, "TF32 is for float32");
     found.add_if(tf32 && !call_in_question().torch_allows_tf32, "torch.backends.cudnn.allow_tf32 is False");
     if (found.count || is_empty(p)) return;

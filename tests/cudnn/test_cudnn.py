@@ -126,6 +126,34 @@ def test_determinism_refuses_what_adds_atomically(asking: Run) -> None:
     """)
 
 
+def test_torchs_own_flags_hold(asking: Run) -> None:
+    asking("""
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    ask(conv_wgrad_algo="algo_0", fallback="silent")
+
+    def ran():
+        log(cudnn)
+        check(x, w)
+        return [line.split()[1] for line in log(cudnn)]
+
+    assert ran() == ["algo_0"]
+    torch.backends.cudnn.deterministic = True
+    assert ran() == ["winograd_nonfused"], "what the heuristic puts first"
+    assert "torch's own flags ask for the same bits" in rows()[-1].reasons[0]
+    torch.backends.cudnn.deterministic = False
+    torch.use_deterministic_algorithms(True)
+    assert ran() == ["winograd_nonfused"]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert ran() == ["algo_0"]
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.enabled = False
+    assert ran() == []
+    assert "torch.backends.cudnn.enabled is False" in rows()[-1].reasons[0]
+    torch.backends.cudnn.enabled = True
+    assert ran() == ["algo_0"]
+    """)
+
+
 def test_tf32_is_taken_only_where_everybody_allows_it(asking: Run) -> None:
     asking("""
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)

@@ -188,6 +188,17 @@ def test_an_algorithm_of_no_fixed_order_by_rule_is_refused_at_the_call_under_det
             y.sum().backward()
 
 
+@pytest.mark.usefixtures("torch_as_found")
+def test_the_same_where_torch_itself_has_been_told_to_be_deterministic() -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    with asking("wgrad", "algo_0", fallback="silent") as ctx:
+        for told in ({"mode": True}, {"mode": True, "warn_only": True}, {"mode": False}):
+            torch.use_deterministic_algorithms(**told)
+            fn.conv2d(x, w).sum().backward()
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("torch", 1), ("algo_0", 2)]
+    assert "torch's own flags ask for the same bits" in ctx.choices()[0].reasons[0]
+
+
 def test_an_algorithm_of_no_fixed_order_that_is_named_is_refused_at_entry() -> None:
     with pytest.raises(StrictError, match="no fixed order"), asking("dgrad", "algo_0", deterministic="ON", strict=True):
         pass

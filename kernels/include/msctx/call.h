@@ -16,7 +16,8 @@ struct ConvCall {
   int32_t transposed;
   int32_t channels_last;
   int32_t device;  // its number among those of its kind; 0 on the CPU
-  int32_t torch_allows_tf32;  // what torch's own flag says, on CUDA
+  // What torch's own flags say; the first two of CUDA alone.
+  int32_t torch_allows_tf32, torch_allows_cudnn, torch_is_deterministic;
 };
 
 // What choices() and rules show of a call; the shapes are torch's. An extent that is the same along all axes is written once.
