@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -220,7 +221,7 @@ def tried(
             if figure.ms is not None and figure.ms <= longest:
                 figure.ms = measure.seconds_of(repeated(contender, problem, sets), problem.device) / ROUND * 1e3
     except Exception as error:
-        figure.why = told(error)
+        figure.ms, figure.why = None, told(error)
         settle(problem.device)
     return figure
 
@@ -317,7 +318,7 @@ NOT_COMPUTING = re.compile("memcpy|memset", re.IGNORECASE)
 
 
 def kernels_of(problem: Problem, contender: Contender, given: Tensors) -> list[str]:
-    """The names, in the order in which they first ran; on a CPU those of operators."""
+    """The names, what took the most time first; on a CPU those of operators."""
     activity, kind = {
         "cuda": (torch.profiler.ProfilerActivity.CUDA, torch.autograd.DeviceType.CUDA),
         "cpu": (torch.profiler.ProfilerActivity.CPU, torch.autograd.DeviceType.CPU),
@@ -325,8 +326,11 @@ def kernels_of(problem: Problem, contender: Contender, given: Tensors) -> list[s
     with torch.profiler.profile(activities=[activity]) as profile:
         contender.through(lambda: problem.run(*given))
         settle(problem.device)
-    names = (event.name for event in profile.events() or () if event.device_type == kind)
-    return list(dict.fromkeys(name for name in names if not NOT_COMPUTING.search(name)))
+    spent: Counter[str] = Counter()
+    for event in profile.events() or ():
+        if event.device_type == kind and not NOT_COMPUTING.search(event.name):
+            spent[event.name] += event.time_range.elapsed_us()
+    return [name for name, _ in spent.most_common()]
 
 
 def kernels(device: torch.device) -> list[Case]:
