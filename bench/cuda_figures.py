@@ -428,7 +428,7 @@ def own_kernels(device: torch.device) -> list[Case]:
 
     return [
         case(Problem(layer, batch, direction, arithmetic, layout, device))
-        for layer, batch in DEPTHWISE
         for arithmetic, layout in DEPTHWISE_MODES
+        for layer, batch in DEPTHWISE
         for direction in DIRECTIONS
     ]
