@@ -182,9 +182,12 @@ def lines_of(
 
 
 def keep(path: Path | None, result: dict[str, Any]) -> None:
+    """Who is killed meanwhile leaves what was there before."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
 
 
 def into_readme(name: str, lines: Iterable[str], by: str = "a script of bench/ with --readme") -> None:

@@ -91,16 +91,18 @@ def call(layer: Layer, direction: str) -> Callable[[Any, Any, Any], Any]:
     return run
 
 
-def tensors(layer: Layer, batch: int, seed: int, memory_format: str = "channels_first", data: str = "normal") -> Tensors:
+def tensors(
+    layer: Layer, batch: int, seed: int, memory_format: str = "channels_first", data: str = "normal", device: Any = "cpu"
+) -> Tensors:
     """Input, weight and the gradient of the output, float32, normally distributed; ``denormal``: the input times 1e-39."""
     import torch
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     out = (layer.size + 2 * layer.padding - layer.window) // layer.stride + 1
-    x = torch.randn(batch, layer.c, layer.size, layer.size, generator=generator)
-    w = torch.randn(layer.k, layer.c // layer.groups, layer.window, layer.window, generator=generator)
+    x = torch.randn(batch, layer.c, layer.size, layer.size, generator=generator, device=device)
+    w = torch.randn(layer.k, layer.c // layer.groups, layer.window, layer.window, generator=generator, device=device)
     if data == "denormal":
         x = x * 1e-39
-    g = torch.randn(batch, layer.k, out, out, generator=generator)
+    g = torch.randn(batch, layer.k, out, out, generator=generator, device=device)
     kind = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
     return x.contiguous(memory_format=kind), w.contiguous(memory_format=kind), g.contiguous(memory_format=kind)

@@ -48,7 +48,7 @@ def step_of(model: Any, is_training: bool) -> Step:
 
     def step(images: Any) -> Any:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), torch.zeros(len(images), dtype=torch.long)).backward()
+        torch.nn.functional.cross_entropy(model(images), images.new_zeros(len(images), dtype=torch.long)).backward()
         gradient = weight.grad.clone()
         optimizer.step()
         return gradient

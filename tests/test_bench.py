@@ -1,12 +1,19 @@
-"""The tables of bench/ leave no contender out."""
+"""The tables of bench/ leave no contender out; the report on a GPU, tried on a CPU, tells of every part."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from msctx.native import build
 
 BENCH = Path(__file__).parents[1] / "bench"
 FAULTS, SYSTEM = {"torch": 10.0, "msctx": 0.0}, {"torch": 0.125, "msctx": 0.0}
@@ -16,15 +23,142 @@ def row(subject: str, **ratios: float) -> dict[str, Any]:
     return {"subject": subject, "threads": 1, "ms": 100.0, "ratios": ratios, "faults": FAULTS, "system": SYSTEM}
 
 
-def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    for name in ("memory", "contest", "networks"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import memory
-
+def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(bench: Callable[[str], Any]) -> None:
+    memory = bench("memory")
     of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
     rows = [row("one", msctx=1.5, jemalloc=2.0), row("other", msctx=1.25, tcmalloc=3.0)]
     head, _, *lines, _, _ = memory.table([{"machine": of, "processes": 1, "subjects": [one]} for one in rows])
     assert head.split(" | ")[5:] == ["msctx", "jemalloc", "tcmalloc |"]
     assert lines[0].startswith("| one | 1 | 100 | 12.5% → 0.0% | 10 → 0 |")
     assert [line.split("|")[6:9] for line in lines] == [[" **1.50** ", " 2.00 ", "  "], [" **1.25** ", "  ", " 3.00 "]]
+
+
+def cuda_report(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(BENCH / "cuda_report.py"), *words], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a script of bench/ as a module."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    for name in {path.stem for path in BENCH.glob("*.py")} & set(sys.modules):
+        monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module
+
+
+@pytest.fixture
+def native() -> None:
+    """Built before any clock runs."""
+    if why := build.obstacle():
+        pytest.skip(why)
+    build.library()
+
+
+def is_whole(row: dict[str, Any]) -> bool:
+    """Whether each figure is within the bound, or says why there is none."""
+    return all(
+        bool(f["ratio"]) is not bool(f["why"]) and (f["ratio"] is None or f["error"] <= row["bound"]) for f in row["figures"]
+    )
+
+
+def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native: None) -> None:
+    file = tmp_path / "cuda.json"
+    done = cuda_report("--device", "cpu", "--seconds", "8", "--parts", "environment,figures,depthwise", "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(file.read_text())
+    parts = result["parts"]
+    notes = {name: part["note"] for name, part in parts.items()}
+    assert notes.pop("depthwise") == "needs a GPU"
+    assert (notes.pop("environment"), notes.pop("figures")) == ("", "")
+    assert set(notes) == {"build", "checks", "kernels", "overhead", "costs", "more checks"}
+    assert set(notes.values()) == {"not asked for"}
+    assert not any(part["failed"] for part in parts.values())
+    (environment,) = parts["environment"]["rows"]
+    assert environment["torch"] == torch.__version__
+    assert all(is_whole(row) for row in parts["figures"]["rows"])
+    names = [figure["name"] for figure in parts["figures"]["rows"][0]["figures"]]
+    assert {"torch", "torch again", "torch, benchmark", "gemm", "winograd", "normal", "performance"} <= set(names)
+    assert "--- figures, " in done.stdout
+
+
+def test_the_other_parts_of_the_report(
+    bench: Callable[[str], Any], native: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that take more time than they tell in the process above, a case of each."""
+    cases, tables = bench("cuda_cases"), bench("cuda_tables")
+    monkeypatch.setattr(cases, "CALLS", 2)
+    monkeypatch.setattr(cases, "STEPS", 0.0)
+    threads = torch.get_num_threads()
+    for part, count in {"kernels": 8, "overhead": 6, "costs": 3}.items():
+        rows: list[dict[str, Any]] = []
+        for _, run in cases.of(part, "cpu")[: 1 if part == "kernels" else None]:
+            run(rows.append)
+        assert len(rows) >= count
+        tables.show(part, {"rows": rows, "failed": [], "cases": 1, "begun": 1, "note": "", "seconds": 1.0})
+    torch.set_num_threads(threads)
+    out = capsys.readouterr().out
+    assert "fprop winograd_nonfused" in out
+    assert "forward and backward, implicit_gemm and algo_1 by name" in out
+    assert "conv_workspace_limit=0: " in out
+
+
+def test_without_a_gpu_the_report_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    done = cuda_report()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "cuda_report.py: torch finds no NVIDIA GPU here; --device cpu tries the script itself\n"
+
+
+LINES = {
+    "environment": 'say(cases=1); say(begun="environment"); say(row={"GPU": "none"})',
+    "build": "raise OSError('no such library')",
+    "overhead": """
+say(cases=3)
+if skip == 0:
+    say(begun="first")
+    say(row={"what": "forward", "how": "first", "us": 1.0, "us_waiting": 2.0})
+    os.kill(os.getpid(), signal.SIGSEGV)
+say(begun="second" if skip == 1 else "third")
+print("it was the second that failed", file=sys.stderr)
+sys.exit(skip == 1)
+""",
+    "costs": 'say(cases=2); say(begun="slow"); time.sleep(600)',
+}
+PRELUDE = """
+import json, os, signal, sys, time
+skip = int(sys.argv[1])
+def say(**message):
+    print(json.dumps(message), flush=True)
+"""
+
+
+def test_a_part_that_fails_does_not_end_the_others(
+    bench: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exception before anything, a crash and an exception in a case, and one that hangs."""
+    report, file = bench("cuda_report"), tmp_path / "cuda.json"
+    asked = "environment,build,overhead,costs"
+    monkeypatch.setattr(report, "PARTS", dict.fromkeys(asked.split(","), 1.0))
+    monkeypatch.setattr(report.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(
+        sys, "argv", [report.__file__, "--device", "cpu", "--seconds", "5", "--parts", asked, "--json", str(file)]
+    )
+    monkeypatch.setattr(report, "GRACE", 0.5)
+    monkeypatch.setattr(
+        report, "command", lambda part, given, skip, seconds: [sys.executable, "-c", PRELUDE + LINES[part], str(skip)]
+    )
+    assert report.main() == 1
+    parts = json.loads(file.read_text())["parts"]
+    out = capsys.readouterr().out
+    assert parts["environment"]["rows"] == [{"GPU": "none"}]
+    assert parts["build"]["note"] == "it cannot begin"
+    assert [failed["why"] for failed in parts["build"]["failed"]] == ["OSError: no such library"]
+    assert [(f["case"], f["why"]) for f in parts["overhead"]["failed"]] == [
+        ("first", "ended with exit code -11"),
+        ("second", "it was the second that failed"),
+    ]
+    assert (parts["overhead"]["begun"], parts["overhead"]["note"], len(parts["overhead"]["rows"])) == (3, "", 1)
+    assert parts["costs"]["note"] == "killed at slow: it was out of time"
+    assert "FAILED second: it was the second that failed" in out
+    assert "1 of 2 cases left out: there was no time" in out

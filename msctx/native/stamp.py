@@ -54,7 +54,7 @@ def stamp(library: Core, place: str = "cpu") -> Stamp:
         gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
         return Stamp(
             cpu=", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
-            flags=", ".join([*dict.fromkeys(f"sm_{gpu.major}{gpu.minor}" for gpu in gpus), f"driver {_driver()}"]),
+            flags=", ".join([*dict.fromkeys(f"sm_{gpu.major}{gpu.minor}" for gpu in gpus), f"driver {driver()}"]),
             isa=f"cuDNN {torch.backends.cudnn.version()}",
             torch=f"{torch.__version__} CUDA {torch.version.cuda}",
             kernels="",
@@ -74,7 +74,7 @@ def stamp(library: Core, place: str = "cpu") -> Stamp:
     )
 
 
-def _driver() -> str:
+def driver() -> str:
     """The version of NVIDIA's driver, as its kernel module tells it."""
     try:
         return re.findall(r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text())[0]

@@ -14,7 +14,7 @@ from filelock import FileLock
 from msctx.errors import NativeError
 from msctx.native import cachedir, compiler, recipe
 from msctx.native.compiler import Step
-from msctx.native.cuda.depthwise import Parameters, Problem, launches, workspace
+from msctx.native.cuda.depthwise import Launch, Problem, launches, workspace
 from msctx.native.cuda.manifest import KERNELS, Module
 
 HERE = Path(__file__).resolve().parent
@@ -85,14 +85,15 @@ class Emulation:
         # to the byte, with nothing behind it, so that a sanitizer sees what is read beyond
         places["workspace"] = np.full(workspace(problem, op, general), GARBAGE, np.uint8)
         for launch in launches(problem, op, general):
-            pointers = (c_void_p * 3)(*(places[name].ctypes.data for name in launch.tensors))
-            kernel = ctypes.cast(getattr(self._c, launch.kernel), c_void_p)
-            count = len(launch.tensors)
-            parameters: Parameters = launch.parameters
-            met = self._c.emulated_depthwise(
-                kernel, pointers, count, ctypes.byref(parameters), launch.grid, launch.threads, backwards
-            )
-            assert met, f"{launch.kernel}: threads of a block ended while others waited for them"
+            self.launch(launch, {name: places[name].ctypes.data for name in launch.tensors}, backwards)
+
+    def launch(self, launch: Launch, pointers: dict[str, int], backwards: bool = False) -> None:
+        """As the driver does, of tensors in the host's memory."""
+        places = (c_void_p * 3)(*(pointers[name] for name in launch.tensors))
+        kernel = ctypes.cast(getattr(self._c, launch.kernel), c_void_p)
+        parameters, count = ctypes.byref(launch.parameters), len(launch.tensors)
+        met = self._c.emulated_depthwise(kernel, places, count, parameters, launch.grid, launch.threads, backwards)
+        assert met, f"{launch.kernel}: threads of a block ended while others waited for them"
 
     def from_binary16(self, bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         found = np.empty(bits.size, np.float32)

@@ -1,0 +1,434 @@
+"""Convolutions on a GPU: each algorithm by name beside torch's own path, the kernels that cuDNN ran, and our own depthwise ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import layers
+import torch
+from algorithms import DIRECTIONS, VALUES
+from layers import DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OTHERS, STRIDED, WINDOW_1, WINDOW_3, Layer, Tensors
+
+import msctx
+from msctx.compare import measure
+from msctx.compare.measure import Entrant
+from msctx.native.choices import Choice
+from msctx.native.cuda import build, depthwise, driver
+from msctx.native.cuda.manifest import KERNELS, Module
+
+Say = Callable[[dict[str, Any]], None]
+Case = tuple[str, Callable[[Say], None]]
+"""Its name, and what tells of each row as it is found."""
+Run = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    name: str
+    dtype: torch.dtype
+    bound: float
+    """Of |error| in units of the largest result, that of Winograd's transforms: what is beyond it is wrong, and not timed."""
+    tf32: bool = False
+
+
+STRICT, TF32 = Arithmetic("float32", torch.float32, 1e-4), Arithmetic("TF32", torch.float32, 1e-2, tf32=True)
+BFLOAT16, FLOAT16 = Arithmetic("bfloat16", torch.bfloat16, 6e-2), Arithmetic("float16", torch.float16, 1e-2)
+FIRST, LAST = "channels_first", "channels_last"
+MODES = (
+    *((STRICT, FIRST), (TF32, FIRST), (BFLOAT16, LAST), (STRICT, LAST)),
+    *((FLOAT16, LAST), (TF32, LAST), (BFLOAT16, FIRST), (FLOAT16, FIRST)),
+)
+"""The most important first."""
+LAYERS = (
+    *((WINDOW_3[0], 64), (WINDOW_3[2], 64), (WINDOW_1[0], 64), (STRIDED[0], 64), (DEPTHWISE_7[0], 64), (OTHERS[0], 64)),
+    *((OTHERS[2], 64), (DEPTHWISE_3[0], 64), (WINDOW_3[1], 64), (WINDOW_3[3], 64), (WINDOW_1[3], 64)),
+    *((DEPTHWISE_LARGE[0], 16), (Layer("dense 15x15", 64, 64, 56, 15), 8)),
+)
+"""With the batch size: so much that a GPU is busy for longer than it takes to launch; the most important first."""
+TRIED = ((Layer("tried 3x3", 8, 8, 12, 3), 2), (Layer("tried depthwise 3x3", 8, 8, 12, 3, 1, 8), 2))
+"""In place of them on a CPU."""
+DEPTHWISE = ((DEPTHWISE_7[0], 64), (DEPTHWISE_3[0], 64), (DEPTHWISE_LARGE[0], 16))
+DEPTHWISE_MODES = (
+    *((STRICT, FIRST), (BFLOAT16, LAST), (FLOAT16, LAST)),
+    *((STRICT, LAST), (BFLOAT16, FIRST), (FLOAT16, FIRST)),
+)
+ROUND = 3
+"""Inputs that take turns: a run is one convolution of each, back to back."""
+SECONDS = 0.25
+"""For the rounds of one problem; there are seven even if they take longer."""
+HOPELESS = 8.0
+"""How many times slower than torch what is timed but once is."""
+TORCH, AGAIN, BENCHMARK = "torch", "torch again", "torch, benchmark"
+HEURISTICS = ("normal", "performance")
+plans_of_benchmark = ThreadPoolExecutor(1)
+"""torch keeps the plans of problems by thread, under a key without cudnn.benchmark: in one thread the first would count."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    layer: Layer
+    batch: int
+    direction: str
+    arithmetic: Arithmetic
+    layout: str
+    device: torch.device
+
+    def __str__(self) -> str:
+        return f"{self.layer.name}, {self.direction}, {self.arithmetic.name}, {self.layout}"
+
+    def about(self) -> dict[str, Any]:
+        """What rows say of it."""
+        of = {"layer": self.layer.name, "batch": self.batch, "direction": self.direction}
+        return of | {"arithmetic": self.arithmetic.name, "layout": self.layout}
+
+    @property
+    def run(self) -> Run:
+        return layers.call(self.layer, self.direction)
+
+    def inputs(self, seed: int) -> Tensors:
+        made = layers.tensors(self.layer, self.batch, seed, self.layout, device=self.device)
+        x, w, g = (tensor.to(self.arithmetic.dtype) for tensor in made)
+        return x, w, g
+
+
+@dataclass
+class Figure:
+    """How something did on a problem. What has no ratio was not timed: *why*."""
+
+    name: str
+    ran: str = ""
+    provider: str = ""
+    math: str = ""
+    ratio: float | None = None
+    """torch's time over its own, the median of rounds."""
+    spread: float | None = None
+    rounds: int = 0
+    ms: float | None = None
+    """Of one convolution."""
+    error: float | None = None
+    """Largest |error| against float64, in units of the largest result."""
+    workspace: int = 0
+    why: str = ""
+
+
+def settle(device: torch.device) -> None:
+    """Wait for the device: what went wrong on it is told here at the latest."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+# --- what is right ------------------------------------------------------------------------------------------------------
+
+
+def exact(problem: Problem, given: Tensors) -> torch.Tensor:
+    """The result in float64, of the values given."""
+    where = exact_on(problem.device)
+    found = problem.run(*(tensor.to(where, torch.float64).contiguous() for tensor in given))
+    return found.to(problem.device)
+
+
+@cache
+def exact_on(device: torch.device) -> torch.device:
+    """Where float64 is computed: on the device, if it agrees there with the CPU."""
+    cpu, apart = torch.device("cpu"), []
+    for direction in DIRECTIONS:
+        problem = Problem(Layer("", 8, 12, 14, 3, 1, 4), 2, direction, STRICT, FIRST, device)
+        given = [tensor.double() for tensor in problem.inputs(0)]
+        apart.append(error_of(problem.run(*given).cpu(), problem.run(*(tensor.to(cpu) for tensor in given))))
+    return device if max(apart) < 1e-13 else cpu
+
+
+def error_of(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """Infinite where the result is not finite."""
+    error = float((found.double() - truth).abs().max() / truth.abs().max())
+    return error if math.isfinite(error) else math.inf
+
+
+# --- figures --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def torchs_own(tf32: bool, benchmark: bool = False) -> Iterator[None]:
+    """torch's own path, by the flags that programs set; those of the newer API would make these ones raise."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.benchmark
+    cudnn.allow_tf32, cudnn.benchmark = tf32, benchmark
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.benchmark = before
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    scope: Callable[[], AbstractContextManager[Any]]
+    algorithm: str = ""
+    """Of ours, where the scope is a context."""
+    through: Callable[[Callable[[], Any]], Any] = lambda function: function()
+    """Calls what it is given: in a thread of its own where that matters."""
+
+
+def torchs(problem: Problem) -> list[Contender]:
+    """The first is what the others are compared with."""
+    tf32 = problem.arithmetic.tf32
+    return [
+        *(Contender(name, lambda: torchs_own(tf32)) for name in (TORCH, AGAIN)),
+        Contender(BENCHMARK, lambda: torchs_own(tf32, True), through=lambda f: plans_of_benchmark.submit(f).result()),
+    ]
+
+
+def ours(problem: Problem, algorithm: str, **options: Any) -> Contender:
+    option, tf32 = f"conv_{problem.direction}_algo", problem.arithmetic.tf32
+    context = msctx.context(**{option: algorithm}, conv_allow_tf32=tf32, fallback="silent", **options)
+    return Contender(algorithm, lambda: context, algorithm)
+
+
+def tried(
+    contender: Contender, problem: Problem, sets: list[Tensors], truth: torch.Tensor, longest: float = math.inf
+) -> Figure:
+    """What runs, whether it is right, and how many ms it takes, warm: alone, and in a row unless that is more than *longest*."""
+    figure = Figure(contender.name, "torch", "torch", "torch")
+    try:
+        with contender.scope() as context:
+            result = contender.through(lambda: problem.run(*sets[0]))
+            settle(problem.device)
+            if contender.algorithm:
+                row = next(row for row in context.choices() if row.direction == problem.direction)
+                figure.ran, figure.provider, figure.math, figure.workspace = row.ran, row.provider, row.math, row.workspace
+                figure.why = passed_over(contender.algorithm, row, problem)
+            if not figure.why:
+                error = error_of(result, truth)
+                figure.error = error if math.isfinite(error) else None
+                bound = problem.arithmetic.bound
+                figure.why = "" if error <= bound else f"wrong: an error of {error:.0e}, beyond {bound:.0e}"
+            if not figure.why:
+                figure.ms = measure.seconds_of(repeated(contender, problem, sets[:1]), problem.device) * 1e3
+            if figure.ms is not None and figure.ms <= longest:
+                figure.ms = measure.seconds_of(repeated(contender, problem, sets), problem.device) / ROUND * 1e3
+    except Exception as error:
+        figure.ms, figure.why = None, told(error)
+        settle(problem.device)
+    return figure
+
+
+def all_tried(contenders: list[Contender], problem: Problem, sets: list[Tensors], truth: torch.Tensor) -> dict[str, Figure]:
+    """The first is torch's own: what takes many times as long is run no more than it must."""
+    first, *others = contenders
+    found = {first.name: tried(first, problem, sets, truth)}
+    longest = HOPELESS * (found[first.name].ms or math.inf)
+    return found | {one.name: tried(one, problem, sets, truth, longest) for one in others}
+
+
+def passed_over(algorithm: str, row: Choice, problem: Problem) -> str:
+    """Why what ran is not timed, if so."""
+    if algorithm not in (row.ran, *HEURISTICS):
+        return next(iter(row.reasons), "another ran")
+    is_elsewhere = problem.arithmetic.tf32 and row.math == "strict" and algorithm not in HEURISTICS
+    return "no TF32: as in float32" if is_elsewhere else ""
+
+
+def repeated(contender: Contender, problem: Problem, sets: list[Tensors]) -> Callable[[], Any]:
+    run = problem.run
+    return lambda: contender.through(lambda: [run(*given) for given in sets])
+
+
+def timed(figures: dict[str, Figure], entrants: dict[str, Entrant], device: torch.device) -> None:
+    """The ratios of what was right, in turns; of the hopeless by the one time that there is."""
+    first = figures[TORCH].ms
+    if first is None:
+        return
+    right = {name: figure for name, figure in figures.items() if figure.ms is not None}
+    for figure in right.values():
+        figure.ratio, figure.rounds = first / figure.ms, 1
+    racing = [entrants[name] for name, figure in right.items() if figure.ms < HOPELESS * first]
+    for name, found in measure.interleaved(racing, SECONDS, device).items():
+        figure = figures[name]
+        if isinstance(found, measure.Failed):
+            figure.ratio, figure.ms, figure.rounds, figure.why = None, None, 0, told(found.error)
+        else:
+            figure.ratio, figure.spread, figure.rounds = found.ratio, found.spread, found.rounds
+            figure.ms = found.seconds / ROUND * 1e3
+
+
+def figures_of(problem: Problem, folder: str) -> list[Figure]:
+    """What ``performance`` measures is kept in *folder*, away from the user's own."""
+    sets = [problem.inputs(seed) for seed in range(ROUND)]
+    truth = exact(problem, sets[0])
+    contenders = [*torchs(problem), *(ours(problem, name) for name in (*VALUES[problem.direction], "normal"))]
+    contenders.append(ours(problem, "performance", tuning_file=f"{folder}/tuning.json"))
+    figures = all_tried(contenders, problem, sets, truth)
+    entrants = {one.name: Entrant(one.name, one.scope, repeated(one, problem, sets)) for one in contenders}
+    timed(figures, entrants, problem.device)
+    return list(figures.values())
+
+
+def figures(device: torch.device) -> list[Case]:
+    """Problems that matter less come later: time may not last for all."""
+    places = itertools.product(enumerate(TRIED if device.type == "cpu" else LAYERS), enumerate(MODES))
+    # as far back as its layer, or three layers for each mode
+    ordered = sorted(places, key=lambda pair: pair[0][0] + 3 * pair[1][0])
+    problems = [
+        Problem(layer, batch, direction, arithmetic, layout, device)
+        for (_, (layer, batch)), (_, (arithmetic, layout)) in ordered
+        for direction in DIRECTIONS
+    ]
+
+    def case(problem: Problem) -> Case:
+        def run(say: Say) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                found = [asdict(figure) for figure in figures_of(problem, folder)]
+            say({**problem.about(), "float64 on": exact_on(device).type, "bound": problem.arithmetic.bound, "figures": found})
+
+        return str(problem), run
+
+    return [case(problem) for problem in problems]
+
+
+# --- which kernels cuDNN runs -----------------------------------------------------------------------------------------------
+
+FAMILIES = {
+    "fft": "fft",
+    "fft_tiling": "fft",
+    "winograd": "winograd",
+    "winograd_nonfused": "winograd",
+    "gemm": "im2col|explicit_convolve|gemm",
+    "implicit_gemm": "implicit",
+    "implicit_precomp_gemm": "xmma|implicit|cutlass|fprop",
+    "algo_0": "dgrad|wgrad",
+    "algo_1": "xmma|cutlass|dgrad|wgrad",
+    "algo_3": "wgrad",
+}
+"""What is in the name of a kernel of an algorithm's, in small letters: as read off the library, never yet seen to run."""
+NOT_COMPUTING = re.compile("memcpy|memset", re.IGNORECASE)
+
+
+def kernels_of(problem: Problem, contender: Contender, given: Tensors) -> list[str]:
+    """The names, what took the most time first; on a CPU those of operators."""
+    activity, kind = {
+        "cuda": (torch.profiler.ProfilerActivity.CUDA, torch.autograd.DeviceType.CUDA),
+        "cpu": (torch.profiler.ProfilerActivity.CPU, torch.autograd.DeviceType.CPU),
+    }[problem.device.type]
+    with torch.profiler.profile(activities=[activity]) as profile:
+        contender.through(lambda: problem.run(*given))
+        settle(problem.device)
+    spent: Counter[str] = Counter()
+    for event in profile.events() or ():
+        if event.device_type == kind and not NOT_COMPUTING.search(event.name):
+            spent[event.name] += event.time_range.elapsed_us()
+    return [name for name, _ in spent.most_common()]
+
+
+def kernels(device: torch.device) -> list[Case]:
+    """In float32: one problem that most algorithms take, and one of a larger window."""
+    places = [(WINDOW_3[1], 16), (OTHERS[2], 16)] if device.type == "cuda" else [TRIED[0]]
+
+    def case(problem: Problem) -> Case:
+        def run(say: Say) -> None:
+            given = problem.inputs(0)
+            for one in (*torchs(problem), *(ours(problem, name) for name in VALUES[problem.direction])):
+                if one.name == AGAIN:
+                    continue
+                with one.scope() as context:
+                    one.through(lambda: problem.run(*given))
+                    settle(device)
+                    names = kernels_of(problem, one, given)
+                    rows = [row for row in context.choices() if row.direction == problem.direction] if one.algorithm else []
+                if any(passed_over(one.name, row, problem) for row in rows):
+                    continue
+                pattern = FAMILIES.get(one.name, "") if device.type == "cuda" else ""
+                fits = any(re.search(pattern, name.lower()) for name in names)
+                told = {"algorithm": one.name, "math": rows[0].math if rows else "torch", "kernels": names}
+                say({**problem.about(), **told, "fits": fits if pattern else None})
+
+        return str(problem), run
+
+    return [
+        case(Problem(layer, batch, direction, arithmetic, FIRST, device))
+        for layer, batch in places
+        for arithmetic in (STRICT, TF32)
+        for direction in DIRECTIONS
+    ]
+
+
+# --- our own depthwise kernels ----------------------------------------------------------------------------------------------
+
+OURS = "msctx"
+TARGETS = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
+TIGHT = {"float32": 2e-6, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}
+"""Bounds of our kernels' errors, which sum in float32 and round once."""
+
+
+@cache
+def loaded(module: Module) -> driver.Kernels:
+    return driver.Kernels(build.cubin(module, driver.arch()))
+
+
+def launcher(problem: Problem) -> Callable[..., torch.Tensor]:
+    """What computes the problem by our kernels, from the input, the weight and the gradient of the output."""
+    layer, op = problem.layer, problem.direction
+    dtype = str(problem.arithmetic.dtype).removeprefix("torch.")
+    pairs = {name: (n, n) for name, n in (("extent", layer.size), ("window", layer.window), ("stride", layer.stride))}
+    layout = "nchw" if problem.layout == FIRST else LAST
+    what = depthwise.Problem(dtype, layout, problem.batch, layer.c, layer.k // layer.c, **pairs, pad=(layer.padding,) * 2)
+    launches = [(launch, loaded(KERNELS[launch.kernel].module)) for launch in depthwise.launches(what, op)]
+
+    def run(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        places = {"x": x, "w": w.contiguous(), "y": g}
+        result = places[TARGETS[op]] = torch.empty_like(places[TARGETS[op]])
+        places["workspace"] = x.new_empty(depthwise.workspace(what, op), dtype=torch.uint8)
+        stream = torch.cuda.current_stream(x.device).cuda_stream
+        for launch, of in launches:
+            of.launch(launch, {name: places[name].data_ptr() for name in launch.tensors}, stream)
+        return result
+
+    return run
+
+
+def depthwise_figures(problem: Problem) -> list[Figure]:
+    """torch's own path, the fastest of cuDNN's algorithms, and our kernels."""
+    sets = [problem.inputs(seed) for seed in range(ROUND)]
+    truth = exact(problem, sets[0])
+    own_of_torch = torchs(problem)[:2]
+    cudnns = [ours(problem, name) for name in VALUES[problem.direction]]
+    figures = all_tried([*own_of_torch, *cudnns], problem, sets, truth)
+    timed_once = [one for one in cudnns if figures[one.name].ms is not None and figures[one.name].provider == "cudnn"]
+    fast = sorted(timed_once, key=lambda one: figures[one.name].ms or 0)[:1]
+    own = Figure(OURS, OURS, OURS, "strict")
+    run = launcher(problem)
+    own.error = error_of(run(*sets[0]), truth)
+    if own.error <= TIGHT[str(problem.arithmetic.dtype).removeprefix("torch.")]:
+        own.ms = measure.seconds_of(lambda: [run(*given) for given in sets], problem.device) / ROUND * 1e3
+    else:
+        own.why = f"wrong: an error of {own.error:.0e}"
+    kept = {one.name: figures[one.name] for one in (*own_of_torch, *fast)} | {OURS: own}
+    entrants = {one.name: Entrant(one.name, one.scope, repeated(one, problem, sets)) for one in (*own_of_torch, *fast)}
+    entrants[OURS] = Entrant(OURS, lambda: torchs_own(tf32=False), lambda: [run(*given) for given in sets])
+    timed(kept, entrants, problem.device)
+    return list(kept.values())
+
+
+def own_kernels(device: torch.device) -> list[Case]:
+    def case(problem: Problem) -> Case:
+        return str(problem), lambda say: say({**problem.about(), "figures": [asdict(f) for f in depthwise_figures(problem)]})
+
+    return [
+        case(Problem(layer, batch, direction, arithmetic, layout, device))
+        for arithmetic, layout in DEPTHWISE_MODES
+        for layer, batch in DEPTHWISE
+        for direction in DIRECTIONS
+    ]
