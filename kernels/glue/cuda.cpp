@@ -108,7 +108,7 @@ at::Tensor run_on_cuda(const ConvRow& row, const ConvCall& call, const at::Tenso
   at::Tensor result = at::empty(sizes, first.options(), format);
   try {
     const size_t bytes = row.algorithm->workspace(p, op, 1);
-    const at::Tensor memory = at::empty({int64_t(bytes)}, first.options().dtype(at::kByte));
+    const at::Tensor memory = bytes ? at::empty({int64_t(bytes)}, first.options().dtype(at::kByte)) : at::Tensor();
     void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = result.data_ptr();
     ConvTensors t{};
     switch (row.direction) {
