@@ -146,17 +146,20 @@ __device__ __forceinline__ void sum_chunks(const T* x, const T* y, typename T::S
   }
 }
 
-// Second pass: a thread for each weight, which adds some chunks, and then those sums.
+// Second pass: a thread for each weight, which adds some chunks, then some of those sums, and then these.
 template <class T>
 __device__ __forceinline__ void add_chunks(const typename T::Sum* partial, T* w, const DepthwiseProblem& p) {
   const int64 size = p.c * p.multiplier * p.window[0] * p.window[1];
   for (int64 i = int64(blockIdx.x) * threads + threadIdx.x; i < size; i += int64(gridDim.x) * threads) {
     typename T::Sum sum = 0;
-    for (int64 first = 0; first < p.chunks; first += most_at_once) {
-      const int64 end = smaller(first + most_at_once, p.chunks);
-      typename T::Sum some = 0;
-      for (int64 chunk = first; chunk < end; chunk++) some += partial[chunk * size + i];
-      sum += some;
+    for (int64 first = 0; first < p.chunks; first += most_at_once * most_at_once) {
+      typename T::Sum many = 0;
+      for (int64 begin = first; begin < smaller(first + most_at_once * most_at_once, p.chunks); begin += most_at_once) {
+        typename T::Sum some = 0;
+        for (int64 chunk = begin; chunk < smaller(begin + most_at_once, p.chunks); chunk++) some += partial[chunk * size + i];
+        many += some;
+      }
+      sum += many;
     }
     w[i].set(sum);
   }

@@ -15,10 +15,10 @@ WANTED_BLOCKS = 4096
 """With so many a GPU of today is full: wgrad cuts its sums into no more chunks than that takes."""
 LEAST_POSITIONS = 8
 """Of one chunk for each thread, or it costs more than it saves."""
-MOST_POSITIONS = 96
-"""Of one chunk for each thread, or rounding loses more than `performance` allows in float32."""
+MOST_ADDITIONS = 320
+"""Of one thread in one chunk, or rounding loses more than `performance` allows in float32."""
 MOST_AT_ONCE = 64
-"""Terms of sums that are added in two steps: ``most_at_once`` of depthwise.cuh."""
+"""Terms of sums that are added in several steps: ``most_at_once`` of depthwise.cuh."""
 MOST = 2**62
 """Elements of a tensor, and rows or columns with padding: what an index of 64 bits holds with room to spare."""
 
@@ -129,10 +129,11 @@ def chunks(problem: Problem, window: int) -> tuple[int, int]:
     """Into how many chunks wgrad's sums are cut, and how many positions each has."""
     channels = 1 if problem.layout == "nchw" else 32
     lanes = THREADS["wgrad"] // channels
-    positions = problem.n * _up(problem.out[0], rows_of("wgrad", window)) * problem.out[1]
+    rows = rows_of("wgrad", window)
+    positions = problem.n * _up(problem.out[0], rows) * problem.out[1]
     groups = 1 if window else _up(problem.window[0] * problem.window[1], 8)
     wanted = _up(WANTED_BLOCKS, max(1, _up(problem.k, channels) * groups))
-    count = max(min(wanted, _up(positions, LEAST_POSITIONS * lanes)), _up(positions, MOST_POSITIONS * lanes))
+    count = max(min(wanted, _up(positions, LEAST_POSITIONS * lanes)), _up(positions, MOST_ADDITIONS // rows * lanes))
     each = _up(positions, count) if count else 0
     return (_up(positions, each) if each else 0), each
 
@@ -153,7 +154,9 @@ def additions(problem: Problem, op: str, general: bool = False) -> int:
     count, each = chunks(problem, window)
     lanes = THREADS["wgrad"] // (1 if problem.layout == "nchw" else 32)
     in_thread = _up(each, lanes) * rows_of("wgrad", window)
-    return in_thread + (lanes - 1).bit_length() + min(count, MOST_AT_ONCE) + _up(count, MOST_AT_ONCE)
+    sums = _up(count, MOST_AT_ONCE)
+    in_steps = min(count, MOST_AT_ONCE) + min(sums, MOST_AT_ONCE) + _up(sums, MOST_AT_ONCE)
+    return in_thread + (lanes - 1).bit_length() + in_steps
 
 
 def launches(problem: Problem, op: str, general: bool = False) -> Sequence[Launch]:

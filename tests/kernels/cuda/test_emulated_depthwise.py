@@ -89,6 +89,15 @@ def test_sums_are_cut_by_the_problem_into_chunks_that_hold_each_position_once() 
     assert workspace(p, "wgrad") == depthwise.chunks(p, 3)[0] * p.w_size * 4
 
 
+def test_thousands_of_chunks_are_added_in_steps(emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depthwise, "MOST_ADDITIONS", 4)
+    p = Problem("float32", "channels_last", 1, 1, 1, (200, 400), (3, 3), pad=(1, 1))
+    assert depthwise.chunks(p, 3)[0] == 5000
+    given = tensors(p)
+    stated = 2**-24 * depthwise.additions(p, "wgrad")
+    assert error(run(emulation, p, "wgrad", given), truth(p, given)["wgrad"]) <= stated < 2e-5
+
+
 def test_no_sum_is_so_long_that_performance_would_leave_it_out() -> None:
     """Of float32, for which it allows 3e-5."""
     for layout in LAYOUTS:
@@ -96,7 +105,7 @@ def test_no_sum_is_so_long_that_performance_would_leave_it_out() -> None:
             p = Problem("float32", layout, n, c, 1, (extent, extent), (window, window), pad=(window // 2, window // 2))
             for op in OPS:
                 assert 2**-24 * depthwise.additions(p, op) <= 3e-5, (layout, n, c, extent, window, op)
-            assert workspace(p, "wgrad") <= 0.1 * 4 * p.y_size
+            assert workspace(p, "wgrad") <= 4 * p.y_size
 
 
 EMPTY = {
