@@ -44,7 +44,7 @@ def outcome(operator: str, tensors: list[Tensor], positional: list[Any], named: 
     """The result, and the gradients of each tensor for a gradient of ones and twos."""
     leaves = [t.detach().requires_grad_() for t in tensors]
     y = getattr(fn, operator)(*leaves, *positional, **named)
-    gradient = (torch.arange(y.numel(), dtype=torch.float64).reshape(y.shape) % 2 + 1).to(y.dtype)
+    gradient = (torch.arange(y.numel(), dtype=torch.float64).reshape(y.shape) % 2 + 1).to(y)
     return [y.detach(), *torch.autograd.grad(y, leaves, gradient)]
 
 
