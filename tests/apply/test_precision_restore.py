@@ -11,6 +11,7 @@ from imagined import Held
 from old_precision import old_getters
 
 import msctx
+from msctx import apply
 
 STARTS: dict[str, Callable[[], Any]] = {
     "old: high": lambda: torch.set_float32_matmul_precision("high"),
@@ -133,6 +134,19 @@ def test_the_old_api_answers_where_it_did_and_for_what_was_asked(
         if option in asked:
             assert state[switch] is asked[option]
             assert all(answered for name, answered in inside.items() if names in name), inside
+
+
+def test_matrix_products_keep_theirs_while_a_parent_must_not_allow_convolutions(torch_as_found: None) -> None:
+    """Whatever scope ends first: the parent's other child belongs to another switch."""
+    matmul = torch.backends.cuda.matmul
+    torch.backends.fp32_precision = "tf32"
+    convolutions = apply.apply({TF32[0]: False}, "first")
+    assert (torch.backends.cudnn.conv.fp32_precision, matmul.fp32_precision) == ("ieee", "tf32")
+    products = apply.apply({TF32[1]: False}, "second")
+    apply.undo(convolutions)
+    assert (torch.backends.cudnn.conv.fp32_precision, matmul.fp32_precision) == ("tf32", "ieee")
+    apply.undo(products)
+    assert matmul.fp32_precision == "tf32"
 
 
 @pytest.mark.parametrize("mode", ["force_fp16", "allow_mix_precision_bf16", "must_keep_origin_dtype"])
