@@ -143,6 +143,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "native.memory_pool": st.sampled_from([None, *({"keep": keep, "piece": 2**21} for keep in ("nothing", "some", "all"))]),
     "native.memory_caps": st.sampled_from([[], [[2**30, "a"]], [[2**30, "a"], [2**28, "b"]], [[2**29, "c"]]]),
     "native.fallback": st.sampled_from(["warn", "error", "silent"]),
+    "torch.inductor.max_autotune_conv_backends": st.sampled_from(["ATEN", "TRITON", "ATEN,TRITON"]),
     "models.parameters": st.sampled_from([None, "host", "file"]),
 }
 PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]

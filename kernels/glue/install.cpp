@@ -6,6 +6,7 @@
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
 #include "glue/registered.h"
+#include "glue/routes.h"
 #include "glue/scratch.h"
 #include "glue/tensors.h"
 
@@ -13,96 +14,35 @@ namespace msctx::glue {
 
 namespace {
 
-constexpr c10::DispatchKey CPU = c10::DispatchKey::CPU, MkldnnCPU = c10::DispatchKey::MkldnnCPU,
-                           QuantizedCPU = c10::DispatchKey::QuantizedCPU;
-
-// Routes that reach oneDNN or a quantised kernel without aten::convolution: counted, and refused under fallback="error".
-bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
-  const auto has = [&](const char* part) { return op.name.find(part) != std::string::npos; };
-  if (has("aten::"))
-    return key == MkldnnCPU ? op.name == "aten::convolution" || op.name == "aten::mkldnn_convolution" : op.name == "aten::conv_tbc";
-  if (!has("mkldnn") && !has("quantized::") && !has("onednn::")) return false;
-  for (const char* part : {"prepack", "unpack", "reorder", "_stride", "_padding", "_dilation", "_groups", "d_transpose"})
-    if (op.name.find(part, op.name.find("::")) != std::string::npos) return false;  // packing weights, asking for parameters
-  return has("conv");
-}
-
-struct Passed {
-  c10::OperatorName op;
-  c10::DispatchKey key;
-  Before before;
-};
-std::vector<Passed>& passed() {
-  static auto* all = new std::vector<Passed>;
-  return *all;
-}
-
-void count_route(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const auto policy = msctx::policy(Place::cpu);
-  if (!policy) return;
-  at::Tensor found[2];
-  int count = 0;
-  for (const auto& argument : torch::jit::last(stack, op.schema().arguments().size()))
-    if (argument.isTensor() && count < 2) found[count++] = argument.toTensor();
-  const std::string reason = op.schema().name() + " is an operator of its own, which no algorithm of msctx replaces";
-  if (const Decision* decision = policy->refuse(Direction::fprop, text_of_tensors(found[0], found[1], "packed"), reason)) {
-    complain(*policy, *decision);
-    decision->choice->calls.fetch_add(1, std::memory_order_relaxed);
-  }
-}
-
-// The boxed kernel of all routes at one key.
-template <c10::DispatchKey key>
-void count_and_pass(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (inside_torch == 0 && in_force(Place::cpu)) count_route(op, *stack);
-  const InsideTorch guard;
-  for (const Passed& route : passed())
-    if (route.key == key && route.op == op.operator_name() && route.before.call(op, keys, stack)) return;
-  op.redispatchBoxed(c10::DispatchKeySet(), stack);
-}
-
-torch::CppFunction boxed(c10::DispatchKey key) {
-  switch (key) {
-    case MkldnnCPU: return torch::CppFunction::makeFromBoxedFunction<&count_and_pass<MkldnnCPU>>();
-    case QuantizedCPU: return torch::CppFunction::makeFromBoxedFunction<&count_and_pass<QuantizedCPU>>();
-    default: return torch::CppFunction::makeFromBoxedFunction<&count_and_pass<CPU>>();
-  }
-}
-
 c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
 BeforeUs before_at(c10::DispatchKey key) {
   return {
-      key, before(operator_named("aten::convolution"), key), before(operator_named("aten::_convolution"), key),
-      before(operator_named("aten::convolution_backward"), key)};
+      key, anothers(operator_named("aten::convolution"), key), anothers(operator_named("aten::_convolution"), key),
+      anothers(operator_named("aten::convolution_backward"), key)};
 }
 
 // The same for CUDA tensors: cuDNN's algorithms, as named. `key` is CUDA's, or that of a device on which this is tested.
-void install_cuda(c10::DispatchKey key) {
+void install_cuda(c10::DispatchKey key, const char* torch_cuda) {
   const Silent silent;
   before_us[int(Place::cuda)] = before_at(key);
   torch::Library& aten = library("aten", key);
   aten.impl("convolution", convolution<Place::cuda>);
   aten.impl("_convolution", traced_convolution<Place::cuda>);
   aten.impl("convolution_backward", convolution_backward<Place::cuda>);
+  install_routes(Place::cuda, {key, c10::DispatchKey::QuantizedCUDA});
+  install_cudnn_routes(key, torch_cuda);
 }
 
 void install() {
+  constexpr c10::DispatchKey CPU = c10::DispatchKey::CPU;
   const Silent silent;
   before_us[int(Place::cpu)] = before_at(CPU);
   torch::Library& aten = library("aten", CPU);
   aten.impl("convolution", convolution<Place::cpu>);
   aten.impl("_convolution", traced_convolution<Place::cpu>);
   aten.impl("convolution_backward", convolution_backward<Place::cpu>);
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
-    for (const c10::DispatchKey key : {CPU, MkldnnCPU, QuantizedCPU}) {
-      if (!is_route(name, key)) continue;
-      const auto op = c10::Dispatcher::singleton().findSchema(name);
-      if (!op || (name.name.rfind("aten::", 0) != 0 && !op->hasKernelForDispatchKey(key))) continue;
-      passed().push_back({name, key, before(*op, key)});
-      const std::string full = c10::toString(name), ns = full.substr(0, full.find("::"));
-      library(ns.c_str(), key).impl(full.substr(ns.size() + 2).c_str(), boxed(key));
-    }
+  install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
 }
 
 }  // namespace
@@ -142,7 +82,7 @@ MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cu
   try {
     problem = glue::load_cudnn(cudnn, torch_cuda);
     glue::find_runtime(torch_cuda);
-    if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key));
+    if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key), torch_cuda);
   } catch (const std::exception& error) {
     problem = error.what();
   }

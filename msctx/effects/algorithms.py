@@ -10,15 +10,21 @@ from msctx.effects.policies import policy
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
+INDUCTOR = {
+    "torch.inductor.cpp_wrapper": False,
+    "torch.inductor.max_autotune": False,
+    "torch.inductor.max_autotune_gemm": False,
+    "torch.inductor.max_autotune_conv_backends": "ATEN",
+    "torch.inductor.conv_1x1_as_mm": False,
+}
+"""With these, what inductor compiles calls aten::convolution. Code that is C++ alone calls kernels past the dispatcher; max_autotune
+takes Triton's kernels in place of convolutions, and matrix products in place of those with a window of 1x1."""
 ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
 def _policy(want: Want, **fields: Any) -> dict[str, Any]:
-    """The fields of the policy that an option asks for, and how it is to be carried out.
-
-    Code that inductor freezes, or compiles to C++ alone, calls oneDNN past the dispatcher: it is not made meanwhile.
-    """
+    """The fields of the policy that an option asks for, and how it is to be carried out: in compiled code, too."""
     strict = want.other("strict", False)
     said = {
         "fallback": want.other("fallback", "error" if strict else "warn"),
@@ -28,12 +34,12 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
         **fields,
     }
     if want.device == "cuda":
-        return {f"native.cuda.{field}": value for field, value in said.items()}
+        return {f"native.cuda.{field}": value for field, value in said.items()} | INDUCTOR
     said["conv_max_error"] = want.other("conv_max_error")
     said["allow_fp32_emulation"] = want.other("allow_fp32_emulation", True)
     said["frozen_weights"] = want.other("frozen_weights", False)
-    inductor = {"torch.inductor.freezing": False, "torch.inductor.cpp_wrapper": False}
-    return {f"native.{field}": value for field, value in said.items()} | inductor
+    frozen = {"torch.inductor.freezing": False}  # on a CPU it calls oneDNN by operators of its own
+    return {f"native.{field}": value for field, value in said.items()} | INDUCTOR | frozen
 
 
 def _obstacle(want: Want) -> str:

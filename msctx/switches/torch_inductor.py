@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,8 +18,17 @@ from msctx.switches.base import Switch
 _MODULE = "torch._inductor.config"
 
 
+def _entry(key: str) -> Any:
+    """What inductor knows of *key*; None while it is not loaded."""
+    config = sys.modules.get(_MODULE)
+    return config._config[key] if config is not None and hasattr(config, "_config") else None
+
+
+# --- in place of inductor's default -----------------------------------------------------------------------------------
+
+
 class _Flag:
-    """A truth value of ``torch._inductor.config`` in every thread.
+    """A truth value of ``torch._inductor.config`` in every thread, unless ``torch.compile`` is given another.
 
     An assignment to the config module holds for the calling thread alone (trap 7), so the default, which all other threads
     read, is written too. While inductor is not loaded, the environment variable that it reads when it loads stands for it; loading
@@ -24,29 +38,25 @@ class _Flag:
     def __init__(self, key: str, variable: str, default: str) -> None:
         self.key, self.variable, self.default = key, variable, default
 
-    def entry(self) -> Any:
-        config = sys.modules.get(_MODULE)
-        return config._config[self.key] if config is not None and hasattr(config, "_config") else None
-
     def read(self) -> bool:
-        if self.entry() is None:
+        if _entry(self.key) is None:
             return os.environ.get(self.variable, self.default) == "1"
         return bool(getattr(sys.modules[_MODULE], self.key))
 
     def save(self) -> tuple[str | None, bool | None, Any]:
-        entry, variable = self.entry(), os.environ.get(self.variable)
+        entry, variable = _entry(self.key), os.environ.get(self.variable)
         return (variable, None, None) if entry is None else (variable, entry.default, entry.user_override.get())
 
     def write(self, on: bool) -> None:
         self._set_variable("1" if on else "0")
-        if (entry := self.entry()) is not None:
+        if (entry := _entry(self.key)) is not None:
             entry.default = on
             setattr(sys.modules[_MODULE], self.key, on)
 
     def load(self, state: tuple[str | None, bool | None, Any]) -> None:
         variable, default, override = state
         self._set_variable(variable)
-        entry = self.entry()
+        entry = _entry(self.key)
         if entry is None:
             return
         config = sys.modules[_MODULE]
@@ -67,16 +77,114 @@ class _Flag:
 
 _FLAGS = {
     "deterministic": ("TORCHINDUCTOR_DETERMINISTIC", "0"),
-    "freezing": ("TORCHINDUCTOR_FREEZING", "0"),
-    "cpp_wrapper": ("TORCHINDUCTOR_CPP_WRAPPER", "0"),
     "layout_optimization": ("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
 }
 """Key of the configuration → the environment variable from which it takes its first value, and what an absent one means."""
 
 
-def _switch(key: str, variable: str, default: str) -> Switch:
-    flag = _Flag(key, variable, default)
-    return Switch(name=f"torch.inductor.{key}", read=flag.read, write=flag.write, save=flag.save, load=flag.load)
+# --- above all that programs say --------------------------------------------------------------------------------------
 
 
-SWITCHES = tuple(_switch(key, *variable) for key, variable in _FLAGS.items())
+_forced: dict[str, Any] = {}
+_NOTHING = object()
+
+
+class _Forced:
+    """A value of ``torch._inductor.config`` in every thread, also where ``torch.compile`` is given another: ``mode="max-autotune"``
+    is for one compiled function what the configuration is for all.
+
+    It is written where torch keeps a value that an environment variable forces. Such an option of ``torch.compile`` puts back, for
+    the thread that compiled, what it has read before, and that is what is forced: what the thread had is kept with the state.
+    While inductor is not loaded, the value waits for that.
+    """
+
+    def __init__(self, key: str, unloaded: Callable[[], Any]) -> None:
+        self.key, self.unloaded = key, unloaded
+
+    def read(self) -> Any:
+        if _entry(self.key) is None:
+            return _forced[self.key] if self.key in _forced else self.unloaded()
+        return getattr(sys.modules[_MODULE], self.key)
+
+    def save(self) -> tuple[Any, Any]:
+        entry = _entry(self.key)
+        return _forced.get(self.key, _NOTHING), _NOTHING if entry is None else entry.user_override.get()
+
+    def holds(self, value: Any) -> bool:
+        return _forced.get(self.key, _NOTHING) == value
+
+    def write(self, value: Any) -> None:
+        _forced[self.key] = value
+        _enforce(self.key)
+        if _watch not in sys.meta_path and _entry(self.key) is None:
+            sys.meta_path.insert(0, _watch)
+
+    def load(self, state: tuple[Any, Any]) -> None:
+        forced, override = state
+        if forced is _NOTHING:
+            _forced.pop(self.key, None)
+        else:
+            _forced[self.key] = forced
+        _enforce(self.key, override)
+        if not _forced and _watch in sys.meta_path:
+            sys.meta_path.remove(_watch)
+
+
+def _enforce(key: str, override: Any = None) -> None:
+    """Have inductor, where it is loaded, read what is forced; *override*: this thread's own value is to be this one, too."""
+    if (entry := _entry(key)) is None:
+        return
+    from torch.utils._config_module import _UNSET_SENTINEL
+
+    own = entry.user_override.get() if override is None else _UNSET_SENTINEL if override is _NOTHING else override
+    entry.env_value_force = _forced.get(key, _UNSET_SENTINEL)
+    setattr(sys.modules[_MODULE], key, entry.default)  # marks the thread's caches of the configuration as stale
+    entry.user_override.set(own)
+
+
+class _Watch(MetaPathFinder):
+    """Sees to what is forced as soon as inductor's configuration is loaded."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_enforce(module: ModuleType) -> None:
+                execute(module)
+                for key in _forced:
+                    _enforce(key)
+
+            spec.loader.exec_module = execute_and_enforce  # type: ignore[method-assign]
+        return spec
+
+
+_watch = _Watch()
+
+
+def _variable(name: str) -> Callable[[], bool]:
+    return lambda: os.environ.get(name, "0") == "1"
+
+
+_FORCED: dict[str, Callable[[], Any]] = {
+    "freezing": _variable("TORCHINDUCTOR_FREEZING"),
+    "cpp_wrapper": _variable("TORCHINDUCTOR_CPP_WRAPPER"),
+    "max_autotune": _variable("TORCHINDUCTOR_MAX_AUTOTUNE"),
+    "max_autotune_gemm": _variable("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
+    "max_autotune_conv_backends": lambda: os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON").upper(),
+    "conv_1x1_as_mm": lambda: False,
+}
+"""Key of the configuration → the value that it has when inductor is loaded."""
+
+
+def _switch(key: str, value: _Flag | _Forced, **more: Any) -> Switch:
+    return Switch(name=f"torch.inductor.{key}", read=value.read, write=value.write, save=value.save, load=value.load, **more)
+
+
+SWITCHES = (
+    *(_switch(key, _Flag(key, *variable)) for key, variable in _FLAGS.items()),
+    *(_switch(forced.key, forced, satisfied=forced.holds) for forced in (_Forced(*one) for one in _FORCED.items())),
+)

@@ -39,22 +39,22 @@ def _set_all(nodes: Nodes) -> None:
 
 
 @contextmanager
-def _parents_aside() -> Iterator[None]:
-    """Show the nodes' own values: a getter returns the inherited one where a node has none."""
+def _parents_aside() -> Iterator[Nodes]:
+    """Show the nodes' own values: a getter returns the inherited one where a node has none. Yields those of the parents."""
     own: Nodes = {}
     for backend in ("generic", "cuda", "mkldnn"):  # the root first: the others inherit from it
         own[backend, "all"] = _get(backend, "all")
         if own[backend, "all"] != "none":
             _set(backend, "all", "none")
     try:
-        yield
+        yield own
     finally:
         _set_all({node: value for node, value in own.items() if value != "none"})
 
 
 def _own(*nodes: tuple[str, str]) -> Nodes:
-    with _parents_aside():
-        return {node: _get(*node) for node in nodes}
+    with _parents_aside() as parents:
+        return {node: parents.get(node) or _get(*node) for node in nodes}
 
 
 def _flag(getter: Callable[[], Any], nodes: Nodes, otherwise: Any = None) -> Any:
@@ -99,23 +99,35 @@ def _write_matmul(allow: bool) -> None:
         _set_all(own)
 
 
+_PARENT, _SIBLING = ("cuda", "all"), ("cuda", "matmul")
+
+
 def _save_cudnn() -> tuple[bool, Nodes, Nodes]:
     flag = _flag(_C._get_cudnn_allow_tf32, dict.fromkeys(_CUDNN, "tf32"), otherwise=False)
-    return flag, _own(*_CUDNN), {node: _get(*node) for node in _CUDNN}
+    return flag, _own(_PARENT, _SIBLING, *_CUDNN), {node: _get(*node) for node in _CUDNN}
 
 
 def _load_cudnn(state: tuple[bool, Nodes, Nodes]) -> None:
     if state != _save_cudnn():
-        flag, own, in_effect = state
+        flag, own, in_effect = state[0], dict(state[1]), state[2]
         _C._set_cudnn_allow_tf32(flag)
+        if _own(_SIBLING)[_SIBLING] != "tf32":  # written since, by whomever matrix products are the business of
+            del own[_SIBLING]
         _set_all(own)
         # nodes that nobody had set followed their parents and no longer do: what was in effect is, all the same
         _set_all({node: value for node, value in in_effect.items() if _get(*node) != value})
 
 
 def _write_cudnn(allow: bool) -> None:
+    """The old setter, which torch.backends.cudnn.flags() calls when it is left, leaves the nodes to their parent.
+
+    So that must not allow what is forbidden, now and after any number of flags(); matrix products keep what they had from it.
+    """
+    if not allow and _get(*_PARENT) == "tf32":
+        _set(*_SIBLING, _get(*_SIBLING))
+        _set(*_PARENT, "ieee")
     _C._set_cudnn_allow_tf32(allow)
-    _set_all(dict.fromkeys(_CUDNN, "tf32" if allow else "ieee"))  # the old setter leaves them to their parents
+    _set_all(dict.fromkeys(_CUDNN, "tf32" if allow else "ieee"))
 
 
 def _legacy_matmul_precision() -> str:

@@ -11,6 +11,7 @@ from imagined import Held
 from old_precision import old_getters
 
 import msctx
+from msctx import apply
 
 STARTS: dict[str, Callable[[], Any]] = {
     "old: high": lambda: torch.set_float32_matmul_precision("high"),
@@ -77,6 +78,80 @@ def test_old_getters_that_answered_before_answer_inside(held: Held, start: str) 
     for value in (True, False):
         with held(dict.fromkeys(TF32, value)):
             assert "raises" not in old_getters().values(), old_getters()
+
+
+def answers() -> dict[str, bool]:
+    """What of the old API answers; each twice, since torch.backends.cudnn.flags() leaves another state behind than it found."""
+
+    def flags(**more: Any) -> None:
+        with torch.backends.cudnn.flags(enabled=True, **more):
+            torch.backends.cudnn.allow_tf32  # noqa: B018
+
+    calls: dict[str, Callable[[], Any]] = {
+        "cudnn.flags()": flags,
+        "cudnn.flags(allow_tf32=True)": lambda: flags(allow_tf32=True),
+        "cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
+        "cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+        "get_float32_matmul_precision()": torch.get_float32_matmul_precision,
+    }
+    found = dict.fromkeys(calls, True)
+    for name, call in [*calls.items(), *calls.items()]:
+        try:
+            call()
+        except RuntimeError:
+            found[name] = False
+    return found
+
+
+ASKED = [
+    {name: value for name, value in (("conv_allow_tf32", conv), ("matmul_allow_tf32", matmul)) if value is not None}
+    for conv in (None, True, False)
+    for matmul in (None, True, False)
+]
+
+
+@pytest.mark.parametrize("start", STARTS, indirect=True)
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("seen", [False, True], ids=["", "after flags()"])
+def test_the_old_api_answers_where_it_did_and_for_what_was_asked(
+    held: Held, start: str, asked: dict[str, bool], seen: bool
+) -> None:
+    """Inside a scope, and after it, beside the whole recipe of determinism; and what was asked holds, whoever used flags()."""
+    before = answers() if seen else {}
+    options = {"deterministic": "ON", **asked}
+    recipe = msctx.explain(options, device="cuda").assignments
+    with held({name: value for name, value in recipe.items() if not name.startswith("env.")}):
+        inside = answers()
+        state = msctx.state()
+    after = answers()
+    lost = [name for name, answered in before.items() if answered and not (inside[name] and after[name])]
+    assert not lost
+    about = {
+        "conv_allow_tf32": ("torch.cudnn.allow_tf32", "cudnn."),
+        "matmul_allow_tf32": ("torch.cuda.matmul.allow_tf32", "matmul"),
+    }
+    for option, (switch, names) in about.items():
+        if option in asked:
+            assert state[switch] is asked[option]
+            assert all(answered for name, answered in inside.items() if names in name), inside
+
+
+def test_matrix_products_keep_theirs_while_a_parent_must_not_allow_convolutions(torch_as_found: None) -> None:
+    """Whatever scope ends first: the parent's other child belongs to another switch."""
+    matmul = torch.backends.cuda.matmul
+    torch.backends.fp32_precision = "tf32"
+    convolutions = apply.apply({TF32[0]: False}, "first")
+    assert (torch.backends.cudnn.conv.fp32_precision, matmul.fp32_precision) == ("ieee", "tf32")
+    products = apply.apply({TF32[1]: False}, "second")
+    apply.undo(convolutions)
+    assert (torch.backends.cudnn.conv.fp32_precision, matmul.fp32_precision) == ("tf32", "ieee")
+    apply.undo(products)
+    assert matmul.fp32_precision == "tf32"
+
+
+@pytest.mark.parametrize("mode", ["force_fp16", "allow_mix_precision_bf16", "must_keep_origin_dtype"])
+def test_a_precision_mode_touches_none_of_these_flags(mode: str) -> None:
+    assert set(msctx.explain({"precision_mode": mode}, device="cuda").assignments) == {"native.precision.cuda"}
 
 
 PRISTINE = """

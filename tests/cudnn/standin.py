@@ -16,7 +16,7 @@ from msctx.native import core, policy
 from msctx.native.choices import Choice, between
 from msctx.native.choices import rows as rows_of
 
-SOURCE = Path(__file__).with_name("cudnn_standin.cpp")
+FOLDER = Path(__file__).parent
 FAR = "far"
 _torchs_own = torch.library.Library("aten", "IMPL")
 
@@ -24,13 +24,20 @@ _torchs_own = torch.library.Library("aten", "IMPL")
 def start() -> ctypes.CDLL:
     """Put the hook on far's convolutions, whose own path is the CPU's; returns the stand-in."""
     far_device.register()
+    _torchs_own.impl("cudnn_convolution_relu", _fused, "PrivateUse1")
+    _torchs_own.impl("cudnn_convolution_transpose", _transposed, "PrivateUse1")
     _torchs_own.impl("convolution", _convolution, "PrivateUse1")
     _torchs_own.impl("convolution_backward", _backward, "PrivateUse1")
-    path = str(far_device.library(SOURCE))
-    library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    paths = [str(far_device.library(FOLDER / name)) for name in ("cudnn_standin.cpp", "torch_standin.cpp")]
+    library, _ = (ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in paths)
     library.standin_log.restype = ctypes.c_char_p
-    core.CUDA = (path, path, "PrivateUse1")
+    core.CUDA = (*paths, "PrivateUse1")
     return library
+
+
+def direct_calls() -> int:
+    """How often torch's kernel of cudnn_convolution was called by its address since the last call."""
+    return int(ctypes.CDLL(core.CUDA[1]).standin_calls())
 
 
 own_calls: list[str] = []
@@ -46,6 +53,16 @@ def _backward(g: Any, x: Any, w: Any, *rest: Any) -> Any:
     own_calls.append("backward")
     found = torch.ops.aten.convolution_backward(g.cpu(), x.cpu(), w.cpu(), *rest)
     return tuple(None if one is None else one.to(FAR) for one in found)
+
+
+def _fused(x: Any, w: Any, b: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+    own_calls.append("fused")
+    return torch.conv2d(x.cpu(), w.cpu(), None if b is None else b.cpu(), stride, padding, dilation, groups).relu().to(FAR)
+
+
+def _transposed(x: Any, w: Any, padding: Any, output_padding: Any, stride: Any, dilation: Any, groups: int, *_: bool) -> Any:
+    own_calls.append("transposed")
+    return torch.conv_transpose2d(x.cpu(), w.cpu(), None, stride, padding, output_padding, groups, dilation).to(FAR)
 
 
 def ask(**fields: Any) -> None:
@@ -105,4 +122,4 @@ def rows(before: Any = ()) -> list[Choice]:
     return list(rows_of(between(before)))
 
 
-__all__ = ["FAR", "ask", "check", "compute", "log", "on_far", "own_calls", "rows", "start"]
+__all__ = ["FAR", "ask", "check", "compute", "direct_calls", "log", "on_far", "own_calls", "rows", "start"]

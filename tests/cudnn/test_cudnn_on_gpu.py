@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -185,6 +185,39 @@ def test_compiled_code_and_autocast_go_the_same_way() -> None:
         ("implicit_gemm", "float32"),
         ("implicit_gemm", "bfloat16"),
     }
+
+
+def test_max_autotune_leaves_convolutions_to_the_hook() -> None:
+    last = {"memory_format": torch.channels_last}
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 1), torch.nn.Conv2d(32, 8, 3)).to("cuda", torch.half).to(**last)
+    x = torch.randn(4, 16, 27, 25, device="cuda", dtype=torch.half).to(**last)
+    names = dict.fromkeys(("conv_dgrad_algo", "conv_wgrad_algo"), "algo_1")
+    with msctx.context(conv_fprop_algo="implicit_precomp_gemm", **names) as ctx:  # type: ignore[arg-type]
+        torch.compile(model, mode="max-autotune-no-cudagraphs")(x).sum().backward()
+    ran = {direction: sum(row.calls for row in ctx.choices() if row.direction == direction) for direction in ALGORITHMS}
+    assert ran == {"fprop": 2, "dgrad": 1, "wgrad": 2}, ctx.choices()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: torch.cudnn_convolution(x, w, [1, 1], [1, 1], [1, 1], 1, False, False, False),
+        lambda x, w: torch.cudnn_convolution_transpose(x, w, [1, 1], [0, 0], [1, 1], [1, 1], 1, False, False, False),
+        lambda x, w: torch.cudnn_convolution_relu(x, w, None, [1, 1], [1, 1], [1, 1], 1),
+    ],
+    ids=["plain", "transposed", "relu"],
+)
+def test_operators_past_the_hook_are_counted_and_refused(call: Callable[..., torch.Tensor]) -> None:
+    x, w = torch.randn(2, 8, 9, 9, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
+    own = call(x, w)
+    with msctx.context(conv_fprop_algo="implicit_gemm", fallback="silent") as ctx:
+        assert torch.equal(call(x, w), own)
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("torch", 1)]
+    with (
+        msctx.context(conv_fprop_algo="implicit_gemm", fallback="error"),
+        pytest.raises(RuntimeError, match="cudnn_convolution"),
+    ):
+        call(x, w)
 
 
 def test_gradients_of_gradients() -> None:

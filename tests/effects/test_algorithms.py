@@ -8,6 +8,13 @@ from msctx.effects import Facts
 from msctx.effects.algorithms import ALGORITHMS
 from msctx.options import Settings, make_layer
 
+INDUCTOR = {
+    "torch.inductor.cpp_wrapper": False,
+    "torch.inductor.max_autotune": False,
+    "torch.inductor.max_autotune_gemm": False,
+    "torch.inductor.max_autotune_conv_backends": "ATEN",
+    "torch.inductor.conv_1x1_as_mm": False,
+}
 HOW = {
     "native.fallback": "warn",
     "native.conv_workspace_limit": None,
@@ -17,7 +24,7 @@ HOW = {
     "native.frozen_weights": False,
     "native.tuning_file": None,
     "torch.inductor.freezing": False,
-    "torch.inductor.cpp_wrapper": False,
+    **INDUCTOR,
 }
 
 
@@ -49,6 +56,7 @@ def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
         "native.cuda.conv_workspace_limit": 2**20,
         "native.cuda.conv_allow_tf32": True,
         "native.cuda.tuning_file": None if row.assignments["native.cuda.tuning_file"] is None else "t.json",
+        **INDUCTOR,
     }
     assert rows("cuda", conv_algo_rules="a: gemm")["conv_algo_rules"].status == "honoured"
     assert "cuDNN never implemented it" in rows("cuda", conv_fprop_algo="direct")["conv_fprop_algo"].reason

@@ -97,6 +97,29 @@ def test_freezing_and_cpp_wrapper_are_off_inside() -> None:
     assert settings() == before
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"mode": "max-autotune-no-cudagraphs"},
+        {"options": {"conv_1x1_as_mm": True}},
+        {"options": {"max_autotune_gemm": True, "max_autotune_conv_backends": "TRITON"}},
+        {"options": {"freezing": True}},
+    ],
+    ids=str,
+)
+def test_what_torch_compile_is_told_does_not_lose_a_convolution(said: dict[str, Any]) -> None:
+    """Not while an algorithm is asked for: a matrix product in place of a 1x1 convolution, an operator of oneDNN's."""
+    torch.manual_seed(0)
+    last = torch.channels_last
+    model = nn.Sequential(nn.Conv2d(16, 8, 1), nn.Conv2d(8, 4, 3)).eval().to(memory_format=last)
+    x = torch.randn(2, 16, 9, 8).to(memory_format=last)
+    with torch.no_grad():
+        right = model(x)
+        with asking("fprop", "gemm", fallback="error") as ctx:
+            torch.testing.assert_close(torch.compile(model, **said)(x), right, rtol=1e-4, atol=1e-4)
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [("gemm", 1)] * 2
+
+
 def test_frozen_code_from_before_is_counted_and_refused() -> None:
     from torch._inductor import config
 

@@ -1,0 +1,117 @@
+"""Operators that reach cuDNN without aten::convolution, and torch's own kernel of the backward pass."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PRELUDE = f"""
+import sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+import standin
+from standin import *
+import torch, warnings
+torch.manual_seed(0)
+x, w = on_far(torch.randn(2, 4, 7, 9), torch.randn(4, 4, 3, 3)) if hasattr(torch, "far") else ()
+aten = torch.ops.aten
+geometry = [1, 1], [1, 1], [1, 1]
+flags = 1, False, False, True
+"""
+
+ROUTES = {
+    "cudnn_convolution_relu": ("aten.cudnn_convolution_relu(x, w, None, *geometry, 1)", "relu"),
+    "cudnn_convolution": ("aten.cudnn_convolution(x, w, *geometry, *flags)", "positive"),
+    "cudnn_convolution_transpose": (
+        "aten.cudnn_convolution_transpose(x, w, [1, 1], [0, 0], [1, 1], [1, 1], *flags)",
+        "positive",
+    ),
+}
+"""By operator: a call, and what of a convolution it is. Their kernels are found in the three ways there are: one that is no part of a
+convolution; torch's own, by its address; another library's."""
+
+
+@pytest.mark.parametrize("operator", ROUTES)
+def test_it_is_counted_and_refused(far: Callable[..., str], operator: str) -> None:
+    call, then = ROUTES[operator]
+    code = f"""
+    start()
+    def call():
+        return {call}
+    function = torch.conv_transpose2d if "transpose" in "{operator}" else torch.conv2d
+    right = getattr(function(x.cpu(), w.cpu(), padding=1), "{then}")()
+
+    ask(conv_fprop_algo="gemm")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch.testing.assert_close(call().cpu(), right)
+    (message,) = (str(one.message) for one in told if "conv_fprop_algo" in str(one.message))
+    assert "2x4x7x9 with 4x4x3x3" in message and "aten::{operator} is an operator of its own" in message, message
+    (row,) = rows()
+    assert (row.asked, row.ran, row.provider, row.calls) == ("gemm", "torch", "torch", 2), row
+
+    ask(conv_fprop_algo="gemm", fallback="error")
+    try:
+        call()
+    except RuntimeError as error:
+        assert "aten::{operator}" in str(error)
+    else:
+        raise AssertionError("it was computed")
+    ask(conv_wgrad_algo="algo_1", fallback="error")
+    before = standin.core.loaded().counts()
+    call()
+    assert not rows(before), "nothing is asked for forward"
+    ask()
+    torch.testing.assert_close(call().cpu(), right)
+    """
+    far(PRELUDE + textwrap.dedent(code))
+
+
+def test_inside_torchs_own_path_it_is_part_of_that(far: Callable[..., str]) -> None:
+    """torch's own convolution calls cudnn_convolution: one call, one row, and under fallback="error" nobody is refused twice."""
+    code = """
+    def through_cudnn(x, w, b, stride, padding, dilation, transposed, output_padding, groups):
+        return aten.cudnn_convolution(x, w, padding, stride, dilation, groups, *flags[1:])
+
+    standin._convolution = through_cudnn
+    start()
+    wide = torch.zeros(4, dtype=torch.float64).to(FAR)
+    ask(conv_fprop_algo="gemm", fallback="silent")
+    aten.convolution(x, w, wide, *geometry, False, [0, 0], 1)
+    assert direct_calls() == 1
+    (row,) = rows()
+    assert (row.ran, row.calls, row.reasons) == ("torch", 1, ("its bias has another type or shape",)), row
+    ask()
+    torch.conv2d(x, w)
+    assert direct_calls() == 1
+    """
+    far(PRELUDE + textwrap.dedent(code))
+
+
+@pytest.mark.parametrize(
+    ("file", "called"), [("build/aten/src/ATen/RegisterCUDA_3.cpp", "shared"), ("build/other.cpp", "theirs")]
+)
+def test_torchs_own_backward_is_the_kernel_that_all_devices_share(far: Callable[..., str], file: str, called: str) -> None:
+    """What torch registers for CUDA is that one once more: it is called unboxed. What another library has registered is called."""
+    code = f"""
+    def backward(who):
+        def compute(*arguments):
+            own_calls.append(who)
+            mask = arguments[-1]
+            shared = (*arguments[:3], [4], *arguments[3:]) if who == "shared" else arguments
+            return standin._backward(*shared)[: len(mask)]
+        return compute
+
+    start()
+    before = torch._C._dispatch_library("IMPL", "aten", "PrivateUse1", "/pytorch/{file}", 7)
+    before.impl("convolution_backward", "PrivateUse1", backward("theirs"), False)
+    standin._torchs_own.impl("convolution_backward_overrideable", backward("shared"), "PrivateUse1")
+    ask(conv_fprop_algo="gemm")
+    check(x.cpu(), w.cpu())
+    assert own_calls == ["{called}", "backward"], own_calls
+    assert standin.core.loaded().hook_problem("cuda") == ""
+    """
+    far(PRELUDE + textwrap.dedent(code))
