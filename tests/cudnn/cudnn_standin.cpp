@@ -161,7 +161,9 @@ int query(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convo
 
 int rank(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c, int wanted, int* count, Perf* found) {
   *count = 0;
-  const std::vector<int> likely = op == 0 ? std::vector<int>{7, 1, 2, 0} : std::vector<int>{5, 1, 0};
+  const bool has_tf32 = c.math == 0;
+  const std::vector<int> forward = has_tf32 ? std::vector<int>{1, 7, 0} : std::vector<int>{7, 1, 2, 0};
+  const std::vector<int> likely = op == 0 ? forward : has_tf32 ? std::vector<int>{1, 1, 5, 0} : std::vector<int>{5, 1, 0};
   for (const int algorithm : likely) {
     size_t bytes = 0;
     const int status = query(op, x, w, y, c, algorithm, &bytes);

@@ -197,6 +197,18 @@ def test_the_workspace_is_the_devices_memory_and_has_a_limit(asking: Run) -> Non
     """)
 
 
+def test_a_limit_counts_what_the_algorithm_itself_takes(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="fft", conv_workspace_limit=5 * 1024, conv_allow_tf32=True, fallback="error")
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    log(cudnn)
+    compute(*on_far(x, w))
+    ask(conv_dgrad_algo="algo_1", conv_workspace_limit=2 * 1024, conv_allow_tf32=True, fallback="error")
+    compute(*on_far(x, w))
+    assert log(cudnn) == ["forward fft fma nchw", "backward_data algo_1 default nchw"], "gemm would need 3 kB"
+    """)
+
+
 def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
     asking("""
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
@@ -239,6 +251,32 @@ def test_a_workspace_for_which_there_is_no_memory_is_done_without(asking: Run) -
     """)
 
 
+def test_a_lack_of_memory_is_forgotten_with_the_policy(asking: Run) -> None:
+    asking("""
+    import ctypes, far_device
+    given = on_far(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+    limit = ctypes.CDLL(str(far_device.library())).far_limit_blocks
+    for bytes_, ran in ((6000, "implicit_precomp_gemm"), (-1, "fft_tiling")):
+        ask(conv_fprop_algo="fft_tiling", fallback="silent")
+        limit(ctypes.c_int64(bytes_))
+        log(cudnn)
+        torch.nn.functional.conv2d(*given)
+        assert log(cudnn)[0].split()[1] == ran
+        ask()
+    """)
+
+
+def test_many_channels_in_either_layout(asking: Run) -> None:
+    """Elements are what 31 bits must count."""
+    asking("""
+    ask(conv_fprop_algo="implicit_precomp_gemm", fallback="error")
+    x, w = torch.randn(1, 2048, 23, 23), torch.randn(1, 2048, 1, 1)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.nn.functional.conv2d(*on_far(x.contiguous(memory_format=layout), w.contiguous(memory_format=layout)))
+    assert [row.provider for row in rows()] == ["cudnn"] * 2
+    """)
+
+
 def test_normal_is_cudnns_heuristic(asking: Run) -> None:
     asking("""
     ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", conv_wgrad_algo="normal", fallback="error")
@@ -246,6 +284,58 @@ def test_normal_is_cudnns_heuristic(asking: Run) -> None:
     check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
     check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 2, 2), stride=2)
     assert [line.split()[1] for line in log(cudnn)] == ["winograd_nonfused"] * 3 + ["implicit_precomp_gemm", "algo_1", "algo_1"]
+    """)
+
+
+def test_normal_asks_for_the_arithmetic_that_is_allowed(asking: Run) -> None:
+    """cuDNN's order with TF32 is another one, and no row of the other arithmetic mixes into it."""
+    asking("""
+    every = {f"conv_{direction}_algo": "normal" for direction in ("fprop", "dgrad", "wgrad")}
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+
+    def ran(**fields):
+        ask(**every, **fields)
+        log(cudnn)
+        compute(*on_far(x, w))
+        return [tuple(line.split()[1:3]) for line in log(cudnn)]
+
+    tf32 = [("implicit_precomp_gemm", "default"), ("algo_1", "default"), ("algo_1", "default")]
+    assert ran(conv_allow_tf32=True) == tf32
+    assert ran(conv_allow_tf32=False) == [("winograd_nonfused", "fma")] * 3
+    torch.backends.cudnn.allow_tf32 = False
+    assert ran(conv_allow_tf32=True) == [("winograd_nonfused", "fma")] * 3
+    """)
+
+
+def test_normal_and_performance_of_transposed_convolutions_know_what_cudnn_has_for_gradients(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", fallback="error")
+    log(cudnn)
+    check(torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), transposed=True, stride=2)
+    assert [line.split()[:2] for line in log(cudnn)] == [["backward_data", "algo_1"], ["forward", "implicit_precomp_gemm"]]
+    ask(conv_fprop_algo="winograd", fallback="error")
+    try:
+        check(torch.randn(2, 4, 7, 6), torch.randn(3, 4, 3, 3), stride=2)
+    except RuntimeError as error:
+        assert "algo_" not in str(error), "nobody has heard of them there"
+    else:
+        raise AssertionError
+    """)
+
+
+def test_what_an_operator_is_told_holds_beside_the_flags(asking: Run) -> None:
+    """As in models that were traced."""
+    asking("""
+    def run(deterministic, enabled, tf32):
+        ask(conv_fprop_algo="implicit_precomp_gemm", conv_allow_tf32=True, fallback="silent")
+        x, w = on_far(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+        log(cudnn)
+        torch._convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, deterministic, enabled, tf32)
+        return [line.split()[2] for line in log(cudnn)]
+
+    assert run(False, True, True) == ["default"]
+    assert run(False, True, False) == ["fma"]
+    assert run(True, False, True) == []
     """)
 
 
@@ -264,6 +354,14 @@ def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
     assert standin.core.loaded().measurements() == 1
     check(x, w)
     assert standin.core.loaded().measurements() == 1
+    torch.backends.cudnn.allow_tf32 = False
+    ask(conv_fprop_algo="performance", conv_allow_tf32=True, tuning_file=os.environ["MSCTX_TUNING_FILE"] + ".2")
+    check(x, w)
+    torch.backends.cudnn.allow_tf32 = True
+    log(cudnn)
+    compute(*on_far(x, w))
+    assert standin.core.loaded().measurements() == 3
+    assert any(line.split()[2] == "default" for line in log(cudnn)), "what TF32 gains was not known"
     ask()
     (group,) = json.load(open(os.environ["MSCTX_TUNING_FILE"]))["groups"]
     assert group["stamp"]["isa"].startswith("cuDNN ")
