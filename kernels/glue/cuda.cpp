@@ -134,7 +134,7 @@ at::Tensor run_on_cuda(
     remember(*row.algorithm, p, op, failed);
     throw;
   } catch (const c10::OutOfMemoryError&) {
-    const CudaFailed failed("there was no memory for its workspace", /*for_good=*/false);
+    const CudaFailed failed("there was no memory for its workspace");
     remember(*row.algorithm, p, op, failed);
     throw failed;
   }

@@ -31,9 +31,9 @@ const ConvCall& call_in_question();
 // Problem, layout and device, as a key.
 std::string key_of(const ConvProblem&, const ConvCall&);
 
-// A run was refused after all. One that is not `for_good`, for lack of memory say, may succeed another time.
+// A run was refused after all. Unless that is for good (there is no compiler, say), it may succeed another time.
 struct CudaFailed : std::runtime_error {
-  explicit CudaFailed(const std::string& why, bool for_good = true) : std::runtime_error(why), is_for_good(for_good) {}
+  explicit CudaFailed(const std::string& why, bool for_good = false) : std::runtime_error(why), is_for_good(for_good) {}
   bool is_for_good;
 };
 // Whether that has happened before, to this problem of the call in question: then it is a reason. What is not for good holds as long as

@@ -222,6 +222,10 @@ def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
     cudnn.standin_break(-1)
     check(torch.randn(3, 4, 7, 9), w)
     assert log(cudnn)[0].split()[1] == "winograd", "of another problem nothing is known"
+    ask()
+    ask(conv_fprop_algo="winograd", fallback="silent")
+    check(x, w)
+    assert log(cudnn)[0].split()[1] == "winograd", "nor in another context"
     cudnn.standin_break(7)
     ask(conv_fprop_algo="winograd_nonfused", fallback="error")
     try:
