@@ -18,10 +18,10 @@ struct Function {
   std::string name;
 };
 
-std::mutex lock;  // threads of the emulation are fibers of one
+std::mutex lock;  // of the log, and of a launch: threads of the emulation are fibers of one
 std::string log;
 int launches_left = -1;  // before one fails; negative: none does
-int capture_mode = 0;
+thread_local int capture_mode = 0;
 int the_context;
 thread_local void* current = nullptr;  // the context of a thread: none, until somebody sets it
 
@@ -29,6 +29,7 @@ thread_local void* current = nullptr;  // the context of a thread: none, until s
 
 API const char* driver_log() {
   static std::string told;
+  const std::lock_guard<std::mutex> guard(lock);
   told.swap(log);
   log.clear();
   return told.c_str();
@@ -57,6 +58,7 @@ API int cuModuleLoadData(void** module, const void* image) {
   if (!current) return invalid_context;
   if (capture_mode != 2) return invalid_value;  // not while a graph may be recorded
   *module = dlopen(static_cast<const char*>(image), RTLD_NOW | RTLD_LOCAL);
+  const std::lock_guard<std::mutex> guard(lock);
   log += "load\n";
   return *module ? ok : invalid_value;
 }

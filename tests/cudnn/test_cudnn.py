@@ -376,6 +376,36 @@ def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
     passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
 
 
+def test_while_a_graph_is_recorded_nothing_is_measured(
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
+) -> None:
+    """A problem that is first met then runs as by normal, and is measured when it is met again."""
+    code = """
+    import ctypes, os
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    names = dict.fromkeys((f"conv_{direction}_algo" for direction in ("fprop", "dgrad", "wgrad")), "performance")
+    ask(**names, tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    recorder = ctypes.CDLL(standin.core.CUDA[1])
+    recorder.standin_capture(1)
+    for _ in range(2):
+        log(cudnn)
+        check(x, w, padding=1)
+        ran = [line.split()[:2] for line in log(cudnn)]
+        assert ran == [[word, "winograd_nonfused"] for word in ("forward", "backward_data", "backward_filter")], ran
+    assert not own_calls, "torch's own path is tried only to be measured"
+    assert standin.core.loaded().measurements() == 0
+    assert [(row.ran, row.calls) for row in rows()] == [("winograd_nonfused", 2)] * 3
+    assert all(row.reasons[0].startswith("chosen as by normal: ") for row in rows()), rows()
+    recorder.standin_capture(0)
+    for _ in range(2):
+        check(x, w, padding=1)
+        assert standin.core.loaded().measurements() == 3
+    assert any(row.reasons[0].startswith("measured in this process") for row in rows()), rows()
+    """
+    assert far_library  # a forked interpreter measures nothing
+    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+
+
 def test_rules_speak_of_modules_and_shapes(asking: Run) -> None:
     asking("""
     from msctx.native import watching
