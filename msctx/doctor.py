@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msctx.inspection import library_version
-
-if TYPE_CHECKING:
-    from msctx.native.core import Core
 
 TESTED_TORCH = ("2.13.0",)
 """The versions of torch that the test suite has really run with."""
@@ -143,13 +140,13 @@ def _native() -> Iterator[Check]:
     else:
         library = core.load()
         yield Check("native core", "ok", f"{library.isa()} of {', '.join(library.isas())}, {made.path}")
-        yield from _tuning(library)
+        yield from _tuning()
 
 
-def _tuning(library: Core) -> Iterator[Check]:
+def _tuning() -> Iterator[Check]:
+    from msctx import tune
     from msctx.errors import FileError
     from msctx.native import tuning, tuning_file
-    from msctx.native.stamp import stamp
 
     path = tuning_file.location()
     try:
@@ -157,7 +154,7 @@ def _tuning(library: Core) -> Iterator[Check]:
     except FileError as error:
         yield Check("tuning file", "missing", "; ".join(map(str, error.problems)), "msctx tune show")
         return
-    used = len(list(tuning.matching(groups, stamp(library))))
+    used = sum(len(list(tuning.matching(groups, mine))) for mine in tune.here().values())
     yield Check("tuning file", "ok", f"{path}, {sum(map(len, groups.values()))} entries, {used} of them used here")
 
 

@@ -182,12 +182,16 @@ def tuning_table(found: Mapping[str, Any]) -> Group:
     """A tuning file: each stamp, whether it is used here, and its entries."""
     entries = sum(len(group["entries"]) for group in found["groups"])
     parts: list[Any] = [Text(f"{found['file']}: {entries} entries" if found["there"] else f"{found['file']}: not there yet")]
-    if found["stamp_here"] is None:
+    if not found["stamps_here"]:
         parts.append(Text("the native core is not built: which entries this machine uses is known after `msctx build`"))
     for group in found["groups"]:
         differs = ", ".join(group["differs"])
-        used = "used here" + f" (another {differs})" * bool(differs) if group["used"] else f"not used here: another {differs}"
-        parts += [Text(""), Text(used if found["stamp_here"] else "", style="bold"), pairs_table(group["stamp"], ("stamp", ""))]
+        used = {
+            True: "used here" + f" (another {differs})" * bool(differs),
+            False: f"not used here: another {differs}",
+            None: f"of {group['place']}, which cannot be asked here" * bool(found["stamps_here"]),
+        }
+        parts += [Text(""), Text(used[group["used"]], style="bold"), pairs_table(group["stamp"], ("stamp", ""))]
         table = _table("direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "measured")
         for e in group["entries"]:
             ratio = e["measured"].get("torch")

@@ -7,7 +7,7 @@ from typing import Any
 
 from msctx.errors import FileError, Problem
 from msctx.native import tuning_file
-from msctx.native.stamp import Stamp, stamp
+from msctx.native.stamp import Stamp, mixed, stamp
 from msctx.native.tuning_file import Groups
 
 
@@ -22,19 +22,20 @@ def place(file: str | None) -> Path:
 
 
 def show(path: Path) -> dict[str, Any]:
-    """What a file holds, a group for each stamp, and whether this machine uses it."""
-    here = _here()
+    """What a file holds, a group for each stamp, and whether this machine uses it (``None``: that cannot be known)."""
+    stamps = here()
     groups = tuning_file.read(path)
-    listed = [
-        {
-            "stamp": which._asdict(),
-            "used": here is not None and not which.differs(here)[0],
-            "differs": [] if here is None else [name for part in which.differs(here) for name in part],
-            "entries": [{name: getattr(e, name) for name in e.__slots__} for _, e in sorted(groups[which].items())],
-        }
-        for which in sorted(groups)
-    ]
-    return {"file": str(path), "there": path.exists(), "stamp_here": here and here._asdict(), "groups": listed}
+    listed = []
+    for which in sorted(groups):
+        mine = stamps.get(which.place)
+        hard, soft = which.differs(mine) if mine else ([], [])
+        entries = [{name: getattr(e, name) for name in e.__slots__} for _, e in sorted(groups[which].items())]
+        used = not hard if mine else None
+        listed.append(
+            {"stamp": which._asdict(), "place": which.place, "used": used, "differs": hard + soft, "entries": entries}
+        )
+    described = {one: mine._asdict() for one, mine in stamps.items()}
+    return {"file": str(path), "there": path.exists(), "stamps_here": described, "groups": listed}
 
 
 def copy(source: Path, target: Path) -> dict[str, Any]:
@@ -44,14 +45,14 @@ def copy(source: Path, target: Path) -> dict[str, Any]:
 
 
 def clear(path: Path, stale: bool) -> dict[str, Any]:
-    """Remove the entries of a file; *stale*: those alone that this machine does not use."""
+    """Remove the entries of a file; *stale*: those alone that this machine is known not to use."""
     stamps = None
     if stale:
-        here = _here()
-        if here is None:
+        mine = here()
+        if not mine:
             text = "nothing is known to be stale: the native core, with which entries are compared, is not built"
             raise FileError([Problem("", text, str(path), suggestion="run `msctx build` first")])
-        stamps = {which for which in tuning_file.read(path) if which.differs(here)[0]}
+        stamps = {w for w in tuning_file.read(path) if w.place in mine and w.differs(mine[w.place])[0]}
     return {"file": str(path), "removed": tuning_file.remove(path, stamps)}
 
 
@@ -61,8 +62,14 @@ def _there(path: Path) -> Groups:
     return tuning_file.read(path)
 
 
-def _here() -> Stamp | None:
-    """The stamp of this machine, where the native core is built."""
+def here() -> dict[str, Stamp]:
+    """The stamps of this machine: kind of device → stamp. Where the native core is not built there are none, nor of CUDA where there
+    is no GPU to ask, or GPUs of several models."""
     from msctx.native import build, core
 
-    return stamp(core.load()) if not build.obstacle() and build.cached() is not None else None
+    if build.obstacle() or build.cached() is None:
+        return {}
+    import torch
+
+    places = [place for place in core.PLACES if place == "cpu" or (torch.cuda.device_count() and not mixed(place))]
+    return {place: stamp(core.load(), place) for place in places}

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import far_device
@@ -25,7 +26,7 @@ from torch.nn.modules import module as nn_module
 import msctx
 from msctx import apply, notices
 from msctx import base as base_module
-from msctx.native import tuning_file
+from msctx.native import stamp, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
 
@@ -173,6 +174,23 @@ def own_tuning_file(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
 
 
 _numbers = itertools.count()
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """What torch says of GPUs that are made up, as name, major and minor of each; for stamps alone."""
+
+    def have(*found: tuple[str, int, int]) -> None:
+        properties = [SimpleNamespace(name=name, major=major, minor=minor) for name, major, minor in found]
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(properties))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties[number])
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(stamp, "driver", lambda: "580.1")
+        stamp.stamp.cache_clear()
+
+    yield have
+    stamp.stamp.cache_clear()
 
 
 @pytest.fixture

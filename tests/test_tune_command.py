@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from msctx import doctor
 from msctx.cli import main
 from msctx.native import build, core, tuning_file
 from msctx.native.stamp import Stamp, stamp
@@ -67,7 +68,7 @@ def test_show(tune: Any, own_tuning_file: Path) -> None:
     ):
         assert part in out
     found = json.loads(tune("show", "--json")[1])
-    assert (found["file"], found["stamp_here"]) == (str(own_tuning_file), here()._asdict())
+    assert (found["file"], found["stamps_here"]) == (str(own_tuning_file), {"cpu": here()._asdict()})
     assert {(g["stamp"]["cpu"], g["used"], len(g["entries"])) for g in found["groups"]} == {
         ("Processor 9", False, 2),
         (here().cpu, True, 1),
@@ -111,6 +112,36 @@ def test_clear_says_what_it_removed(tune: Any, tmp_path: Path) -> None:
     assert json.loads(tune("clear", "--file", path, "--json")[1])["removed"] == 1
     assert not path.exists()
     assert "removed" in tune("clear", "--file", path)[1]
+
+
+def test_results_of_cuda_are_held_against_cudas_own_stamp(
+    tune: Any, own_tuning_file: Path, gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(("H200", 9, 0))
+    cpu, mine = here(), stamp(core.load(), "cuda")
+    other = mine._replace(cpu="A100", flags="sm_80, driver 580.1")
+    for which in (mine, other, cpu, OTHER):
+        write(own_tuning_file, which, ENTRY)
+
+    def used() -> dict[str, bool | None]:
+        return {g["stamp"]["cpu"]: g["used"] for g in json.loads(tune("show", "--json")[1])["groups"]}
+
+    assert used() == {"H200": True, "A100": False, cpu.cpu: True, OTHER.cpu: False}
+    assert "another cpu, flags" in tune("show")[1]
+    assert "4 entries, 2 of them used here" in next(doctor._tuning()).found
+    for nothing_to_ask in ((), (("H200", 9, 0), ("A100", 8, 0))):
+        with monkeypatch.context() as patch:
+            patch.setattr(tuning_file, "IN_CACHE", write(own_tuning_file.with_name("copy.json"), OTHER, ENTRY))
+            for which in (mine, other, cpu):
+                write(tuning_file.IN_CACHE, which, ENTRY)
+            gpus(*nothing_to_ask)
+            assert used() == {"H200": None, "A100": None, cpu.cpu: True, OTHER.cpu: False}
+            assert "of cuda, which cannot be asked here" in tune("show")[1]
+            assert json.loads(tune("clear", "--stale", "--json")[1])["removed"] == 1
+            assert set(tuning_file.read(tuning_file.IN_CACHE)) == {mine, other, cpu}
+    gpus(("H200", 9, 0))
+    assert json.loads(tune("clear", "--stale", "--json")[1])["removed"] == 2
+    assert set(tuning_file.read(own_tuning_file)) == {mine, cpu}
 
 
 def test_clear_through_a_link_clears_what_it_leads_to(tune: Any, tmp_path: Path) -> None:

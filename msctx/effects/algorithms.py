@@ -10,16 +10,21 @@ from msctx.effects.policies import policy
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
+ON_CUDA = (*ALGORITHMS, "conv_algo_rules")
+"""Those of them that are built for CUDA."""
 INDUCTOR = {
+    "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
     "torch.inductor.max_autotune": False,
     "torch.inductor.max_autotune_gemm": False,
     "torch.inductor.max_autotune_conv_backends": "ATEN",
     "torch.inductor.conv_1x1_as_mm": False,
 }
-"""With these, what inductor compiles calls aten::convolution. Code that is C++ alone calls kernels past the dispatcher; max_autotune
-takes Triton's kernels in place of convolutions, and matrix products in place of those with a window of 1x1."""
-ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
+"""With these, what inductor compiles calls aten::convolution, with the weights of the model. Freezing calls oneDNN by operators of
+its own on a CPU, and folds batch norms into new weights on every device, which no rule finds by their module. Code that is C++ alone
+calls kernels past the dispatcher; max_autotune takes Triton's kernels in place of convolutions, and matrix products in place of those
+with a window of 1x1."""
+HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
@@ -30,16 +35,20 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
         "fallback": want.other("fallback", "error" if strict else "warn"),
         "conv_workspace_limit": want.other("conv_workspace_limit"),
         "conv_allow_tf32": want.other("conv_allow_tf32", want.device == "cuda"),  # there torch's own flag has to allow it, too
+        "allow_fp32_emulation": want.other("allow_fp32_emulation", True),
         "tuning_file": want.other("tuning_file"),
         **fields,
     }
     if want.device == "cuda":
         return {f"native.cuda.{field}": value for field, value in said.items()} | INDUCTOR
     said["conv_max_error"] = want.other("conv_max_error")
-    said["allow_fp32_emulation"] = want.other("allow_fp32_emulation", True)
     said["frozen_weights"] = want.other("frozen_weights", False)
-    frozen = {"torch.inductor.freezing": False}  # on a CPU it calls oneDNN by operators of its own
-    return {f"native.{field}": value for field, value in said.items()} | INDUCTOR | frozen
+    return {f"native.{field}": value for field, value in said.items()} | INDUCTOR
+
+
+def asks(want: Want) -> bool:
+    """Whether an option asks the native core for something on this device."""
+    return any(want.other(name) for name in (NATIVE if want.device == "cpu" else ON_CUDA))
 
 
 def _obstacle(want: Want) -> str:
@@ -54,7 +63,7 @@ def algorithm(want: Want) -> Outcome:
         return refused("it is computed on the CPU alone: compare with tensors that are moved there")
     assignments = _policy(want, **{want.option.name: want.value})
     if want.value != "performance":
-        named = DIRECT_ON_CUDA if want.value == "direct" else ON_CUDA
+        named = DIRECT_ON_CUDA if want.value == "direct" else HALF_ON_CUDA
         return honoured(assignments, named if want.device == "cuda" and want.value != "normal" else "")
     for name, value in (("deterministic", "ON"), ("thread_invariant", True)):
         if want.other(name) == value:
@@ -74,6 +83,10 @@ def conv_algo_rules(want: Want) -> Outcome:
 def thread_invariant(want: Want) -> Outcome:
     if not want.value:
         return NOTHING_ASKED
+    if want.device == "cuda":
+        return not_built(
+            "kernels of msctx's own for every convolution on CUDA: cuDNN's are not told how many threads there are"
+        )
     if want.facts.native:
         return refused(want.facts.native)
     differs = (
@@ -120,14 +133,21 @@ def tuning_file(want: Want) -> Outcome:
 def frozen_weights(want: Want) -> Outcome:
     if not want.facts.native and policy(want):
         return honoured(reason="part of the precision policy: casts of weights")
-    if want.device == "cuda" and any(want.other(name) for name in NATIVE):
+    if want.device == "cuda" and asks(want):
         return honoured(reason="cuDNN reads a weight anew each time; it goes with precision_mode and its family")
     return detail(want, "; or with precision_mode and its family")
 
 
-@effect("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation")
+@effect("conv_max_error")
+def conv_max_error(want: Want) -> Outcome:
+    if want.device == "cuda":
+        return not_built("error bounds of cuDNN's algorithms: cuDNN states none, and they would all run")
+    return detail(want)
+
+
+@effect("fallback", "conv_workspace_limit")
 def detail(want: Want, also: str = "") -> Outcome:
-    if not any(want.other(name) for name in NATIVE):
+    if not asks(want):
         asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
         return inert(f"no algorithm is asked for: it goes with {asking}{also}")
     if why := _obstacle(want):

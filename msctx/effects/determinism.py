@@ -1,6 +1,6 @@
 """deterministic: torch's full recipe for the same bits from run to run."""
 
-from msctx.effects.algorithms import NATIVE
+from msctx.effects.algorithms import asks
 from msctx.effects.base import STAYS, Outcome, Want, effect, honoured, inert, refused
 
 
@@ -22,7 +22,7 @@ def deterministic(want: Want) -> Outcome:
     }
     if on:
         torch_wide["torch.deterministic.fill_uninitialized_memory"] = want.other("fill_uninitialized_memory", True)
-    if want.device in ("cpu", "cuda") and any(want.other(name) for name in NATIVE):  # also what an outer scope asked for
+    if want.device in ("cpu", "cuda") and asks(want):  # also what an outer scope asked for
         torch_wide["native.deterministic" if want.device == "cpu" else "native.cuda.deterministic"] = on
     by_device = {
         "cpu": {"torch.mkldnn.deterministic": on},

@@ -1,8 +1,12 @@
 """TF32 and HF32: whether float32 products may be rounded to 10 bits on a device's matrix unit."""
 
-from msctx.effects.algorithms import NATIVE
+from msctx.effects.algorithms import asks, detail
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 
+RNNS = (
+    "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code; once it was "
+    "written, a torch.backends.fp32_precision set later no longer reaches cuDNN (torch has no setter for that)"
+)
 CORE = "the matrix products of the native core"
 
 
@@ -19,18 +23,24 @@ def matmul_allow_tf32(want: Want) -> Outcome:
 @effect("conv_allow_tf32")
 def conv_allow_tf32(want: Want) -> Outcome:
     if want.device == "cuda":
-        return approximated(
-            {"torch.cudnn.allow_tf32": want.value},
-            "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code; once "
-            "it was written, a torch.backends.fp32_precision set later no longer reaches cuDNN (torch has no setter for that)",
-        )
-    if not any(want.other(name) for name in NATIVE):
+        if want.value and want.other("allow_fp32_emulation") is False and asks(want):
+            return inert("allow_fp32_emulation=False asks for products in float32 alone, whatever this says")
+        return approximated({"torch.cudnn.allow_tf32": want.value}, RNNS)
+    if not asks(want):
         if want.value:
             return inert("no algorithm is asked for, and torch's own convolutions do not round to TF32 on a CPU")
         return honoured(reason="torch's own convolutions do not round to TF32 on a CPU")
     if want.facts.native:
         return refused(want.facts.native)
     return honoured(reason="part of the policy for convolutions")
+
+
+@effect("allow_fp32_emulation")
+def allow_fp32_emulation(want: Want) -> Outcome:
+    outcome = detail(want)
+    if want.device == "cuda" and not want.value and outcome.status == "honoured":
+        return approximated({"torch.cudnn.allow_tf32": False}, f"torch's own path takes no TF32 either; {RNNS}")
+    return outcome
 
 
 @effect("matmul_allow_hf32", "conv_allow_hf32")

@@ -35,8 +35,9 @@ ASKING = (
 )
 """The fields that ask for something; the others only say how."""
 
-OF_OUR_KERNELS = ("thread_invariant", "enable_small_channel", "frozen_weights", "conv_max_error", "allow_fp32_emulation")
-"""The fields that mean nothing to cuDNN."""
+OF_THE_CPU = ("thread_invariant", "enable_small_channel", "frozen_weights", "conv_max_error")
+"""The fields that CUDA's policy lacks. The first two ask for kernels of our own, which are there for depthwise convolutions alone; no
+weights are kept there; and cuDNN does not state its errors."""
 
 
 class Policy:
@@ -44,7 +45,7 @@ class Policy:
 
     def __init__(self, place: str) -> None:
         self.place = place
-        self.fields = {name: nothing for name, nothing in NOTHING.items() if place == "cpu" or name not in OF_OUR_KERNELS}
+        self.fields = {name: nothing for name, nothing in NOTHING.items() if place == "cpu" or name not in OF_THE_CPU}
         self._lock = threading.Lock()
 
     @property

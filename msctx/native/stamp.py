@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from msctx._version import __version__
+from msctx.errors import NativeError
 
 if TYPE_CHECKING:
     from msctx.native.core import Core
@@ -30,37 +32,32 @@ class Stamp(NamedTuple):
     compiler: str
     msctx: str
 
+    @property
+    def place(self) -> str:
+        """The kind of device that it is of."""
+        return "cuda" if self.isa.startswith(CUDNN) else "cpu"
+
     def differs(self, other: Stamp) -> tuple[list[str], list[str]]:
         """The fields in which two stamps differ: those that forbid to use a result, and those that are only told."""
         names = [name for name, a, b in zip(self._fields, self, other, strict=True) if a != b]
         return [n for n in names if n not in SOFT], [n for n in names if n in SOFT]
 
 
+CUDNN = "cuDNN "
+"""How the isa of CUDA's stamp begins, and no other."""
 SOFT = ("compiler", "msctx")
 """What is told and does not matter: the kernels give the same bits whatever compiled them."""
 
 
 @cache
 def stamp(library: Core, place: str = "cpu") -> Stamp:
-    """That of this process, of what it measures on a kind of device.
-
-    On CUDA the fields are: cpu, the GPUs; flags, what they can and the driver; isa, cuDNN; there are no kernels of ours.
-    """
+    """That of this process, of what it measures on a kind of device."""
     import torch
 
     from msctx.native import build
 
     if place == "cuda":
-        gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-        return Stamp(
-            cpu=", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
-            flags=", ".join([*dict.fromkeys(f"sm_{gpu.major}{gpu.minor}" for gpu in gpus), f"driver {driver()}"]),
-            isa=f"cuDNN {torch.backends.cudnn.version()}",
-            torch=f"{torch.__version__} CUDA {torch.version.cuda}",
-            kernels="",
-            compiler="",
-            msctx=__version__,
-        )
+        return _of_cuda()
     made_of, compiler = build.origin(Path(library.path))
     model, flags = _cpu()
     return Stamp(
@@ -71,6 +68,46 @@ def stamp(library: Core, place: str = "cpu") -> Stamp:
         kernels=made_of[:16],
         compiler=compiler.partition(" (")[2].removesuffix(")"),  # its version, without a path of this machine
         msctx=__version__,
+    )
+
+
+def _of_cuda() -> Stamp:
+    """Its fields are: cpu, the GPU; flags, what it can and the driver; isa, cuDNN; kernels and compiler, those for CUDA."""
+    import torch
+
+    from msctx.native.cuda import build, compilers
+
+    kernels = compiler = ""  # where there are none, none of ours has been measured
+    with suppress(NativeError):
+        kernels, compiler = build.origin()[:16], str(compilers.find())
+    gpus = _gpus()
+    return Stamp(
+        cpu=", ".join(gpus),
+        flags=", ".join([*dict.fromkeys(gpus.values()), f"driver {driver()}"]),
+        isa=f"{CUDNN}{torch.backends.cudnn.version()}",
+        torch=f"{torch.__version__} CUDA {torch.version.cuda}",
+        kernels=kernels,
+        compiler=compiler,
+        msctx=__version__,
+    )
+
+
+def _gpus() -> dict[str, str]:
+    """The models of the GPUs that this process sees, and what each can."""
+    import torch
+
+    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return {gpu.name: f"sm_{gpu.major}{gpu.minor}" for gpu in found}
+
+
+def mixed(place: str) -> str:
+    """Why no stamp can stand for the results of a kind of device, or ``""``: a problem does not say on which GPU it was measured."""
+    models = list(_gpus()) if place == "cuda" else []
+    if len(models) < 2:
+        return ""
+    return (
+        f"the GPUs are of several models ({', '.join(models)}): what performance measures on one of them holds for all in this "
+        "process, and is neither read from the tuning file nor kept in it; with CUDA_VISIBLE_DEVICES naming those of one model it is"
     )
 
 

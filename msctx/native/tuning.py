@@ -18,7 +18,7 @@ from msctx.errors import FileError, MsctxWarning
 from msctx.native import core, limits, ranks, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
-from msctx.native.stamp import Stamp, stamp
+from msctx.native.stamp import Stamp, mixed, stamp
 from msctx.native.tuning_file import Entry, Groups
 
 
@@ -45,6 +45,10 @@ class _Table:
         if (now := _state_of(self.path)) == self.read or (self.run and self.read is not None):
             return
         self.read = now
+        if why := mixed(self.place):
+            self.usable = False
+            notices.tell("tuning_file", why, why)
+            return
         try:
             known = list(matching(tuning_file.read(self.path), stamp(library, self.place)))
             self.usable = True

@@ -53,7 +53,7 @@ OPTIONS = (
         help="Sends every convolution that msctx's own kernels can take to one of them whose bits do not depend on the number of "
         "threads, where no other algorithm is asked for. Nothing is promised for torch's own operators (matrix products, the "
         "weight gradients of Linear and LayerNorm, sums).",
-        devices=("cpu",),
+        devices=("cpu", "cuda"),
         source="msctx",
         example=True,
     ),
@@ -77,8 +77,9 @@ OPTIONS = (
         type=Bool,
         help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), with sums in "
         "float32 and errors like those of float32's own (choices() has each one's bound); values that the parts cannot carry (Inf, "
-        "NaN) are computed in float32. Unset they may; false asks for products in float32 alone, even where conv_allow_tf32 is set.",
-        devices=("cpu",),
+        "NaN) are computed in float32. Unset they may; false asks for products in float32 alone, even where conv_allow_tf32 is "
+        "set: on CUDA no convolution takes TF32 then.",
+        devices=("cpu", "cuda"),
         source="msctx",
         example=False,
     ),
@@ -100,7 +101,7 @@ OPTIONS = (
         help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal and performance "
         "to choose it; choices() shows each one's bound. Without it that is 3e-5, and no bound holds for the products that "
         "conv_allow_tf32 allows. An algorithm that is named runs whatever its bound.",
-        devices=("cpu",),
+        devices=("cpu", "cuda"),
         source="msctx",
         example=1e-6,
     ),

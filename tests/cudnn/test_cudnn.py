@@ -167,6 +167,7 @@ def test_tf32_is_taken_only_where_everybody_allows_it(asking: Run) -> None:
     names = dict(conv_fprop_algo="implicit_precomp_gemm")
     assert math(**names, conv_allow_tf32=True) == "default", "CUDNN_DEFAULT_MATH is what allows TF32 from A100 on, as in torch"
     assert math(**names, conv_allow_tf32=False) == "fma"
+    assert math(**names, conv_allow_tf32=True, allow_fp32_emulation=False) == "fma"
     assert math(conv_fprop_algo="gemm", conv_allow_tf32=True) == "fma", "it has no tensor cores"
     torch.backends.cudnn.allow_tf32 = False
     assert math(**names, conv_allow_tf32=True) == "fma"

@@ -9,6 +9,7 @@ from msctx.effects.algorithms import ALGORITHMS
 from msctx.options import Settings, make_layer
 
 INDUCTOR = {
+    "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
     "torch.inductor.max_autotune": False,
     "torch.inductor.max_autotune_gemm": False,
@@ -23,7 +24,6 @@ HOW = {
     "native.allow_fp32_emulation": True,
     "native.frozen_weights": False,
     "native.tuning_file": None,
-    "torch.inductor.freezing": False,
     **INDUCTOR,
 }
 
@@ -55,6 +55,7 @@ def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
         "native.cuda.fallback": "silent",
         "native.cuda.conv_workspace_limit": 2**20,
         "native.cuda.conv_allow_tf32": True,
+        "native.cuda.allow_fp32_emulation": True,
         "native.cuda.tuning_file": None if row.assignments["native.cuda.tuning_file"] is None else "t.json",
         **INDUCTOR,
     }
@@ -75,16 +76,37 @@ def test_without_cudnn_it_is_refused_with_the_reason() -> None:
     assert rows(cudnn="no cuDNN", conv_fprop_algo="gemm")["conv_fprop_algo"].status == "honoured"
 
 
-def test_what_is_for_our_own_algorithms_is_inert_on_cuda() -> None:
-    found = rows("cuda", conv_fprop_algo="gemm", conv_max_error=1e-6, allow_fp32_emulation=False, frozen_weights=True)
+def test_what_cudnn_cannot_be_told_is_not_built() -> None:
+    found = rows("cuda", conv_fprop_algo="gemm", conv_max_error=1e-6, thread_invariant=True, frozen_weights=True)
     assert {name: found[name].status for name in found} == {
         "conv_fprop_algo": "honoured",
-        "conv_max_error": "inert",
-        "allow_fp32_emulation": "inert",
+        "conv_max_error": "not_built",
+        "thread_invariant": "not_built",
         "frozen_weights": "honoured",
     }
+    assert "cuDNN states none" in found["conv_max_error"].reason
+    assert rows("cuda", thread_invariant=False)["thread_invariant"].status == "honoured"
+    assert rows("cuda", thread_invariant=True, fallback="error")["fallback"].status == "inert", (
+        "there nothing is asked for by it"
+    )
     row = rows("cuda", conv_fprop_algo="reference")["conv_fprop_algo"]
     assert (row.status, "on the CPU alone" in row.reason) == ("refused", True)
+
+
+def test_without_emulation_nothing_takes_tf32_on_cuda() -> None:
+    for tf32 in ({}, {"conv_allow_tf32": True}, {"conv_allow_tf32": False}):
+        made = plan.make(
+            Settings([make_layer({"conv_fprop_algo": "gemm", "allow_fp32_emulation": False, **tf32}, "test")]),
+            Facts.only("cuda"),
+        )
+        assert made.assignments["native.cuda.allow_fp32_emulation"] is False
+        assert made.assignments["torch.cudnn.allow_tf32"] is False, "torch's own path is one of those that run"
+        allowing = [row.status for row in made.rows if row.option == "conv_allow_tf32" and row.value]
+        assert allowing == ["inert"] * len(allowing)
+    alone = rows("cuda", allow_fp32_emulation=False, conv_allow_tf32=True)
+    assert alone["allow_fp32_emulation"].status == "inert"
+    assert alone["conv_allow_tf32"].assignments == {"torch.cudnn.allow_tf32": True}
+    assert rows("cuda", conv_fprop_algo="gemm", allow_fp32_emulation=True)["allow_fp32_emulation"].assignments == {}
 
 
 def test_on_ascend_it_means_nothing() -> None:

@@ -144,6 +144,15 @@ def cubin(module: Module, arch: str, *, tool: Tool | None = None, sources: Path 
     return found.cubin
 
 
+def origin(sources: Path | None = None) -> str:
+    """What stands for the sources of all kernels.
+
+    Raises:
+        NativeError: there are none.
+    """
+    return digest(FORMAT, {name: sha256(data) for name, data in _read(sources or source_folder() / "cuda", []).items()})
+
+
 def _read(root: Path, modules: Sequence[Module]) -> dict[str, bytes]:
     try:
         files = {path.name: path.read_bytes() for path in sorted(root.iterdir()) if path.suffix in SUFFIXES}

@@ -21,6 +21,8 @@ from msctx.native.cuda.manifest import Module
 INSTALL = "install nvcc (the CUDA toolkit 12 or newer), or `pip install 'msctx[cuda]'` for NVRTC"
 MAJORS = (13, 12)
 """Of NVRTC, the best first: what knows sm_90a."""
+LIMIT = 600
+"""Seconds that nvcc may take for a module: whoever needs the same module waits for its lock meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,13 @@ class Nvcc:
                 env=environment,
                 encoding="utf-8",
                 errors="replace",
+                timeout=LIMIT,
                 check=False,
             )
         except OSError as error:
             return Compiled(None, f"{self.command} cannot be run: {error.strerror or error}")
+        except subprocess.TimeoutExpired:
+            return Compiled(None, f"{self.command} was ended: it took more than {LIMIT} seconds for {module}")
         if done.returncode or not result.exists():
             return Compiled(None, done.stdout or f"{self.command} ended with exit code {done.returncode}")
         return Compiled(result.read_bytes(), done.stdout)

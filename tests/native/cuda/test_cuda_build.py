@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +245,17 @@ def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert compilers.find_nvcc() == f"{program} needs g++, which is not on PATH"
     program.unlink()
     assert compilers.find_nvcc() == f"no nvcc on PATH or in CUDA_HOME ({tmp_path / 'cuda'})"
+
+
+def test_an_nvcc_that_does_not_end_is_ended_and_told(tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilers, "LIMIT", 1)
+    program = tmp_path / "nvcc"
+    program.write_text("#!/bin/sh\nexec sleep 30\n")
+    program.chmod(0o755)
+    started = time.monotonic()
+    (report,) = build.build(["sm_80"], kernels={"copy": COPY}, tool=compilers.Nvcc(str(program), "99"), sources=sources)
+    assert report.error == f"{program} was ended: it took more than 1 seconds for copy.cu -DFACTOR=2"
+    assert time.monotonic() - started < 15
 
 
 def test_missing_sources_are_told(tmp_path: Path) -> None:
