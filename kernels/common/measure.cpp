@@ -200,7 +200,7 @@ const Decision* measured(
   std::string why;
   const TuningKey key = policy.tuning_key(call, direction), for_next_run{~key.table, key.direction, key.problem, key.permissions};
   if (!policy.tuned_for(call, direction, threads)) {  // another module may have had the same problem
-    const Permission said = permission();
+    const Permission said = permission(key.table);
     if (said == Permission::later) return &guessed;
     if (said == Permission::forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
     if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";

@@ -24,7 +24,7 @@ Tables& tables() {
   static auto* all = new Tables;
   return *all;
 }
-int (*ask)() = nullptr;
+int (*ask)(int32_t) = nullptr;
 
 const Tuned* at(const std::map<Place, Tuned>& results, int threads, bool exact) {
   const auto found = results.find({threads, exact});
@@ -78,7 +78,7 @@ void report(const TuningKey& key, int threads, const Tuned& result) {
   all.count++;
 }
 
-Permission permission() { return ask ? Permission(ask()) : Permission::now; }
+Permission permission(int32_t table) { return ask ? Permission(ask(table)) : Permission::now; }
 
 }  // namespace msctx
 
@@ -126,4 +126,4 @@ MSCTX_API int64_t msctx_measurements() try {
   return 0;  // no memory for the tables, so nothing was measured
 }
 
-MSCTX_API void msctx_ask_before_measuring(int (*function)()) { ask = function; }
+MSCTX_API void msctx_ask_before_measuring(int (*function)(int32_t)) { ask = function; }

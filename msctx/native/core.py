@@ -68,7 +68,7 @@ class _Tuned(Structure):
 
 
 _TELL = ctypes.CFUNCTYPE(c_int, c_char_p)
-_ASK = ctypes.CFUNCTYPE(c_int)
+_ASK = ctypes.CFUNCTYPE(c_int, c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_isa": (c_char_p, [c_int]),
     "msctx_isa_in_use": (c_char_p, []),
@@ -244,8 +244,9 @@ class Core:
         """How many problems this process has measured."""
         return int(self._c.msctx_measurements())
 
-    def ask_before_measuring(self, permission: Callable[[], int]) -> None:
-        """Have *permission* called in the thread of a convolution that is about to be measured; nothing may leave it."""
+    def ask_before_measuring(self, permission: Callable[[int], int]) -> None:
+        """Have *permission* called in the thread of a convolution that is about to be measured for the table of a number; nothing
+        may leave it."""
         self._permission = _ASK(permission)  # kept: the library calls it as long as the process lives
         self._c.msctx_ask_before_measuring(self._permission)
 

@@ -1,4 +1,4 @@
-"""How much memory the system lets this process have: ``ulimit -v``, and the control groups of a container (versions 1 and 2)."""
+"""How much memory this process may have: ``ulimit -v``, the control groups of a container (versions 1 and 2), a GPU's cap."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ def share_left() -> float:
         return min((1.0 - used / cap for used, cap in (*_address_space(), *_groups())), default=1.0)
     except (OSError, ValueError):
         return 1.0
+
+
+def share_left_on_gpu() -> float:
+    """The same of the current GPU's cap, which torch's allocator keeps to: that of ``max_device_memory``, or one set past msctx."""
+    import torch
+
+    if not torch.cuda.is_initialized() or (fraction := torch.cuda.get_per_process_memory_fraction()) >= 1.0:
+        return 1.0
+    cap = fraction * torch.cuda.get_device_properties().total_memory
+    # what the allocator has reserved and not given out, it gives back where it would pass the cap
+    return 1.0 - torch.cuda.memory_allocated() / cap if cap else 0.0
 
 
 def free_bytes() -> int:

@@ -32,6 +32,10 @@ class Permission(IntEnum):
     FORKED = 4
 
 
+SHARE_LEFT = {"cpu": limits.share_left, "cuda": limits.share_left_on_gpu}
+"""What is left of the caps on memory, by the kind of device."""
+
+
 class _Table:
     """The results of one file as the library knows them; under torch.distributed those of one run."""
 
@@ -88,7 +92,7 @@ def table(library: Core, said: str | None, place: str = "cpu") -> int:
     keep(library)
     with _lock:
         if not _tables:
-            library.ask_before_measuring(lambda: _permission(library))
+            library.ask_before_measuring(lambda number: _permission(library, number))
             atexit.register(keep, library)
         path, run = tuning_file.location(said), ranks.run()
         name = said or "" if place == "cpu" else f"{place} {said or ''}"
@@ -142,13 +146,13 @@ def matching(groups: Groups, here: Stamp) -> Iterable[Tuned]:
             )
 
 
-def _permission(library: Core) -> int:
+def _permission(library: Core, number: int) -> int:
     """Called by the library in the thread of a convolution. What was measured before is written first: a crash loses one."""
     try:
         keep(library)
         if core.forked:
             return Permission.FORKED
-        if _is_compiling() or _is_near_memory_cap():
+        if _is_compiling() or _is_near_memory_cap(number):
             return Permission.LATER
         rank = ranks.rank()
         return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK
@@ -165,9 +169,10 @@ def _is_compiling() -> bool:
     return torch.jit.is_tracing() or (guards is not None and guards.TracingContext.try_get() is not None)
 
 
-def _is_near_memory_cap() -> bool:
-    """Whether less than 20 % is left: what is tried takes memory of its own."""
-    return limits.share_left() < 0.2
+def _is_near_memory_cap(number: int) -> bool:
+    """Whether less than 20 % is left where a table's convolutions run: what is tried takes memory of its own."""
+    place = next(one.place for one in list(_tables.values()) if one.number == number)
+    return SHARE_LEFT[place]() < 0.2
 
 
 def _shared(name: str, mine: list[Tuned]) -> list[Tuned]:

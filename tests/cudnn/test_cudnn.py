@@ -407,6 +407,33 @@ def test_while_a_graph_is_recorded_nothing_is_measured(
     passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
 
 
+def test_near_the_cap_of_the_device_nothing_is_measured_whatever_the_host_has_left(
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
+) -> None:
+    code = """
+    import os
+    from types import SimpleNamespace
+    from msctx.native import tuning
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    cuda = torch.cuda
+    cuda.is_initialized, cuda.get_per_process_memory_fraction = (lambda: True), (lambda: 0.5)
+    cuda.get_device_properties = lambda: SimpleNamespace(total_memory=1000)
+
+    def measured(allocated):
+        cuda.memory_allocated = lambda: allocated
+        check(x, w)
+        return standin.core.loaded().measurements()
+
+    tuning.SHARE_LEFT["cpu"] = lambda: 0.0
+    ask(conv_fprop_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    assert measured(allocated=401) == 0
+    assert rows()[-1].reasons[0] == "chosen as by normal: not measured yet", rows()
+    assert measured(allocated=399) == 1
+    """
+    assert far_library  # a forked interpreter measures nothing
+    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+
+
 def test_rules_speak_of_modules_and_shapes(asking: Run) -> None:
     asking("""
     from msctx.native import watching

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from msctx.native import limits
 
@@ -58,3 +61,20 @@ def test_the_tightest_of_the_groups_around_a_process_counts(
     )
     assert limits.share_left() == pytest.approx(0.4)
     assert limits.free_bytes() == 40
+
+
+def test_the_cap_of_a_gpu_is_that_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, Any] = {
+        "is_initialized": True,
+        "get_per_process_memory_fraction": 0.5,
+        "memory_allocated": 30,
+        "memory_reserved": 50,
+    }
+    said["get_device_properties"] = SimpleNamespace(total_memory=100)
+    for name in said:
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: said[name])
+    assert limits.share_left_on_gpu() == pytest.approx(0.4), "of what is reserved the rest can be given back"
+    said["get_per_process_memory_fraction"] = 1.0
+    assert limits.share_left_on_gpu() == 1.0
+    said |= {"get_per_process_memory_fraction": 0.5, "is_initialized": False}
+    assert limits.share_left_on_gpu() == 1.0

@@ -44,6 +44,6 @@ enum class Permission : int32_t {
   other_rank,    // one of the others
   forked,        // a worker that was forked before the library was loaded
 };
-Permission permission();
+Permission permission(int32_t table);  // the one that the result is for, by which Python knows the kind of device
 
 }  // namespace msctx
