@@ -1,0 +1,145 @@
+"""normal and performance on CUDA tensors: cuDNN's heuristic, and what is measured, when, and for how long it is kept."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+Run = Callable[[str], str]
+
+
+def test_normal_is_cudnns_heuristic(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", conv_wgrad_algo="normal", fallback="error")
+    log(cudnn)
+    check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+    check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 2, 2), stride=2)
+    assert [line.split()[1] for line in log(cudnn)] == ["winograd_nonfused"] * 3 + ["implicit_precomp_gemm", "algo_1", "algo_1"]
+    """)
+
+
+def test_normal_asks_for_the_arithmetic_that_is_allowed(asking: Run) -> None:
+    """cuDNN's order with TF32 is another one, and no row of the other arithmetic mixes into it."""
+    asking("""
+    every = {f"conv_{direction}_algo": "normal" for direction in ("fprop", "dgrad", "wgrad")}
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+
+    def ran(**fields):
+        ask(**every, **fields)
+        log(cudnn)
+        compute(*on_far(x, w))
+        return [tuple(line.split()[1:3]) for line in log(cudnn)]
+
+    tf32 = [("implicit_precomp_gemm", "default"), ("algo_1", "default"), ("algo_1", "default")]
+    assert ran(conv_allow_tf32=True) == tf32
+    assert ran(conv_allow_tf32=False) == [("winograd_nonfused", "fma")] * 3
+    torch.backends.cudnn.allow_tf32 = False
+    assert ran(conv_allow_tf32=True) == [("winograd_nonfused", "fma")] * 3
+    """)
+
+
+def test_normal_and_performance_of_transposed_convolutions_know_what_cudnn_has_for_gradients(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", fallback="error")
+    log(cudnn)
+    check(torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), transposed=True, stride=2)
+    assert [line.split()[:2] for line in log(cudnn)] == [["backward_data", "algo_1"], ["forward", "implicit_precomp_gemm"]]
+    ask(conv_fprop_algo="winograd", fallback="error")
+    try:
+        check(torch.randn(2, 4, 7, 6), torch.randn(3, 4, 3, 3), stride=2)
+    except RuntimeError as error:
+        assert "algo_" not in str(error), "nobody has heard of them there"
+    else:
+        raise AssertionError
+    """)
+
+
+def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
+) -> None:
+    code = """
+    import json, os
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    ask(conv_fprop_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    log(cudnn)
+    check(x, w)
+    tried = {line.split()[1] for line in log(cudnn) if line.startswith("forward")}
+    assert tried >= {"implicit_gemm", "implicit_precomp_gemm", "gemm", "winograd", "winograd_nonfused", "fft"}, tried
+    assert "forward" in own_calls, "torch's own path is one of them"
+    assert standin.core.loaded().measurements() == 1
+    check(x, w)
+    assert standin.core.loaded().measurements() == 1
+    torch.backends.cudnn.allow_tf32 = False
+    ask(conv_fprop_algo="performance", conv_allow_tf32=True, tuning_file=os.environ["MSCTX_TUNING_FILE"] + ".2")
+    check(x, w)
+    torch.backends.cudnn.allow_tf32 = True
+    log(cudnn)
+    compute(*on_far(x, w))
+    assert standin.core.loaded().measurements() == 3
+    assert any(line.split()[2] == "default" for line in log(cudnn)), "what TF32 gains was not known"
+    ask()
+    (group,) = json.load(open(os.environ["MSCTX_TUNING_FILE"]))["groups"]
+    assert group["stamp"]["isa"].startswith("cuDNN ")
+    assert "driver" in group["stamp"]["flags"]
+    assert len(group["entries"]) == 1
+    """
+    assert far_library  # a forked interpreter measures nothing
+    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+
+
+def test_while_a_graph_is_recorded_nothing_is_measured(
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
+) -> None:
+    """A problem that is first met then runs as by normal, and is measured when it is met again."""
+    code = """
+    import ctypes, os
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    names = dict.fromkeys((f"conv_{direction}_algo" for direction in ("fprop", "dgrad", "wgrad")), "performance")
+    ask(**names, tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    recorder = ctypes.CDLL(standin.core.CUDA[1])
+    recorder.standin_capture(1)
+    for _ in range(2):
+        log(cudnn)
+        check(x, w, padding=1)
+        ran = [line.split()[:2] for line in log(cudnn)]
+        assert ran == [[word, "winograd_nonfused"] for word in ("forward", "backward_data", "backward_filter")], ran
+    assert not own_calls, "torch's own path is tried only to be measured"
+    assert standin.core.loaded().measurements() == 0
+    assert [(row.ran, row.calls) for row in rows()] == [("winograd_nonfused", 2)] * 3
+    assert all(row.reasons[0].startswith("chosen as by normal: ") for row in rows()), rows()
+    recorder.standin_capture(0)
+    for _ in range(2):
+        check(x, w, padding=1)
+        assert standin.core.loaded().measurements() == 3
+    assert any(row.reasons[0].startswith("measured in this process") for row in rows()), rows()
+    """
+    assert far_library  # a forked interpreter measures nothing
+    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+
+
+def test_near_the_cap_of_the_device_nothing_is_measured_whatever_the_host_has_left(
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
+) -> None:
+    code = """
+    import os
+    from types import SimpleNamespace
+    from msctx.native import tuning
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    cuda = torch.cuda
+    cuda.is_initialized, cuda.get_per_process_memory_fraction = (lambda: True), (lambda: 0.5)
+    cuda.get_device_properties = lambda: SimpleNamespace(total_memory=1000)
+
+    def measured(allocated):
+        cuda.memory_allocated = lambda: allocated
+        check(x, w)
+        return standin.core.loaded().measurements()
+
+    tuning.SHARE_LEFT["cpu"] = lambda: 0.0
+    ask(conv_fprop_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    assert measured(allocated=401) == 0
+    assert rows()[-1].reasons[0] == "chosen as by normal: not measured yet", rows()
+    assert measured(allocated=399) == 1
+    """
+    assert far_library  # a forked interpreter measures nothing
+    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
