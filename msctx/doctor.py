@@ -144,7 +144,6 @@ def _native() -> Iterator[Check]:
 
 
 def _tuning() -> Iterator[Check]:
-    from msctx import tune
     from msctx.errors import FileError
     from msctx.native import tuning, tuning_file
 
@@ -154,7 +153,7 @@ def _tuning() -> Iterator[Check]:
     except FileError as error:
         yield Check("tuning file", "missing", "; ".join(map(str, error.problems)), "msctx tune show")
         return
-    used = sum(len(list(tuning.matching(groups, mine))) for mine in tune.here().values())
+    used = sum(len(list(tuning.matching(groups, mine))) for mine in tuning.here().values())
     yield Check("tuning file", "ok", f"{path}, {sum(map(len, groups.values()))} entries, {used} of them used here")
 
 

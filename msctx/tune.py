@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import FileError, Problem
-from msctx.native import tuning_file
-from msctx.native.stamp import Stamp, mixed, stamp
+from msctx.native import tuning, tuning_file
 from msctx.native.tuning_file import Groups
 
 
@@ -23,7 +22,7 @@ def place(file: str | None) -> Path:
 
 def show(path: Path) -> dict[str, Any]:
     """What a file holds, a group for each stamp, and whether this machine uses it (``None``: that cannot be known)."""
-    stamps = here()
+    stamps = tuning.here()
     groups = tuning_file.read(path)
     listed = []
     for which in sorted(groups):
@@ -48,7 +47,7 @@ def clear(path: Path, stale: bool) -> dict[str, Any]:
     """Remove the entries of a file; *stale*: those alone that this machine is known not to use."""
     stamps = None
     if stale:
-        mine = here()
+        mine = tuning.here()
         if not mine:
             text = "nothing is known to be stale: the native core, with which entries are compared, is not built"
             raise FileError([Problem("", text, str(path), suggestion="run `msctx build` first")])
@@ -60,16 +59,3 @@ def _there(path: Path) -> Groups:
     if not path.exists():
         raise FileError([Problem("", "there is no such file", str(path), suggestion="performance makes one when it measures")])
     return tuning_file.read(path)
-
-
-def here() -> dict[str, Stamp]:
-    """The stamps of this machine: kind of device → stamp. Where the native core is not built there are none, nor of CUDA where there
-    is no GPU to ask, or GPUs of several models."""
-    from msctx.native import build, core
-
-    if build.obstacle() or build.cached() is None:
-        return {}
-    import torch
-
-    places = [place for place in core.PLACES if place == "cpu" or (torch.cuda.device_count() and not mixed(place))]
-    return {place: stamp(core.load(), place) for place in places}

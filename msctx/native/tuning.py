@@ -15,7 +15,7 @@ from typing import Any
 
 from msctx import notices
 from msctx.errors import FileError, MsctxWarning
-from msctx.native import core, limits, ranks, tuning_file
+from msctx.native import build, core, limits, ranks, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
 from msctx.native.stamp import Stamp, mixed, stamp
@@ -131,6 +131,17 @@ def used_by(rows: Iterable[Choice]) -> Groups:
             if mine and not which.differs(stamp(library, place))[0]:
                 found.setdefault(which, {}).update(mine)
     return found
+
+
+def here() -> dict[str, Stamp]:
+    """The stamps of this machine: kind of device → stamp. Where the native core is not built there are none, nor of CUDA where there
+    is no GPU to ask, or GPUs of several models."""
+    import torch
+
+    if build.obstacle() or build.cached() is None:
+        return {}
+    places = [place for place in core.PLACES if place == "cpu" or (torch.cuda.device_count() and not mixed(place))]
+    return {place: stamp(core.load(), place) for place in places}
 
 
 def matching(groups: Groups, here: Stamp) -> Iterable[Tuned]:
