@@ -17,6 +17,7 @@ from typing import Any
 import layers
 import torch
 from algorithms import DIRECTIONS, VALUES
+from cuda_families import fits
 from layers import DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OTHERS, STRIDED, WINDOW_1, WINDOW_3, Layer, Tensors
 
 import msctx
@@ -301,19 +302,6 @@ def figures(device: torch.device) -> list[Case]:
 
 # --- which kernels cuDNN runs -----------------------------------------------------------------------------------------------
 
-FAMILIES = {
-    "fft": "fft",
-    "fft_tiling": "fft",
-    "winograd": "winograd",
-    "winograd_nonfused": "winograd",
-    "gemm": "im2col|explicit_convolve|gemm",
-    "implicit_gemm": "implicit",
-    "implicit_precomp_gemm": "xmma|implicit|cutlass|fprop",
-    "algo_0": "dgrad|wgrad",
-    "algo_1": "xmma|cutlass|dgrad|wgrad",
-    "algo_3": "wgrad",
-}
-"""What is in the name of a kernel of an algorithm's, in small letters: as read off the library, never yet seen to run."""
 NOT_COMPUTING = re.compile("memcpy|memset", re.IGNORECASE)
 
 
@@ -350,10 +338,9 @@ def kernels(device: torch.device) -> list[Case]:
                     rows = [row for row in context.choices() if row.direction == problem.direction] if one.algorithm else []
                 if any(passed_over(one.name, row, problem) for row in rows):
                     continue
-                pattern = FAMILIES.get(one.name, "") if device.type == "cuda" else ""
-                fits = any(re.search(pattern, name.lower()) for name in names)
+                is_known = device.type == "cuda" and one.name in VALUES[problem.direction]
                 told = {"algorithm": one.name, "math": rows[0].math if rows else "torch", "kernels": names}
-                say({**problem.about(), **told, "fits": fits if pattern else None})
+                say({**problem.about(), **told, "fits": fits(one.name, problem.direction, names) if is_known else None})
 
         return str(problem), run
 

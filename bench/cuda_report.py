@@ -43,6 +43,8 @@ PARTS = {
 """In this order; the number is the share of the time. What a part does not need is there for the next."""
 NEED_A_GPU = ("depthwise",)
 """Those that have nothing to try on a CPU."""
+NEEDED = ("build", "checks")
+"""Without these, figures say little: a report that has none of them has not succeeded."""
 LEAST = 1.0
 """With fewer seconds left a part is not begun."""
 GRACE = 15.0
@@ -184,6 +186,8 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if not given.seconds > 0:
+        parser.error(f"--seconds {given.seconds:g}: allowed is more than 0")
     if given.work:
         work(given.work, given.device, given.skip, given.seconds)
         return 0
@@ -193,10 +197,15 @@ def main() -> int:
         print("cuda_report.py: torch finds no NVIDIA GPU here; --device cpu tries the script itself", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process is left behind
-    result = report(given)
+    try:
+        result = report(given)
+    except KeyboardInterrupt:
+        print("interrupted; what was found until then is in the file of --json", file=sys.stderr)
+        return 130
     if path := place(given, result):
         print(f"{result['seconds']:.0f} s; everything is in {path}")
-    return 1 if any(found["failed"] for found in result["parts"].values()) else 0
+    is_left_out = any(not result["parts"][part]["rows"] for part in NEEDED if not given.parts or part in given.parts)
+    return 1 if is_left_out or any(found["failed"] for found in result["parts"].values()) else 0
 
 
 if __name__ == "__main__":

@@ -292,6 +292,16 @@ def run_python() -> RunPython:
 
 
 @pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a script of bench/ as a module."""
+    folder = ROOT / "bench"
+    monkeypatch.syspath_prepend(str(folder))
+    for name in {path.stem for path in folder.glob("*.py")} & set(sys.modules):
+        monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module
+
+
+@pytest.fixture
 def passes(run_python: RunPython) -> Callable[..., str]:
     """Run code in a fresh interpreter, fail with its traceback if it fails, and return what it printed."""
 

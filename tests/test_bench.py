@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -14,8 +13,9 @@ import pytest
 import torch
 
 from msctx.native import build
+from msctx.native.cuda import manifest
 
-BENCH = Path(__file__).parents[1] / "bench"
+REPORT = Path(__file__).parents[1] / "bench" / "cuda_report.py"
 FAULTS, SYSTEM = {"torch": 10.0, "msctx": 0.0}, {"torch": 0.125, "msctx": 0.0}
 
 
@@ -34,16 +34,7 @@ def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(bench: Calla
 
 
 def cuda_report(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(BENCH / "cuda_report.py"), *words], capture_output=True, text=True, timeout=300)
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a script of bench/ as a module."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    for name in {path.stem for path in BENCH.glob("*.py")} & set(sys.modules):
-        monkeypatch.delitem(sys.modules, name)
-    return importlib.import_module
+    return subprocess.run([sys.executable, str(REPORT), *words], capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -162,3 +153,66 @@ def test_a_part_that_fails_does_not_end_the_others(
     assert parts["costs"]["note"] == "killed at slow: it was out of time"
     assert "FAILED second: it was the second that failed" in out
     assert "1 of 2 cases left out: there was no time" in out
+
+
+KERNELS = {
+    "void cudnn::cnn::implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false, false, true>(int)": "fprop implicit_gemm",
+    "void cudnn::cnn::precomputed_convolve_sgemm<float, 512, 6, 8, 3, 3, 3, false>(int)": "fprop implicit_precomp_gemm",
+    "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize64x32x8_ffma": "fprop implicit_precomp_gemm",
+    "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64>(int)": "fprop implicit_precomp_gemm",
+    "ampere_scudnn_128x64_relu_small_nn_v1": "fprop implicit_precomp_gemm",
+    "void explicit_convolve_sgemm<float, int, 128, 6, 7, 3, 3, 5, 0, false>(int, int, int, float const*)": "fprop gemm",
+    "void im2col4d_kernel<float, long>(im2col4d_params, cudnnConvolutionStruct, float const*, float*)": "fprop gemm",
+    "void cudnn::cnn::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, float const*)": "dgrad algo_0, dgrad algo_1",
+    "sm80_xmma_dgrad_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize32x32x8_ffma": "dgrad algo_1",
+    "sm80_xmma_wgrad_implicit_gemm_indexed_f32f32_f32f32_f32_nhwckrsc_nhwc_tilesize32x32x8_ffma": "wgrad algo_1",
+    "ampere_scudnn_128x64_stridedB_splitK_interior_nn_v1": "dgrad algo_1, wgrad algo_1, wgrad algo_3",
+    "void cudnn::cnn::wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, true, 512>(int, int)": "wgrad algo_0, wgrad algo_3",
+    "void cudnn::cnn::wgrad_alg1_engine<float, 128, 5, 5, 3, 3, 3, false, true>(int, int)": "wgrad algo_1, wgrad algo_3",
+    **dict.fromkeys(
+        ("void fft2d_r2c_64x64<float, false>(float2*, float const*)", "void fft1d_c2r_256<float, float, float2>(float*)"),
+        "fprop fft, fprop fft_tiling, dgrad fft, dgrad fft_tiling, wgrad fft, wgrad fft_tiling",
+    ),
+    "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1": "fprop winograd, dgrad winograd",
+    **dict.fromkeys(
+        (
+            "void cudnn::winograd_nonfused::winogradForwardOutput4x4<float, float>(float const*)",
+            "void cudnn::winograd_nonfused::winogradForwardData9x9_5x5<float, float>(float const*)",
+        ),
+        "fprop winograd_nonfused, dgrad winograd_nonfused",
+    ),
+    "void cudnn::winograd_nonfused::winogradWgradDelta4x4<float, float>(float const*)": "wgrad winograd_nonfused",
+    **{name: f"{name.split('_')[1]} direct" for name in manifest.KERNELS},
+}
+"""Names of kernels as their libraries have them, and all that may run them."""
+HELPERS = (
+    "void nchwToNhwcKernel<float, float, float, false, true>(int)",
+    "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_ffma_kernel",
+    "void pointwise_mult_and_sum_complex<float2, 8, 4>(float2*, float2*, float2*, int, int, int, int, int, float2)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int, at::native::FillFunctor<float>)",
+)
+
+
+def test_a_kernel_belongs_to_the_algorithms_of_its_family_and_to_no_other(bench: Callable[[str], Any]) -> None:
+    families, values = bench("cuda_families"), bench("algorithms").VALUES
+    everything = {f"{direction} {name}" for direction, names in values.items() for name in names}
+    for name, told in KERNELS.items():
+        of = set(told.split(", "))
+        for one in everything:
+            direction, algorithm = one.split()
+            assert families.fits(algorithm, direction, [*HELPERS, name]) is (one in of), (one, name)
+    assert everything - {one for told in KERNELS.values() for one in told.split(", ")} == set(), (
+        "each has a kernel that is known"
+    )
+
+
+def test_a_kernel_of_another_family_or_none_that_is_known_is_no_proof(bench: Callable[[str], Any]) -> None:
+    fits = bench("cuda_families").fits
+    transform, product, image = "void fft2d_r2c_32x32<float>(int)", "implicit_convolve_sgemm<float>", "im2col4d_kernel<float>"
+    assert fits("fft", "fprop", [transform, transform])
+    assert not fits("fft", "fprop", [transform, product])
+    assert not fits("implicit_gemm", "fprop", [image, product])
+    assert not fits("fft", "fprop", HELPERS)
+    assert not fits("fft", "fprop", [])
+    assert not fits("implicit_gemm", "fprop", ["not_implicit_convolve_sgemm<float>"]), "a part of a name is not the name"
+    assert not fits("gemm", "fprop", ["im2col4d_kernel_of_others<float>"])

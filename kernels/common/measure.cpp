@@ -28,7 +28,7 @@ struct Contender {
   const ConvRow* row;         // null: torch's own path
   std::vector<double> times;  // of each round
   double best = never;
-  bool in_race = true;
+  bool in_race = true, fails = false;
 };
 
 class Race {
@@ -39,6 +39,7 @@ class Race {
 
   // nullopt: torch's own path itself fails; its error is for the call to raise.
   std::optional<Tuned> result() {
+    if (run_.prepare) prepare();
     warm_up();
     if (torch().best >= never) return std::nullopt;
     run_rounds(all_in_race());
@@ -52,7 +53,7 @@ class Race {
 
   double time(const Contender& c) const {
     try {
-      return run_(c.row);
+      return run_.seconds(c.row);
     } catch (const std::exception&) {  // out of memory, say
       return never;
     }
@@ -66,11 +67,21 @@ class Race {
     best_ = std::min(best_, c.best);
   }
 
+  void prepare() {
+    for (Contender& c : contenders_) {
+      try {
+        run_.prepare(c.row);
+      } catch (const std::exception&) {
+        c.fails = true;
+      }
+    }
+  }
+
   // The likely ones come first. A first run makes primitives, threads and pages, which counts where it takes no time at all.
   void warm_up() {
     auto start = Clock::now();
     for (Contender& c : contenders_) {
-      c.in_race = &c == &torch() || since(start) < budget;
+      c.in_race = !c.fails && (&c == &torch() || since(start) < budget);
       if (!c.in_race) continue;
       run(c);
       const double first = c.best;

@@ -37,6 +37,8 @@ std::string brief(const ConvText& t) {
   return t.module.empty() ? words : words + " of " + t.module;
 }
 
+bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || row.exists(op_of(row.direction, call.transposed)); }
+
 bool is(const ConvRow& row, const char* math) { return std::strcmp(row.algorithm->math, math) == 0; }
 
 }  // namespace
@@ -80,7 +82,7 @@ Policy::Policy(const PolicyText& t, const ConvTable& table)
       workspace_limit_(t.workspace_limit),
       max_error_(t.max_error),
       table_(table),
-      safe_(algorithm_named(table, safe_algorithm)),
+      safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr),
       tuning_(t.tuning) {
   for (int i = 0; i < t.rules; i++) {
     Rule rule;
@@ -265,7 +267,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
   std::vector<std::pair<const ConvRow*, std::string>> passed;
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || choice.asked == row.name || !allows_math(row)) continue;
+    if (row.direction != direction || choice.asked == row.name || !allows_math(row) || !exists(row, call)) continue;
     std::vector<std::string> why = obstacles(row, call);
     const bool can = why.empty(), is_good = row.merit(call.problem, op_of(direction, call.transposed)) != Merit::last_resort;
     if (can && !is_exact(row, call)) {
@@ -314,7 +316,7 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
   std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || !allows_math(row)) continue;
+    if (row.direction != direction || !allows_math(row) || !(exists(row, call) || choice.asked == row.name)) continue;
     const std::vector<std::string> why = obstacles(row, call);
     const std::string label = label_of(row), text = why.empty() ? "could take it" : sentence(why);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == label; });

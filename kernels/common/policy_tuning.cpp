@@ -19,7 +19,8 @@ std::string comparison(const Measured& m, const std::string& winner) {
 TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
   std::string permissions = "strict";
   if (allow_fp32_emulation) permissions += ", fp32-grade";
-  if (allow_tf32) permissions += ", tf32";
+  if (table_.is_computed_again ? allow_tf32 : call.allows_tf32) permissions += ", tf32";
+  if (call.torch_benchmarks) permissions += ", torch benchmarks";
   if (max_error_ != 0.0) permissions += ", error " + in_words(max_error_);
   if (workspace_limit_ >= 0) permissions += ", workspace " + std::to_string(workspace_limit_);
   return {tuning_, name_of(direction), line_of(text_of(call)), permissions};

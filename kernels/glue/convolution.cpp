@@ -66,6 +66,11 @@ struct Traced {
   ~Traced() { is_traced = false; }
 };
 
+// What an operator of torch's is told beside its context's flags.
+struct Told {
+  bool benchmark = false, deterministic = false, cudnn_enabled = true, allow_tf32 = true;
+};
+
 // A convolution under a policy: the geometry in plain integers, and the call, if it is one of ours.
 struct Asked {
   const Place place;
@@ -77,7 +82,7 @@ struct Asked {
 
   Asked(
       Place place_, std::shared_ptr<Policy> policy_, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
-      SymInts o, const c10::SymInt& groups)
+      SymInts o, const c10::SymInt& groups, const Told& told = {})
       : place(place_),
         policy(std::move(policy_)),
         stride(plain(s)),
@@ -91,10 +96,13 @@ struct Asked {
     const auto format = is_cpu ? input.suggest_memory_format() : cuda_format(input, weight);
     call->channels_last = format != at::MemoryFormat::Contiguous;
     const at::Context& torch = at::globalContext();
-    call->torch_allows_tf32 = !is_cpu && torch.allowTF32CuDNN(at::Float32Op::CONV);
-    call->torch_allows_cudnn = !is_cpu && torch.userEnabledCuDNN();
-    call->torch_is_deterministic =
-        (torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly()) || (!is_cpu && torch.deterministicCuDNN());
+    call->torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
+    if (is_cpu) return;
+    call->torch_is_deterministic |= torch.deterministicCuDNN() || told.deterministic;
+    call->torch_allows_tf32 = torch.allowTF32CuDNN(at::Float32Op::CONV) && told.allow_tf32;
+    call->allows_tf32 = call->torch_allows_tf32 && policy->allow_tf32 && policy->allow_fp32_emulation;
+    call->torch_allows_cudnn = torch.userEnabledCuDNN() && told.cudnn_enabled;
+    call->torch_benchmarks = torch.benchmarkCuDNN() || told.benchmark;
   }
   int threads() const { return place == Place::cpu ? at::get_num_threads() : 1; }
 
@@ -102,7 +110,7 @@ struct Asked {
   at::Tensor run(
       const ConvRow& row, const at::Tensor& first, const at::Tensor& second, const at::Tensor& input, const at::Tensor& weight,
       const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& added, Weight kind, Ran& ran) const {
-    if (place == Place::cuda) return run_on_cuda(row, *call, first, second);
+    if (place == Place::cuda) return run_on_cuda(row, *call, policy->number, first, second);
     const at::MemoryFormat format = format_of(input, weight, bias, geometry);
     return run_row(*policy, row, *call, first, second, format, added, kind, ran);
   }
@@ -115,7 +123,7 @@ struct Asked {
 
   const Decision* decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
     if (call) {
-      const CudaCall about(place == Place::cuda ? &*call : nullptr);
+      const CudaCall about(place == Place::cuda ? &*call : nullptr, policy->number);
       return policy->decide(*call, direction, threads());
     }
     return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason) : nullptr;
@@ -125,16 +133,22 @@ struct Asked {
   template <class Ours, class Torch>
   const Decision* measure(const Decision& guessed, Direction direction, const Ours& ours, const Torch& torch) const {
     if (at::in_parallel_region() || is_traced || (place == Place::cuda && is_capturing(call->device))) return &guessed;
-    const CudaCall about(place == Place::cuda ? &*call : nullptr);
-    return measured(*policy, *call, guessed, direction, threads(), [&](const ConvRow* row) {
-      const auto run = [&] {
-        if (row)
-          ours(*row);
-        else
-          torch();
+    const CudaCall about(place == Place::cuda ? &*call : nullptr, policy->number);
+    const auto run = [&](const ConvRow* row) {
+      if (row)
+        ours(*row);
+      else
+        torch();
+    };
+    Run how{nullptr, [&](const ConvRow* row) { return seconds_of([&] { run(row); }); }};
+    if (place == Place::cuda) {
+      how.prepare = [&](const ConvRow* row) {
+        run(row);
+        wait_for_device(call->device);
       };
-      return place == Place::cuda ? seconds_on_device(call->device, run) : seconds_of(run);
-    });
+      how.seconds = [&](const ConvRow* row) { return seconds_on_device(call->device, [&] { run(row); }); };
+    }
+    return measured(*policy, *call, guessed, direction, threads(), how);
   }
 };
 
@@ -164,7 +178,7 @@ at::Tensor computed(
       count(*decision, ran);
       return result;
     } catch (const CudaFailed&) {
-      const CudaCall about(&*asked.call);
+      const CudaCall about(&*asked.call, asked.policy->number);
       decision = asked.policy->decide_again(*asked.call, direction, asked.threads(), "");
       complain(*asked.policy, *decision);
     }
@@ -261,7 +275,8 @@ at::Tensor traced_convolution(
   if (inside_torch > 0 || !in_force(place)) return torch();
   auto policy = msctx::policy(place);
   if (!policy) return torch();
-  const Asked asked(place, std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const Told told{benchmark, deterministic, cudnn_enabled, allow_tf32};
+  const Asked asked(place, std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups, told);
   return forward(asked, input, weight, bias, torch);
 }
 

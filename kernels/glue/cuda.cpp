@@ -25,6 +25,7 @@ namespace {
 
 std::mutex& lock = fork_safe_mutex();
 thread_local const ConvCall* asked = nullptr;
+thread_local int64_t asking_policy = 0;
 int (*ask_capturing)(void* stream, int* status) = nullptr;  // cudaStreamIsCapturing; where there is none nothing can be recorded
 
 c10::Device device_of(int index) {
@@ -35,19 +36,21 @@ c10::Stream current_stream(int device) {
   return c10::impl::VirtualGuardImpl(where.type()).getStream(where);
 }
 
-// Why an algorithm cannot run a problem though it had said that it could, by both and the Op.
+// Why an algorithm cannot run a problem though it had said that it could, by both, the Op and the policy (0: any).
 std::map<std::string, const char*>& failures() {
   static auto* all = new std::map<std::string, const char*>;
   return *all;
 }
-std::string failure_key(const ConvAlgorithm& algorithm, const ConvProblem& p, const ConvCall& call, Op op) {
-  return key_of(p, call) + std::to_string(reinterpret_cast<uintptr_t>(&algorithm)) + char(op);
+std::string failure_key(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int64_t policy) {
+  return key_of(p, *asked) + std::to_string(reinterpret_cast<uintptr_t>(&algorithm)) + char(op) + std::to_string(policy);
 }
 
-void remember(const ConvAlgorithm& algorithm, const ConvProblem& p, const ConvCall& call, Op op, const char* text) {
-  const char* why = kept(text);
+void remember(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const CudaFailed& failed) {
+  constexpr size_t most = 4096;
+  const char* why = kept(failed.what());
   const std::lock_guard<std::mutex> guard(lock);
-  failures()[failure_key(algorithm, p, call, op)] = why;
+  if (failures().size() >= most) failures().clear();
+  failures()[failure_key(algorithm, p, op, failed.is_for_good ? 0 : asking_policy)] = why;
 }
 
 }  // namespace
@@ -59,14 +62,20 @@ const ConvTable& cuda_table() {
     all->insert(all->end(), ours.begin(), ours.end());
     return all;
   }();
-  static const ConvTable table{"cuda", rows->data(), int(rows->size())};
+  static const ConvTable table{.isa = "cuda", .rows = rows->data(), .count = int(rows->size()), .is_computed_again = false};
   return table;
 }
 
-CudaCall::CudaCall(const ConvCall* call) : before_(std::exchange(asked, call ? call : asked)) {
-  if (call) on_.reset_device(device_of(call->device));
+CudaCall::CudaCall(const ConvCall* call, int64_t policy) : call_before_(asked), policy_before_(asking_policy) {
+  if (!call) return;
+  asked = call;
+  asking_policy = policy;
+  on_.reset_device(device_of(call->device));
 }
-CudaCall::~CudaCall() { asked = before_; }
+CudaCall::~CudaCall() {
+  asked = call_before_;
+  asking_policy = policy_before_;
+}
 const ConvCall& call_in_question() { return *asked; }
 
 std::string key_of(const ConvProblem& p, const ConvCall& call) {
@@ -82,8 +91,9 @@ const char* kept(const std::string& text) {
 
 void add_failure(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, Reasons& found) {
   const std::lock_guard<std::mutex> guard(lock);
-  const auto failed = failures().find(failure_key(algorithm, p, *asked, op));
-  if (failed != failures().end()) found.add(failed->second);
+  for (const int64_t policy : {int64_t(0), asking_policy})
+    if (const auto failed = failures().find(failure_key(algorithm, p, op, policy)); failed != failures().end())
+      return found.add(failed->second);
 }
 
 at::MemoryFormat cuda_format(const at::Tensor& input, const at::Tensor& weight) {
@@ -96,10 +106,11 @@ at::MemoryFormat cuda_format(const at::Tensor& input, const at::Tensor& weight) 
   return at::MemoryFormat::Contiguous;
 }
 
-at::Tensor run_on_cuda(const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second) {
+at::Tensor run_on_cuda(
+    const ConvRow& row, const ConvCall& call, int64_t policy, const at::Tensor& first, const at::Tensor& second) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
-  const CudaCall about(&call);
+  const CudaCall about(&call, policy);
   const auto last = p.dims == 3 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
   const auto format = call.channels_last ? last : at::MemoryFormat::Contiguous;
   const auto sizes = result_shape(call, row.direction);
@@ -108,7 +119,8 @@ at::Tensor run_on_cuda(const ConvRow& row, const ConvCall& call, const at::Tenso
   at::Tensor result = at::empty(sizes, first.options(), format);
   try {
     const size_t bytes = row.algorithm->workspace(p, op, 1);
-    const at::Tensor memory = bytes ? at::empty({int64_t(bytes)}, first.options().dtype(at::kByte)) : at::Tensor();
+    c10::DataPtr memory;  // of the allocator, which at::empty would fill under deterministic=ON
+    if (bytes) memory = c10::GetAllocator(first.device().type())->allocate(bytes);
     void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = result.data_ptr();
     ConvTensors t{};
     switch (row.direction) {
@@ -116,14 +128,15 @@ at::Tensor run_on_cuda(const ConvRow& row, const ConvCall& call, const at::Tenso
       case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
       case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
     }
-    row.algorithm->run(p, op, t, none_kept, bytes ? memory.data_ptr() : nullptr, serial());
+    row.algorithm->run(p, op, t, none_kept, memory.get(), serial());
     return result;
   } catch (const CudaFailed& failed) {
-    remember(*row.algorithm, p, call, op, failed.what());
+    remember(*row.algorithm, p, op, failed);
     throw;
   } catch (const c10::OutOfMemoryError&) {
-    remember(*row.algorithm, p, call, op, "there was no memory for its workspace");
-    throw CudaFailed("no memory");
+    const CudaFailed failed("there was no memory for its workspace");
+    remember(*row.algorithm, p, op, failed);
+    throw failed;
   }
 }
 
@@ -137,6 +150,8 @@ bool is_capturing(int device) {
   int status = 0;
   return ask_capturing && (ask_capturing(stream_of(device), &status) != 0 || status != 0);
 }
+
+void wait_for_device(int device) { current_stream(device).synchronize(); }
 
 double seconds_on_device(int device, const std::function<void()>& run) {
   constexpr double short_time = 0.0005, most = 16;

@@ -19,29 +19,32 @@ const ConvTable& cuda_table();
 // This thread is on its device meanwhile. With nullptr nothing changes.
 class CudaCall {
  public:
-  explicit CudaCall(const ConvCall*);
+  CudaCall(const ConvCall*, int64_t policy);
   ~CudaCall();
 
  private:
-  const ConvCall* before_;
+  const ConvCall* call_before_;
+  int64_t policy_before_;
   c10::OptionalDeviceGuard on_;
 };
 const ConvCall& call_in_question();
 // Problem, layout and device, as a key.
 std::string key_of(const ConvProblem&, const ConvCall&);
 
-// A run was refused after all, or there was no memory for it.
+// A run was refused after all. Unless that is for good (there is no compiler, say), it may succeed another time.
 struct CudaFailed : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit CudaFailed(const std::string& why, bool for_good = false) : std::runtime_error(why), is_for_good(for_good) {}
+  bool is_for_good;
 };
-// Whether that has happened before, to this problem of the call in question: then it is a reason.
+// Whether that has happened before, to this problem of the call in question: then it is a reason. What is not for good holds as long as
+// the policy.
 void add_failure(const ConvAlgorithm&, const ConvProblem&, Op, Reasons&);
 // A text that lives as long as the process, as those of Reasons must.
 const char* kept(const std::string&);
 
 // Runs a row. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 // Throws CudaFailed, and from then on the row says so of this problem.
-at::Tensor run_on_cuda(const ConvRow&, const ConvCall&, const at::Tensor& first, const at::Tensor& second);
+at::Tensor run_on_cuda(const ConvRow&, const ConvCall&, int64_t policy, const at::Tensor& first, const at::Tensor& second);
 
 // The memory format in which a convolution is computed: torch's own rule for cuDNN, which its shape functions follow.
 at::MemoryFormat cuda_format(const at::Tensor& input, const at::Tensor& weight);
@@ -51,6 +54,7 @@ void* stream_of(int device);
 // Whether it is being recorded as a CUDA graph. `torch_cuda` is the library that was linked with the runtime to ask.
 bool is_capturing(int device);
 void find_runtime(const char* torch_cuda);
+void wait_for_device(int device);
 // Seconds that one of these takes on the device, by its own clock. Short ones are repeated, back to back as in a training: what the
 // host needs to give one out is hidden behind the one before.
 double seconds_on_device(int device, const std::function<void()>& run);

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "glue/cuda.h"
+#include "glue/cuda_driver.h"
 #include "msctx/api.h"
 #include "msctx/process.h"
 
@@ -15,59 +16,54 @@ namespace {
 std::mutex& lock = fork_safe_mutex();
 
 // What runs for a problem of the device that is current. With `load` the kernels are ready to be launched; else only the sizes are
-// known. 0: there is an obstacle.
+// known. 1: found; 0: there is an obstacle, for good; -1: there is one this time.
 using Plan = int (*)(const ConvProblem*, int op, int channels_last, int load, CudaPlan*);
-using Launch = int (*)(
-    void* function, unsigned grid, unsigned, unsigned, unsigned threads, unsigned, unsigned, unsigned shared, void* stream, void** arguments,
-    void** extra);  // cuLaunchKernel
 Plan plan_in_python = nullptr;
-Launch launch_kernel = nullptr;
 
-struct Planned {
-  CudaPlan plan;
-  bool is_loaded, can;
-};
-
-// Kept for the life of the process, and never changed once it is there. Python is asked with no lock held: it may wait for the
-// interpreter's own.
-const Planned& planned(const ConvProblem& p, Op op, bool load) {
-  static auto* all = new std::map<std::string, std::unique_ptr<const Planned>>;
+// Python is asked once for each, with no lock held: it may wait for the interpreter's own. Throws CudaFailed.
+std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) {
+  constexpr size_t most = 4096;
+  static auto* all = new std::map<std::string, std::shared_ptr<const CudaPlan>>;
   const ConvCall& call = call_in_question();
   const std::string key = (key_of(p, call) += char(op)) += char(load);
   {
     const std::lock_guard<std::mutex> guard(lock);
-    if (const auto found = all->find(key); found != all->end()) return *found->second;
+    if (const auto found = all->find(key); found != all->end()) return found->second;
   }
-  auto made = std::make_unique<Planned>();
-  made->can = plan_in_python(&p, int(op), call.channels_last, load, &made->plan) != 0;
+  if (const int code = load ? bind_context(call.device) : 0)
+    throw CudaFailed("the driver has no context for this device: CUresult " + std::to_string(code));
+  auto made = std::make_shared<CudaPlan>();
+  if (const int found = plan_in_python(&p, int(op), call.channels_last, load, made.get()); found <= 0)
+    throw CudaFailed(made->obstacle, /*for_good=*/found == 0);
   const std::lock_guard<std::mutex> guard(lock);
-  return *all->try_emplace(key, std::move(made)).first->second;
+  if (all->size() >= most) all->clear();
+  return all->try_emplace(key, std::move(made)).first->second;
 }
 
 void reasons(const ConvProblem& p, Op op, Reasons&);
 
-size_t workspace(const ConvProblem& p, Op op, int) { return is_empty(p) ? 0 : size_t(planned(p, op, false).plan.workspace); }
+size_t workspace(const ConvProblem& p, Op op, int) { return is_empty(p) ? 0 : size_t(planned(p, op, false)->workspace); }
 
 double error(const ConvProblem& p, Op op) {
   if (is_empty(p)) return 0.0;
   const double unit = p.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
   const double rounded = p.dtype == DType::f16 ? 0x1p-11 : p.dtype == DType::bf16 ? 0x1p-8 : 0.0;
-  return unit * double(planned(p, op, false).plan.additions) + rounded;
+  return unit * double(planned(p, op, false)->additions) + rounded;
 }
 
 Merit merit(const ConvProblem&, Op) { return Merit::last_resort; }  // nothing is known of their speed beside cuDNN's
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* memory, const Parallel&) {
-  const Planned& found = planned(p, op, true);
-  if (!found.can) throw CudaFailed(found.plan.obstacle);
+  const auto plan = planned(p, op, true);
+  const int device = call_in_question().device;
+  if (const int code = bind_context(device)) throw CudaFailed("the driver has no context for this device: CUresult " + std::to_string(code));
   void* places[] = {t.x, t.w, t.y, memory};
-  for (int i = 0; i < found.plan.launches; i++) {
-    const CudaLaunch& one = found.plan.launch[i];
+  for (int i = 0; i < plan->launches; i++) {
+    const CudaLaunch& one = plan->launch[i];
     void* arguments[5];
     for (int j = 0; j < one.count; j++) arguments[j] = &places[one.tensor[j]];
     arguments[one.count] = const_cast<unsigned char*>(one.parameters);
-    const int code = launch_kernel(
-        one.function, one.grid, 1, 1, one.threads, 1, 1, 0, stream_of(call_in_question().device), arguments, nullptr);
+    const int code = launch(one.function, one.grid, one.threads, stream_of(device), arguments);
     if (code) throw CudaFailed("the driver refuses to launch it: CUresult " + std::to_string(code));
   }
   return true;
@@ -92,8 +88,14 @@ void reasons(const ConvProblem& p, Op op, Reasons& found) {
   for (int i = 0; i < 3; i++)
     is_whole = is_whole && p.out[i] == (p.in[i] + 2 * p.pad[i] - p.dilation[i] * (p.window[i] - 1) - 1) / p.stride[i] + 1;
   found.add_if(!is_whole, "its output_padding is larger than the rest that the stride leaves");
-  found.add_if(!launch_kernel, "the CUDA driver has not been found");
+  found.add_if(!has_driver(), "the CUDA driver has not been found");
   if (!found.count) add_failure(depthwise, p, op, found);
+  if (found.count || is_empty(p)) return;
+  try {
+    planned(p, op, false);
+  } catch (const CudaFailed& failed) {
+    found.add(kept(failed.what()));
+  }
 }
 
 }  // namespace
@@ -109,10 +111,10 @@ std::vector<ConvRow> cuda_depthwise_rows() {
 
 using namespace msctx::glue;
 
-// Who plans, and cuLaunchKernel of the driver.
-MSCTX_API void msctx_serve_cuda_kernels(Plan plan, void* launch) {
+// Who plans, and where the driver is. "" or what it lacks: then nothing of ours runs.
+MSCTX_API const char* msctx_serve_cuda_kernels(Plan plan, const char* driver) {
   plan_in_python = plan;
-  launch_kernel = reinterpret_cast<Launch>(launch);
+  return find_driver(driver);
 }
 MSCTX_API int msctx_cuda_plan_size() { return int(sizeof(CudaPlan)); }
 MSCTX_API int msctx_conv_problem_size() { return int(sizeof(msctx::ConvProblem)); }

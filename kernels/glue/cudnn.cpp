@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "glue/cuda.h"
+#include "glue/cuda_driver.h"
 
 namespace msctx::glue {
 namespace {
@@ -78,9 +79,10 @@ struct Described {
         stride[i] = int(step);
         step *= size[i];
       }
+      const int64_t image = last ? step : step * channels;
+      if (p.n * image > std::numeric_limits<int>::max()) throw CudaFailed("it has more elements than 31 bits count");
       stride[1] = last ? 1 : int(step);
-      stride[0] = int(last ? step : step * channels);
-      if (step * channels * p.n > std::numeric_limits<int>::max()) throw CudaFailed("it has more elements than 31 bits count");
+      stride[0] = int(image);
       check(cudnn.make_tensor(&made));
       check(cudnn.set_tensor(made, type(p), count, size, stride));
     };
@@ -136,8 +138,9 @@ struct Described {
       int count = 0;
       const auto [a, b, c, d] = in_order(op);
       if (cudnn.heuristic[int(op)](cudnn.handle(), a, b, c, d, 16, &count, found) == success)
-        for (int i = 0; i < count; i++)
-          if (found[i].status == success) known.push_back(found[i].algorithm);
+        for (int i = 0; i < count; i++)  // an algorithm may be there twice, with two kinds of arithmetic
+          if (found[i].status == success && std::find(known.begin(), known.end(), found[i].algorithm) == known.end())
+            known.push_back(found[i].algorithm);
     }
     const auto at = std::find(known.begin(), known.end(), algorithm);
     return at == known.end() ? -1 : int(at - known.begin());
@@ -174,16 +177,17 @@ struct Named {
   const char* name;
   int number[3];  // that of each Op; -1: the Op has none of this name
 };
-// By Direction: a transposed convolution's fprop is a backward_data, its dgrad a forward. `direct` has a number, too (3), but cuDNN never
-// implemented it.
+// By Direction: a transposed convolution's fprop is a backward_data, its dgrad a forward; algorithms of these that the options have no
+// name for in this direction are for normal and performance. `direct` has a number, too (3), but cuDNN never implemented it.
 constexpr Named fprop[] = {
     {"implicit_gemm", {0, -1, -1}}, {"implicit_precomp_gemm", {1, -1, -1}}, {"gemm", {2, -1, -1}},
     {"fft", {4, 2, -1}},            {"fft_tiling", {5, 3, -1}},             {"winograd", {6, 4, -1}},
-    {"winograd_nonfused", {7, 5, -1}},
+    {"winograd_nonfused", {7, 5, -1}}, {"algo_0", {-1, 0, -1}},      {"algo_1", {-1, 1, -1}},
 };
 constexpr Named dgrad[] = {
-    {"algo_0", {-1, 0, -1}},    {"algo_1", {-1, 1, -1}},   {"fft", {4, 2, -1}},
-    {"fft_tiling", {5, 3, -1}}, {"winograd", {6, 4, -1}}, {"winograd_nonfused", {7, 5, -1}},
+    {"algo_0", {-1, 0, -1}},        {"algo_1", {-1, 1, -1}},                {"fft", {4, 2, -1}},
+    {"fft_tiling", {5, 3, -1}},     {"winograd", {6, 4, -1}},               {"winograd_nonfused", {7, 5, -1}},
+    {"implicit_gemm", {0, -1, -1}}, {"implicit_precomp_gemm", {1, -1, -1}}, {"gemm", {2, -1, -1}},
 };
 constexpr Named wgrad[] = {
     {"algo_0", {-1, -1, 0}}, {"algo_1", {-1, -1, 1}},     {"fft", {-1, -1, 2}},
@@ -200,13 +204,11 @@ constexpr const auto& names() {
 }
 
 // Those that run on tensor cores through this interface (cuDNN's documentation of it, "supported algorithms").
-constexpr bool has_tensor_cores(Direction direction, std::string_view name) {
-  return name == "winograd_nonfused" || name == (direction == Direction::fprop ? "implicit_precomp_gemm" : "algo_1");
+constexpr bool has_tensor_cores(std::string_view name) {
+  return name == "winograd_nonfused" || name == "implicit_precomp_gemm" || name == "algo_1";
 }
 // cudnn_ops.h: CUDNN_CONVOLUTION_BWD_DATA_ALGO_0, …_BWD_FILTER_ALGO_0 and _3 are "non-deterministic".
-constexpr bool adds_atomically(Direction direction, std::string_view name) {
-  return direction != Direction::fprop && (name == "algo_0" || name == "algo_3");
-}
+constexpr bool adds_atomically(std::string_view name) { return name == "algo_0" || name == "algo_3"; }
 
 template <Direction direction, size_t index, bool tf32>
 struct Row {
@@ -217,6 +219,7 @@ struct Row {
     found.add_if(number < 0, "cuDNN computes a transposed convolution as a gradient, which has no algorithm of this name");
     found.add_if(!call_in_question().torch_allows_cudnn, "torch.backends.cudnn.enabled is False");
     found.add_if(tf32 && p.dtype != DType::f32, "TF32 is for float32");
+    found.add_if(tf32 && !has_tf32(call_in_question().device), "this GPU has no TF32");
     found.add_if(tf32 && !call_in_question().torch_allows_tf32, "torch.backends.cudnn.allow_tf32 is False");
     if (found.count || is_empty(p)) return;
     add_failure(algorithm, p, op, found);
@@ -240,9 +243,12 @@ struct Row {
   static Merit merit(const ConvProblem& p, Op op) {
     const int number = named.number[int(op)];
     if (number < 0 || is_empty(p)) return Merit::last_resort;
+    // One order for all rows: that of the arithmetic which is allowed. What could run on tensor cores is named by its row that does.
+    const bool allowed = p.dtype == DType::f32 && call_in_question().allows_tf32 && has_tf32(call_in_question().device);
+    if (allowed != tf32 && has_tensor_cores(named.name)) return Merit::last_resort;
     try {
       constexpr Merit places[] = {Merit::beats_torch_by_far, Merit::beats_torch, Merit::runner_up};
-      const int place = described(p, tf32).place(op, number);
+      const int place = described(p, allowed).place(op, number);
       return place >= 0 && place < 3 ? places[place] : Merit::last_resort;
     } catch (const CudaFailed&) {
       return Merit::last_resort;
@@ -276,7 +282,7 @@ struct Row {
   static constexpr ConvAlgorithm algorithm{
       .name = named.name,
       .math = tf32 ? "tf32" : "strict",
-      .fixed_order = !adds_atomically(direction, named.name),
+      .fixed_order = !adds_atomically(named.name),
       .same_on_every_isa = false,
       .reasons = reasons,
       .workspace = workspace,
@@ -285,7 +291,8 @@ struct Row {
       .reads_channels_last = true,
       .provider = "cudnn",
   };
-  static constexpr ConvRow row{direction, named.name, &algorithm, merit};
+  static bool exists(Op op) { return named.number[int(op)] >= 0; }
+  static constexpr ConvRow row{direction, named.name, &algorithm, merit, exists};
 };
 
 struct Rows {
@@ -294,7 +301,7 @@ struct Rows {
   template <Direction direction, size_t... index>
   void add(std::index_sequence<index...>) {
     const auto both = [&]<size_t i>() {
-      if constexpr (has_tensor_cores(direction, names<direction>()[i].name)) all.push_back(Row<direction, i, true>::row);
+      if constexpr (has_tensor_cores(names<direction>()[i].name)) all.push_back(Row<direction, i, true>::row);
       all.push_back(Row<direction, i, false>::row);
     };
     (both.template operator()<index>(), ...);
@@ -317,7 +324,7 @@ std::string load_cudnn(const char* library, const char* torch_cuda) {
   std::string missing;
   const auto get = [&](auto& function, void* from, const char* name) {
     *reinterpret_cast<void**>(&function) = from ? dlsym(from, name) : nullptr;
-    if (!function && missing.empty()) missing = std::string(name) + " is missing: another cuDNN than 8 or 9, or another torch";
+    if (!function && missing.empty()) missing = std::string(name) + " is missing: another cuDNN than 9, or another torch";
   };
   get(cudnn.error, found, "cudnnGetErrorString");
   get(cudnn.make_tensor, found, "cudnnCreateTensorDescriptor");

@@ -67,7 +67,7 @@ class Choice:
         provider: ``"msctx"``, ``"torch"`` or ``"cudnn"``.
         math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"fp32-grade"`` (products of parts
             of the values on a matrix unit, no less exact than float32's sums), ``"tf32"``, ``"float64"``, ``"torch"``.
-        error: the documented bound of the algorithm's error, in units of the largest result; 0.0 where torch states none.
+        error: the documented bound of the algorithm's error, in units of the largest result; 0.0 where none is stated (torch, cuDNN).
         workspace: bytes beside the tensors.
         calls: how often it ran.
         weights_kept: how often what the algorithm makes of a weight was there from an earlier call.

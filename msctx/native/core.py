@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import threading
-from contextlib import suppress
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,7 +75,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_use_isa": (c_int, [c_char_p]),
     "msctx_install": (c_char_p, [_TELL]),
     "msctx_install_cuda": (c_char_p, [c_char_p, c_char_p, c_char_p]),
-    "msctx_serve_cuda_kernels": (None, [c_void_p, c_void_p]),
+    "msctx_serve_cuda_kernels": (c_char_p, [c_void_p, c_char_p]),
     "msctx_hook_problem": (c_char_p, [c_int]),
     "msctx_threads_seen": (c_int, []),
     "msctx_torch_threads": (c_int, []),
@@ -163,8 +162,8 @@ class Core:
         self._has_cuda = True
         from msctx.native.cuda import driver, plans
 
-        with suppress(NativeError):  # without a driver nothing of ours runs there, as its rows say
-            self._c.msctx_serve_cuda_kernels(ctypes.cast(plans.serve, c_void_p), driver.launcher())
+        # without a driver nothing of ours runs there, as its rows say
+        self._c.msctx_serve_cuda_kernels(ctypes.cast(plans.serve, c_void_p), driver.LIBRARY.encode())
 
     def cuda_problem(self) -> str:
         """``""`` while convolutions of CUDA tensors come to us, or may yet."""

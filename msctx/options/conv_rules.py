@@ -64,7 +64,8 @@ class RulesKind(TextKind):
             pairs = list(value.items())
         else:
             text = super().parse(value)
-            pairs = [_halves(part) for part in text.split(";") if part.strip()]
+            written = _mapping(text) if text.lstrip().startswith("{") else None
+            pairs = list(written.items()) if written else [_halves(part) for part in text.split(";") if part.strip()]
         if not pairs:
             raise BadValue("there are no rules in it", allowed=self.allowed)
         return "; ".join(str(_rule(where, algorithms)) for where, algorithms in pairs)
@@ -78,6 +79,19 @@ class RulesKind(TextKind):
         algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
         mapping = {"type": "object", "additionalProperties": {"anyOf": [{"enum": names}, algorithms]}, "minProperties": 1}
         return {"anyOf": [{"type": "string", "pattern": r"\S\s*:\s*\S"}, mapping]}
+
+
+def _mapping(text: str) -> dict[Any, Any]:
+    """What is written as in a file, on a command line."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        raise BadValue(f"{show(text)} is not a mapping", allowed=RulesKind.ALLOWED)
+    return found
 
 
 def _halves(part: str) -> tuple[str, str]:

@@ -316,7 +316,7 @@ class MemoryKind(Kind):
             number, unit, plain = match.groups()
             size = int(plain) if plain else float(number) * 1024 ** ("KMGT".index(unit.upper()) + 1)
         if size < min(1, self.minimum):
-            raise BadValue(f"{show(value)} is not more than zero", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is {'not more' if self.minimum else 'less'} than zero", allowed=self.allowed)
         if not self.minimum <= size <= (self.maximum or 2**63 - 1):
             raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
         return int(size)

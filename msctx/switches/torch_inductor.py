@@ -77,6 +77,7 @@ class _Flag:
 
 _FLAGS = {
     "deterministic": ("TORCHINDUCTOR_DETERMINISTIC", "0"),
+    "cpp_wrapper": ("TORCHINDUCTOR_CPP_WRAPPER", "0"),  # not forced: AOTInductor cannot do without it
     "layout_optimization": ("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
 }
 """Key of the configuration → the environment variable from which it takes its first value, and what an absent one means."""
@@ -171,7 +172,6 @@ def _variable(name: str) -> Callable[[], bool]:
 
 _FORCED: dict[str, Callable[[], Any]] = {
     "freezing": _variable("TORCHINDUCTOR_FREEZING"),
-    "cpp_wrapper": _variable("TORCHINDUCTOR_CPP_WRAPPER"),
     "max_autotune": _variable("TORCHINDUCTOR_MAX_AUTOTUNE"),
     "max_autotune_gemm": _variable("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
     "max_autotune_conv_backends": lambda: os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON").upper(),

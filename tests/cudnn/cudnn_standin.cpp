@@ -2,8 +2,10 @@
 // cuDNN's own limits and status codes as its documentation states them, and keeps a log of what it was told to run.
 //
 // It proves how msctx asks cuDNN, not what cuDNN answers: that the tests marked `cuda` show.
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -29,9 +31,10 @@ struct Perf {
   int determinism, math, reserved[3];
 };
 
+std::mutex lock;  // of the log: as in cuDNN, threads run at once
 std::string log;
 int broken_algorithm = -1;  // whose runs fail, though its queries do not
-int live = 0;               // descriptors
+std::atomic<int> live = 0;  // descriptors
 
 float half_to_float(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
@@ -161,7 +164,9 @@ int query(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convo
 
 int rank(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c, int wanted, int* count, Perf* found) {
   *count = 0;
-  const std::vector<int> likely = op == 0 ? std::vector<int>{7, 1, 2, 0} : std::vector<int>{5, 1, 0};
+  const bool has_tf32 = c.math == 0;
+  const std::vector<int> forward = has_tf32 ? std::vector<int>{1, 7, 0} : std::vector<int>{7, 1, 2, 0};
+  const std::vector<int> likely = op == 0 ? forward : has_tf32 ? std::vector<int>{1, 1, 5, 0} : std::vector<int>{5, 1, 0};
   for (const int algorithm : likely) {
     size_t bytes = 0;
     const int status = query(op, x, w, y, c, algorithm, &bytes);
@@ -176,6 +181,7 @@ int started(int op, const Tensor& x, const Filter& w, const Tensor& y, const Con
   if (const int status = query(op, x, w, y, c, algorithm, &needed)) return status;
   if (bytes < needed || (needed && !memory)) return bad_param;
   if (memory) std::memset(memory, 0xff, bytes);
+  const std::lock_guard<std::mutex> guard(lock);
   log += std::string(ops[op]) + " " + families[op][algorithm] + (c.math == 3 ? " fma" : c.math == 1 ? " tensor_op" : " default") +
          (w.format ? " nhwc\n" : " nchw\n");
   return algorithm == broken_algorithm ? failed : ok;
@@ -197,6 +203,7 @@ int drop(void* made) {
 
 API const char* standin_log() {
   static std::string told;
+  const std::lock_guard<std::mutex> guard(lock);
   told.swap(log);
   log.clear();
   return told.c_str();

@@ -18,16 +18,18 @@ struct Function {
   std::string name;
 };
 
-std::mutex lock;  // threads of the emulation are fibers of one
+std::mutex lock;  // of the log, and of a launch: threads of the emulation are fibers of one
 std::string log;
 int launches_left = -1;  // before one fails; negative: none does
-int capture_mode = 0;
+thread_local int capture_mode = 0;
 int the_context;
+thread_local void* current = nullptr;  // the context of a thread: none, until somebody sets it
 
 }  // namespace
 
 API const char* driver_log() {
   static std::string told;
+  const std::lock_guard<std::mutex> guard(lock);
   told.swap(log);
   log.clear();
   return told.c_str();
@@ -39,8 +41,11 @@ API int cuGetErrorString(int code, const char** text) {
   *text = code == launch_failed ? "unspecified launch failure" : "invalid argument";
   return ok;
 }
-API int cuCtxGetCurrent(void** context) { return *context = &the_context, ok; }
-API int cuCtxGetDevice(int* device) { return *device = 0, ok; }
+API int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal ? invalid_value : ok; }
+API int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &the_context, ok; }
+API int cuCtxSetCurrent(void* context) { return current = context, ok; }
+API int cuCtxGetCurrent(void** context) { return *context = current, ok; }
+API int cuCtxGetDevice(int* device) { return *device = 0, current ? ok : invalid_context; }
 API int cuDeviceGetAttribute(int* value, int attribute, int) { return *value = attribute == 75 ? 9 : 0, ok; }
 API int cuThreadExchangeStreamCaptureMode(int* mode) {
   const int before = capture_mode;
@@ -50,8 +55,10 @@ API int cuThreadExchangeStreamCaptureMode(int* mode) {
 }
 
 API int cuModuleLoadData(void** module, const void* image) {
+  if (!current) return invalid_context;
   if (capture_mode != 2) return invalid_value;  // not while a graph may be recorded
   *module = dlopen(static_cast<const char*>(image), RTLD_NOW | RTLD_LOCAL);
+  const std::lock_guard<std::mutex> guard(lock);
   log += "load\n";
   return *module ? ok : invalid_value;
 }
@@ -67,6 +74,7 @@ API int cuLaunchKernel(
     void* stream, void** arguments, void** extra) {
   const std::lock_guard<std::mutex> guard(lock);
   if (!function || grid == 0 || grid_y * grid_z * block_y * block_z != 1 || shared || extra) return invalid_value;
+  if (!current) return invalid_context;
   const Function& found = *static_cast<Function*>(function);
   log += found.name + " stream " + std::to_string(reinterpret_cast<size_t>(stream)) + "\n";
   if (launches_left >= 0 && launches_left-- == 0) return launch_failed;

@@ -146,6 +146,78 @@ def test_gradients_by_a_tuning_file_are_right_and_repeat(
     passes(run + textwrap.dedent(told), env={"MSCTX_TUNING_FILE": str(file)})
 
 
+def test_what_a_first_run_takes_is_not_measured(
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
+) -> None:
+    """It compiles and loads; one of a third of a second would not be tried again."""
+    assert far_library
+    code = """
+    import os, time
+    from msctx.native.cuda import build
+    cubin = build.cubin
+    build.cubin = lambda *given: time.sleep(0.3) or cubin(*given)
+    ask(conv_fprop_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    torch.nn.functional.conv2d(*on_far(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3)), groups=6)
+    assert len([line for line in driver_log(driver) if line.startswith("depthwise")]) >= 3, rows()
+    """
+    passes(prelude + START + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+
+
+def test_a_thread_that_has_no_context_is_given_one(with_kernels: Run) -> None:
+    with_kernels("""
+    import threading
+    ask(conv_fprop_algo="direct", fallback="error")
+    x, w = on_far(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3))
+    found = []
+    for _ in range(2):  # the first one loads, the second one only launches
+        thread = threading.Thread(target=lambda: found.append(torch.nn.functional.conv2d(x, w, groups=6)))
+        thread.start()
+        thread.join()
+    found.append(torch.nn.functional.conv2d(x, w, groups=6))
+    assert len(found) == 3
+    assert [(row.ran, row.calls) for row in rows()] == [("direct", 3)]
+    """)
+
+
+def test_an_interrupt_while_it_is_planned_is_forgotten_with_the_policy(with_kernels: Run) -> None:
+    with_kernels("""
+    from msctx.native.cuda import plans
+    fill = plans.fill
+
+    def interrupted(*given):
+        plans.fill = fill
+        raise KeyboardInterrupt
+
+    given = on_far(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3))
+    for first in (interrupted, fill):
+        plans.fill = first
+        ask(conv_fprop_algo="direct", fallback="silent")
+        try:
+            torch.nn.functional.conv2d(*given, groups=6)
+            for _ in range(100):
+                pass
+        except KeyboardInterrupt:
+            pass
+        ask()
+    assert rows()[-1].ran == "direct", rows()
+    """)
+
+
+def test_a_reason_is_cut_between_characters(with_kernels: Run) -> None:
+    with_kernels("""
+    from msctx.errors import NativeError
+    from msctx.native.cuda import build
+
+    def none(module, arch):
+        raise NativeError("a" + "é" * 400)
+
+    build.cubin = none
+    ask(conv_fprop_algo="direct", fallback="silent")
+    check(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3), groups=6)
+    assert any("aééé" in reason for row in rows() for reason in row.reasons)
+    """)
+
+
 def test_modules_are_loaded_once_and_run_on_the_current_stream(with_kernels: Run) -> None:
     with_kernels("""
     ask(conv_fprop_algo="direct")

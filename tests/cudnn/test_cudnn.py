@@ -198,6 +198,18 @@ def test_the_workspace_is_the_devices_memory_and_has_a_limit(asking: Run) -> Non
     """)
 
 
+def test_a_limit_counts_what_the_algorithm_itself_takes(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="fft", conv_workspace_limit=5 * 1024, conv_allow_tf32=True, fallback="error")
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    log(cudnn)
+    compute(*on_far(x, w))
+    ask(conv_dgrad_algo="algo_1", conv_workspace_limit=2 * 1024, conv_allow_tf32=True, fallback="error")
+    compute(*on_far(x, w))
+    assert log(cudnn) == ["forward fft fma nchw", "backward_data algo_1 default nchw"], "gemm would need 3 kB"
+    """)
+
+
 def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
     asking("""
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
@@ -211,6 +223,10 @@ def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
     cudnn.standin_break(-1)
     check(torch.randn(3, 4, 7, 9), w)
     assert log(cudnn)[0].split()[1] == "winograd", "of another problem nothing is known"
+    ask()
+    ask(conv_fprop_algo="winograd", fallback="silent")
+    check(x, w)
+    assert log(cudnn)[0].split()[1] == "winograd", "nor in another context"
     cudnn.standin_break(7)
     ask(conv_fprop_algo="winograd_nonfused", fallback="error")
     try:
@@ -240,6 +256,32 @@ def test_a_workspace_for_which_there_is_no_memory_is_done_without(asking: Run) -
     """)
 
 
+def test_a_lack_of_memory_is_forgotten_with_the_policy(asking: Run) -> None:
+    asking("""
+    import ctypes, far_device
+    given = on_far(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+    limit = ctypes.CDLL(str(far_device.library())).far_limit_blocks
+    for bytes_, ran in ((6000, "implicit_precomp_gemm"), (-1, "fft_tiling")):
+        ask(conv_fprop_algo="fft_tiling", fallback="silent")
+        limit(ctypes.c_int64(bytes_))
+        log(cudnn)
+        torch.nn.functional.conv2d(*given)
+        assert log(cudnn)[0].split()[1] == ran
+        ask()
+    """)
+
+
+def test_many_channels_in_either_layout(asking: Run) -> None:
+    """Elements are what 31 bits must count."""
+    asking("""
+    ask(conv_fprop_algo="implicit_precomp_gemm", fallback="error")
+    x, w = torch.randn(1, 2048, 23, 23), torch.randn(1, 2048, 1, 1)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.nn.functional.conv2d(*on_far(x.contiguous(memory_format=layout), w.contiguous(memory_format=layout)))
+    assert [row.provider for row in rows()] == ["cudnn"] * 2
+    """)
+
+
 def test_normal_is_cudnns_heuristic(asking: Run) -> None:
     asking("""
     ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", conv_wgrad_algo="normal", fallback="error")
@@ -247,6 +289,58 @@ def test_normal_is_cudnns_heuristic(asking: Run) -> None:
     check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
     check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 2, 2), stride=2)
     assert [line.split()[1] for line in log(cudnn)] == ["winograd_nonfused"] * 3 + ["implicit_precomp_gemm", "algo_1", "algo_1"]
+    """)
+
+
+def test_normal_asks_for_the_arithmetic_that_is_allowed(asking: Run) -> None:
+    """cuDNN's order with TF32 is another one, and no row of the other arithmetic mixes into it."""
+    asking("""
+    every = {f"conv_{direction}_algo": "normal" for direction in ("fprop", "dgrad", "wgrad")}
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+
+    def ran(**fields):
+        ask(**every, **fields)
+        log(cudnn)
+        compute(*on_far(x, w))
+        return [tuple(line.split()[1:3]) for line in log(cudnn)]
+
+    tf32 = [("implicit_precomp_gemm", "default"), ("algo_1", "default"), ("algo_1", "default")]
+    assert ran(conv_allow_tf32=True) == tf32
+    assert ran(conv_allow_tf32=False) == [("winograd_nonfused", "fma")] * 3
+    torch.backends.cudnn.allow_tf32 = False
+    assert ran(conv_allow_tf32=True) == [("winograd_nonfused", "fma")] * 3
+    """)
+
+
+def test_normal_and_performance_of_transposed_convolutions_know_what_cudnn_has_for_gradients(asking: Run) -> None:
+    asking("""
+    ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", fallback="error")
+    log(cudnn)
+    check(torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), transposed=True, stride=2)
+    assert [line.split()[:2] for line in log(cudnn)] == [["backward_data", "algo_1"], ["forward", "implicit_precomp_gemm"]]
+    ask(conv_fprop_algo="winograd", fallback="error")
+    try:
+        check(torch.randn(2, 4, 7, 6), torch.randn(3, 4, 3, 3), stride=2)
+    except RuntimeError as error:
+        assert "algo_" not in str(error), "nobody has heard of them there"
+    else:
+        raise AssertionError
+    """)
+
+
+def test_what_an_operator_is_told_holds_beside_the_flags(asking: Run) -> None:
+    """As in models that were traced."""
+    asking("""
+    def run(deterministic, enabled, tf32):
+        ask(conv_fprop_algo="implicit_precomp_gemm", conv_allow_tf32=True, fallback="silent")
+        x, w = on_far(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+        log(cudnn)
+        torch._convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, deterministic, enabled, tf32)
+        return [line.split()[2] for line in log(cudnn)]
+
+    assert run(False, True, True) == ["default"]
+    assert run(False, True, False) == ["fma"]
+    assert run(True, False, True) == []
     """)
 
 
@@ -265,6 +359,14 @@ def test_performance_is_measured_once_and_kept_for_this_gpu_alone(
     assert standin.core.loaded().measurements() == 1
     check(x, w)
     assert standin.core.loaded().measurements() == 1
+    torch.backends.cudnn.allow_tf32 = False
+    ask(conv_fprop_algo="performance", conv_allow_tf32=True, tuning_file=os.environ["MSCTX_TUNING_FILE"] + ".2")
+    check(x, w)
+    torch.backends.cudnn.allow_tf32 = True
+    log(cudnn)
+    compute(*on_far(x, w))
+    assert standin.core.loaded().measurements() == 3
+    assert any(line.split()[2] == "default" for line in log(cudnn)), "what TF32 gains was not known"
     ask()
     (group,) = json.load(open(os.environ["MSCTX_TUNING_FILE"]))["groups"]
     assert group["stamp"]["isa"].startswith("cuDNN ")
@@ -297,6 +399,36 @@ def test_near_the_cap_of_the_device_nothing_is_measured_whatever_the_host_has_le
     assert measured(allocated=401) == 0
     assert rows()[-1].reasons[0] == "chosen as by normal: not measured yet", rows()
     assert measured(allocated=399) == 1
+    """
+    assert far_library  # a forked interpreter measures nothing
+    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+
+
+def test_while_a_graph_is_recorded_nothing_is_measured(
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
+) -> None:
+    """A problem that is first met then runs as by normal, and is measured when it is met again."""
+    code = """
+    import ctypes, os
+    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
+    names = dict.fromkeys((f"conv_{direction}_algo" for direction in ("fprop", "dgrad", "wgrad")), "performance")
+    ask(**names, tuning_file=os.environ["MSCTX_TUNING_FILE"])
+    recorder = ctypes.CDLL(standin.core.CUDA[1])
+    recorder.standin_capture(1)
+    for _ in range(2):
+        log(cudnn)
+        check(x, w, padding=1)
+        ran = [line.split()[:2] for line in log(cudnn)]
+        assert ran == [[word, "winograd_nonfused"] for word in ("forward", "backward_data", "backward_filter")], ran
+    assert not own_calls, "torch's own path is tried only to be measured"
+    assert standin.core.loaded().measurements() == 0
+    assert [(row.ran, row.calls) for row in rows()] == [("winograd_nonfused", 2)] * 3
+    assert all(row.reasons[0].startswith("chosen as by normal: ") for row in rows()), rows()
+    recorder.standin_capture(0)
+    for _ in range(2):
+        check(x, w, padding=1)
+        assert standin.core.loaded().measurements() == 3
+    assert any(row.reasons[0].startswith("measured in this process") for row in rows()), rows()
     """
     assert far_library  # a forked interpreter measures nothing
     passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})

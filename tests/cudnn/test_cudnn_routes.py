@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+from msctx.native import compiler
 
 PRELUDE = f"""
 import sys
@@ -115,3 +120,32 @@ def test_torchs_own_backward_is_the_kernel_that_all_devices_share(far: Callable[
     assert standin.core.loaded().hook_problem("cuda") == ""
     """
     far(PRELUDE + textwrap.dedent(code))
+
+
+DECLARED = """
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cudnn_convolution_cuda_dispatch.h>
+#include <ATen/ops/cudnn_convolution_transpose_cuda_dispatch.h>
+const void* addresses[] = {
+  reinterpret_cast<const void*>(&at::cuda::cudnn_convolution_symint),
+  reinterpret_cast<const void*>(&at::cuda::cudnn_convolution_transpose_symint),
+};
+"""
+
+
+def test_torchs_kernels_are_looked_for_under_the_names_that_its_headers_give_them(far_library: str, tmp_path: Path) -> None:
+    """The headers of a CPU build declare them, too: a torch with other parameters is noticed where there is no GPU. What is not found
+    under its name is called boxed, so nothing else would tell."""
+    assert far_library  # there is a compiler
+    file, root = tmp_path / "declared.cpp", Path(__file__).parents[2]
+    file.write_text(DECLARED)
+    flags = ["-std=c++20", "-isystem", str(Path(torch.__file__).parent / "include")]
+    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    done = subprocess.run(
+        [*compiler.find().command, *flags, "-S", "-o", "-", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    declared = set(re.findall(r"_ZN2at4cuda\w+", done.stdout))
+    looked_for = set(re.findall(r'"(_ZN2at4cuda\w+)"', (root / "kernels" / "glue" / "routes.cpp").read_text()))
+    assert looked_for == declared
+    assert len(declared) == 2

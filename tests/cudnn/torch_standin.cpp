@@ -2,13 +2,20 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/convolution.h>
 
+#include <atomic>
+
 #define API __attribute__((visibility("default")))
 
 namespace {
-int handle, calls = 0;
-}
+int handle;
+std::atomic<int> calls = 0, capture_status = 0;
+}  // namespace
 
-extern "C" API int standin_calls() { return std::exchange(calls, 0); }
+extern "C" API int standin_calls() { return calls.exchange(0); }
+
+// Of the CUDA runtime. From a standin_capture(1) on every stream is being recorded, up to a standin_capture(0).
+extern "C" API void standin_capture(int status) { capture_status = status; }
+extern "C" API int cudaStreamIsCapturing(void*, int* status) { return *status = capture_status, 0; }
 
 namespace at::native {
 API void* getCudnnHandle() { return &handle; }

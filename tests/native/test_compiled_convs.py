@@ -90,6 +90,8 @@ def test_freezing_and_cpp_wrapper_are_off_inside() -> None:
             assert settings() == (False, False)
             with asking("dgrad", "algo_1"):
                 assert settings() == (False, False)
+                with config.patch(freezing=True, cpp_wrapper=True):
+                    assert settings() == (False, True), "AOTInductor patches it, and fails without"
             assert settings() == (False, False)
         assert settings() == (True, True)
         with msctx.context(deterministic="ON"):

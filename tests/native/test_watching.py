@@ -14,6 +14,8 @@ from torch.nn import functional as fn
 
 import msctx
 from msctx.errors import MsctxWarning
+from msctx.options import OPTIONS
+from msctx.options.kinds import BadValue
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -333,3 +335,19 @@ def test_weights_laid_into_one_storage_are_told_apart() -> None:
         ctx.watch(model)
         model(torch.randn(1, 4, 6, 6))
     assert {row.module for row in ctx.choices()} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}',
+        "{layer1.*: winograd, weight=64x3x7x7: {fprop: gemm}}",
+        "layer1.*: winograd; weight=64x3x7x7: fprop=gemm",
+    ],
+)
+def test_rules_on_a_command_line(written: str) -> None:
+    mapping = {"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}
+    parse = OPTIONS["conv_algo_rules"].kind.parse
+    assert parse(written) == parse(mapping)
+    with pytest.raises(BadValue, match="is not a mapping"):
+        parse(written[:-1] if written.startswith("{") else "{" + written)

@@ -10,7 +10,6 @@ from msctx.switches import torch_inductor
 
 VARIABLES = {key: variable for key, (variable, _) in torch_inductor._FLAGS.items()} | {
     "freezing": "TORCHINDUCTOR_FREEZING",
-    "cpp_wrapper": "TORCHINDUCTOR_CPP_WRAPPER",
     "max_autotune": "TORCHINDUCTOR_MAX_AUTOTUNE",
     "max_autotune_gemm": "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
     "max_autotune_conv_backends": "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS",

@@ -16,8 +16,9 @@ struct ConvCall {
   int32_t transposed;
   int32_t channels_last;
   int32_t device;  // its number among those of its kind; 0 on the CPU
-  // What torch's own flags say; the first two of CUDA alone.
-  int32_t torch_allows_tf32, torch_allows_cudnn, torch_is_deterministic;
+  int32_t torch_is_deterministic;  // what torch's own flags say
+  // The same of CUDA alone; allows_tf32: nor does the policy forbid it.
+  int32_t torch_allows_tf32, allows_tf32, torch_allows_cudnn, torch_benchmarks;
 };
 
 // What choices() and rules show of a call; the shapes are torch's. An extent that is the same along all axes is written once.

@@ -13,7 +13,7 @@ namespace msctx {
 struct Choice {
   std::string direction, asked, ran, provider, math;
   ConvText problem;
-  double error = 0.0;      // the row's bound; 0: torch states none
+  double error = 0.0;      // the row's bound; 0: none is stated
   int64_t workspace = 0;   // bytes
   std::vector<std::string> reasons;
   std::atomic<int64_t> calls{0}, computed_again{0};

@@ -7,9 +7,11 @@
 
 namespace msctx {
 
-// Computes the call by a row, or (nullptr) by torch's own path, as it would be computed if that were chosen. Gives the seconds that it
-// takes once.
-using Run = std::function<double(const ConvRow*)>;
+// Computes the call by a row, or (nullptr) by torch's own path, as it would be computed if that were chosen.
+struct Run {
+  std::function<void(const ConvRow*)> prepare;    // once before anything is measured: a first run compiles and loads. May be empty
+  std::function<double(const ConvRow*)> seconds;  // gives those that one run takes
+};
 // By the clock of the host.
 double seconds_of(const std::function<void()>& run);
 

@@ -24,6 +24,7 @@ struct ConvRow {
   const char* name;  // the option's value
   const ConvAlgorithm* algorithm;
   Merit (*merit)(const ConvProblem&, Op);
+  bool (*exists)(Op) = nullptr;  // null: for all; another Op has none of this name, and does not speak of it
 };
 
 // What tells two weights apart, by all of their bytes: see cpu/fingerprint.cpp.
@@ -37,6 +38,7 @@ struct ConvTable {
   const ConvRow* rows;
   int count;
   Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&) = nullptr;  // null: that of avx512
+  bool is_computed_again = true;  // by conv_run, where a result is not finite
 };
 
 static inline Op op_of(Direction direction, bool transposed) {

@@ -84,15 +84,6 @@ def relaxed() -> Iterator[None]:
         _driver().cuThreadExchangeStreamCaptureMode(byref(mode))
 
 
-def launcher() -> int:
-    """The address of cuLaunchKernel.
-
-    Raises:
-        NativeError: there is no driver.
-    """
-    return ctypes.cast(_library().cuLaunchKernel, c_void_p).value or 0
-
-
 def arch() -> str:
     """What kernels are to be compiled for, of the device of the current context: the newest of the manifest that it runs.
 
@@ -117,14 +108,6 @@ def arch_of(major: int, minor: int) -> str:
 
 @lru_cache(maxsize=1)
 def _driver() -> Any:
-    driver = _library()
-    _check_with(driver, driver.cuInit(0), "cuInit")
-    return driver
-
-
-@lru_cache(maxsize=1)
-def _library() -> Any:
-    """The driver before cuInit, after which a fork could not use CUDA any more."""
     try:
         driver = ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -137,6 +120,7 @@ def _library() -> Any:
     driver.cuModuleUnload.argtypes = [c_void_p]
     driver.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     driver.cuInit.argtypes = [c_uint]
+    _check_with(driver, driver.cuInit(0), "cuInit")
     return driver
 
 

@@ -61,19 +61,23 @@ _loaded: dict[tuple[int, Module], driver.Kernels] = {}
 
 
 def plan(asked: Any, op: int, channels_last: int, load: int, found: Any) -> int:
-    """Called by the core in the thread of the convolution, on its device; nothing may leave it. 0: see ``obstacle``."""
+    """Called by the core in the thread of the convolution, on its device; nothing may leave it.
+
+    0: there is an ``obstacle``, which stays; -1: there is one this time.
+    """
+    stays = True
     try:
         fill(found[0], problem_of(asked[0], bool(channels_last)), OPS[op], bool(load))
     except (NativeError, ValueError) as error:
         obstacle = str(error)
-    except BaseException as error:
+    except BaseException as error:  # an interrupt, no memory, no room on the disk
         if isinstance(error, KeyboardInterrupt):
             _thread.interrupt_main()
-        obstacle = repr(error)
+        obstacle, stays = repr(error), False
     else:
         return 1
-    found[0].obstacle = obstacle.encode()[:511]
-    return 0
+    found[0].obstacle = obstacle.encode(errors="replace")[:511].decode(errors="ignore").encode()
+    return 0 if stays else -1
 
 
 def problem_of(asked: ConvProblem, channels_last: bool) -> Problem:
