@@ -84,9 +84,7 @@ def thread_invariant(want: Want) -> Outcome:
     if not want.value:
         return NOTHING_ASKED
     if want.device == "cuda":
-        return not_built(
-            "kernels of msctx's own for every convolution on CUDA: cuDNN's are not told how many threads there are"
-        )
+        return inert("nothing that runs on a GPU depends on the number of the CPU's threads")
     if want.facts.native:
         return refused(want.facts.native)
     differs = (

@@ -36,8 +36,8 @@ ASKING = (
 """The fields that ask for something; the others only say how."""
 
 OF_THE_CPU = ("thread_invariant", "enable_small_channel", "frozen_weights", "conv_max_error")
-"""The fields that CUDA's policy lacks. The first two ask for kernels of our own, which are there for depthwise convolutions alone; no
-weights are kept there; and cuDNN does not state its errors."""
+"""The fields that CUDA's policy lacks. Nothing there depends on the number of the CPU's threads; kernels of our own are there for
+depthwise convolutions alone; no weights are kept; and cuDNN does not state its errors."""
 
 
 class Policy:

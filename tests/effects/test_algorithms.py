@@ -81,7 +81,7 @@ def test_what_cudnn_cannot_be_told_is_not_built() -> None:
     assert {name: found[name].status for name in found} == {
         "conv_fprop_algo": "honoured",
         "conv_max_error": "not_built",
-        "thread_invariant": "not_built",
+        "thread_invariant": "inert",
         "frozen_weights": "honoured",
     }
     assert "cuDNN states none" in found["conv_max_error"].reason
