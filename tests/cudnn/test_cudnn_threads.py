@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Callable
 
 THREADS = """
-import itertools, threading
+import faulthandler, itertools, threading
 from standin_driver import *
 driver = start_driver("f64")
+faulthandler.dump_traceback_later(90, exit=True)  # threads that wait for each other say where
 names = {"fprop": "implicit_gemm", "dgrad": "algo_1", "wgrad": "algo_3"}
 rules = "weight=6x4x5x5: fprop=fft_tiling, dgrad=fft_tiling; weight=4x1x3x3: fprop=direct; weight=6x4x2x2: fprop=gemm, dgrad=algo_0"
 ask(conv_algo_rules=rules, fallback="error", **{f"conv_{direction}_algo": name for direction, name in names.items()})
