@@ -83,8 +83,6 @@ def conv_algo_rules(want: Want) -> Outcome:
 def thread_invariant(want: Want) -> Outcome:
     if not want.value:
         return NOTHING_ASKED
-    if want.device == "cuda":
-        return inert("nothing that runs on a GPU depends on the number of the CPU's threads")
     if want.facts.native:
         return refused(want.facts.native)
     differs = (

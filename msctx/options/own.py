@@ -52,8 +52,8 @@ OPTIONS = (
         type=Bool,
         help="Sends every convolution that msctx's own kernels can take to one of them whose bits do not depend on the number of "
         "threads, where no other algorithm is asked for. Nothing is promised for torch's own operators (matrix products, the "
-        "weight gradients of Linear and LayerNorm, sums).",
-        devices=("cpu", "cuda"),
+        "weight gradients of Linear and LayerNorm, sums). Nothing that runs on a GPU depends on the number of the CPU's threads.",
+        devices=("cpu",),
         source="msctx",
         example=True,
     ),

@@ -85,7 +85,7 @@ def test_what_cudnn_cannot_be_told_is_not_built() -> None:
         "frozen_weights": "honoured",
     }
     assert "cuDNN states none" in found["conv_max_error"].reason
-    assert rows("cuda", thread_invariant=False)["thread_invariant"].status == "honoured"
+    assert rows("cuda", thread_invariant=False)["thread_invariant"].status == "inert"
     assert rows("cuda", thread_invariant=True, fallback="error")["fallback"].status == "inert", (
         "there nothing is asked for by it"
     )
