@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+import torch
+
 Run = Callable[[str], str]
 
 
@@ -350,6 +353,7 @@ def test_the_cpu_has_a_policy_of_its_own(asking: Run) -> None:
     """)
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has cuDNN")
 def test_what_cannot_be_named_is_told(far: Callable[..., str]) -> None:
     far("""
     from msctx.errors import NativeError
