@@ -29,6 +29,7 @@ from msctx import base as base_module
 from msctx.native import stamp, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
+from msctx.torch_config import override, put_override
 
 # In a fresh process cuDNN's nodes are in a state that torch cannot set again (told in the plan, tested in processes of their own)
 _C._set_cudnn_allow_tf32(True)
@@ -99,9 +100,8 @@ def inductor_flag() -> tuple[Any, str]:
     config = sys.modules.get("torch._inductor.config")
     if config is None:
         return os.environ.get("TORCHINDUCTOR_DETERMINISTIC") == "1", "unset"
-    entry = config._config["deterministic"]
-    override = entry.user_override.get()
-    return entry.default, repr(override) if isinstance(override, bool) else "unset"
+    own = override(config, "deterministic")
+    return config._config["deterministic"].default, repr(own) if isinstance(own, bool) else "unset"
 
 
 def snapshot() -> dict[str, Any]:
@@ -246,16 +246,13 @@ def torch_as_found() -> Iterator[None]:
     flags = [(write, read()) for read, write in _FLAGS]
     variable = os.environ.get("TORCHINDUCTOR_DETERMINISTIC")
     config = sys.modules.get("torch._inductor.config")
-    entry = config._config["deterministic"] if config else None
-    inductor = (entry.default, entry.user_override.get()) if entry else None
+    inductor = (config._config["deterministic"].default, override(config, "deterministic")) if config else None
     yield
     if (config := sys.modules.get("torch._inductor.config")) is not None:
         from torch.utils._config_module import _UNSET_SENTINEL
 
-        entry = config._config["deterministic"]
-        entry.default, override = inductor or (variable == "1", _UNSET_SENTINEL)
-        config.deterministic = entry.default  # so that caches of the configuration are dropped
-        entry.user_override.set(override)
+        config._config["deterministic"].default, own = inductor or (variable == "1", _UNSET_SENTINEL)
+        put_override(config, "deterministic", own)
     os.environ.pop("TORCHINDUCTOR_DETERMINISTIC", None)
     if variable is not None:
         os.environ["TORCHINDUCTOR_DETERMINISTIC"] = variable

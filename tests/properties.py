@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import _C
 
 from msctx.switches import SWITCHES
+from msctx.torch_config import override, put_override
 
 State = Callable[[], dict[str, Any]]
 Example = Callable[[], AbstractContextManager[None]]
@@ -106,9 +107,9 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
 
 
 def _inductor() -> Any:
-    import torch._inductor.config
+    import torch._inductor.config as config
 
-    return torch._inductor.config._config["deterministic"].user_override
+    return config
 
 
 def _put_variable(value: str | None) -> None:
@@ -143,7 +144,11 @@ BY_HAND: dict[str, tuple[Callable[[], Any], Callable[[Any], None], list[Any]]] =
     ),
     "multithreading": (_C._is_multithreading_enabled, _C._set_multithreading_enabled, [True, False]),
     "recursion": (sys.getrecursionlimit, sys.setrecursionlimit, [3000, 7000]),
-    "inductor": (lambda: _inductor().get(), lambda value: _inductor().set(value), [True, False]),
+    "inductor": (
+        lambda: override(_inductor(), "deterministic"),
+        lambda value: put_override(_inductor(), "deterministic", value),
+        [True, False],
+    ),
     "variable": (lambda: os.environ.get("TORCHINDUCTOR_DETERMINISTIC"), _put_variable, ["0", "1", None]),
     "default device": (_get_device, torch.set_default_device, ["cpu", "meta", None]),
     "random numbers": (torch.get_rng_state, lambda s: torch.set_rng_state(s) if torch.is_tensor(s) else torch.rand(s), [1, 7]),

@@ -165,6 +165,7 @@ RANKS = {
     "dynamo": 0,
     "errors": 0,
     "notices": 1,
+    "torch_config": 1,
     "options": 1,
     "effects": 2,
     "native": 2,
@@ -204,7 +205,7 @@ RANKS = {
 """A module imports only lower ranks and its own package. A new module needs its place here."""
 ROOT_RANK = 7
 """msctx itself, which imports the context and the inspection."""
-ONLY = {"switches": {"errors", "native", "memory"}}
+ONLY = {"switches": {"errors", "native", "memory", "torch_config"}}
 WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "render", "schema", "starter")
 """What runs before torch is imported, or without it."""
 

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from msctx.errors import NativeError
-from msctx.native import autocasts, core, losses, named_modules, optimizers
+from msctx.native import autocasts, cache_tag, core, losses, named_modules, optimizers
 from msctx.options import operators
 from msctx.options.precision_rules import ORIGIN, Precision, Rule, precision_of
 
@@ -101,7 +101,6 @@ if hasattr(os, "register_at_fork"):
 class _Here(threading.local):
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}  # device → what is in force
-        self.found_tag: Any = None  # of compiled code on disk, while something is in force
         self.around: list[dict[str, str]] = []  # what was in force around the checkpoints that are computed again
         self.noted = -1  # what the tag now says: see msctx_precision_note_autocast
 
@@ -320,21 +319,14 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
         _here.texts = checkpoint.texts
     if noted == -2:
         raise NativeError(_TOO_MANY)
-    if noted == _here.noted or not (_here.texts or _here.found_tag):
+    if noted == _here.noted or not (_here.texts or cache_tag.is_put()):
         return
     _here.noted = noted
-    import torch.compiler.config as config
-
-    entry: Any = config._config["cache_key_tag"]  # type: ignore[attr-defined]
     if noted < 0:
-        override, config.cache_key_tag = _here.found_tag  # the assignment marks what is kept of the configuration as stale
-        entry.user_override.set(override)
-        _here.found_tag = None
+        cache_tag.put(None)
         return
-    if _here.found_tag is None:
-        _here.found_tag = (entry.user_override.get(), config.cache_key_tag)
     number, overruled = divmod(noted, 1 << len(DEVICES))
-    config.cache_key_tag = f"{_here.found_tag[1]}msctx-precision-{_digest(_contents[number])}-{overruled}"
+    cache_tag.put(f"msctx-precision-{_digest(_contents[number])}-{overruled}")
 
 
 class Carried(NamedTuple):

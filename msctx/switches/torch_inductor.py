@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from msctx.switches.base import Switch
+from msctx.torch_config import override, put_override
 
 _MODULE = "torch._inductor.config"
 
@@ -45,7 +46,7 @@ class _Flag:
 
     def save(self) -> tuple[str | None, bool | None, Any]:
         entry, variable = _entry(self.key), os.environ.get(self.variable)
-        return (variable, None, None) if entry is None else (variable, entry.default, entry.user_override.get())
+        return (variable, None, None) if entry is None else (variable, entry.default, override(sys.modules[_MODULE], self.key))
 
     def write(self, on: bool) -> None:
         self._set_variable("1" if on else "0")
@@ -54,19 +55,17 @@ class _Flag:
             setattr(sys.modules[_MODULE], self.key, on)
 
     def load(self, state: tuple[str | None, bool | None, Any]) -> None:
-        variable, default, override = state
+        variable, default, own = state
         self._set_variable(variable)
         entry = _entry(self.key)
         if entry is None:
             return
-        config = sys.modules[_MODULE]
         if default is None:  # it was loaded inside the scope: as if it had been loaded before
             from torch.utils._config_module import _UNSET_SENTINEL
 
-            default, override = (self.default if variable is None else variable) == "1", _UNSET_SENTINEL
+            default, own = (self.default if variable is None else variable) == "1", _UNSET_SENTINEL
         entry.default = default
-        setattr(config, self.key, default)  # marks the thread's caches of the configuration as stale
-        entry.user_override.set(override)
+        put_override(sys.modules[_MODULE], self.key, own)
 
     def _set_variable(self, value: str | None) -> None:
         if value is None:
@@ -109,7 +108,7 @@ class _Forced:
 
     def save(self) -> tuple[Any, Any]:
         entry = _entry(self.key)
-        return _forced.get(self.key, _NOTHING), _NOTHING if entry is None else entry.user_override.get()
+        return _forced.get(self.key, _NOTHING), _NOTHING if entry is None else override(sys.modules[_MODULE], self.key)
 
     def holds(self, value: Any) -> bool:
         return _forced.get(self.key, _NOTHING) == value
@@ -121,26 +120,26 @@ class _Forced:
             sys.meta_path.insert(0, _watch)
 
     def load(self, state: tuple[Any, Any]) -> None:
-        forced, override = state
+        forced, own = state
         if forced is _NOTHING:
             _forced.pop(self.key, None)
         else:
             _forced[self.key] = forced
-        _enforce(self.key, override)
+        _enforce(self.key, own)
         if not _forced and _watch in sys.meta_path:
             sys.meta_path.remove(_watch)
 
 
-def _enforce(key: str, override: Any = None) -> None:
-    """Have inductor, where it is loaded, read what is forced; *override*: this thread's own value is to be this one, too."""
+def _enforce(key: str, own: Any = None) -> None:
+    """Have inductor, where it is loaded, read what is forced; *own*: this thread's own value is to be this one, too."""
     if (entry := _entry(key)) is None:
         return
     from torch.utils._config_module import _UNSET_SENTINEL
 
-    own = entry.user_override.get() if override is None else _UNSET_SENTINEL if override is _NOTHING else override
+    config = sys.modules[_MODULE]
+    own = override(config, key) if own is None else _UNSET_SENTINEL if own is _NOTHING else own
     entry.env_value_force = _forced.get(key, _UNSET_SENTINEL)
-    setattr(sys.modules[_MODULE], key, entry.default)  # marks the thread's caches of the configuration as stale
-    entry.user_override.set(own)
+    put_override(config, key, own)
 
 
 class _Watch(MetaPathFinder):

@@ -1,0 +1,82 @@
+"""The tag by which torch tells compiled code on disk apart (``torch.compiler.config.cache_key_tag``): the user's own, with ours.
+
+Where torch has one tag for the process, threads that ask for different things share no code by disk while they do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from msctx.torch_config import is_threads_own, override, put_override
+
+TAG, DISABLED = "cache_key_tag", "force_disable_caches"
+
+
+class _Asked:
+    """What is asked for, by thread, and what was found before the first asked."""
+
+    def __init__(self) -> None:
+        self.by_thread: dict[int, str] = {}
+        self.found: tuple[Any, Any, str] | None = None
+
+    def put(self, content: str | None) -> None:
+        import torch.compiler.config as config
+
+        if content is None:
+            self.by_thread.pop(threading.get_ident(), None)
+        else:
+            self.by_thread[threading.get_ident()] = content
+        if self.found is None:
+            self.found = override(config, TAG), override(config, DISABLED), config.cache_key_tag
+        tag, disabled, users = self.found
+        contents = sorted(set(self.by_thread.values()))
+        if not contents:
+            put_override(config, TAG, tag)
+            self.found = None
+        else:
+            config.cache_key_tag = users + "".join(contents)
+        if len(contents) > 1:
+            config.force_disable_caches = True
+        elif not is_threads_own(config, DISABLED):
+            put_override(config, DISABLED, disabled)
+
+
+class _Own(threading.local):
+    def __init__(self) -> None:
+        self.asked = _Asked()
+        self.is_put = False
+
+
+_own = _Own()
+_process = _Asked()
+_lock = threading.Lock()
+
+
+def put(content: str | None) -> None:
+    """Have code that this thread compiles told apart by *content*; None: by what the user says alone, as it was found."""
+    import torch.compiler.config as config
+
+    _own.is_put = content is not None
+    if is_threads_own(config, TAG):
+        _own.asked.put(content)
+    else:
+        with _lock:
+            _process.put(content)
+
+
+def is_put() -> bool:
+    """Whether this thread asks for something."""
+    return _own.is_put
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    here = threading.get_ident()
+    _process.by_thread = {thread: content for thread, content in _process.by_thread.items() if thread == here}
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
