@@ -20,9 +20,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 MATRIX = _words("""
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution cudnn_convolution
-    cudnn_convolution_transpose mkldnn_rnn_layer mm addmm bmm baddbmm addbmm mv addmv addr matmul linear bilinear einsum
-    tensordot inner dot vdot chain_matmul linalg_multi_dot linalg_vecdot _addmm_activation lstm gru rnn_tanh rnn_relu lstm_cell
-    gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention
+    cudnn_convolution_transpose mkldnn_rnn_layer _cudnn_rnn miopen_rnn mm addmm bmm baddbmm addbmm mv addmv addr matmul linear
+    bilinear einsum tensordot inner dot vdot chain_matmul linalg_multi_dot linalg_vecdot _addmm_activation lstm gru rnn_tanh rnn_relu
+    lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention
     _scaled_dot_product_flash_attention _native_multi_head_attention _transformer_encoder_layer_fwd
 """)
 """What computes products of matrices: the cube unit of an Ascend, tensor cores, AMX."""

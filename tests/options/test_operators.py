@@ -41,6 +41,11 @@ def test_names_of_cann_and_aliases_mean_operators():
         assert functional(name)
 
 
+def test_what_torch_casts_in_its_builds_for_gpus_alone_is_governed():
+    """There, recurrent networks would be cast to float16 by torch's own kernel under any policy."""
+    assert {"_cudnn_rnn", "miopen_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell"} <= set(CLASS_OF)
+
+
 @pytest.mark.parametrize("key", ["AutocastCPU", "AutocastCUDA"])
 def test_all_that_torch_itself_casts_is_governed(key):
     """Else torch's own casts would be made under a policy that says otherwise."""

@@ -17,6 +17,7 @@ import msctx
 from msctx import apply
 from msctx.errors import MsctxWarning, OptionError, StrictError, SwitchError
 from msctx.switches import SWITCHES, Switch
+from msctx.torch_config import is_threads_own
 
 Held = Callable[..., AbstractContextManager[apply.Hold]]
 pytestmark = pytest.mark.usefixtures("torch_as_found")
@@ -138,7 +139,8 @@ def test_trap_07_inductors_flag_is_the_threads_own() -> None:
 
     torch.use_deterministic_algorithms(True)
     assert config.deterministic
-    assert not in_new_thread(there), "torch fixed it: a new thread sees inductor's flag"
+    if is_threads_own(config, "deterministic"):  # not in torch 2.11
+        assert not in_new_thread(there), "torch fixed it: a new thread sees inductor's flag"
     assert in_new_thread(torch.are_deterministic_algorithms_enabled)
     torch.use_deterministic_algorithms(False)
 
