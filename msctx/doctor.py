@@ -10,7 +10,7 @@ from typing import Any
 
 from msctx.inspection import library_version
 
-TESTED_TORCH = ("2.13.0",)
+TESTED_TORCH = ("2.11.0", "2.13.0")
 """The versions of torch that the test suite has really run with."""
 
 
@@ -34,7 +34,7 @@ def checks() -> Iterator[Check]:
     except Exception as error:
         broken = f"{type(error).__name__}: {error}".splitlines()[0]
         found = library_version("torch")
-        yield Check("torch", "broken", broken if found else "not installed", "pip install 'torch>=2.10'")
+        yield Check("torch", "broken", broken if found else "not installed", "pip install 'torch>=2.11'")
         finders = [_compilers, _libraries]
     else:
         finders = [_torch, _cuda, _ascend, _compilers, _libraries, _native, _switches]
@@ -50,8 +50,8 @@ def _torch() -> Iterator[Check]:
     import torch
 
     number = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    if number < (2, 10):
-        yield Check("torch", "broken", f"{torch.__version__}, too old", "pip install 'torch>=2.10'")
+    if number < (2, 11):
+        yield Check("torch", "broken", f"{torch.__version__}, too old", "pip install 'torch>=2.11'")
         return
     tested = torch.__version__.split("+")[0] in TESTED_TORCH
     note = "" if tested else f"; msctx is tested with {', '.join(TESTED_TORCH)}"

@@ -20,7 +20,7 @@ def test_without_torch(passes):
             print(check.name, check.status, check.fix)
     """)
     lines = out.splitlines()
-    assert [line for line in lines if " broken " in line] == ["torch broken pip install 'torch>=2.10'"]
+    assert [line for line in lines if " broken " in line] == ["torch broken pip install 'torch>=2.11'"]
     assert any(line.startswith("numpy ok") for line in lines)
 
 
