@@ -10,7 +10,7 @@ from typing import Any
 
 from msctx.inspection import library_version
 
-TESTED_TORCH = ("2.11.0", "2.13.0")
+TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")
 """The versions of torch that the test suite has really run with."""
 
 

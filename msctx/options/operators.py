@@ -42,7 +42,7 @@ SENSITIVE = _words("""
     orgqr ormqr qr svd triangular_solve lu_solve pinverse matrix_exp linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det
     linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor
     linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve
-    linalg_matrix_exp linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
+    linalg_matrix_exp linalg_matrix_sqrth linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
     linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve
 """)
 """What loses much in 16 bits, or has no kernel for them: float32 under mixed precision. PyTorch's lists for CUDA and CPU, united."""

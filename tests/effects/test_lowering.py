@@ -39,10 +39,8 @@ BACKWARD = "conv2d_bwd_weight_template", "conv2d_bwd_input_template"
 
 
 def has_backward() -> bool:
-    """torch 2.11 has no kernels of its own for gradients."""
-    from torch._inductor.kernel import conv
-
-    return all(hasattr(conv, name) for name in BACKWARD)
+    """Whether inductor knows kernels of its own for gradients: 2.11 has none, 2.14 takes none for NVIDIA's GPUs."""
+    return torch.__version__.startswith(("2.12.", "2.13."))
 
 
 @pytest.fixture
