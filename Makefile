@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint wheel bench clean
 
 run: .venv/experiments
 	$(BIN)/msctx run configs/experiments/digits.yaml
@@ -15,6 +15,10 @@ test: .venv/test
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Built, installed where there is no checkout, and used there.
+wheel: .venv/made
+	$(BIN)/python .ci/wheel.py
 
 bench: .venv/test
 	$(BIN)/python bench/report.py

@@ -1,40 +1,99 @@
-"""The table of comparisons in the README, from results of msctx compare.
+"""The table of comparisons in the README, from results of msctx compare: several of one comparison are processes of it.
 
-msctx compare precision --out DIR && python bench/compared.py DIR/result.json …
+for n in 1 2 3; do msctx compare precision --out DIR$n; done; python bench/compared.py DIR*/result.json
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import contest
+import figures
+
+from msctx.compare.choose import Plan, estimate
+
+Result = dict[str, Any]
 
 
-def table(results: list[dict[str, Any]]) -> list[str]:
+def table(results: list[Result]) -> list[str]:
     """Markdown: for each comparison the speed of each choice on the whole, and its worst error."""
-    lines = ["| comparison | choice | speed, torch's own path is 1 | worst error | rows measured |", "|---|---|---|---|---|"]
+    groups: dict[str, list[Result]] = {}
     for result in results:
-        for number, total in enumerate(sorted(result["totals"], key=lambda total: -total["ratio"])):
+        groups.setdefault(result["name"], []).append(result)
+    lines = ["| comparison | choice | speed, torch's own path is 1 | worst error | rows measured |", "|---|---|---|---|---|"]
+    for name, group in groups.items():
+        noisy, count = sum(bool(row.get("noisy")) for r in group for row in r["rows"]), sum(len(r["rows"]) for r in group)
+        controls = [control(result) for result in group]
+        shown = " to ".join(f"{c:.2f}" for c in sorted({min(controls), max(controls)}))
+        lines.append(f"| `{name}` | torch again: A/A | {shown} |  | {count // len(group)} ({noisy / count:.0%} noisy) |")
+        totals = sorted(group[0]["totals"], key=lambda total: -total["ratio"])
+        told: set[str] = set()
+        for total in totals:
+            if total["point"] in told:
+                continue
+            same = [one["point"] for one in totals if is_same(group, total["point"], one["point"])]
+            told.update(same)
             error = f"{total['error']:.0e}" if total["error"] else ""
-            name = f"`{result['name']}`" if number == 0 else ""
-            noisy = sum(row.get("noisy", False) for row in result["rows"]) if number == 0 else 0
-            rows = f"{total['rows']}" + f" ({noisy} noisy)" * bool(noisy)
-            lines.append(f"| {name} | {total['point']} | **{total['ratio']:.2f}** | {error} | {rows} |")
-        if len(result["rows"]) > 2:
-            best = result["best"]
-            lines.append(f"|  | the fastest of each row | **{best['ratio']:.2f}** |  | {len(best['points'])} |")
-        for cost in result["costs"]:
+            figure = speed(group, [[everywhere(r, point) for r in group] for point in same])
+            label = " = ".join(same) + " (the same kernels)" * (len(same) > 1)
+            lines.append(f"|  | {label} | {figure} | {error} | {total['rows']} |")
+        if len({*group[0]["best"]["points"]}) > 1 and len(group[0]["rows"]) > 2:
+            plans = [Plan(tuple(result["best"]["points"])) for result in group]
+            lines.append(f"|  | the best of each row | {speed(group, [plans])} |  | |")
+        for cost in group[0]["costs"]:
             lines.append(
                 f"|  | cost of {cost['with']} | {cost['geometric_mean']:.2f} times as long as {cost['without']} |  |  |"
             )
     processors = {f"{result['environment']['cpu']} ({result['environment']['cpu_capability']})" for result in results}
+    versions = {result["environment"]["libraries"]["torch"] for result in results}
+    fewest = min(len(group) for group in groups.values())
     return [
         *lines,
         "",
-        f"{', '.join(sorted(processors))}, torch {results[0]['environment']['libraries']['torch']}; one run each.",
+        f"{', '.join(sorted(processors))}, torch {', '.join(sorted(versions))}; {fewest} or more processes for each comparison. In "
+        "brackets the range over processes, of a single one three standard errors; bold: it holds neither 1 nor what A/A was off, "
+        f"of {figures.LEAST} processes or more.",
     ]
+
+
+def everywhere(result: Result, point: str) -> Plan:
+    return Plan((point,) * len(result["rows"]))
+
+
+def control(result: Result) -> float:
+    """torch's time over torch's again, on the whole."""
+    rows = [(row["count"] * row["baseline"]["ms"], row.get("control", 1.0)) for row in result["rows"] if row["baseline"]]
+    return sum(ms for ms, _ in rows) / sum(ms / ratio for ms, ratio in rows)
+
+
+def is_same(group: list[Result], one: str, other: str) -> bool:
+    """Whether two choices ran the same kernels of msctx in all rows: by what the result says, or, of an older one, by their names."""
+
+    def ran(result: Result, point: str) -> list[str]:
+        cells = [next((c for c in row["cells"] if c["point"] == point), {}) for row in result["rows"]]
+        if any("status" in cell for cell in cells):
+            return [cell.get("same_as", point) for cell in cells]
+        return [cell.get("ran", "") for cell in cells]
+
+    def is_told(names: list[str]) -> bool:
+        return any(name.strip("torch x0123456789") and not name.startswith("products") for name in names)
+
+    return one == other or all(ran(r, one) == ran(r, other) and is_told(ran(r, one)) for r in group)
+
+
+def speed(group: list[Result], choices: list[list[Plan]]) -> str:
+    """The figure of choices that are the same: over all processes, and all that were measured apart."""
+    found = [estimate(result["rows"], plan) for plans in choices for result, plan in zip(group, plans, strict=True)]
+    off = figures.noise(control(result) for result in group)
+    low = min(one.ratio / (1 + one.margin * (len(group) == 1)) for one in found)
+    high = max(one.ratio * (1 + one.margin * (len(group) == 1)) for one in found)
+    median = statistics.median(one.ratio for one in found)
+    if high == float("inf"):
+        return f"{median:.2g} (stopped after two runs in some rows)"
+    return figures.figure(median, low, high, off, len(group) >= figures.LEAST)
 
 
 def main() -> None:

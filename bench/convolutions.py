@@ -18,11 +18,12 @@ import statistics
 import sys
 import tempfile
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import contest
+import figures
 from layers import (
     DENSE,
     DEPTHWISE_3,
@@ -52,6 +53,8 @@ class Group:
     data: str = "normal"
     batches: tuple[int, ...] = ()
     """In place of those asked for, where these would take long."""
+    opponent: dict[str, Any] = field(default_factory=dict)
+    """What any user can ask torch for, on such data: options of its context."""
 
     @property
     def is_tuned(self) -> bool:
@@ -80,11 +83,10 @@ GROUPS = (
     Group("1x1-tf32", "1x1, TF32 class", "fprop", WINDOW_1, {**GEMM, **TF32}),
     Group(
         "depthwise",
-        "depthwise K >= 27, channels first",
+        "depthwise K >= 27",
         "fprop",
         DEPTHWISE_LARGE,
         {"conv_fprop_algo": "direct"},
-        ("channels_first",),
         batches=(1,),
     ),
     Group(
@@ -100,13 +102,24 @@ GROUPS = (
     Group("depthwise-3", "depthwise K = 3", "fprop", DEPTHWISE_3, {"conv_fprop_algo": "direct"}),
     Group("strided", "strided data gradient", "dgrad", STRIDED, {"conv_dgrad_algo": "algo_1"}),
     Group("dense", "dense K >= 11, tiled FFT, float32", "fprop", DENSE, {"conv_fprop_algo": "fft_tiling", **STRICT}),
-    Group("denormals", "3x3, inputs full of denormals", "fprop", WINDOW_3[:2], GEMM, data="denormal", batches=(1,)),
+    Group(
+        "denormals",
+        "3x3, inputs full of denormals, torch flushes them",
+        "fprop",
+        WINDOW_3[:2],
+        GEMM,
+        data="denormal",
+        batches=(1,),
+        opponent={"flush_denormal": True},
+    ),
     *(
         Group(f"{how}-{d}", f"`{how}`, {d}, {len(OF_EACH_KIND)} layers", d, OF_EACH_KIND, {f"conv_{d}_algo": how}, batches=(1,))
         for how in ("normal", "performance")
         for d in ("fprop", "dgrad", "wgrad")
     ),
 )
+OUTDATED = ("depthwise", "depthwise-wgrad", "denormals")
+"""Groups whose stored results others could not measure again: no line of a table until they are measured anew."""
 BY_NAME = {group.name: group for group in GROUPS}
 
 
@@ -131,7 +144,11 @@ def measure(
         def step() -> None:
             weight[0, 0, 0, 0] += 1e-3
 
-        scope = (lambda: context) if side == "ours" else nullcontext
+        scope = (
+            (lambda: context)
+            if side == "ours"
+            else (lambda: msctx.context(**group.opponent) if group.opponent else nullcontext())
+        )
         return contest.Contender(side, name, scope, once, step if group.direction == "dgrad" else lambda: None)
 
     found = contest.fastest((contender(s, f) for s in ("torch", "ours", "again") for f in group.formats), seconds)
@@ -203,6 +220,13 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def figure(problems: list[dict[str, Any]]) -> str:
+    """The geometric mean over layers. Each problem's processes are kept in order, so the interval is the widest there can be."""
+    each = [contest.geomean(ratios) for ratios in zip(*(p["ratios"] for p in problems), strict=False)]
+    each[-1] = contest.geomean([p["ratios"][-1] for p in problems])
+    return figures.of_processes(contest.geomean([p["ratio"] for p in problems]), each, [p["control"] for p in problems])
+
+
 def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each group and number of threads."""
     head = ("what", "threads", "geomean", "from", "to", "lowest bound", "A/A", "error, torch's", "processes")
@@ -210,10 +234,10 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     problems = [p for result in results for p in result["problems"]]
     for group, threads in itertools.product(GROUPS, sorted({p["threads"] for p in problems})):
         found = [p for p in problems if (p["group"], p["threads"]) == (group.name, threads)]
-        if not found:
+        if not found or group.name in OUTDATED:
             continue
         ratios = [p["ratio"] for p in found]
-        cells = [group.title, threads, f"**{contest.geomean(ratios):.2f}**", f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
+        cells = [group.title, threads, figure(found), f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
         cells += [
             f"{min(p['lower_bound'] for p in found):.2f}",
             " to ".join(f"{end(p['control'] for p in found):.2f}" for end in (min, max)),
@@ -223,8 +247,13 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     beyond = sum(not p["within"] for p in problems)
     batches = ", ".join(map(str, sorted({p["batch"] for p in problems})))
-    told = f"{len(problems)} problems, {beyond} of them beyond their error bound"
-    return [*lines, "", f"{contest.described(results)}; batch {batches}; {told}."]
+    told = f"{len(problems)} problems measured, {beyond} of them beyond their error bound"
+    return [*lines, "", f"{contest.described(results)}; batch {batches}; {told}. {figures.legend(True, least(results))}"]
+
+
+def least(results: list[dict[str, Any]]) -> int:
+    """The fewest processes that a problem was measured in."""
+    return min(len(p["ratios"]) for result in results for p in result["problems"])
 
 
 def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
@@ -234,13 +263,14 @@ def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
     for result in results:
         cells = [f"`{result['machine']['isa']}`"]
         for group in groups:
-            ratios = [p["ratio"] for p in result["problems"] if p["group"] == group.name]
-            cells.append(f"**{contest.geomean(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
+            found = [p for p in result["problems"] if p["group"] == group.name]
+            ratios = [p["ratio"] for p in found]
+            cells.append(f"{figure(found)}, layers {min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
         lines.append("| " + " | ".join(cells) + " |")
     processes = min(result["processes"] for result in results)
     threads, batches = (sorted({p[of] for result in results for p in result["problems"]}) for of in ("threads", "batch"))
     told = f"{' and '.join(map(str, threads))} threads, batch {' and '.join(map(str, batches))}, {processes} or more processes"
-    return [*lines, "", f"{contest.described(results)}; {told}."]
+    return [*lines, "", f"{contest.described(results)}; {told}. {figures.legend(True, least(results))}"]
 
 
 def main() -> None:

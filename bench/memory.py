@@ -26,6 +26,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import contest
+import figures
 from networks import NETWORKS, encoder
 
 POOL = "msctx"
@@ -182,6 +183,7 @@ def summary(subject: str, threads: int, rounds: list[dict[str, dict[str, float]]
         "threads": threads,
         "ms": statistics.median(r[PLAIN]["ms"] for r in rounds),
         "ratios": {c: statistics.median(r[c]["ratio"] for r in rounds) for c in rounds[0] if c != PLAIN},
+        "each": {c: [r[c]["ratio"] for r in rounds] for c in rounds[0] if c != PLAIN},
         **{key: {c: statistics.median(r[c][key] for r in rounds) for c in rounds[0]} for key in ("faults", "system")},
     }
 
@@ -195,13 +197,17 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         "|---" * (len(contenders) + 5) + "|",
     ]
     for row in subjects:
-        found = {c: f"{ratio:.2f}" for c, ratio in row["ratios"].items()}
-        cells = [f"**{found[c]}**" if c == POOL and c in found else found.get(c, "") for c in contenders]
+        each = row.get("each", {})
+        controls = each.get(AGAIN) or [ratio for c, ratio in row["ratios"].items() if c == AGAIN]
+        found = {c: figures.of_processes(ratio, each.get(c), controls * (c != AGAIN)) for c, ratio in row["ratios"].items()}
+        cells = [found.get(c, "") for c in contenders]
         system = f"{row['system'][PLAIN]:.1%} → {row['system'][POOL]:.1%}"
         pages = f"{row['faults'][PLAIN]:.0f} → {row['faults'][POOL]:.0f}"
         head = f"| {row['subject']} | {row['threads']} | {row['ms']:.0f} | {system} | {pages} | "
         lines.append(head + " | ".join(cells) + " |")
-    return [*lines, "", contest.last_line(results, "rounds of processes")]
+    rounds = min(result["processes"] for result in results)
+    told = figures.legend(all("each" in row for row in subjects), rounds)
+    return [*lines, "", f"{contest.described(results)}; {rounds} or more rounds of processes. {told}"]
 
 
 def main() -> None:

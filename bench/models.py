@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import contest
+import figures
 import runtimes
 from networks import NETWORKS
 
@@ -141,15 +142,16 @@ def work(given: argparse.Namespace) -> None:
 
 
 def summary(key: tuple[Any, ...], found: list[dict[str, Any]]) -> dict[str, Any]:
-    def median(side: str) -> float:
-        return statistics.median(contest.ratio(f["ms"], side) for f in found)
-
+    each = {side: [contest.ratio(f["ms"], side) for f in found] for side in found[0]["ms"] if side not in ("torch", "again")}
+    controls = [
+        f["ms"]["torch"][how] / f["ms"]["again"][how] for f in found for how in f["ms"]["again"] if how in f["ms"]["torch"]
+    ]
     return {
         **dict(zip(("network", "phase", "batch", "threads"), key, strict=True)),
-        "ratios": {side: median(side) for side in found[0]["ms"] if side not in ("torch", "again")},
-        "control": statistics.median(
-            f["ms"]["torch"][how] / f["ms"]["again"][how] for f in found for how in f["ms"]["again"] if how in f["ms"]["torch"]
-        ),
+        "ratios": {side: statistics.median(ratios) for side, ratios in each.items()},
+        "each": each,
+        "control": statistics.median(controls),
+        "controls": controls,
         "ms": {side: statistics.median(min(f["ms"][side].values()) for f in found) for side in found[0]["ms"]},
         "winners": {side: sorted({f["winners"][side] for f in found}) for side in found[0]["winners"]},
         "errors": found[0]["errors"],
@@ -188,11 +190,13 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     for row in (row for result in results for row in result["networks"]):
         best = f"{row['ms']['torch']:.0f} ({' or '.join(row['winners']['torch'])}), {row['errors']['torch']:.0e}"
         cells = [f"{row['network']}, {row['phase']}", row["batch"], row["threads"], best]
-        cells += [
-            f"**{row['ratios'][side]:.2f}**, {row['errors'][side]:.0e}" if side in row["ratios"] else "" for side in sides
-        ]
+        each, controls = row.get("each", {}), row.get("controls", [row["control"]])
+        for side in sides:
+            ratio = figures.of_processes(row["ratios"][side], each.get(side), controls) if side in row["ratios"] else ""
+            cells.append(f"{ratio}, {row['errors'][side]:.0e}" if ratio else "")
         lines.append("| " + " | ".join(map(str, [*cells, f"{row['control']:.2f}"])) + " |")
-    return [*lines, "", contest.last_line(results)]
+    kept = all("each" in row for result in results for row in result["networks"])
+    return [*lines, "", f"{contest.last_line(results)} {figures.legend(kept, min(r['processes'] for r in results))}"]
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import contest
+import figures
 from networks import NETWORKS, encoder
 
 MODES = (
@@ -126,14 +127,13 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(name: str, threads: int, found: list[dict[str, Any]]) -> dict[str, Any]:
-    def ratio(mode: str) -> float:
-        return statistics.median(contest.ratio(f["ms"], mode, "float32") for f in found)
-
+    each = {mode: [contest.ratio(f["ms"], mode, "float32") for f in found] for mode in ("again", *MODES)}
     return {
         "subject": name,
         "threads": threads,
         "ms": statistics.median(min(f["ms"]["float32"].values()) for f in found),
-        "ratios": {mode: ratio(mode) for mode in ("again", *MODES)},
+        "ratios": {mode: statistics.median(ratios) for mode, ratios in each.items()},
+        "each": each,
         "errors": found[0]["errors"],
         "dtypes": found[0]["dtypes"],
     }
@@ -147,10 +147,16 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     cells = [f"{s['ms']:.0f} ms, {s['errors']['float32']:.0e}" for s in subjects]
     lines.append("| none: float32 | " + " | ".join(cells) + " |")
     for mode in MODES:
-        cells = [f"**{s['ratios'][mode]:.2f}**, {s['errors'][mode]:.0e}" for s in subjects]
-        lines.append(f"| `{mode}` | " + " | ".join(cells) + " |")
-    lines.append("| A/A | " + " | ".join(f"{s['ratios']['again']:.2f}" for s in subjects) + " |")
-    return [*lines, "", contest.last_line(results)]
+        lines.append(f"| `{mode}` | " + " | ".join(f"{_figure(s, mode)}, {s['errors'][mode]:.0e}" for s in subjects) + " |")
+    lines.append("| A/A | " + " | ".join(_figure(s, "again") for s in subjects) + " |")
+    processes = min(result["processes"] for result in results)
+    return [*lines, "", f"{contest.last_line(results)} {figures.legend(all('each' in s for s in subjects), processes)}"]
+
+
+def _figure(subject: dict[str, Any], mode: str) -> str:
+    each = subject.get("each", {})
+    controls = [] if mode == "again" else each.get("again", [subject["ratios"]["again"]])
+    return figures.of_processes(subject["ratios"][mode], each.get(mode), controls)
 
 
 def main() -> None:

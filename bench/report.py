@@ -49,7 +49,7 @@ def main() -> None:
         f"{mm['outside']:.1f} µs, {mm['policy that leaves it']:.1f} µs |",
         "",
         f"Measured on {found['machine_info']['cpu'].get('brand_raw', 'an unnamed CPU')}, "
-        f"Python {found['machine_info']['python_version']}.",
+        f"Python {found['machine_info']['python_version']}; one process, and no A/A: for orders of magnitude.",
     ]
     contest.into_readme("bench", lines, by="`make bench`")
 

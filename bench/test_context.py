@@ -68,6 +68,41 @@ def test_call_of_a_decorated_function(benchmark):
     benchmark(once)
 
 
+CONVS = {"conv_fprop_algo": "gemm", "conv_dgrad_algo": "algo_1", "conv_wgrad_algo": "algo_1", "conv_workspace_limit": "1GB"}
+
+
+def _problems(count: int) -> None:
+    weight = torch.ones(1, 1, 1, 1)
+    with torch.no_grad(), msctx.context(conv_fprop_algo="direct"):
+        for width in range(1, count + 1):
+            torch.conv2d(torch.ones(1, 1, 1, width), weight)
+
+
+@pytest.mark.benchmark(group="contexts of convolutions")
+@pytest.mark.parametrize("process", ["young", "20,000 problems", "10,000 contexts", "1,000 watched modules", "inside another"])
+def test_enter_and_leave_with_algorithms(benchmark, process):
+    """What is entered costs the same whatever the process has done before: the cases run in this order, in one process."""
+
+    def once() -> None:
+        with msctx.context(**CONVS):
+            pass
+
+    once()
+    watched = torch.nn.ModuleList(torch.nn.Conv2d(1, 1, 3) for _ in range(1000 if process == "1,000 watched modules" else 0))
+    if process == "20,000 problems":
+        _problems(20_000)
+    elif process == "10,000 contexts":
+        for _ in range(10_000):
+            once()
+    elif watched:
+        msctx.context(**CONVS).watch(watched)
+    if process == "inside another":
+        with msctx.context(conv_fprop_algo="direct", thread_invariant=True):
+            benchmark(once)
+    else:
+        benchmark(once)
+
+
 def _import_ms(modules: str) -> float:
     code = f"import time; t = time.perf_counter(); import {modules}; print((time.perf_counter() - t) * 1e3)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,18 +8,22 @@ will put back.
 
 from __future__ import annotations
 
+import itertools
 import os
-import signal
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from msctx import locks
+from msctx.effects.base import AS_FOUND
 from msctx.errors import MsctxError, MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.notices import user_frame
-from msctx.switches import SWITCHES, Switch
+from msctx.signals import uninterrupted
+from msctx.switches import SWITCHES, Switch, together
 
 
 @dataclass(slots=True)
@@ -28,9 +32,14 @@ class _Record:
 
     switch: Switch
     put_back: Callable[[], None]
-    """Brings back what was found, or what the base has become since."""
-    wrote: Any
+    """Brings back what was found, or what is held below by now."""
+    want: Any
+    """What it is to be: a value, or :data:`AS_FOUND`."""
+    wrote: Any = None
     """What the switch read after the write."""
+
+
+_numbers = itertools.count(1)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,20 +53,36 @@ class Hold:
     base: bool = False
     orphan: bool = False
     """Its thread is gone (this process was forked from another thread): nobody can conflict with it."""
+    closed: bool = False
+    """It has been left. What it still has could not be put back."""
     records: dict[str, _Record] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     """What was written and is left as it is: not to be written again for another option's sake."""
     late: dict[str, str] = field(default_factory=dict)
     """Switch → why it could not be written any more."""
+    number: int = field(default_factory=lambda: next(_numbers))
+    """Grows with each; the base is below all."""
+
+    def __post_init__(self) -> None:
+        if self.base:
+            self.number = 0
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether nobody will leave it any more. What a forked process inherits stays: it was born with that."""
+        return not (self.base or self.orphan) and (self.closed or not self.who.is_alive())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread entered it; a thread that has ended may have had the same number."""
+        return self.who is threading.current_thread()
 
 
-_lock = threading.RLock()
+_lock = locks.reentrant()
 _ledger: dict[Any, list[Hold]] = {}
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()
     mine = threading.get_ident()
     for holds in _ledger.values():
         for hold in holds:
@@ -72,38 +97,6 @@ def _key(switch: Switch, thread: int | None = None) -> Any:
     return (switch.name, thread or threading.get_ident()) if switch.scope == "thread" else switch.name
 
 
-class _Waiting(list[Any]):
-    """Stands in for the handler of SIGINT: keeps what it is called with."""
-
-    def __call__(self, *call: Any) -> None:
-        self.append(call)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[Callable[[], None]]:
-    """Put Ctrl-C off until the block is done, so that it cannot fall between a write and its entry in the ledger.
-
-    Yields a function that lets one that is waiting through at once: a block that can still undo its work calls it last. Inside
-    another such block it does nothing: the outer one decides.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler) or isinstance(handler, _Waiting):
-        yield lambda: None
-        return
-    waiting = _Waiting()
-
-    def deliver() -> None:
-        while waiting:
-            handler(*waiting.pop(0))
-
-    signal.signal(signal.SIGINT, waiting)
-    try:
-        yield deliver
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        deliver()
-
-
 def prepare(assignments: Mapping[str, Any]) -> None:
     """Bring what writing *assignments* needs and may take long; may be interrupted. What fails, later plans tell."""
     for name, value in assignments.items():
@@ -112,8 +105,14 @@ def prepare(assignments: Mapping[str, Any]) -> None:
                 bring()
 
 
-def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold:
-    """Write *assignments* in order, as one scope. On any failure everything written is put back first.
+# --- scopes -----------------------------------------------------------------------------------------------------------
+
+
+def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold:
+    """Bring switches to what is wanted, in order, as one scope. On any failure everything written is put back first.
+
+    Args:
+        wants: switch → the value to write, or :data:`AS_FOUND` for what an outer scope or the base has set and this one has not.
 
     Raises:
         ScopeError: a switch is held by an open scope of another thread.
@@ -121,16 +120,18 @@ def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -
         SwitchError: a switch did not take its value.
     """
     hold = Hold(owner)
-    with _lock, uninterrupted() as deliver:
-        switches = [SWITCHES[name] for name in assignments]
+    with _lock, uninterrupted() as deliver, together() as send:
+        switches = [SWITCHES[n] for n, want in wants.items() if want is not AS_FOUND or SWITCHES[n].restore == "exact"]
         _check_threads(switches, hold)
-        _check_writable(switches, assignments, hold, strict)
+        _check_writable([s for s in switches if wants[s.name] is not AS_FOUND], wants, hold, strict)
         try:
             for switch in switches:
                 if switch.name not in hold.late:
-                    _write(switch, assignments[switch.name], hold)
+                    _finish(switch)
+                    _write(switch, wants[switch.name], hold)
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
+            send()
             deliver()
         except BaseException:
             undo(hold, quiet=True)
@@ -141,11 +142,7 @@ def apply(assignments: Mapping[str, Any], owner: str, *, strict: bool = False) -
 def _check_threads(switches: list[Switch], hold: Hold) -> None:
     for switch in switches:
         holds = _ledger.get(_key(switch))
-        if (
-            holds
-            and holds[-1].thread != hold.thread
-            and not (holds[-1].base or holds[-1].orphan or not holds[-1].who.is_alive())
-        ):
+        if holds and holds[-1].thread != hold.thread and not (holds[-1].base or holds[-1].orphan or holds[-1].is_stranded):
             raise ScopeError(
                 f"{hold.owner}: {switch.name} belongs to the whole process, and the {holds[-1].owner} of another thread, which "
                 "is still open, has set it. Enter one context around both threads and carry it over with "
@@ -156,6 +153,8 @@ def _check_threads(switches: list[Switch], hold: Hold) -> None:
 def _check_writable(switches: list[Switch], assignments: Mapping[str, Any], hold: Hold, strict: bool) -> None:
     """Find what can no longer be written, and (in a scope) what could not be put back, before anything is written."""
     for switch in switches:
+        if not switch.can_be_blocked:
+            continue
         value = assignments[switch.name]
         if not switch.is_satisfied(value) and (reason := switch.blocked(value)):
             hold.late[switch.name] = reason
@@ -170,28 +169,65 @@ def _until(switch: Switch) -> str:
     return f"{switch.only_before} on" if switch.only_before else "then on"
 
 
-def _write(switch: Switch, value: Any, hold: Hold) -> None:
-    """Write one switch that *hold* does not hold yet."""
-    record = None
-    if switch.restore == "exact":
+def _write(switch: Switch, want: Any, hold: Hold) -> None:
+    """Bring one switch to what *hold*, which does not hold it yet, wants of it."""
+    record, lowest, holds = None, _lowest(switch), _ledger.get(_key(switch))
+    if want is AS_FOUND and lowest is None:
+        return  # what set it out there is not in force in this thread
+    is_new = lowest is not None and holds is not None and holds[-1].records[switch.name].want != want
+    if switch.restore in ("exact", "closing"):
         found = switch.take()
-        hold.records[switch.name] = record = _Record(switch, lambda: switch.put_back(found), None)
-        _ledger.setdefault(_key(switch), []).append(hold)
-    if not switch.is_satisfied(value):
-        before = switch.read()
-        if reason := _set(switch, value):
-            hold.late[switch.name] = reason
-        elif switch.restore == "never" and not hold.base:
-            try:
-                _warn_stays(switch, value)
-            except MsctxWarning:  # warnings turned into errors: nobody has read the variable yet
-                with suppress(RuntimeError):
-                    switch.set(before)
-                raise
-        elif switch.restore == "kept":
-            hold.kept[switch.name] = value
+        hold.records[switch.name] = record = _Record(switch, lambda: switch.put_back(found), want)
+        _insert(switch, hold)
+    if reason := _bring(switch, want, lowest.put_back if lowest and is_new else None, hold):
+        hold.late[switch.name] = reason
+    elif switch.restore == "kept":
+        hold.kept[switch.name] = want
     if record is not None:
         record.wrote = switch.read()
+
+
+def _lowest(switch: Switch) -> _Record | None:
+    """The record of whoever wrote a switch first, of the base and of this thread's scopes."""
+    holds = _ledger.get(_key(switch), ())
+    return next((h.records[switch.name] for h in holds if (h.base or h.is_here) and switch.name in h.records), None)
+
+
+def _bring(switch: Switch, want: Any, back: Callable[[], None] | None, hold: Hold | None = None) -> str:
+    """Bring a switch to what is wanted; *back*: to what it was before anybody wrote it. Returns why it is too late, or ``""``."""
+    if back is not None and (want is AS_FOUND or switch.family):
+        _go_back(switch, back)
+    if want is AS_FOUND or switch.is_satisfied(want):
+        return ""
+    before = switch.read() if switch.restore == "never" else None
+    reason = _set(switch, want)
+    if not reason and switch.restore == "never" and hold is not None and not hold.base:
+        try:
+            _warn_stays(switch, want)
+        except MsctxWarning:  # warnings turned into errors: nobody has read the variable yet
+            with suppress(RuntimeError):
+                switch.set(before)
+            raise
+    return reason
+
+
+def _go_back(switch: Switch, back: Callable[[], None]) -> None:
+    """Bring a switch to what it was before anybody wrote it, and with it those that share its state: then what is wanted of these
+    is written again."""
+    family = {}
+    for key, holds in _ledger.items() if switch.family else ():
+        other = SWITCHES[key[0] if isinstance(key, tuple) else key]
+        if other.family == switch.family and key == _key(other) and (lowest := _lowest(other)) is not None:
+            family[other.name] = lowest.put_back, holds[-1].records[other.name].want
+    family.setdefault(switch.name, (back, AS_FOUND))
+    for name, (put_back, _) in reversed(family.items()):
+        try:
+            put_back()
+        except Exception as error:
+            raise RestoreError(f"{name} could not be put back: {error}") from error
+    for name, (_, want) in family.items():
+        if name != switch.name and want is not AS_FOUND and not SWITCHES[name].is_satisfied(want):
+            _set(SWITCHES[name], want)
 
 
 def _set(switch: Switch, value: Any) -> str:
@@ -213,24 +249,18 @@ def _warn_stays(switch: Switch, value: Any) -> None:
 
 
 def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
-    """Put back what *hold* found, in reverse order; one failure does not keep the others from being put back.
+    """Put back what *hold* found, in reverse order; nothing that is raised keeps the rest from being put back.
+
+    What could not be put back stays in the ledger: for the scope around, whoever takes the switch next, and :func:`settle`.
 
     Raises:
         RestoreError: something could not be put back; or, when strict, had been changed by somebody else.
     """
-    failed: list[str] = []
-    foreign: list[str] = []
-    with _lock, uninterrupted():
-        for name, record in reversed(list(hold.records.items())):
-            try:
-                if not quiet and (now := record.switch.read()) != record.wrote:
-                    foreign.append(f"{name}: {hold.owner} wrote {record.wrote!r}, found {now!r} at exit")
-                record.put_back()
-            except Exception as error:
-                failed.append(f"{name}: {error}")
-            _drop(record.switch, hold)
-    if failed:
-        raise RestoreError("could not be put back:\n" + "\n".join(f"  {line}" for line in failed))
+    with _lock, uninterrupted(), together():
+        hold.closed = True
+        foreign = [] if quiet else _changed(hold)
+        failed, interruption = _put_back(hold)
+    raise_failed(failed, interruption)
     if foreign:
         text = "somebody else changed, inside the scope, what the context had set; what was found at entry is back:\n"
         text += "\n".join(f"  {line}" for line in foreign)
@@ -239,148 +269,126 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
 
 
+def _changed(hold: Hold) -> list[str]:
+    """What somebody else has changed of what *hold* wrote."""
+    found: list[str] = []
+    for name, record in reversed(hold.records.items()):
+        with suppress(Exception):
+            if (now := record.switch.read()) != record.wrote:
+                found.append(f"{name}: {hold.owner} wrote {record.wrote!r}, found {now!r} at exit")
+    return found
+
+
+def _put_back(hold: Hold) -> tuple[list[str], BaseException | None]:
+    return try_all({name: partial(_give_back, record, hold) for name, record in reversed(hold.records.items())})
+
+
+def try_all(steps: Mapping[str, Callable[[], None]]) -> tuple[list[str], BaseException | None]:
+    """Put everything back, by switch; returns what cannot be, and what came between and is to be raised at the end.
+
+    What raised is tried once more: a switch that cannot be put back raises again, what was only interrupted does not.
+    """
+    interruption: BaseException | None = None
+    for _ in range(2):
+        failed: dict[str, BaseException] = {}
+        for name, step in steps.items():
+            try:
+                step()
+            except BaseException as error:
+                interruption = interruption or error
+                failed[name] = error
+        if not failed:
+            return [], interruption
+        steps = {name: steps[name] for name in failed}
+    lines = [f"{name}: {error}" for name, error in failed.items()]
+    return lines, None if isinstance(interruption, Exception) else interruption
+
+
+def raise_failed(failed: list[str], interruption: BaseException | None) -> None:
+    if interruption is not None:
+        raise interruption
+    if failed:
+        raise RestoreError("could not be put back:\n" + "\n".join(f"  {line}" for line in failed))
+
+
+def _give_back(record: _Record, hold: Hold) -> None:
+    """Put one switch back, or leave it to the scope above to do so when it closes; hold it no longer."""
+    switch = record.switch
+    holds = _ledger.get(_key(switch, hold.thread), [])
+    if switch.scope != "thread" or hold.who is threading.current_thread():  # else it went with its thread
+        if holds and holds[-1] is not hold and hold in holds:
+            _finish(switch, hold)
+        if not holds or holds[-1] is hold or hold not in holds:
+            record.put_back()
+        else:
+            holds[holds.index(hold) + 1].records[switch.name].put_back = record.put_back
+    _drop(switch, hold)
+
+
+def _finish(switch: Switch, below: Hold | None = None) -> None:
+    """Put back what the innermost scopes that were left could not: that time a signal or an error came between."""
+    while (holds := _ledger.get(_key(switch))) and holds[-1].closed and holds[-1] is not below:
+        with suppress(Exception):
+            holds[-1].records[switch.name].put_back()
+        _drop(switch, holds[-1])
+
+
+def settle(open_here: Collection[Hold]) -> None:
+    """Put back what nobody will: of scopes whose threads have ended inside them, or that were left and could not put it back.
+
+    Args:
+        open_here: the holds of this thread that somebody will leave.
+    """
+    failed: list[str] = []
+    interruption: BaseException | None = None
+    with _lock, uninterrupted(), together():
+        found = {hold.number: hold for holds in _ledger.values() for hold in holds}
+        for _, hold in sorted(found.items(), reverse=True):
+            if hold.is_stranded or not (hold.base or hold in open_here or hold.who is not threading.current_thread()):
+                hold.closed = True
+                lines, error = _put_back(hold)
+                failed += lines
+                interruption = interruption or error
+    raise_failed(failed, interruption)
+
+
 @contextmanager
-def visiting(assignments: Mapping[str, Any]) -> Iterator[None]:
+def visiting(assignments: Mapping[str, Any]) -> Iterator[Hold]:
     """Set, for a while, what this thread has for itself of a scope that another thread holds."""
     hold = apply({n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}, "bound function")
     found: dict[str, Any] = {}
     try:
-        for name, value in assignments.items():
-            if SWITCHES[name].scope == "inherited" and SWITCHES[name].read() != value:
-                found[name] = SWITCHES[name].take()
-                SWITCHES[name].set(value)
-        yield
+        for key, holds in list(_ledger.items()):
+            if isinstance(key, str) and (switch := SWITCHES[key]).scope == "inherited":
+                there = holds[-1].records[key].wrote
+                if switch.read() != there:
+                    found[key] = switch.take()
+                    switch.set(there)
+        yield hold
     finally:
-        for name, state in found.items():
-            SWITCHES[name].put_back(state)
-        undo(hold)
-
-
-def rebase(hold: Hold, assignments: Mapping[str, Any], *, strict: bool = False, fresh: Collection[str] = ()) -> list[str]:
-    """Make *assignments* the whole of what the base holds; on failure it holds what it held.
-
-    A switch that an open scope holds is not written: the scope will put back the base's new value when it closes. Returns the
-    names of those switches.
-
-    Args:
-        fresh: switches that somebody has just asked for: a seed is sown again only then.
-    """
-    undone: list[Callable[[], None]] = []
-    covered: list[str] = []
-    with _lock, uninterrupted() as deliver:
-        _forget_dead_thread(hold)
-        names = [*assignments, *(name for name in hold.records if name not in assignments)]
-        known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
-        switches = [SWITCHES[name] for name in names if name not in known]
-        hold.late.clear()
-        _check_base_thread(hold, switches)
-        _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
         try:
-            for switch in switches:
-                if switch.name not in hold.late and _rebase_one(switch, hold, assignments, undone):
-                    covered.append(switch.name)
-            if strict and hold.late:
-                raise StrictError.of(sorted(hold.late.values()))
-            deliver()
-        except BaseException:
-            for step in reversed(undone):
-                step()
-            raise
-    return covered
+            raise_failed(*try_all({name: partial(SWITCHES[name].put_back, state) for name, state in found.items()}))
+        finally:
+            undo(hold)
 
 
-def _forget_dead_thread(hold: Hold) -> None:
-    """What a thread had for itself went with it."""
-    if hold.who.is_alive():  # its number may belong to another thread by now
-        return
-    for record in [r for r in hold.records.values() if r.switch.scope == "thread"]:
-        _drop(record.switch, hold)
-
-
-def _check_base_thread(hold: Hold, switches: list[Switch]) -> None:
-    """What each thread has for itself must be put back by the thread that set it."""
-    for switch in switches:
-        if switch.name in hold.records and switch.scope == "thread" and hold.thread != threading.get_ident():
-            raise ScopeError(f"{switch.name} was set by set_context in another thread; change or reset it there")
-    hold.thread, hold.who = threading.get_ident(), threading.current_thread()
-
-
-def _rebase_one(switch: Switch, hold: Hold, assignments: Mapping[str, Any], undone: list[Callable[[], None]]) -> bool:
-    """Bring one switch to the base's new value; tell whether an open scope covers it."""
-    holds = _ledger.get(_key(switch), [])
-    above = next((h for h in holds if not h.base), None)
-    if above is not None:
-        _rebase_below(switch, hold, above.records[switch.name], assignments, undone)
-        return True
-    record = hold.records.get(switch.name)
-    if record is None:
-        undone.append(lambda: _take_back(switch, hold))
-        _write(switch, assignments[switch.name], hold)
-    elif switch.name in assignments:
-        before, wrote = switch.take(), record.wrote
-        undone += [lambda: setattr(record, "wrote", wrote), lambda: switch.put_back(before)]
-        _write_again(switch, assignments[switch.name], record)
-    else:
-        before = switch.take()
-        undone += [lambda: _enter(switch, hold, record), lambda: switch.put_back(before)]
-        _take_back(switch, hold)
-    return False
-
-
-def _rebase_below(
-    switch: Switch, hold: Hold, lowest: _Record, assignments: Mapping[str, Any], undone: list[Callable[[], None]]
-) -> None:
-    """The same under an open scope: what that scope will put back changes, the switch itself does not."""
-    found, record = lowest.put_back, hold.records.get(switch.name)
-    undone.append(lambda: setattr(lowest, "put_back", found))
-    if switch.name not in assignments:
-        assert record is not None
-        lowest.put_back = record.put_back
-        undone.append(lambda: _enter(switch, hold, record))
-        _drop(switch, hold)
-        return
-    value = assignments[switch.name]
-    if record is None:
-        record = _Record(switch, found, value)
-        undone.append(lambda: _drop(switch, hold))
-        _enter(switch, hold, record)
-    else:
-        wrote = record.wrote
-        undone.append(lambda: setattr(record, "wrote", wrote))
-    record.wrote = value
-    lowest.put_back = lambda: switch.set(value)
-
-
-def _write_again(switch: Switch, value: Any, record: _Record) -> None:
-    if not switch.is_satisfied(value):
-        _set(switch, value)
-    record.wrote = switch.read()
-
-
-def _take_back(switch: Switch, hold: Hold) -> None:
-    """Put back what the base found, if it holds the switch."""
-    if switch.name in hold.records:
-        try:
-            hold.records[switch.name].put_back()
-        except Exception as error:
-            raise RestoreError(f"{switch.name} could not be put back: {error}") from error
-        _drop(switch, hold)
-
-
-def _enter(switch: Switch, hold: Hold, record: _Record) -> None:
-    """Hold a switch below everybody else."""
-    if switch.name in hold.records:
-        return
-    hold.records[switch.name] = record
-    _ledger.setdefault(_key(switch, hold.thread), []).insert(0, hold)
+def _insert(switch: Switch, hold: Hold) -> None:
+    """Hold a switch: above those who came before."""
+    holds = _ledger.setdefault(_key(switch, hold.thread), [])
+    place = len(holds)
+    while place and holds[place - 1].number > hold.number:
+        place -= 1
+    holds.insert(place, hold)
 
 
 def _drop(switch: Switch, hold: Hold) -> None:
     """Hold a switch no longer."""
-    del hold.records[switch.name]
     key = _key(switch, hold.thread)
     holds = _ledger.get(key, [])
-    if hold in holds:  # not where a signal's handler raised before it was entered
+    if holds and holds[-1] is hold:
+        holds.pop()
+    elif hold in holds:  # not where something came between
         holds.remove(hold)
     if not holds:
         _ledger.pop(key, None)
+    hold.records.pop(switch.name, None)

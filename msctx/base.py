@@ -3,38 +3,56 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msctx import locks
 from msctx import plan as planning
-from msctx.effects import NEED_CORE, Facts
+from msctx.effects import NEED_CORE, SHOW_FREE, Facts
 from msctx.errors import DeviceError, OptionError, Problem, StrictError
 from msctx.notices import tell
 from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
+from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     from msctx.apply import Hold
 
 NOTHING = planning.make(Settings(), Facts())
 
-_plans: OrderedDict[Any, Plan] = OrderedDict()
+KEPT = 512
+_within: dict[Any, tuple[Settings, Settings]] = {}
+"""What lies below (by its number, so it is kept, too) and what was laid over it → both; the latest."""
 
 
 def plan_of(settings: Settings, facts: Facts) -> Plan:
-    """Plans are pure, so the latest ones are kept."""
-    key = (settings.key, facts)
-    if (plan := _plans.get(key)) is None:
-        plan = _plans[key] = planning.make(settings, facts)
-        while len(_plans) > 64:
-            _plans.popitem(last=False)
+    """Plans are pure, so they are kept."""
+    if (plan := settings.plans.get(facts)) is None:
+        if len(settings.plans) > 8:  # free memory is a fact, too
+            settings.plans.clear()
+        plan = settings.plans[facts] = planning.make(settings, facts)
     return plan
+
+
+def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
+    """Settings with layers of equal content laid over them: the same object each time, with its plans, as long as it is kept.
+
+    So entering costs what the new layers and their plan cost, however deep they lie; the layers below are gone through again only
+    where options of both compete (:func:`msctx.options.rules.rivals`), or a file is named whose keys were set.
+    """
+    if not own:
+        return outer
+    key = (id(outer), *(layer.key for layer in own))
+    if (found := _within.get(key)) is None:
+        found = _within[key] = (outer, Settings(own, outer))
+        while len(_within) > KEPT:
+            with suppress(KeyError, RuntimeError):  # another thread
+                del _within[next(iter(_within))]
+    return found[1]
 
 
 def plan_here(settings: Settings) -> Plan:
@@ -64,7 +82,7 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
     if device is None:
         from msctx import devices
 
-        free = devices.free_memory() if "max_device_memory" in settings else 0
+        free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
         return plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if device not in DEVICES:
         raise OptionError([Problem("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
@@ -82,9 +100,10 @@ def refuse(plan: Plan) -> None:
         raise StrictError.of([str(row) for row in plan.failing])
 
 
-def tell_failing(plan: Plan, own: Sequence[Layer] | None, hold: Hold) -> None:
-    """One warning for each option that is not carried out; *own*: only for what these layers set."""
-    spellings = None if own is None else {s for layer in own for s in layer.settings}
+def tell_failing(plan: Plan, own: Sequence[Layer] | None, hold: Hold, outer: Plan = NOTHING) -> None:
+    """One warning for each option that is not carried out; *own*: only for what these layers set, and what was carried out in the
+    *outer* plan and is so no longer."""
+    spellings = None if own is None else {*outer.carried_out, *(s for layer in own for s in layer.settings)}
     for row in plan.failing:
         if spellings is None or row.spelling in spellings:
             tell(row.spelling, row.status + row.device + row.reason, str(row))
@@ -96,14 +115,16 @@ class Base:
     """The layers below all scopes, by level, and what they have written."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = locks.reentrant()
         self.levels: dict[str, Layer] = {}
         self.layers: tuple[Layer, ...] = ()  # the one layer that the levels come to
+        self.settings = Settings()
         self.version = 0  # counts the changes
         self.read_environment = False
         self.resets = 0  # counts how often everything was taken back
         self.plan = NOTHING
         self.hold: Hold | None = None
+        self.scopes: dict[Hold, tuple[tuple[Layer, ...], tuple[Layer, ...]]] = {}  # the open ones: what is around each, its own
 
     def start(self) -> None:
         """Read MSCTX_* at the first use of msctx in this process, never at import."""
@@ -139,10 +160,14 @@ class Base:
             if len(kept) < len(old.settings):
                 self._become({**self.levels, level: Layer(kept, old.lost)}, absent=self.plan.missing)
 
-    def reset(self) -> None:
+    def reset(self, open_here: Collection[Hold]) -> None:
         """Put back what was found before the first value was set."""
+        from msctx import apply
+
         with self.lock:
-            if self.levels:
+            apply.settle(open_here)
+            self.scopes = {hold: layers for hold, layers in self.scopes.items() if not hold.closed}
+            if self.levels or (self.hold is not None and self.hold.records):
                 self._become({})
             self.read_environment = False
             self.resets += 1
@@ -167,6 +192,7 @@ class Base:
 
     def _become(self, levels: dict[str, Layer], just_set: Collection[str] = (), *, absent: bool = False) -> list[str]:
         from msctx import apply
+        from msctx.rebase import rebase
 
         merged = flatten(levels)
         settings = Settings([merged])
@@ -177,26 +203,26 @@ class Base:
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
             refuse(plan)
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
-        with apply.uninterrupted():  # values and switches change together
-            covered = apply.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh)
+        with uninterrupted():  # values and switches change together
+            covered = rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=self._wanted_above(merged))
             plan = plan.without(self.hold.late)
             try:
                 tell_failing(plan, None, self.hold)
             except BaseException:  # warnings turned into errors
-                apply.rebase(self.hold, self.plan.written)
+                rebase(self.hold, self.plan.written, above=self._wanted_above(*self.layers))
                 raise
             self.levels, self.plan = levels, plan
-            self.layers = (merged,) if merged.settings else ()
+            self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1
         return covered
 
+    def _wanted_above(self, *base: Layer) -> list[tuple[Hold, dict[str, Any]]]:
+        """What each open scope wants of switches over such a base."""
+        found = []
+        for scope, (around, own) in [*self.scopes.items()]:
+            plan = plan_here(Settings(base + around + own)).without(scope.late)
+            found.append((scope, plan.beyond(plan_here(Settings(base + around)), own)))
+        return found
+
 
 BASE = Base()
-
-
-def _after_fork() -> None:
-    BASE.lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

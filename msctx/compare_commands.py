@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.errors import FileError, OptionError, Problem
+from msctx.recorded import command_line
 from msctx.stdout import Json, print_json, print_text
 
 
@@ -49,7 +50,7 @@ def compare(
     from msctx.compare import config
 
     keys = {"workload": workload, "budget": budget, "seconds": seconds, "batch": batch}
-    command = shlex.join(["msctx", *sys.argv[1:]])
+    command = shlex.join(command_line(["msctx", *sys.argv[1:]]))
     given = config.Given(overrides or (), axis or (), shape or (), keys, quick, command)
     comparison = config.read(subject, given)
     if fail_below is not None and not 0 < fail_below < 100:
@@ -83,7 +84,7 @@ def compare(
                 + "".join(f", {name}" for name in found["files"])
             )
             console.print(told, markup=False)
-    if found["partial"] == "interrupted":
+    if found["interrupted"]:
         print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
         raise typer.Exit(130)
     if not found["totals"]:

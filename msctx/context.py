@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing
+from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing, within
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import ScopeError
 from msctx.lookup import Origin, look_up
+from msctx.memory.watched import OF_PROCESS, Watched
 from msctx.native import precisions
-from msctx.native.choices import Tally, unmatched
+from msctx.native.choices import Tally
 from msctx.notices import tell, user_frame
 from msctx.options import Layer, Settings
 from msctx.options.layers import layer_of, with_preset
 from msctx.plan import Plan
+from msctx.signals import uninterrupted
 from msctx.unwatched import unwatched
 
 if TYPE_CHECKING:
@@ -40,35 +42,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Scope:
     """One entry of one context by one thread."""
 
-    __slots__ = (
-        "_plan",
-        "_settings",
-        "_version",
-        "calls",
-        "context",
-        "hold",
-        "layers",
-        "leaving",
-        "open",
-        "thread",
-        "visitors",
-    )
-
     def __init__(self, context: Context, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
         self.context, self.layers, self.hold = context, layers, hold
         self._settings, self._plan, self._version = settings, plan, BASE.version
-        self.thread = threading.get_ident()
+        self.who = threading.current_thread()
         self.open = True
         self.leaving = False  # __exit__ came while an inner scope was open; it closes with that one
-        self.calls = context._tally.open()
+        self.visitors: set[_Scope] = set()  # of bound functions that run in other threads under this scope
+        context._tally.open()
         context._computed.open()
-        self.visitors = 0  # bound functions that run in other threads under this scope
 
     @property
     def settings(self) -> Settings:
         """Every layer in force inside, the base's as it is now."""
         if self._version != BASE.version:
-            self._settings, self._version = Settings(BASE.layers + self.layers), BASE.version
+            self._settings, self._version = within(BASE.settings, self.layers), BASE.version
             self._plan = plan_here(self._settings).without(self.hold.late if self.hold else {})
         return self._settings
 
@@ -83,7 +71,6 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
-_counting = threading.Lock()
 
 
 def _in_force() -> tuple[tuple[Layer, ...], Plan]:
@@ -93,52 +80,55 @@ def _in_force() -> tuple[tuple[Layer, ...], Plan]:
     return (), BASE.plan
 
 
+def _settings_in_force() -> Settings:
+    return _stack.scopes[-1].settings if _stack.scopes else BASE.settings
+
+
 def _open(context: Context) -> _Scope:
     from msctx import apply
 
     BASE.start()
     above, outer = _in_force()
     layers = above + context.layers
-    settings = Settings(BASE.layers + layers)
+    settings = within(_settings_in_force(), context.layers)
     if not context.layers:  # nothing of its own: nothing to write
         return _Scope(context, layers, settings, outer, None)
     plan = plan_here(settings)
     refuse(plan)
     hold = apply.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
-        tell_failing(plan, context.layers, hold)
+        BASE.scopes[hold] = above, context.layers
+        tell_failing(plan, context.layers, hold, outer)
         return _Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
+        BASE.scopes.pop(hold, None)
         apply.undo(hold, quiet=True)
         raise
 
 
-def _uninterrupted(context: Context) -> AbstractContextManager[Callable[[], None]]:
-    """Put Ctrl-C off while a context that writes something is entered or left."""
-    if not context.layers:
-        return nullcontext(lambda: None)
-    from msctx import apply
-
-    return apply.uninterrupted()
-
-
 def _close(scope: _Scope) -> None:
     scope.open = False
-    if scope.visitors:
-        tell(
-            "bind",
-            scope.context.origin,
-            f"{scope.context.origin} was left while {scope.visitors} function(s) bound to it still run in other threads",
-        )
-    without_match = scope.context._remember(scope)
     try:
         if scope.hold is not None:
             from msctx import apply
 
+            BASE.scopes.pop(scope.hold, None)
             apply.undo(scope.hold, strict=scope.plan.strict)
-    finally:
-        for text in without_match:
+    finally:  # only then what may raise where a warning is an error
+        try:
+            found = scope.context._remember(scope)
+        finally:
+            scope.context._watched.close()
+        for text in found:
             tell(text.partition(":")[0], text, text)
+
+
+def _close_late(scopes: list[_Scope]) -> None:  # one that raises does not keep the others from being closed
+    if scopes and scopes[-1].leaving:
+        try:
+            _close(scopes.pop())
+        finally:
+            _close_late(scopes)
 
 
 class Context:
@@ -147,9 +137,10 @@ class Context:
     A with-block enters it; so does each call of a function that it decorates. It may be entered again and nested.
     """
 
-    def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block") -> None:
+    def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block", models: Watched | None = None) -> None:
         self.layers = layers
         self.origin = origin
+        self._watched = Watched() if models is None else models
         self._tally = Tally()
         self._computed = precisions.Tally()
 
@@ -167,20 +158,22 @@ class Context:
     @untraced
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
         try:  # the first statement: what a Ctrl-C interrupts from here on is left all the same
-            begun: list[bool] = []
+            begun: list[_Scope] = []
             call_outside(_exit, self, begun)
-        except BaseException:
-            if not locals().get("begun"):
+        except BaseException as raised:
+            if not (begun := locals().get("begun", [])) and not isinstance(raised, ScopeError):
                 _exit(self, [])
+            for scope in begun:
+                _abandon(scope)
             raise
 
-    def _leave(self, scopes: list[_Scope]) -> None:
+    def _leave(self, scopes: list[_Scope], begun: list[_Scope]) -> None:
         if scopes and scopes[-1].context is self and not scopes[-1].leaving:
             try:
-                _close(scopes.pop())
+                begun.append(scopes.pop())
+                _close(begun[0])
             finally:
-                while scopes and scopes[-1].leaving:
-                    _close(scopes.pop())
+                _close_late(scopes)
             return
         late = next((s for s in reversed(scopes) if s.context is self and not s.leaving), None)
         if late is None:
@@ -265,18 +258,22 @@ class Context:
         return scaler_for(self.plan, self.device.type, options)
 
     def _remember(self, scope: _Scope) -> list[str]:
-        """Keep the counts of a scope that closes; returns what is to be said of its own rules that nothing fulfilled."""
-        made = self._tally.close(scope.calls)
-        self._computed.close()
+        """Keep the counts of a scope that closes; returns what is to be said of it."""
         rules = [s.value for layer in self.layers if (s := layer.settings.get("conv_algo_rules")) is not None]
-        found = [f"conv_algo_rules: no convolution matched {rule}" for rule in (unmatched(rules, made) if made else ())]
-        return [*found, *precisions.unmatched(self.layers), *unwatched(scope.plan, self.layers)]
+        count = sum(guest.who.is_alive() for guest in [*scope.visitors])
+        found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
+        found += [f"conv_algo_rules: no convolution matched {rule}" for rule in self._tally.close(rules)]
+        self._computed.close()
+        return [*found, *precisions.unmatched(self.layers), *unwatched(scope.plan, self.layers, self._watched.since())]
 
     def watch(self, model: nn.Module) -> Context:
-        """Tell the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory speak of it."""
-        from msctx.memory import watched
+        """Name the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory act on it.
 
-        watched.watch(model)
+        That holds while this context is open, and again whenever it is entered again: it keeps its models. Contexts inside it act on
+        them, too; others do not. Outside every with-block ``msctx.current().watch(model)`` holds for the process.
+        """
+        with uninterrupted():
+            self._watched.watch(model)
         return self
 
     def bind(self, function: Callable[..., Any]) -> Bound:
@@ -284,29 +281,30 @@ class Context:
         scopes = _stack.scopes
         depth = next((i for i in reversed(range(len(scopes))) if scopes[i].context is self), None)
         if depth is not None:
-            return Bound(function, tuple(scopes[: depth + 1]), BASE.layers + scopes[depth].layers, here=True)
-        return Bound(function, (), BASE.layers + _in_force()[0] + self.layers, here=not self.layers)
+            return Bound(function, tuple(scopes[: depth + 1]), BASE.layers + scopes[depth].layers, True, self._watched)
+        return Bound(function, (), BASE.layers + _in_force()[0] + self.layers, not self.layers, self._watched)
 
 
 def _enter(context: Context, entered: list[_Scope]) -> None:
     if any(name in NEED_CORE for layer in context.layers for name in layer.settings):
         BASE.start()
-        make_ready(Settings(BASE.layers + _in_force()[0] + context.layers))
-    with _uninterrupted(context):
-        entered.append(_open(context))
+        make_ready(within(_settings_in_force(), context.layers))
+    with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
+        with context._watched.opening():
+            entered.append(_open(context))
         _stack.scopes.append(entered[0])
 
 
 def _abandon(scope: _Scope) -> None:
-    if scope.open:
-        _stack.scopes[:] = [s for s in _stack.scopes if s is not scope]
-        _close(scope)
+    with uninterrupted():
+        if scope.open:
+            _stack.scopes[:] = [s for s in _stack.scopes if s is not scope]
+            _close(scope)
 
 
-def _exit(context: Context, begun: list[bool]) -> None:
-    with _uninterrupted(context):
-        begun.append(True)
-        context._leave(_stack.scopes)
+def _exit(context: Context, begun: list[_Scope]) -> None:
+    with uninterrupted():
+        context._leave(_stack.scopes, begun)
 
 
 class Bound:
@@ -316,8 +314,15 @@ class Bound:
     are set for the call. In another process, or after the scope has closed, the context is entered afresh.
     """
 
-    def __init__(self, function: Callable[..., Any], scopes: tuple[_Scope, ...], layers: tuple[Layer, ...], here: bool) -> None:
-        self.function, self.layers, self._scopes = function, layers, scopes
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        scopes: tuple[_Scope, ...],
+        layers: tuple[Layer, ...],
+        here: bool,
+        models: Watched,
+    ) -> None:
+        self.function, self.layers, self._scopes, self._watched = function, layers, scopes, models
         self._here = here  # what it was bound to was in force in this process
         self._base_version = BASE.version
 
@@ -326,10 +331,11 @@ class Bound:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.function, self.layers = state["function"], state["layers"]
-        self._scopes, self._here, self._base_version = (), False, -1
+        self._scopes, self._here, self._base_version, self._watched = (), False, -1, Watched()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _carried(self._scopes, self.layers) if self._still_holds() else Context(self.layers, "bound function"):
+        own = Context(self.layers, "bound function", self._watched)
+        with _carried(self._scopes, self.layers) if self._still_holds() else own:
             return self.function(*args, **kwargs)
 
     def _still_holds(self) -> bool:
@@ -349,19 +355,18 @@ def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[
     settings = scopes[-1].settings if scopes else Settings(layers)
     plan = scopes[-1].plan if scopes else explain(settings)
     guest = _Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, None)
-    with apply.visiting(plan.assignments):
-        _stack.scopes.append(guest)
-        with _counting:
-            for scope in scopes[-1:]:
-                scope.visitors += 1
-        try:
+    visitors = scopes[-1].visitors if scopes else set()
+    try:
+        with apply.visiting(plan.assignments) as guest.hold:
+            visitors.add(guest)
+            _stack.scopes.append(guest)
             yield
-        finally:
-            with _counting:
-                for scope in scopes[-1:]:
-                    scope.visitors -= 1
-            _stack.scopes.remove(guest)
-            guest.open = False
+    finally:
+        visitors.discard(guest)
+        _stack.scopes[:] = [s for s in _stack.scopes if s is not guest]
+        guest.open = False
+        guest.context._tally.close()
+        guest.context._computed.close()
 
 
 # --- the public functions ---------------------------------------------------------------------------------------------
@@ -412,8 +417,9 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
 
 @outside_dynamo
 def reset_context() -> None:
-    """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back."""
-    BASE.reset()
+    """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back; and what
+    scopes could not put back, since something was raised while they were left, or their threads ended inside them."""
+    BASE.reset([scope.hold for scope in _stack.scopes if scope.hold is not None])
 
 
 def get_context(name: str | None = None, *, origin: bool = False) -> Any:
@@ -434,17 +440,7 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
 
 def current() -> Context:
     """The innermost context that is open in this thread; outside every with-block, what holds for the process."""
-    return _stack.scopes[-1].context if _stack.scopes else Context(origin="base")
+    return _stack.scopes[-1].context if _stack.scopes else Context(origin="base", models=OF_PROCESS)
 
 
-__all__ = [
-    "Bound",
-    "Context",
-    "Origin",
-    "context",
-    "current",
-    "explain",
-    "get_context",
-    "reset_context",
-    "set_context",
-]
+__all__ = ["Bound", "Context", "Origin", "context", "current", "explain", "get_context", "reset_context", "set_context"]

@@ -5,9 +5,14 @@ Each error class carries the exit code with which the command line ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
+
+MOST = 100
+"""Mistakes that are shown and suggested for at once; nobody reads thousands, and to look for a name takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,32 @@ class Problem:
         return "\n".join(lines)
 
 
+_searches: ContextVar[list[None] | None] = ContextVar("searches", default=None)
+
+
+@contextmanager
+def searching() -> Iterator[None]:
+    """In this block, or function, names are looked for :data:`MOST` times: whatever is read there may hold any number of mistakes."""
+    token = _searches.set([None] * MOST) if _searches.get() is None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _searches.reset(token)
+
+
+def nearest_of(name: str, names: Iterable[str], count: int) -> list[str]:
+    """Those of *names* that a user most likely meant, the best first; none where enough mistakes have been told already."""
+    if (left := _searches.get()) is not None:
+        if not left:
+            return []
+        left.pop()
+    return get_close_matches(name, list(names), n=count, cutoff=0.6)
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The one of *names* that a user most likely meant, or ``""``."""
-    found = get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return found[0] if found else ""
+    return next(iter(nearest_of(name, names, 1)), "")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -72,8 +99,9 @@ class _ProblemsError(MsctxError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        end = f"{count} problem{'s' * (count != 1)}; nothing was changed."
-        super().__init__("\n".join([*map(str, self.problems), end]))
+        more = f", the first {MOST} of which are shown" if count > MOST else ""
+        end = f"{count} problem{'s' * (count != 1)}{more}; nothing was changed."
+        super().__init__("\n".join([*map(str, self.problems[:MOST]), end]))
 
 
 class OptionError(_ProblemsError, ValueError):

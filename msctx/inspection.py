@@ -11,14 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from msctx import recorded
 from msctx.errors import FileError, Problem
 
 LIBRARIES = ("msctx", "torch", "numpy", "pyyaml", "pydantic", "torch-npu", "triton", "scikit-learn")
-VARIABLES = (
-    "ACL_", "ASCEND_", "ATEN_", "CUBLAS", "CUDA_", "CUDNN_", "DNNL_", "GOMP_", "HCCL_", "KMP_", "MKL_", "MSCTX_", "NCCL_",
-    "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "PYTHONHASHSEED", "PYTORCH_", "TE_PARALLEL_COMPILER", "TORCH",
-)  # fmt: skip
-"""The environment variables that change what torch computes or how."""
 
 
 def state() -> dict[str, Any]:
@@ -29,7 +25,7 @@ def state() -> dict[str, Any]:
     from msctx.switches import read_all
 
     found = read_all()
-    found.update({f"env.{k}": v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)})
+    found.update({f"env.{name}": value for name, value in recorded.variables(os.environ).items()})
     return found
 
 
@@ -47,7 +43,7 @@ def environment() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
         "devices": _devices(),
         "libraries": {name: version for name in LIBRARIES if (version := library_version(name))},
-        "argv": sys.argv,
+        "argv": recorded.command_line(sys.argv),
     }
 
 

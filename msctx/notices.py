@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 
 from msctx.errors import MsctxWarning
 
-_told: set[tuple[str, str]] = set()
+_told: set[int] = set()
+FORGOTTEN: list[Callable[[], object]] = []
+"""Called when every warning shall be told again, by those who remember for themselves which were."""
 
 
 def tell(option: str, reason: str, text: str) -> None:
     """Warn once per (option, reason)."""
-    if (option, reason) not in _told:
+    key = hash((option, reason))  # the reasons themselves may be long, and many
+    if key not in _told:
         warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
-        _told.add((option, reason))
+        _told.add(key)
 
 
 def user_frame() -> tuple[str, int]:
@@ -33,3 +37,5 @@ def user_frame() -> tuple[str, int]:
 def forget() -> None:
     """Let every warning be told again."""
     _told.clear()
+    for again in FORGOTTEN:
+        again()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from msctx.effects import Facts, Outcome, Want, translate
+from msctx.effects import AS_FOUND, Facts, Outcome, Want, translate
 from msctx.options import DEVICES, Layer, Setting, Settings, rules
 
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
@@ -88,13 +88,13 @@ class Plan:
         return {switch: frozenset(names) for switch, names in found.items()}
 
     def beyond(self, outer: Plan, own: Iterable[Layer]) -> dict[str, Any]:
-        """What a scope writes: what its *own* layers set, and what else its plan has otherwise than the plan around it."""
+        """What a scope wants: what its *own* layers set, and what else its plan has otherwise than the plan around it."""
         mine = {spelling for layer in own for spelling in layer.settings}
-        missing = object()
-        return {
+        found = {switch: AS_FOUND for switch in reversed(outer.written) if switch not in self.assignments}
+        return found | {
             switch: value
             for switch, value in self.assignments.items()
-            if self.sources[switch] & mine or outer.written.get(switch, missing) != value
+            if self.sources[switch] & mine or outer.written.get(switch, AS_FOUND) != value
         }
 
     @cached_property
@@ -201,7 +201,7 @@ def _row(setting: Setting, device: str, outcome: Outcome, winner: str = "", *, s
 def _absent(settings: Settings, devices: Iterable[str]) -> Iterable[Row]:
     """Groups of devices that are not here: what they hold is refused, never dropped."""
     words = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
-    for device in sorted(settings.devices() - set(devices)):
+    for device in sorted(settings.devices - set(devices)):
         mine = [found[0] for found in settings.on(device).values()] + [o.setting for o in settings.overridden(device)]
         for setting in mine:
             if setting.device == device:

@@ -8,9 +8,10 @@ from typing import Any
 
 from msctx.effects import Facts, Outcome, Want, translate
 from msctx.effects.base import NOTHING_ASKED
-from msctx.options import DEVICES, OPTIONS, UNSET, Layer, Option, Setting, Settings, option_of, rules
+from msctx.errors import OptionError
+from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, device_of, make_layer, rules
 from msctx.options.layers import shipped
-from msctx.plan import DONE, Plan, make
+from msctx.plan import DONE, TARGETS, Plan, Row, make
 
 DICTIONARIES: Mapping[str, str] = {
     "aoe_config": "What aoe_tune_mode tunes, as a dictionary.",
@@ -35,7 +36,8 @@ def paths() -> list[str]:
 def catalogue(device: str, settings: Settings | None = None) -> list[dict[str, Any]]:
     """One row per path of the catalogue: what an option is worth on a device, and what it is set to.
 
-    An option that nobody set shows the default of its vocabulary, the status it would have, and the switches it would move.
+    An option that nobody set shows the default of its vocabulary, what setting it *by this path* to a typical value (``typical``)
+    would come to, and under ``otherwise`` what else it can come to: status → how.
     """
     settings = settings or Settings()
     plan = make(settings, Facts.only(device))
@@ -51,19 +53,57 @@ def catalogue(device: str, settings: Settings | None = None) -> list[dict[str, A
 def _row(option: Option, path: str, device: str, plan: Plan) -> dict[str, Any]:
     rows = sorted((r for r in plan.rows if r.option == option.name), key=lambda r: (bool(r.winner), r.spelling != path))
     found = rows[0] if rows else None
-    known = on_device(option, device)
     default = option.default_at(path)
+    shown: Row | Outcome
+    shown, switches, otherwise = (found, found.assignments, {}) if found else _unset(option, path, device)
     return {
         "path": path,
         "option": option.name,
         "aliases": [s for s in option.spellings if s != path],
         "value": found.value if found else None if default is UNSET else default,
         "origin": found.origin if found else "default",
-        "status": found.status if found else known.status,
-        "switches": sorted(found.assignments if found else known.assignments),
+        "typical": None if found else option.example,
+        "status": shown.status,
+        "otherwise": otherwise,
+        "switches": sorted(switches),
         "assignments": dict(found.assignments) if found else {},
-        "reason": found.reason if found else known.reason,
+        "reason": shown.reason,
     }
+
+
+@lru_cache(None)
+def _unset(option: Option, path: str, device: str) -> tuple[Row | Outcome, frozenset[str], dict[str, str]]:
+    """What setting a typical value by one path comes to, the switches that its values move, and what else there is."""
+    best = on_device(option, device)
+    rows = [row for value in _values(option) for row in _by_path(option, path, value, device)]
+    shown = rows[0] if rows else best
+    others: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.status != shown.status:
+            others.setdefault(row.status, {})[repr(row.value)] = None
+    otherwise = {status: f"with {', '.join(values)}" for status, values in others.items()}
+    if best.status not in ("inert", shown.status, *otherwise):
+        is_elsewhere = device_of(path) not in (None, device)
+        otherwise[best.status] = f"as {option.name}" if is_elsewhere else "beside what it goes with"
+    return shown, frozenset(switch for row in rows for switch in row.assignments), otherwise
+
+
+def _by_path(option: Option, path: str, value: Any, device: str) -> list[Row]:
+    try:
+        plan = make(Settings([make_layer({path: value}, "reference")]), Facts.only(device))
+    except OptionError:  # it is no value of this option
+        return []
+    return [row for row in plan.rows if row.spelling == path and row.option == option.name]
+
+
+def _values(option: Option) -> list[Any]:
+    """The values by which an option is known, a typical one first."""
+    return [value for value in (typical(option), option.default, *option.choices, True, False) if value is not UNSET]
+
+
+def typical(option: Option) -> Any:
+    """The example of an option, as it can be set: a file that is there."""
+    return str(shipped("files") / option.example) if option.names_file else option.example
 
 
 def _group(group: str, members: list[dict[str, Any]]) -> dict[str, Any]:
@@ -80,7 +120,9 @@ def _group(group: str, members: list[dict[str, Any]]) -> dict[str, Any]:
             if m["origin"] != "default" and m["path"] not in DICTIONARIES
         },
         "origin": "; ".join(origins) or "default",
+        "typical": None,
         "status": status,
+        "otherwise": {},
         "switches": sorted({switch for m in members for switch in m["switches"]}),
         "assignments": {},
         "reason": f"the keys with this status: {', '.join(mine)}",
@@ -90,8 +132,8 @@ def _group(group: str, members: list[dict[str, Any]]) -> dict[str, Any]:
 @lru_cache(None, typed=True)
 def on_device(option: Option, device: str, value: Any = UNSET) -> Outcome:
     """What an option is worth on a device: the best that any of its values comes to, and all switches they move."""
-    values = [option.example, option.default, *option.choices, True, False] if value is UNSET else [value]
-    found = [o for o in (_outcome(option, v, device) for v in values if v is not UNSET) if o is not None]
+    values = _values(option) if value is UNSET else [value]
+    found = [o for o in (_outcome(option, v, device) for v in values) if o is not None]
     if not found:
         return Outcome("inert", {}, f"it has no meaning on {device}")
     best = next((o for o in found if o.status in DONE and o != NOTHING_ASKED), found[0])
@@ -99,19 +141,22 @@ def on_device(option: Option, device: str, value: Any = UNSET) -> Outcome:
     return Outcome(best.status, switches, best.reason)
 
 
+def is_partial(option: Option, device: str) -> bool:
+    """Whether a device carries some values of an option out, but not a typical one."""
+    outcome = _outcome(option, typical(option), device)
+    return on_device(option, device).status in DONE and outcome is not None and outcome.status not in DONE
+
+
 def _outcome(option: Option, value: Any, device: str) -> Outcome | None:
     """What one value of an option comes to, beside those that it is a part of."""
-    try:
-        value = option.adapter.validate_python(value, strict=True)
-    except ValueError:
-        return None
     beside = {"deterministic": "ON", "conv_fprop_algo": "performance"} if option.source == "msctx" else {}
-    settings = {n: Setting(option_of(n), n, v, "reference") for n, v in beside.items() if n != option.name}
-    settings[option.name] = Setting(option, option.name, value, "reference")
     if option.name == "default_device":
-        target = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}[device]
-        settings["device_target"] = Setting(option_of("device_target"), "device_target", target, "reference")
-    return translate(Want(option, value, device, Settings([Layer(settings)]), Facts.only(device)))
+        beside["device_target"] = next(target for target, named in TARGETS.items() if named == device)
+    try:
+        layer = make_layer({**beside, option.name: value}, "reference")
+    except OptionError:
+        return None
+    return translate(Want(option, layer.settings[option.name].value, device, Settings([layer]), Facts.only(device)))
 
 
 def listing(names: Iterable[str] | None = None) -> list[dict[str, Any]]:
@@ -167,4 +212,4 @@ def members(group: str) -> list[str]:
     return [o.name for o in OPTIONS.values() if any(s.startswith(f"{group}.") for s in o.spellings)]
 
 
-__all__ = ["allowed", "catalogue", "describe", "listing", "members", "on_device", "paths"]
+__all__ = ["allowed", "catalogue", "describe", "is_partial", "listing", "members", "on_device", "paths", "typical"]

@@ -82,7 +82,7 @@ def catalogue_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """Every path of the catalogue with its value and status on one device."""
     table = _table("path", "value", "from", "status", "switches, or why")
     for row in rows:
-        why = ", ".join(row["switches"]) or row["reason"]
+        why = "; ".join([", ".join(row["switches"]) or row["reason"], *(f"{s} {how}" for s, how in row["otherwise"].items())])
         table.add_row(
             row["path"],
             Text("" if row["value"] is None else str(row["value"])),

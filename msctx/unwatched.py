@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from msctx.memory import watched
 from msctx.options import Layer
@@ -12,23 +11,12 @@ from msctx.plan import Plan
 ASKING = (("memory_optimize_level", "O1"), ("external_weight", True), ("variable_placement", "Host"))
 """The values that ask for something of watched models."""
 
-_ever = False
 
-
-def _note(_: Any) -> None:
-    """A model may be gone by the end of its scope: what counts is that there was one."""
-    global _ever
-    _ever = True
-
-
-watched.listen(_note)
-
-
-def unwatched(plan: Plan, layers: Iterable[Layer]) -> list[str]:
-    """What is to be said of options of *layers* that are carried out on watched models, of which there has been none."""
+def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
+    """What is to be said of options of *layers* that are carried out on watched models, of which there has been none since then."""
     own = {spelling for layer in layers for spelling in layer.settings}
     asking = [row for row in plan.rows if row.spelling in own and (row.option, row.value) in ASKING and row.assignments]
     told = (
         f"{row.spelling}={row.value}: no model was watched; it speaks of those that ctx.watch(model) names" for row in asking
     )
-    return [] if _ever else [*dict.fromkeys(told)]
+    return [] if watched.any_since(since) else [*dict.fromkeys(told)]

@@ -57,6 +57,7 @@ NOT_COMPARED = {
     *(name for name, switch in SWITCHES.items() if switch.restore != "exact" or name.startswith("rng.")),
     *("torch.cuda.current_device", "torch.npu.current_device"),  # None until a test initialises the device
     "torch.cuda.context_overhead",  # grows with each kernel that is loaded
+    "env.NCCL_ALGO",  # `msctx run` sets it for the process, as other variables
     "env.TORCHINDUCTOR_CACHE_DIR",  # Dynamo sets it when it is loaded
 }
 NODES = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))]

@@ -13,8 +13,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+from samples import values
 from torch import _C
 
+from msctx.effects.unbuilt import UNBUILT
+from msctx.options import OPTIONS, Option
+from msctx.options.kinds import BoolKind, FlagKind, IntKind, MemoryKind, ShareKind
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
 
@@ -170,3 +174,38 @@ def by_hand(name: str, value: Any) -> Iterator[None]:
 changes_by_hand = st.sampled_from(sorted(BY_HAND)).flatmap(
     lambda name: st.tuples(st.just(name), st.sampled_from(BY_HAND[name][2]))
 )
+
+
+# --- options, each with values of its own type ----------------------------------------------------------------------------
+
+NOT_DRAWN = {"inter_op_parallel_num", "strict", *(name for names in UNBUILT.values() for name in names)}
+"""What torch takes once in a process, what refuses most of the others, and what does nothing yet."""
+SMALL = {"runtime_num_threads": 3, "max_call_depth": 6000}
+
+
+def _values_of(option: Option) -> st.SearchStrategy[Any]:
+    if option.name == "device_target":
+        return st.just("CPU")
+    some = st.sampled_from(values(option))
+    match option.kind:
+        case BoolKind():
+            return st.booleans()
+        case FlagKind():
+            return st.integers(0, 1)
+        case IntKind(minimum=low, maximum=high):
+            least = low or 0
+            return st.integers(least, min(SMALL.get(option.name, least + 2), 2**62 if high is None else high))
+        case MemoryKind(minimum=low):
+            return st.sampled_from([size for size in (0, 2**26, 2**30, 2**31) if size >= low] or [low])
+        case ShareKind():
+            return st.one_of(some, st.floats(1e-9, 0.5))
+    return some
+
+
+of_every_option = st.lists(
+    st.sampled_from([option for option in OPTIONS.values() if option.name not in NOT_DRAWN and not option.replaced_by]).flatmap(
+        lambda option: st.tuples(st.just(option.name), _values_of(option))
+    ),
+    min_size=1,
+    max_size=4,
+).map(dict)

@@ -30,7 +30,54 @@ def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(bench: Calla
     head, _, *lines, _, _ = memory.table([{"machine": of, "processes": 1, "subjects": [one]} for one in rows])
     assert head.split(" | ")[5:] == ["msctx", "jemalloc", "tcmalloc |"]
     assert lines[0].startswith("| one | 1 | 100 | 12.5% → 0.0% | 10 → 0 |")
-    assert [line.split("|")[6:9] for line in lines] == [[" **1.50** ", " 2.00 ", "  "], [" **1.25** ", "  ", " 3.00 "]]
+    assert [line.split("|")[6:9] for line in lines] == [[" 1.50 ", " 2.00 ", "  "], [" 1.25 ", "  ", " 3.00 "]]
+
+
+def test_a_figure_is_bold_only_where_its_interval_and_the_control_bear_it_out(bench: Callable[[str], Any]) -> None:
+    figures = bench("figures")
+    quiet = [1.0, 1.01, 0.99]
+    assert figures.of_processes(1.2, [1.1, 1.2, 1.3], quiet) == "**1.20 (1.10 to 1.30)**"
+    assert figures.of_processes(0.5, [0.4, 0.5, 0.6], quiet) == "**0.50 (0.40 to 0.60)**"
+    assert figures.of_processes(1.2, [0.9, 1.2, 1.3], quiet) == "1.20 (0.90 to 1.30)", "it holds 1"
+    assert figures.of_processes(1.2, [1.05, 1.2, 1.3], [1.0, 0.93]) == "1.20 (1.05 to 1.30)", "A/A was off by as much"
+    assert figures.of_processes(1.2, [1.1, 1.3], quiet) == "1.20 (1.10 to 1.30)", "of two processes"
+    assert figures.of_processes(1.2, None, quiet) == "1.20", "nothing is known of its interval"
+    assert figures.of_processes(1.31, None, [0.31]) == "-", "A/A shows more"
+
+
+def test_the_figure_of_some_layers_is_bold_only_where_processes_and_the_control_bear_it_out(
+    bench: Callable[[str], Any],
+) -> None:
+    convolutions = bench("convolutions")
+
+    def layers(*ratios: list[float], control: float = 1.0) -> list[dict[str, Any]]:
+        return [{"ratio": r[len(r) // 2], "ratios": r, "control": control} for r in ratios]
+
+    assert convolutions.figure(layers([1.9, 2.0, 2.1], [1.9, 2.0, 2.1])) == "**2.00 (1.90 to 2.10)**"
+    assert convolutions.figure(layers([0.5, 2.0, 2.1], [0.8, 2.0, 2.1])) == "2.00 (0.63 to 2.10)", "it holds 1"
+    assert convolutions.figure(layers([1.02, 1.04, 1.05], control=0.97)) == "1.04 (1.02 to 1.05)", "A/A was off by as much"
+    assert convolutions.figure(layers([1.9, 2.1])) == "2.10 (1.90 to 2.10)", "of two processes"
+
+
+def test_a_table_of_comparisons_has_its_processes_its_control_and_equal_kernels_as_one(bench: Callable[[str], Any]) -> None:
+    compared = bench("compared")
+
+    def result(ratio: float, control: float) -> dict[str, Any]:
+        def cell(point: str, ratio: float, **more: Any) -> dict[str, Any]:
+            return {"point": point, "status": "measured", "ran": "gemm", "ratio": ratio, "spread": 0.02, "error": 1e-6, **more}
+
+        cells = [cell("a", ratio), cell("b", ratio, same_as="a"), cell("c", 1.0)]
+        row = {"count": 1, "baseline": {"ms": 1.0}, "control": control, "rounds": 9, "noisy": False, "cells": cells}
+        totals = [{"point": one["point"], "ratio": one["ratio"], "error": 1e-6, "rows": 1} for one in cells]
+        machine = {"cpu": "a CPU", "cpu_capability": "AVX2", "libraries": {"torch": "2"}}
+        return {"name": "some", "rows": [row], "totals": totals, "best": {"points": ["a"]}, "costs": [], "environment": machine}
+
+    _, _, control, first, second, _, last = compared.table([result(1.3, 1.02), result(1.4, 0.99), result(1.35, 1.0)])
+    assert control == "| `some` | torch again: A/A | 0.99 to 1.02 |  | 1 (0% noisy) |"
+    assert first == "|  | a = b (the same kernels) | **1.35 (1.30 to 1.40)** | 1e-06 | 1 |"
+    assert second.startswith("|  | c | 1.00 (")
+    assert last.startswith("a CPU (AVX2), torch 2; 3 or more processes for each comparison.")
+    assert "**" not in "".join(compared.table([result(1.3, 1.02)])), "one process proves nothing"
 
 
 def cuda_report(*words: str) -> subprocess.CompletedProcess[str]:

@@ -67,6 +67,7 @@ def test_a_context_is_visible() -> None:
         "python.recursion_limit",
         "torch.cudnn.deterministic",
         "env.CUBLAS_WORKSPACE_CONFIG",
+        "env.NCCL_ALGO",
         "env.TORCHINDUCTOR_DETERMINISTIC",
     }
     assert msctx.diff(before, msctx.state()).keys() <= {"env.CUBLAS_WORKSPACE_CONFIG"}
@@ -105,7 +106,7 @@ def test_flushed_denormals_are_seen(dtype: torch.dtype) -> None:
     assert msctx.state()["torch.flush_denormal"] is False
 
 
-@pytest.mark.parametrize("name", ["OMP_SCHEDULE", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE", "PYTORCH_TEST", "HCCL_X"])
+@pytest.mark.parametrize("name", ["OMP_SCHEDULE", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE", "PYTORCH_JIT", "HCCL_ALGO"])
 def test_variables_that_matter_are_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     before = msctx.state()
     monkeypatch.setenv(name, "something")

@@ -152,7 +152,7 @@ def test_switches_are_declared_soundly() -> None:
     for name, switch in SWITCHES.items():
         assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native", "models")
         assert switch.scope in ("process", "thread", "inherited")
-        assert switch.restore in ("exact", "never", "kept")
+        assert switch.restore in ("exact", "closing", "never", "kept")
         assert (switch.restore == "never") is bool(switch.only_before), name
         assert (switch.save is None) or (switch.load is not None), name
         assert switch.write is not None or (switch.load is None and switch.restore == "exact"), name
@@ -164,14 +164,18 @@ RANKS = {
     "_version": 0,
     "dynamo": 0,
     "errors": 0,
+    "locks": 1,
     "notices": 1,
     "torch_config": 1,
     "options": 1,
     "effects": 2,
     "native": 2,
+    "recorded": 2,
     "memory": 2.5,
     "switches": 3,
+    "signals": 0,
     "apply": 4,
+    "rebase": 4.5,
     "scaling": 5,
     "devices": 4,
     "lookup": 4,

@@ -240,7 +240,7 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
         ({"conv_fprop_algo": "winograd"}, DEVICES, []),
         # ... or nobody does
         ({"tuning_file": "t.json"}, DEVICES, ["ascend"]),
-        ({"variable_placement": "Host"}, ("cpu",), []),
+        ({"variable_placement": "Device"}, ("cpu",), []),
         # the target counts, whatever else is here
         ({"matmul_allow_tf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
         ({"matmul_allow_tf32": True, "device_target": "GPU"}, ("cpu", "cuda"), []),

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -10,12 +10,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from old_precision import old_getters
-from properties import Block, Example, Runner, State, blocks, by_hand, changes_by_hand, common, generators, marks
+from properties import (
+    Block,
+    Example,
+    Runner,
+    State,
+    blocks,
+    by_hand,
+    changes_by_hand,
+    common,
+    generators,
+    marks,
+    of_every_option,
+)
 from torch import _C
 
 import msctx
 from msctx import apply
+from msctx.context import Context
 from msctx.errors import MsctxWarning
+from msctx.options import Layer
+from msctx.rebase import rebase
 from msctx.switches import SWITCHES, Switch
 
 pytestmark = marks
@@ -106,6 +121,52 @@ def test_the_innermost_value_is_in_force(layers: list[dict[str, Any]]) -> None:
                     assert IN_FORCE[name]() == merged[name], name
 
 
+# --- the law: what holds in any nesting is what the merged options alone come to -----------------------------------------
+
+programs = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), of_every_option),
+        st.tuples(st.just("enter"), of_every_option),
+        st.tuples(st.just("set"), of_every_option),
+        st.tuples(st.sampled_from(["leave", "reset"]), st.just({})),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@settings(max_examples=80, **common)
+@given(program=programs)
+def test_the_state_in_any_nesting_is_that_of_the_merged_options_alone(
+    exact_state: State, one_example: Example, program: list[tuple[str, dict[str, Any]]]
+) -> None:
+    seen: list[tuple[tuple[Layer, ...], dict[str, Any]]] = []
+    scopes: list[Any] = []
+    found = exact_state()
+    with one_example():
+        for kind, values in [*program, *[("leave", {})] * len(program)]:
+            with suppress(msctx.MsctxError):  # nothing was changed: the state shows
+                if kind == "enter":
+                    scopes.append(msctx.context(**values))
+                    try:
+                        scopes[-1].__enter__()
+                    except BaseException:
+                        scopes.pop()
+                        raise
+                elif kind == "set":
+                    msctx.set_context(**values)
+                elif kind == "reset":
+                    msctx.reset_context()
+                elif scopes:
+                    scopes.pop().__exit__()
+            seen.append((msctx.current().settings.layers, exact_state()))
+        msctx.reset_context()
+        assert exact_state() == found
+        for layers, nested in seen:
+            with Context(layers):
+                assert nested == exact_state()
+
+
 # --- assignments ------------------------------------------------------------------------------------------------------
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -121,6 +182,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     ),
     "torch.nn.max_call_depth": st.sampled_from([None, 1, 80, 2000]),
     "python.recursion_limit": st.integers(2000, 20000),
+    "env.NCCL_ALGO": st.sampled_from(["Ring", "^NVLS"]),
     "rng.saved": st.just(True),
     **{
         f"native.conv_{direction}_algo": st.sampled_from([None, "normal", "fft", "reference"])
@@ -150,7 +212,10 @@ PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]
 RESTORABLE = [
     name
     for name, switch in SWITCHES.items()
-    if switch.restore == "exact" and switch.write is not None and switch.available() and not name.endswith("memory_cap")
+    if switch.restore in ("exact", "closing")
+    and switch.write is not None
+    and switch.available()
+    and not name.endswith("memory_cap")
 ]
 
 
@@ -293,7 +358,7 @@ def test_base_and_scopes_agree_with_a_model(
                     if kind == "enter":
                         scopes.append((apply.apply(values, "scope"), values))
                     else:
-                        apply.rebase(hold, values)
+                        rebase(hold, values)
                         base = values
                 except msctx.MsctxError:
                     pass
@@ -302,6 +367,6 @@ def test_base_and_scopes_agree_with_a_model(
         while scopes:
             apply.undo(scopes.pop()[0])
             assert library == model()
-        apply.rebase(hold, {})
+        rebase(hold, {})
         assert library == {"a": 0, "b": 0, "c": 0}
     assert not any(apply._ledger.values())

@@ -18,7 +18,7 @@ from msctx.options import DEVICES, OPTIONS, Option
 from msctx.options.operators import CLASSES
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, Rule
 from msctx.plan import DONE
-from msctx.reference import on_device
+from msctx.reference import is_partial, on_device
 
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- explain: written by a test, see tests/test_readme.py -->", "<!-- /explain -->"
@@ -83,11 +83,15 @@ def carried_out(option: Option) -> bool:
     return any(on_device(option, device).status in DONE for device in DEVICES)
 
 
+def cell(option: Option, device: str) -> str:
+    return "partly" if is_partial(option, device) else CELLS[on_device(option, device).status]
+
+
 def test_the_options_shown_are_those_that_are_declared():
     """With UPDATE_README=1 in the environment the README is written anew instead."""
     lines = ["| option | what it does | CPU | NVIDIA | Ascend |", "|---|---|---|---|---|"]
     for option in sorted(filter(carried_out, OPTIONS.values()), key=lambda o: o.source == "msctx"):
-        cells = " | ".join(CELLS[on_device(option, device).status] for device in DEVICES)
+        cells = " | ".join(cell(option, device) for device in DEVICES)
         ours = " (ours)" * (option.source == "msctx")
         lines.append(f"| `{option.name}`{ours} | {re.split(r'(?<=[a-z)])[.:;] ', option.help)[0].rstrip('.')} | {cells} |")
     later = [o for o in OPTIONS.values() if not carried_out(o) and not o.replaced_by]
@@ -110,7 +114,7 @@ def said(rule: Rule) -> str:
         return "widest"
     computed = {dtype: rule.computes_in(dtype) for dtype in DTYPES}
     if len(set(computed.values())) == 1:
-        return computed["float32"]
+        return computed["float32"] + f", of inputs rounded to {rule.through}" * bool(rule.through)
     cells = []
     for dtype, compute in computed.items():
         if compute != dtype:

@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from msctx.effects import Outcome
+from msctx.effects import Facts, Outcome
 from msctx.options import DEVICES, OPTIONS, Option, Settings, make_layer
 from msctx.options.option import OURS
-from msctx.plan import DONE, FAILING
-from msctx.reference import catalogue, describe, on_device, paths
+from msctx.plan import DONE, FAILING, make
+from msctx.reference import DICTIONARIES, catalogue, describe, on_device, paths, typical
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_row_of_the_catalogue_is_whole(device: str) -> None:
     for row in catalogue(device):
         assert set(row) == {
-            "path", "option", "aliases", "value", "origin", "status", "switches", "assignments", "reason",
+            "path", "option", "aliases", "value", "origin", "typical", "status", "otherwise", "switches", "assignments", "reason",
         }  # fmt: skip
         assert row["origin"] == "default"
         assert row["assignments"] == {}
@@ -73,3 +73,25 @@ def test_an_option_that_names_a_file_shows_one(option: Option) -> None:
 
 def test_groups_of_our_own_are_no_paths() -> None:
     assert not any(path.startswith(OURS) for path in paths())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_option_that_nobody_set_shows_what_setting_it_by_this_path_comes_to(device: str) -> None:
+    rows = [row for row in catalogue(device) if row["path"] not in DICTIONARIES]
+    wrong = {}
+    for row in rows:
+        plan = make(Settings([make_layer({row["path"]: typical(OPTIONS[row["option"]])}, "x")]), Facts.only(device))
+        found = [planned for planned in plan.rows if planned.spelling == row["path"]]
+        if found and (found[0].status, found[0].reason) != (row["status"], row["reason"]):
+            wrong[row["path"]] = row["status"], found[0].status
+    assert wrong == {}
+
+
+def test_what_else_a_path_comes_to_is_shown_beside() -> None:
+    rows = {row["path"]: row for row in catalogue("cpu")}
+    found = {path: (rows[path]["status"], rows[path]["otherwise"]) for path in rows}
+    assert found["gpu_config.conv_fprop_algo"] == ("refused", {"honoured": "as conv_fprop_algo"})
+    assert found["ascend_config.precision_mode"] == ("refused", {"honoured": "as precision_mode"})
+    assert found["session.optypelist_for_implmode"] == ("refused", {"honoured": "beside what it goes with"})
+    assert found["device_id"] == ("inert", {"honoured": "with 0"})
+    assert found["deterministic"] == ("honoured", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 import msctx
 from msctx import unwatched
 from msctx.errors import MsctxWarning
+from msctx.memory import watched
 from msctx.run.config import read
 from msctx.run.runner import run_experiment
 
@@ -20,7 +22,8 @@ DIGITS = str(Path(__file__).parents[1] / "configs" / "experiments" / "digits.yam
 
 @pytest.fixture(autouse=True)
 def nobody_has_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(unwatched, "_ever", False)
+    gc.collect()
+    assert not watched.models()
     monkeypatch.setenv("ASCEND_WORK_PATH", str(tmp_path))
 
 
@@ -46,7 +49,6 @@ def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
     [
         {"memory_optimize_level": "O0"},
         {"external_weight": False},
-        {"variable_placement": "Host"},  # on a CPU there is nothing to do
         {"deterministic": "ON"},
     ],
 )
@@ -66,8 +68,21 @@ def test_a_model_that_is_gone_was_watched_all_the_same() -> None:
                 pass
 
 
+def test_a_model_of_a_context_that_was_left_is_not_of_the_next() -> None:
+    model = nn.Linear(2, 2)
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+    with pytest.warns(MsctxWarning, match="no model was watched"), msctx.context(memory_optimize_level="O1"):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with ctx:
+            pass
+
+
 def test_parameters_on_the_host_of_an_accelerator() -> None:
-    (row,) = msctx.explain({"variable_placement": "Host"}, device="cuda").rows
+    asked = {"variable_placement": "Host", "mix_compile_mode": True}
+    row = next(row for row in msctx.explain(asked, device="cuda").rows if row.option == "variable_placement")
     assert (row.option, row.value) in unwatched.ASKING
     assert row.assignments["models.parameters"] == "host"
 
@@ -85,4 +100,3 @@ def test_the_shipped_experiment_watches_its_model(option: str, tmp_path: Path) -
         warnings.simplefilter("error", MsctxWarning)
         result = run_experiment(read(DIGITS, [option, "args.epochs=1"]), str(tmp_path / "run"))
     assert (result["status"], result["restored"]) == ("completed", True)
-    assert unwatched._ever

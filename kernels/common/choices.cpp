@@ -1,11 +1,12 @@
-// The log of choices.
+// The log of choices, and the books in which their calls are counted.
 #include "msctx/choices.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <unordered_map>
+#include <tuple>
+#include <unordered_set>
 
 #include "msctx/api.h"
 #include "msctx/json.h"
@@ -14,19 +15,56 @@
 namespace msctx {
 namespace {
 
+auto words_of(const Choice& c) {
+  const ConvText& p = c.problem;
+  return std::tie(
+      c.direction, c.asked, c.ran, c.provider, c.math, p.input, p.weight, p.stride, p.padding, p.dilation, p.output_padding, p.groups, p.transposed,
+      p.dtype, p.layout, p.module);
+}
+
+struct Hash {
+  size_t operator()(const std::shared_ptr<Choice>& c) const {
+    size_t found = std::hash<int64_t>()(c->workspace);
+    const auto mix = [&](const std::string& word) { found = found * 31 + std::hash<std::string>()(word); };
+    std::apply([&](const auto&... word) { (mix(word), ...); }, words_of(*c));
+    for (const std::string& reason : c->reasons) mix(reason);
+    return found;
+  }
+};
+struct Same {
+  bool operator()(const std::shared_ptr<Choice>& a, const std::shared_ptr<Choice>& b) const {
+    return words_of(*a) == words_of(*b) && a->error == b->error && a->workspace == b->workspace && a->reasons == b->reasons;
+  }
+};
+
 std::mutex& lock = fork_safe_mutex();
 struct Log {
-  std::deque<std::unique_ptr<Choice>> entries;
-  std::unordered_map<std::string, Choice*> by_text;
+  std::unordered_set<std::shared_ptr<Choice>, Hash, Same> known;
+  std::vector<Book*> open{new Book};  // in the order of opening; the first one is the process's
+  int64_t numbers = 0, uses = 0;
 };
 Log& log() {
   static Log* all = new Log;  // never destroyed: threads may still run convolutions while the process ends
   return *all;
 }
 
-// All that makes an entry itself, without its counts.
-std::string identity(const Choice& c) {
-  std::string json;
+// A quarter at once: to look for the oldest one costs as much as to look for many.
+template <class Rows, class Choice_, class Gone>
+void bound(Rows& rows, const Choice_& choice_of, const Gone& gone) {
+  if (rows.size() <= Book::most_rows) return;
+  std::vector<int64_t> used;
+  for (const auto& row : rows) used.push_back(choice_of(row)->used);
+  const auto quarter = used.begin() + std::ptrdiff_t(used.size() / 4);
+  std::nth_element(used.begin(), quarter, used.end());
+  for (auto row = rows.begin(); row != rows.end();) {
+    const bool goes = choice_of(*row)->used < *quarter;
+    if (goes) gone();
+    row = goes ? rows.erase(row) : std::next(row);
+  }
+}
+
+std::string json_of(const Choice& c, const Counts& counts) {
+  std::string json = "{";
   member(json, "direction", c.direction);
   member(json, "asked", c.asked);
   member(json, "ran", c.ran);
@@ -52,54 +90,127 @@ std::string identity(const Choice& c) {
     if (i) json += ',';
     quote(json, c.reasons[i]);
   }
-  return json + "]";
+  return json + "],\"calls\":" + std::to_string(counts.calls) + ",\"weights_kept\":" + std::to_string(counts.weights_kept) +
+         ",\"weights_prepared\":" + std::to_string(counts.weights_prepared) + ",\"computed_again\":" + std::to_string(c.computed_again) + '}';
+}
+
+void add(Counts& to, const Counts& counts) {
+  to.calls += counts.calls;
+  to.weights_kept += counts.weights_kept;
+  to.weights_prepared += counts.weights_prepared;
 }
 
 }  // namespace
 
-Choice* record(std::unique_ptr<Choice> choice) {
+std::shared_ptr<Choice> record(std::unique_ptr<Choice> given) {
+  std::shared_ptr<Choice> choice = std::move(given);
   Log& all = log();
-  std::string key = identity(*choice);
   const std::lock_guard<std::mutex> guard(lock);
-  const auto [found, added] = all.by_text.try_emplace(std::move(key), choice.get());
-  if (added) all.entries.push_back(std::move(choice));
-  return found->second;
+  const auto [found, added] = all.known.insert(choice);
+  if (!added) return *found;
+  choice->number = ++all.numbers;
+  choice->used = ++all.uses;
+  bound(all.known, [](const auto& row) { return row; }, [] {});  // one that a decision still has may be met anew as another one: see rows
+  return choice;
 }
 
-std::string choices_json(const int32_t* wanted, int count) {
+void count(const std::shared_ptr<Choice>& choice, const Counts& counts, bool computed_again) {
   Log& all = log();
   const std::lock_guard<std::mutex> guard(lock);
-  std::string json = "[";
-  for (int i = 0; i < count; i++) {
-    if (wanted[i] < 0 || size_t(wanted[i]) >= all.entries.size()) continue;
-    const Choice& entry = *all.entries[size_t(wanted[i])];
-    if (json.size() > 1) json += ',';
-    json += '{' + identity(entry) + ",\"calls\":" + std::to_string(entry.calls.load(std::memory_order_relaxed)) +
-            ",\"computed_again\":" + std::to_string(entry.computed_again.load(std::memory_order_relaxed)) + '}';
+  choice->used = ++all.uses;
+  choice->computed_again += computed_again;
+  all.open.back()->own_.add(choice, counts);
+}
+
+void Book::Rows::add(const std::shared_ptr<Choice>& choice, const Counts& counts) {
+  msctx::add(counted[choice], counts);
+  bound(counted, [](const auto& row) { return row.first; }, [&] { dropped++; });
+}
+
+void Book::Rows::add(const Rows& others) {
+  for (const auto& [choice, counts] : others.counted) add(choice, counts);
+  dropped += others.dropped;
+}
+
+void Book::open() {
+  Log& all = log();
+  const std::lock_guard<std::mutex> guard(lock);
+  all.open.push_back(this);
+}
+
+Book::Rows Book::latest() const {
+  const std::vector<Book*>& open = log().open;
+  Rows found;
+  for (auto one = std::find(open.begin(), open.end(), this); one != open.end(); ++one) found.add((*one)->own_);
+  return found;
+}
+
+void Book::close() {
+  Log& all = log();
+  const std::lock_guard<std::mutex> guard(lock);
+  const auto here = std::find(all.open.rbegin(), all.open.rend(), this);
+  if (here == all.open.rend()) return;
+  before_.add(latest());
+  const auto place = std::prev(here.base());
+  (*std::prev(place))->own_.add(own_);  // the process's is open before all others
+  own_ = {};
+  all.open.erase(place);
+}
+
+Book::~Book() {
+  try {
+    close();
+  } catch (const std::exception&) {  // no memory: what was counted is lost
+    const std::lock_guard<std::mutex> guard(lock);
+    std::erase(log().open, this);
   }
-  return json + ']';
+}
+
+std::string Book::rows(bool only_latest) const {
+  std::vector<std::pair<std::shared_ptr<Choice>, Counts>> found;
+  std::string json;
+  const std::lock_guard<std::mutex> guard(lock);
+  Rows all = latest();
+  if (!only_latest) all.add(before_);
+  std::unordered_map<std::shared_ptr<Choice>, Counts, Hash, Same> merged;
+  for (const auto& [choice, counts] : all.counted) {
+    const auto [row, is_new] = merged.try_emplace(choice);
+    add(row->second, counts);
+  }
+  found.assign(merged.begin(), merged.end());
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first->number < b.first->number; });
+  for (const auto& [choice, counts] : found) json += (json.empty() ? "" : ",") + json_of(*choice, counts);
+  return "{\"dropped\":" + std::to_string(all.dropped) + ",\"rows\":[" + json + "]}";
 }
 
 }  // namespace msctx
 
-// The entries of these numbers; to be freed.
-MSCTX_API char* msctx_choices(const int32_t* wanted, int count) try {
-  return strdup(msctx::choices_json(wanted, count).c_str());
+using msctx::Book;
+
+// Books; nullptr: that of the process, and where one is to be made: there was no memory.
+MSCTX_API Book* msctx_book_new() try {
+  return new Book;
 } catch (const std::exception&) {
-  return nullptr;  // no memory
+  return nullptr;
 }
-// Of each entry the calls, and the weights kept and prepared for them, in the order in which they were first met: their numbers.
-// Returns how many entries there are, of which at most `size` are written; -1: there was no memory.
-MSCTX_API int msctx_counts(int64_t (*counts)[3], int size) try {
-  msctx::Log& all = msctx::log();
-  const std::lock_guard<std::mutex> guard(msctx::lock);
-  for (int i = 0; i < size && i < int(all.entries.size()); i++) {
-    const msctx::Choice& entry = *all.entries[i];
-    int64_t* to = counts[i];
-    for (const auto* count : {&entry.calls, &entry.weights_kept, &entry.weights_prepared}) *to++ = count->load(std::memory_order_relaxed);
-  }
-  return int(all.entries.size());
+MSCTX_API void msctx_book_delete(Book* book) { delete book; }
+// 0: there was no memory for it.
+MSCTX_API int msctx_book_open(Book* book) try {
+  book->open();
+  return 1;
 } catch (const std::exception&) {
-  return -1;
+  return 0;
+}
+MSCTX_API int msctx_book_close(Book* book) try {
+  book->close();
+  return 1;
+} catch (const std::exception&) {
+  return 0;
+}
+// To be freed.
+MSCTX_API char* msctx_book_rows(const Book* book, int latest) try {
+  return strdup((book ? book : msctx::log().open.front())->rows(latest != 0).c_str());
+} catch (const std::exception&) {
+  return nullptr;
 }
 MSCTX_API void msctx_free(char* text) { free(text); }

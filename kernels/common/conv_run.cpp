@@ -1,10 +1,11 @@
 // Runs an algorithm, and looks after what none of them does itself: problems that are empty, images that are tiny throughout, results that
-// are not finite, and the gradient of the bias.
+// are not finite or lost beside far larger values, and the gradient of the bias.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
 #include <optional>
+#include <vector>
 
 #define MSCTX_ISA generic
 #include "msctx/api.h"
@@ -14,24 +15,6 @@ namespace msctx {
 namespace {
 
 constexpr int64_t chunk = 1 << 16;
-
-// float32 only: what spreads_nonfinite algorithms compute.
-bool all_finite(const float* values, int64_t count, const Parallel& parallel) {
-  bool bad = false;
-  parallel_for(parallel, divide_up(count, chunk), [&](int64_t index, int) {
-    const float* from = values + index * chunk;
-    const int64_t n = smaller(chunk, count - index * chunk);
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < n; i++) {
-      uint32_t bits;
-      std::memcpy(&bits, from + i, sizeof bits);
-      bits &= 0x7fffffff;
-      largest = bits > largest ? bits : largest;
-    }
-    if (largest >= 0x7f800000) __atomic_store_n(&bad, true, __ATOMIC_RELAXED);
-  });
-  return !bad;
-}
 
 struct Scratch {
   const Memory& memory;
@@ -155,6 +138,101 @@ class Raised {
   std::optional<Scratch> copies_[2];
 };
 
+// Of the values of a channel, in all images.
+struct Peak {
+  int32_t bits = 0;      // of the largest |value|: Inf and NaN are above all others
+  double squares = 0.0;  // their sum, where it is wanted
+
+  float largest() const {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  template <bool with_squares>
+  void add(float value) {
+    int32_t own;
+    std::memcpy(&own, &value, sizeof own);
+    own &= 0x7fffffff;
+    bits = own > bits ? own : bits;
+    if (with_squares) squares += double(value) * double(value);
+  }
+};
+
+// Without the bias, where there is one.
+template <bool with_squares>
+std::vector<Peak> peaks_of(
+    const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, const float* bias, const Parallel& parallel) {
+  std::vector<Peak> found(size_t(n * channels));
+  parallel_for(parallel, channels_last ? n : n * channels, [&](int64_t task, int) {
+    if (channels_last) {
+      const float* from = values + task * positions * channels;
+      Peak* const to = found.data() + task * channels;
+      for (int64_t i = 0; i < positions; i++, from += channels)
+        for (int64_t c = 0; c < channels; c++) to[c].add<with_squares>(from[c] - (bias ? bias[c] : 0.0f));
+    } else {
+      Peak peak;
+      const float *from = values + task * positions, less = bias ? bias[task % channels] : 0.0f;
+      for (int64_t i = 0; i < positions; i++) peak.add<with_squares>(from[i] - less);
+      found[size_t(task)] = peak;
+    }
+  });
+  for (int64_t i = channels; i < n * channels; i++) {
+    Peak& all = found[size_t(i % channels)];
+    all.bits = std::max(all.bits, found[size_t(i)].bits);
+    all.squares += found[size_t(i)].squares;
+  }
+  found.resize(size_t(channels));
+  return found;
+}
+int32_t largest_of(const std::vector<Peak>& peaks) {
+  int32_t bits = 0;
+  for (const Peak& each : peaks) bits = std::max(bits, each.bits);
+  return bits;
+}
+constexpr int32_t infinity_bits = 0x7f800000;
+
+// What the largest value of each channel could add to a result, if errors and signs were random: the scale of what transforms round. NaN:
+// a value is not finite, or the weights are so small throughout that transforms have no bits left of them.
+double norm_of(const ConvProblem& p, Op op, const ConvTensors& t, const float* w, const Parallel& parallel) {
+  const auto* const x = static_cast<const float*>(t.x);
+  const auto* const y = static_cast<const float*>(t.y);
+  const int64_t gc = group_c(p), gk = group_k(p), window = volume(p.window);
+  const auto is_finite = [](const std::vector<Peak>& peaks) { return largest_of(peaks) < infinity_bits; };
+  double largest = 0.0;
+  if (op == Op::backward_weight) {
+    const auto of_x = peaks_of<true>(x, p.n, p.c, volume(p.in), t.channels_last, nullptr, parallel);
+    const auto of_y = peaks_of<true>(y, p.n, p.k, volume(p.out), t.channels_last, nullptr, parallel);
+    if (!is_finite(of_x) || !is_finite(of_y)) return NAN;
+    for (int64_t k = 0; k < p.k; k++)
+      for (int64_t c = k / gk * gc; c < (k / gk + 1) * gc; c++) {
+        const Peak &a = of_x[size_t(c)], &b = of_y[size_t(k)];
+        largest = std::max(largest, std::min(a.largest() * std::sqrt(b.squares), b.largest() * std::sqrt(a.squares)));
+      }
+    return largest;
+  }
+  const bool forward = op == Op::forward;
+  const auto peaks = forward ? peaks_of<false>(x, p.n, p.c, volume(p.in), t.channels_last, nullptr, parallel)
+                             : peaks_of<false>(y, p.n, p.k, volume(p.out), t.channels_last, nullptr, parallel);
+  const auto of_w = peaks_of<false>(w, 1, p.k, gc * window, false, nullptr, parallel);
+  const int32_t largest_weight = largest_of(of_w);
+  if (!is_finite(peaks) || largest_weight >= infinity_bits) return NAN;
+  if (largest_weight > 0 && largest_weight < 27 << 23) return NAN;  // 2^-100
+  const int64_t results = forward ? p.k : p.c, terms = forward ? gc : gk, each = forward ? gk : gc;
+  std::vector<double> squares(size_t(results), 0.0);
+  parallel_for(parallel, results, [&](int64_t r, int) {
+    const int64_t group = r / each;
+    for (int64_t i = 0; i < terms; i++) {
+      const int64_t source = group * terms + i, k = forward ? r : source, c = forward ? i : r % each;
+      const float* const from = w + (k * gc + c) * window;
+      double sum = 0.0;
+      for (int64_t tap = 0; tap < window; tap++) sum += double(from[tap]) * double(from[tap]);
+      squares[size_t(r)] += sum * double(peaks[size_t(source)].largest()) * double(peaks[size_t(source)].largest());
+    }
+  });
+  for (double each : squares) largest = std::max(largest, std::sqrt(each));
+  return largest;
+}
+
 template <class T>
 void sum_channels(const T* y, int64_t n, int64_t channels, int64_t positions, T* bias, const Parallel& parallel) {
   constexpr int lanes = 8;  // sums side by side, so that the additions need not wait for each other
@@ -198,6 +276,24 @@ void add_bias(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel&
   });
 }
 
+// Whether the result, to which `bias` has been added, is finite, and the largest value of it large enough for what may have been lost.
+bool holds(
+    const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const float* bias, double lost, double norm,
+    const Parallel& parallel) {
+  const bool of_weights = op == Op::backward_weight, forward = op == Op::forward;
+  const auto* const result = static_cast<const float*>(of_weights ? t.w : forward ? t.y : t.x);
+  const auto peaks = of_weights ? peaks_of<false>(result, 1, p.k, group_c(p) * volume(p.window), false, nullptr, parallel)
+                     : forward  ? peaks_of<false>(result, p.n, p.k, volume(p.out), t.channels_last, bias, parallel)
+                                : peaks_of<false>(result, p.n, p.c, volume(p.in), t.channels_last, bias, parallel);
+  const Peak all{largest_of(peaks)};
+  if (all.bits >= infinity_bits) return !algorithm.spreads_nonfinite && algorithm.most_spread == 0.0;
+  const double largest = all.largest();
+  if (lost > algorithm.error(p, op) * largest) return false;
+  if (algorithm.most_spread == 0.0) return true;
+  const double terms = double(of_weights ? p.n * volume(p.out) : (forward ? group_c(p) : group_k(p)) * volume(p.window));
+  return norm <= algorithm.most_spread * largest && largest <= 2 * std::sqrt(terms) * norm;  // no sum is larger than that
+}
+
 }  // namespace
 
 const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
@@ -223,16 +319,20 @@ bool conv_run(
     if (t.bias) add_bias(p, op, t, parallel);
     return false;
   }
-  {
+  const bool transforms = algorithm.most_spread > 0.0;
+  const void* const w = t.w || !transforms ? t.w : plain_of(kept);
+  const double norm = transforms ? norm_of(p, op, t, static_cast<const float*>(w), parallel) : 0.0;
+  if (!std::isnan(norm)) {
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
     Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
-    const Raised raised(algorithm, p, op, t, memory, parallel);
+    Raised raised(algorithm, p, op, t, memory, parallel);
+    double lost = -1.0;
+    raised.tensors.lost = &lost;
     const bool done = algorithm.run(p, op, raised.tensors, {Weights::get, &weights}, scratch.data, parallel);
-    if (done && !(algorithm.spreads_nonfinite && !all_finite(static_cast<const float*>(result), count, parallel))) {
-      if (raised.any()) {
-        raised.lower(static_cast<float*>(result), count);
-        if (t.bias) add_bias(p, op, t, parallel);
-      }
+    if (done && raised.any()) raised.lower(static_cast<float*>(result), count);
+    const float* const added = raised.any() ? nullptr : t.bias;
+    if (done && ((lost <= 0.0 && !transforms) || holds(algorithm, p, op, t, added, lost, norm, parallel))) {
+      if (raised.any() && t.bias) add_bias(p, op, t, parallel);
       return false;
     }
   }

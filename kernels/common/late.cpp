@@ -9,6 +9,7 @@
 namespace msctx {
 namespace {
 
+constexpr size_t most_weights = 1 << 14;  // of each kind
 std::mutex& lock = fork_safe_mutex();
 std::unordered_set<const void*>& waiting() {
   static auto* all = new std::unordered_set<const void*>;
@@ -16,7 +17,6 @@ std::unordered_set<const void*>& waiting() {
 }
 std::atomic<bool> any{false};
 
-constexpr size_t most_widened = 1 << 14;
 std::unordered_set<const void*>& widened() {
   static auto* all = new std::unordered_set<const void*>;
   return *all;
@@ -34,6 +34,7 @@ bool take(const void* weight) {
 
 void remember_forward(const void* weight) {
   const std::lock_guard<std::mutex> guard(lock);
+  if (waiting().size() >= most_weights) waiting().clear();
   waiting().insert(weight);
   any.store(true, std::memory_order_relaxed);
 }
@@ -44,7 +45,7 @@ void forget_forward(const void* weight) {
 
 void remember_widened(const void* weight) {
   const std::lock_guard<std::mutex> guard(lock);
-  if (widened().size() >= most_widened) widened().clear();
+  if (widened().size() >= most_weights) widened().clear();
   widened().insert(weight);
   any_widened.store(true, std::memory_order_relaxed);
 }

@@ -19,6 +19,7 @@ constexpr int few = 5, enough = 9, most = 61;  // rounds
 constexpr double tiny_time = 0.001, short_time = 0.02, long_time = 0.1;  // seconds: small problems are noisier, and cost nothing
 constexpr double budget = 1.5;         // seconds for our first runs of one problem, for the rounds, and for those that confirm
 constexpr double total_budget = 120.0;  // seconds for all of a process
+constexpr double asking = 0.05;         // seconds after which permission is asked for again: somebody may have interrupted the process
 constexpr double never = 1e30;         // the time of what was not run
 
 using Clock = std::chrono::steady_clock;
@@ -33,12 +34,12 @@ struct Contender {
 
 class Race {
  public:
-  Race(const std::vector<const ConvRow*>& rows, const Run& run) : run_(run), contenders_{{nullptr, {}}} {
+  Race(const std::vector<const ConvRow*>& rows, const Run& run, int32_t table) : run_(run), table_(table), contenders_{{nullptr, {}}} {
     for (const ConvRow* row : rows) contenders_.push_back({row, {}});
   }
 
-  // nullopt: torch's own path itself fails; its error is for the call to raise.
-  std::optional<Tuned> result() {
+  // nullopt: torch's own path itself fails, whose error is for the call to raise; or it shall be measured later.
+  std::optional<Tuned> result() try {
     if (run_.prepare) prepare();
     warm_up();
     if (torch().best >= never) return std::nullopt;
@@ -46,9 +47,12 @@ class Race {
     const Contender* winner = fastest_proven();
     if (winner && torch().best < sure_gain * winner->best) winner = confirmed(*winner);
     return told(winner ? *winner : torch());
+  } catch (const Stopped&) {
+    return std::nullopt;
   }
 
  private:
+  struct Stopped {};
   Contender& torch() { return contenders_.front(); }
 
   double time(const Contender& c) const {
@@ -59,7 +63,14 @@ class Race {
     }
   }
 
+  void check() {
+    if (since(asked_) < asking) return;
+    if (is_put_off(permission(table_))) throw Stopped();
+    asked_ = Clock::now();
+  }
+
   void run(Contender& c) {
+    check();
     const double seconds = time(c);
     c.times.push_back(seconds);
     c.best = std::min(c.best, seconds);
@@ -69,6 +80,7 @@ class Race {
 
   void prepare() {
     for (Contender& c : contenders_) {
+      check();
       try {
         run_.prepare(c.row);
       } catch (const std::exception&) {
@@ -167,6 +179,8 @@ class Race {
   }
 
   const Run& run_;
+  const int32_t table_;
+  Clock::time_point asked_ = Clock::now();
   std::vector<Contender> contenders_;  // torch's own path first
   double best_ = never;
 };
@@ -182,6 +196,10 @@ struct Here {
   Here() { here = true; }
   ~Here() { here = false; }
 };
+struct Spending {
+  const Clock::time_point start = Clock::now();
+  ~Spending() { spent = spent + since(start); }
+};
 
 }  // namespace
 
@@ -191,26 +209,24 @@ double seconds_of(const std::function<void()>& run) {
   return since(start);
 }
 
-const Decision* measured(
-    Policy& policy, const ConvCall& call, const Decision& guessed, Direction direction, int threads, const Run& run) {
-  if (here || forked) return &guessed;
+Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, Direction direction, int threads, const Run& run) {
+  if (here || forked) return guessed;
   const std::unique_lock<std::mutex> mine(measuring, std::try_to_lock);
-  if (!mine.owns_lock()) return &guessed;
+  if (!mine.owns_lock()) return guessed;
   const Here guard;
   std::string why;
   const TuningKey key = policy.tuning_key(call, direction), for_next_run{~key.table, key.direction, key.problem, key.permissions};
   if (!policy.tuned_for(call, direction, threads)) {  // another module may have had the same problem
+    if (spent > total_budget) return policy.decide_again(call, direction, threads, "this process has spent its 120 seconds of measuring");
     const Permission said = permission(key.table);
-    if (said == Permission::later) return &guessed;
+    if (is_put_off(said)) return guessed;
     if (said == Permission::forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
     if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";
     if (said == Permission::for_next_run && tuned(for_next_run, threads, true)) why = kept_for_next_run;
-    if (why.empty() && spent > total_budget) why = "this process has spent its 120 seconds of measuring";
     if (why.empty()) {
-      const auto start = Clock::now();
-      const auto result = Race(policy.candidates(call, direction), run).result();
-      spent = spent + since(start);
-      if (!result) return &guessed;
+      const Spending spending;
+      const auto result = Race(policy.candidates(call, direction), run, key.table).result();
+      if (!result) return guessed;
       report(key, threads, *result);
       if (said == Permission::for_next_run) why = kept_for_next_run;
       learn(why.empty() ? key : for_next_run, threads, *result);

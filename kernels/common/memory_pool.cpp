@@ -1,5 +1,6 @@
-// The pool: small requests go to malloc, which never touches fresh pages for them; all others have blocks. Blocks of up to 128 KB lie in
-// slabs of one class, larger ones have a mapping of their own; a slab or mapping of which nothing is in use can go back to the system.
+// The pool: blocks in size classes, with a header before each. Blocks of up to 128 KB lie in slabs of one class, larger ones are alone in
+// their extent; an extent of which nothing is in use can give its pages back to the system. Extents are cut from large pieces of address
+// space, those of 4 MB and more have a piece of their own: what a process holds takes few of the mappings that the kernel allows it.
 #include "msctx/memory_pool.h"
 
 #include <sys/mman.h>
@@ -8,11 +9,10 @@
 #include <array>
 #include <atomic>
 #include <bit>
-#include <cstdlib>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "msctx/process.h"
@@ -21,50 +21,85 @@ namespace msctx {
 namespace {
 
 constexpr size_t alignment = 64, page = 4096;
-constexpr size_t huge_page = size_t(2) << 20;
-constexpr size_t from_huge = size_t(4) << 20;  // smaller mappings would hold much that nobody has touched
-constexpr size_t small_limit = size_t(16) << 10, slab_limit = size_t(128) << 10, slab_size = size_t(1) << 20;
-constexpr int classes_of_doubling = 8;  // no block is more than an eighth larger than it must be
+constexpr size_t unit = size_t(2) << 20;       // of address space: a piece has whole ones; and a huge page
+constexpr size_t from_huge = size_t(4) << 20;  // smaller extents would hold much that nobody has touched
+constexpr size_t least_piece = 4 * from_huge;
+constexpr size_t slab_limit = size_t(128) << 10;
+constexpr int classes_of_doubling = 8;  // above 1 KB, no block is more than an eighth larger than it must be
 constexpr int class_count = 40 * classes_of_doubling;
 constexpr int most_larger = 2;  // classes that a request may go up to find a block
 constexpr size_t most_bytes = size_t(1) << 46;
+
+// --- whose address it is --------------------------------------------------------------------------------------------------------
+
+constexpr int address_bits = 48;  // the kernel gives higher ones to those alone who ask for them
+
+// A bit for each unit of the address space, which the pool has whole or not at all. Untouched pages of it cost nothing.
+std::array<std::atomic<uint64_t>, (size_t(1) << address_bits) / unit / 64> ours;
+
+// Marked after it is mapped, and cleared before it is unmapped: whoever holds a pointer finds the same at any time.
+void mark(const char* start, size_t bytes, bool is_ours) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(start) / unit;
+  for (uintptr_t i = first; i < first + bytes / unit; i++) {
+    const uint64_t bit = uint64_t(1) << i % 64;
+    if (is_ours) {
+      ours[i / 64].fetch_or(bit, std::memory_order_relaxed);
+    } else {
+      ours[i / 64].fetch_and(~bit, std::memory_order_relaxed);
+    }
+  }
+}
+
+// --- what the pool has ----------------------------------------------------------------------------------------------------------
 
 struct Extent;
 
 // Before each block's data.
 struct alignas(alignment) Header {
-  size_t bytes;           // asked for
-  int64_t opened;         // the last cap that had been opened before: those before count it, too; 0: none was open
-  void* base;             // of malloc
-  Extent* extent;         // null: malloc's
+  size_t bytes;    // asked for
+  int64_t opened;  // the last cap that had been opened before: those before count it, too
+  Extent* extent;
   Header *under, *above;  // among the idle ones of its class
-  int32_t size_class, purpose;
+  int32_t purpose;
 };
 static_assert(sizeof(Header) == alignment);
 
-// A slab, or the mapping of a single block.
+// Address space from the system, from which extents are cut one after the other.
+struct Piece {
+  char* start;
+  size_t bytes, cut = 0;
+  int with_pages = 0;             // how many of its extents
+  std::vector<Extent*> extents{};  // all that were cut
+  Piece* next = nullptr;          // among the retired
+};
+
+// A slab, or the place of a single block.
 struct Extent {
   char* start;
   size_t bytes;
-  int size_class, blocks, made = 0, used = 0;
-  std::vector<Header*> all;       // its blocks
-  Extent *older = nullptr, *newer = nullptr;  // among those of which nothing is in use
+  Piece* piece;
+  int size_class = 0, blocks = 0, made = 0, used = 0;
+  char* first = nullptr;                      // block
+  Extent *older = nullptr, *newer = nullptr;  // among those of which nothing is in use, or of the bare ones with as many pages
 };
 
 void* data_of(Header* header) { return header + 1; }
 Header* header_of(const void* data) { return static_cast<Header*>(const_cast<void*>(data)) - 1; }
 
-// The smallest class that holds `bytes`, from 16 KB on: 8 steps to each doubling.
+// The smallest class that holds `bytes`: steps of 64 bytes to 1 KB, then 8 to each doubling.
 int class_of(size_t bytes) {
-  const size_t last = std::max(bytes, small_limit) - 1;
+  const size_t last = std::max<size_t>(bytes, 1) - 1;
+  if (last < 512) return int(last / alignment);
   const int doubling = 63 - std::countl_zero(last);
-  const int step = int((last >> (doubling - 3)) & 7);
-  return (doubling - 13) * classes_of_doubling + step;
+  return (doubling - 8) * classes_of_doubling + int((last >> (doubling - 3)) & 7);
 }
 size_t size_of_class(int size_class) {
-  const int doubling = size_class / classes_of_doubling + 13, step = size_class % classes_of_doubling;
+  if (size_class < classes_of_doubling) return size_t(size_class + 1) * alignment;
+  const int doubling = size_class / classes_of_doubling + 8, step = size_class % classes_of_doubling;
   return size_t(classes_of_doubling + step + 1) << (doubling - 3);
 }
+size_t stride_of(int size_class) { return sizeof(Header) + size_of_class(size_class); }
+size_t slab_of(size_t size) { return size <= 4096 ? size_t(64) << 10 : size <= slab_limit ? size_t(1) << 20 : 0; }
 
 struct Cap {
   int64_t number;
@@ -72,27 +107,27 @@ struct Cap {
 };
 
 struct Pool {
-  std::array<Header*, class_count> idle{};    // blocks, the last used first
+  std::array<Header*, class_count> idle{};     // blocks, the last used first
   std::array<Extent*, class_count> growing{};  // slabs that have room for more blocks
   std::array<uint32_t, class_count> made{};
   Extent *oldest = nullptr, *newest = nullptr;
-  std::map<char*, size_t> pieces;  // of address space, for slabs: where → how many bytes
-  std::vector<char*> free_slabs;   // without pages
+  std::array<Extent*, from_huge / page> bare{};  // without pages, by how many they can have
+  std::vector<Piece*> pieces;                    // of several extents
+  Piece *cutting = nullptr, *retired = nullptr;
   Keep keep = Keep::nothing;
-  size_t piece_size = 0;
+  bool apart = false;  // no address is used twice
+  size_t piece_size = least_piece;
   int64_t highest = 0;  // the most that extents in use have had since it was opened
 
-  std::atomic<int64_t> idle_bytes{0};  // of extents of which nothing is in use
-  std::atomic<int64_t> current{0}, peak{0}, reserved{0}, peak_reserved{0}, allocations{0}, released{0}, fresh{0}, out_of_memory{0};
-
+  PoolStatistics found{};
   std::vector<Cap> caps;
-  std::array<std::atomic<int64_t>, most_purposes> by_purpose{}, refused{};
-  std::atomic<int64_t> caps_opened{0};
-  std::atomic<bool> has_caps{false};
+  int64_t caps_opened = 0;
+  std::array<int64_t, most_purposes> by_purpose{}, refused{};
+
+  int64_t in_use() const { return found.reserved - found.idle; }  // bytes of extents
 };
 
-std::mutex& blocks_lock = fork_safe_mutex();
-std::mutex& caps_lock = fork_safe_mutex();
+std::mutex& lock = fork_safe_mutex();
 Pool& pool() {
   static Pool* all = new Pool;  // never destroyed: tensors are released while the process ends, and after
   return *all;
@@ -100,177 +135,308 @@ Pool& pool() {
 
 thread_local int purpose = 0;
 
-void raise_to(std::atomic<int64_t>& peak, int64_t value) {
-  int64_t found = peak.load(std::memory_order_relaxed);
-  while (found < value && !peak.compare_exchange_weak(found, value, std::memory_order_relaxed)) {
-  }
-}
+// --- caps; from here on the lock is held ------------------------------------------------------------------------------------------
 
-// --- caps ---------------------------------------------------------------------------------------------------------------------
-
-// Counts a request in all caps; false: one refuses it, and nothing is counted. `room`: what they leave for idle blocks.
-bool count(Pool& all, Header& header, int64_t bytes, Refusal& why, int64_t& room) {
-  header.opened = 0;
+// False: a cap refuses it. `room`: what they leave for idle blocks.
+bool is_allowed(const Pool& all, int64_t bytes, Refusal& why, int64_t& room) {
   room = INT64_MAX;
-  if (!all.has_caps.load(std::memory_order_acquire)) return true;
-  const std::lock_guard<std::mutex> guard(caps_lock);
-  for (const Cap& cap : all.caps)
-    if (bytes > cap.found.limit - cap.found.current) {
+  for (const Cap& cap : all.caps) {
+    const int64_t left = cap.found.limit - cap.found.current - bytes;
+    if (left < 0) {
       why = {cap.number, cap.found};
       return false;
     }
-  header.opened = all.caps_opened.load(std::memory_order_relaxed);
-  for (Cap& cap : all.caps) {
-    cap.found.current += bytes;
-    cap.found.peak = std::max(cap.found.peak, cap.found.current);
-    cap.found.allocations++;
-    room = std::min(room, cap.found.limit - cap.found.current);
+    room = std::min(room, left);
   }
   return true;
 }
 
-void uncount(Pool& all, const Header& header) {
-  if (!header.opened || !all.has_caps.load(std::memory_order_acquire)) return;
-  const std::lock_guard<std::mutex> guard(caps_lock);
-  for (Cap& cap : all.caps)
-    if (header.opened >= cap.number) cap.found.current -= int64_t(header.bytes);
+void count(Pool& all, Header& block, size_t asked) {
+  const auto bytes = int64_t(asked);
+  block.bytes = asked;
+  block.opened = all.caps_opened;
+  block.purpose = purpose;
+  for (Cap& cap : all.caps) {
+    cap.found.current += bytes;
+    cap.found.peak = std::max(cap.found.peak, cap.found.current);
+    cap.found.allocations++;
+  }
+  all.by_purpose[size_t(purpose)] += bytes;
+  all.found.allocations++;
+  all.found.current += bytes;
+  all.found.peak = std::max(all.found.peak, all.found.current);
 }
 
-// --- blocks and extents; the lock is held ---------------------------------------------------------------------------------------
+void uncount(Pool& all, const Header& block) {
+  const auto bytes = int64_t(block.bytes);
+  for (Cap& cap : all.caps)
+    if (block.opened >= cap.number) cap.found.current -= bytes;
+  all.by_purpose[size_t(block.purpose)] -= bytes;
+  all.found.released++;
+  all.found.current -= bytes;
+}
+
+void* refuse(Pool& all) {
+  all.refused = all.by_purpose;
+  return nullptr;
+}
+
+// --- pieces -----------------------------------------------------------------------------------------------------------------------
+
+size_t whole(size_t bytes, size_t of) { return (bytes + of - 1) / of * of; }
+
+// Whole units. What is too much at the ends stays where the kernel allows no more mappings, and nobody uses it.
+char* map(size_t bytes) {
+  void* found = mmap(nullptr, bytes + unit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) return nullptr;
+  char* const start = static_cast<char*>(found);
+  char* const aligned = reinterpret_cast<char*>(whole(reinterpret_cast<uintptr_t>(start), unit));
+  if (aligned > start) munmap(start, size_t(aligned - start));
+  munmap(aligned + bytes, unit - size_t(aligned - start));
+  mark(aligned, bytes, true);
+  return aligned;
+}
+
+// False: the kernel has too many mappings to split one more.
+bool unmap(const Piece& piece) {
+  mark(piece.start, piece.bytes, false);
+  if (!munmap(piece.start, piece.bytes)) return true;
+  mark(piece.start, piece.bytes, true);
+  return false;
+}
+
+// Its addresses do not come again. Without pages it costs next to nothing, and neighbours become one mapping.
+void retire(Pool& all, Piece* piece) {
+  mark(piece->start, piece->bytes, false);
+  if (mmap(piece->start, piece->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+    madvise(piece->start, piece->bytes, MADV_DONTNEED);
+  piece->next = std::exchange(all.retired, piece);
+}
+
+bool drop_retired(Pool& all) {
+  const bool are_some = all.retired;
+  while (all.retired && !munmap(all.retired->start, all.retired->bytes)) delete std::exchange(all.retired, all.retired->next);
+  return are_some && !all.retired;
+}
+
+// `wanted` bytes, or fewer where the system has no more; at least `bytes`.
+Piece* fresh_piece(Pool& all, size_t bytes, size_t wanted) {
+  auto piece = std::make_unique<Piece>(Piece{nullptr, 0});
+  do {
+    piece->bytes = wanted;
+    while (!(piece->start = map(piece->bytes)) && piece->bytes > bytes) piece->bytes = std::max(bytes, whole(piece->bytes / 2, unit));
+  } while (!piece->start && drop_retired(all));
+  return piece->start ? piece.release() : nullptr;
+}
+
+// --- bare extents: those without pages ----------------------------------------------------------------------------------------------
+
+void push_bare(Pool& all, Extent* extent) {
+  Extent*& top = all.bare[extent->bytes / page];
+  extent->older = top;
+  extent->newer = nullptr;
+  if (top) top->newer = extent;
+  top = extent;
+}
+
+void unlink_bare(Pool& all, Extent* extent) {
+  (extent->newer ? extent->newer->older : all.bare[extent->bytes / page]) = extent->older;
+  if (extent->older) extent->older->newer = extent->newer;
+}
+
+// None of its extents has pages: from now on others can be cut from it, or it goes.
+void clear(Pool& all, Piece* piece, bool goes) {
+  for (Extent* extent : piece->extents) {
+    unlink_bare(all, extent);
+    delete extent;
+  }
+  piece->extents.clear();
+  if (!all.apart) piece->cut = 0;
+  if (!goes || (!all.apart && !unmap(*piece))) return;
+  std::erase(all.pieces, piece);
+  if (all.cutting == piece) all.cutting = nullptr;
+  if (all.apart) {
+    retire(all, piece);
+  } else {
+    delete piece;
+  }
+}
+
+void drop_pieces(Pool& all) {
+  for (size_t i = all.pieces.size(); i-- > 0;)
+    if (!all.pieces[i]->with_pages) clear(all, all.pieces[i], true);
+  if (!all.apart) drop_retired(all);
+}
+
+bool is_empty(const Piece* piece) { return !piece->with_pages; }
+
+// One is kept for extents of other sizes.
+void emptied(Pool& all, Piece* piece) {
+  if (all.apart) {
+    if (piece != all.cutting) clear(all, piece, true);
+  } else {
+    clear(all, piece, all.keep == Keep::nothing || std::ranges::count_if(all.pieces, is_empty) > 1);
+  }
+}
+
+// A piece with so much left.
+Piece* piece_for(Pool& all, size_t bytes) {
+  const auto has_room = [bytes](const Piece* piece) { return piece->cut + bytes <= piece->bytes; };
+  Piece* const before = all.cutting;
+  if (before && has_room(before)) return before;
+  const auto empty = std::ranges::find_if(all.pieces, [&](const Piece* piece) { return is_empty(piece) && has_room(piece); });
+  if (empty != all.pieces.end()) return all.cutting = *empty;
+  all.pieces.reserve(all.pieces.size() + 1);
+  Piece* const made = fresh_piece(all, whole(bytes, unit), all.piece_size);
+  if (!made) return nullptr;
+  all.pieces.push_back(made);
+  all.cutting = made;
+  if (before && is_empty(before)) emptied(all, before);
+  return made;
+}
+
+// Of some eighth more pages at most, or fresh.
+Extent* bare_extent(Pool& all, size_t bytes) {
+  const size_t pages = bytes / page, most = std::min(pages + pages / 8, all.bare.size() - 1);
+  for (size_t i = pages; i <= most && !all.apart; i++)
+    if (Extent* extent = all.bare[i]) {
+      unlink_bare(all, extent);
+      return extent;
+    }
+  Piece* piece = piece_for(all, bytes);
+  if (!piece) return nullptr;
+  auto extent = std::make_unique<Extent>(Extent{piece->start + piece->cut, bytes, piece});
+  piece->extents.push_back(extent.get());
+  piece->cut += bytes;
+  return extent.release();
+}
+
+bool is_alone(const Extent& extent) { return extent.bytes >= from_huge; }
+
+// An extent of a piece of its own. The last huge page may reach further than its bytes.
+Extent* alone(Pool& all, size_t bytes) {
+  auto extent = std::make_unique<Extent>(Extent{nullptr, bytes, nullptr});
+  Piece* piece = fresh_piece(all, whole(bytes, unit), whole(bytes, unit));
+  if (!piece) return nullptr;
+  madvise(piece->start, bytes / unit * unit, MADV_HUGEPAGE);  // a kernel that has none says so, and that is all right
+  extent->start = piece->start;
+  extent->piece = piece;
+  return extent.release();
+}
+
+// --- blocks and extents -----------------------------------------------------------------------------------------------------------
 
 void leave_idle(Pool& all, Extent* extent) {
   (extent->older ? extent->older->newer : all.oldest) = extent->newer;
   (extent->newer ? extent->newer->older : all.newest) = extent->older;
-  all.idle_bytes.fetch_sub(int64_t(extent->bytes), std::memory_order_relaxed);
+  all.found.idle -= int64_t(extent->bytes);
 }
 
-void push(Pool& all, Header* block) {
-  Header*& top = all.idle[size_t(block->size_class)];
-  block->under = top;
-  block->above = nullptr;
-  if (top) top->above = block;
-  top = block;
-  Extent* extent = block->extent;
-  if (--extent->used) return;
+void enter_idle(Pool& all, Extent* extent) {
   extent->older = all.newest;
   extent->newer = nullptr;
   (all.newest ? all.newest->newer : all.oldest) = extent;
   all.newest = extent;
-  all.idle_bytes.fetch_add(int64_t(extent->bytes), std::memory_order_relaxed);
+  all.found.idle += int64_t(extent->bytes);
+}
+
+void link(Pool& all, Header* block) {
+  Header*& top = all.idle[size_t(block->extent->size_class)];
+  block->under = top;
+  block->above = nullptr;
+  if (top) top->above = block;
+  top = block;
 }
 
 void unlink(Pool& all, Header* block) {
-  (block->above ? block->above->under : all.idle[size_t(block->size_class)]) = block->under;
+  (block->above ? block->above->under : all.idle[size_t(block->extent->size_class)]) = block->under;
   if (block->under) block->under->above = block->above;
 }
 
-bool is_slab(const Extent& extent) { return extent.blocks > 1; }
-
-// Pieces of which no slab is in use go, too.
-void drop_pieces(Pool& all) {
-  for (auto piece = all.pieces.begin(); piece != all.pieces.end();) {
-    const auto [start, bytes] = *piece;
-    const auto is_of_it = [start = start, bytes = bytes](const char* slab) { return slab >= start && slab < start + bytes; };
-    const auto free = std::count_if(all.free_slabs.begin(), all.free_slabs.end(), is_of_it);
-    if (size_t(free) < bytes / slab_size) {
-      ++piece;
-      continue;
-    }
-    std::erase_if(all.free_slabs, is_of_it);
-    munmap(start, bytes);
-    piece = all.pieces.erase(piece);
-  }
+Header* block_of(const Extent& extent, int number) {
+  return reinterpret_cast<Header*>(extent.first + size_t(number) * stride_of(extent.size_class));
 }
 
-void give_up(Pool& all, Extent* extent) {
+Header* made_block(Extent* extent, int number) {
+  auto* block = new (block_of(*extent, number)) Header{};
+  block->extent = extent;
+  return block;
+}
+
+// False: the kernel does not take its addresses back. It is the last to be given up next, and has no pages meanwhile.
+bool give_up(Pool& all, Extent* extent) {
   leave_idle(all, extent);
-  for (Header* block : extent->all) unlink(all, block);
-  Extent*& growing = all.growing[size_t(extent->size_class)];
-  if (growing == extent) growing = nullptr;
-  all.reserved.fetch_sub(int64_t(extent->bytes), std::memory_order_relaxed);
-  if (is_slab(*extent)) {
+  for (int i = 0; i < extent->made; i++) unlink(all, block_of(*extent, i));
+  Piece* const piece = extent->piece;
+  if (is_alone(*extent) && !all.apart && !unmap(*piece)) {
     madvise(extent->start, extent->bytes, MADV_DONTNEED);
-    all.free_slabs.push_back(extent->start);
+    link(all, made_block(extent, 0));
+    enter_idle(all, extent);
+    return false;
+  }
+  all.found.reserved -= int64_t(extent->bytes);
+  if (Extent*& growing = all.growing[size_t(extent->size_class)]; growing == extent) growing = nullptr;
+  if (!is_alone(*extent)) {
+    madvise(extent->start, extent->bytes, MADV_DONTNEED);
+    push_bare(all, extent);
+    if (!--piece->with_pages) emptied(all, piece);
+    return true;
+  }
+  if (all.apart) {
+    retire(all, piece);
   } else {
-    munmap(extent->start, extent->bytes);
+    delete piece;
   }
   delete extent;
+  return true;
 }
 
 int64_t shrink_to(Pool& all, int64_t bytes) {
-  const int64_t before = all.idle_bytes.load(std::memory_order_relaxed);
-  while (all.oldest && all.idle_bytes.load(std::memory_order_relaxed) > bytes) give_up(all, all.oldest);
-  return before - all.idle_bytes.load(std::memory_order_relaxed);
+  const int64_t before = all.found.idle;
+  while (all.oldest && all.found.idle > bytes && give_up(all, all.oldest)) {
+  }
+  return before - all.found.idle;
 }
 
 // How much may be idle where so much more comes into use.
 int64_t most_idle(const Pool& all, int64_t more = 0) {
-  const int64_t used = all.reserved.load(std::memory_order_relaxed) - all.idle_bytes.load(std::memory_order_relaxed) + more;
-  const int64_t highest = std::max(all.highest, used);
+  const int64_t used = all.in_use() + more, highest = std::max(all.highest, used);
   const int64_t most = all.keep == Keep::all ? highest + highest / 2 : all.keep == Keep::some ? highest : 0;
   return std::max<int64_t>(0, most - used);
 }
 
-char* map(size_t bytes, bool huge) {
-  const size_t more = huge ? huge_page : 0;
-  void* found = mmap(nullptr, bytes + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (found == MAP_FAILED) return nullptr;
-  char* const start = static_cast<char*>(found);
-  if (!huge) return start;
-  char* const aligned = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(start) + huge_page - 1) / huge_page * huge_page);
-  if (aligned > start) munmap(start, size_t(aligned - start));
-  if (const size_t rest = huge_page - size_t(aligned - start)) munmap(aligned + bytes, rest);
-  madvise(aligned, bytes, MADV_HUGEPAGE);  // a kernel that has none says so, and that is all right
-  return aligned;
-}
-
-char* free_slab(Pool& all) {
-  if (all.free_slabs.empty()) {
-    char* piece = map(all.piece_size, false);
-    if (!piece) return nullptr;
-    all.pieces[piece] = all.piece_size;
-    size_t slabs = 0;
-    for (const auto& [start, bytes] : all.pieces) slabs += bytes / slab_size;
-    all.free_slabs.reserve(slabs);  // to give one back needs no memory
-    for (size_t i = all.piece_size / slab_size; i-- > 0;) all.free_slabs.push_back(piece + i * slab_size);
-  }
-  char* slab = all.free_slabs.back();
-  all.free_slabs.pop_back();
-  return slab;
-}
-
-// The next block of a slab, or the only one of a mapping. Blocks begin at different places of a page: equal ones would be read and written
-// at the same places of the first cache, which takes the ones for the others.
-Header* next_block(Pool& all, Extent* extent, size_t shift) {
-  const size_t stride = sizeof(Header) + size_of_class(extent->size_class);
-  auto* block = new (extent->start + shift + size_t(extent->made++) * stride) Header{};
-  block->size_class = extent->size_class;
-  block->extent = extent;
-  extent->all.push_back(block);
-  if (extent->made == extent->blocks && all.growing[size_t(extent->size_class)] == extent) all.growing[size_t(extent->size_class)] = nullptr;
+// The next block of a slab, or the only one of an extent.
+Header* next_block(Pool& all, Extent* extent) {
+  Header* block = made_block(extent, extent->made++);
+  if (Extent*& growing = all.growing[size_t(extent->size_class)]; extent->made == extent->blocks && growing == extent) growing = nullptr;
   return block;
 }
 
+// Single blocks begin at different places of a page: equal ones would be read and written at the same places of the first cache, which
+// takes the ones for the others.
 Header* fresh_block(Pool& all, int size_class) try {
-  const size_t size = size_of_class(size_class), stride = sizeof(Header) + size;
-  if (Extent* extent = all.growing[size_t(size_class)]) return next_block(all, extent, 0);
-  const bool slab = size <= slab_limit;
+  if (Extent* extent = all.growing[size_t(size_class)]; extent && !all.apart) return next_block(all, extent);
+  const size_t stride = stride_of(size_class), slab = all.apart ? 0 : slab_of(stride - sizeof(Header));
   const size_t shift = slab ? 0 : all.made[size_t(size_class)]++ * 5 % 60 * alignment;
-  const size_t bytes = slab ? slab_size : (shift + stride + page - 1) / page * page;
-  auto extent = std::make_unique<Extent>(Extent{nullptr, bytes, size_class, slab ? int(slab_size / stride) : 1, 0, 0, {}, nullptr, nullptr});
-  extent->all.reserve(size_t(extent->blocks));
-  extent->start = slab ? free_slab(all) : map(bytes, bytes >= from_huge);
-  if (!extent->start) return nullptr;
-  if (slab) all.growing[size_t(size_class)] = extent.get();
-  raise_to(all.peak_reserved, all.reserved.fetch_add(int64_t(bytes), std::memory_order_relaxed) + int64_t(bytes));
-  all.fresh.fetch_add(1, std::memory_order_relaxed);
-  return next_block(all, extent.release(), shift);
+  const size_t bytes = slab ? slab : whole(shift + stride, page);
+  Extent* extent = bytes < from_huge ? bare_extent(all, bytes) : alone(all, bytes);
+  if (!extent) return nullptr;
+  if (bytes < from_huge) extent->piece->with_pages++;
+  extent->first = extent->start + shift;
+  extent->size_class = size_class;
+  extent->blocks = slab ? int(slab / stride) : 1;
+  extent->made = extent->used = 0;
+  if (slab) all.growing[size_t(size_class)] = extent;
+  all.found.reserved += int64_t(extent->bytes);
+  all.found.peak_reserved = std::max(all.found.peak_reserved, all.found.reserved);
+  all.found.fresh++;
+  return next_block(all, extent);
 } catch (const std::bad_alloc&) {
   return nullptr;
 }
 
 Header* idle_block(Pool& all, int size_class) {
-  for (int i = size_class; i <= std::min(size_class + most_larger, class_count - 1); i++) {
+  for (int i = size_class; i <= std::min(size_class + most_larger, class_count - 1) && !all.apart; i++) {
     if (Header* block = all.idle[size_t(i)]) {
       if (!block->extent->used) leave_idle(all, block->extent);
       unlink(all, block);
@@ -281,125 +447,97 @@ Header* idle_block(Pool& all, int size_class) {
   return nullptr;
 }
 
-Header* used_now(Pool& all, Header* block) {
-  if (!block) return nullptr;
-  block->extent->used++;
-  all.highest = std::max(all.highest, all.reserved.load(std::memory_order_relaxed) - all.idle_bytes.load(std::memory_order_relaxed));
-  return block;
-}
-
+// The request is to be counted in the caps, too: what they leave is for idle blocks alone.
 Header* block_for(Pool& all, size_t bytes, int64_t room) {
   const int size_class = class_of(bytes);
-  const std::lock_guard<std::mutex> guard(blocks_lock);
-  // The request is counted in the caps already: what they leave is for idle blocks alone.
-  if (Header* block = used_now(all, idle_block(all, size_class))) {
+  Header* block = idle_block(all, size_class);
+  if (block) {
     shrink_to(all, room);
-    return block;
+  } else {
+    shrink_to(all, std::min(room, most_idle(all, int64_t(size_of_class(size_class)))));
+    block = fresh_block(all, size_class);
+    if (!block && shrink_to(all, 0)) block = fresh_block(all, size_class);
+    if (!block) return nullptr;
   }
-  shrink_to(all, std::min(room, most_idle(all, int64_t(size_of_class(size_class)))));
-  Header* block = fresh_block(all, size_class);
-  if (!block && shrink_to(all, 0)) block = fresh_block(all, size_class);
-  return used_now(all, block);
-}
-
-Header* small_block(Pool& all, size_t bytes, int64_t room) {
-  if (all.idle_bytes.load(std::memory_order_relaxed) > room) {
-    const std::lock_guard<std::mutex> guard(blocks_lock);
-    shrink_to(all, room);
-  }
-  void* const base = std::malloc(bytes + sizeof(Header) + alignment);
-  if (!base) return nullptr;
-  const uintptr_t data = (reinterpret_cast<uintptr_t>(base) + sizeof(Header) + alignment - 1) / alignment * alignment;
-  auto* block = new (reinterpret_cast<void*>(data - sizeof(Header))) Header{};
-  block->base = base;
+  block->extent->used++;
+  all.highest = std::max(all.highest, all.in_use());
   return block;
 }
 
-void give_back(Pool& all, Header* block) {
-  if (!block->extent) return std::free(block->base);
-  const std::lock_guard<std::mutex> guard(blocks_lock);
-  push(all, block);
-  if (shrink_to(all, most_idle(all)) && all.keep == Keep::nothing) drop_pieces(all);
-}
-
-void* refuse(Pool& all) {
-  for (size_t i = 0; i < all.refused.size(); i++)
-    all.refused[i].store(all.by_purpose[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
-  return nullptr;
+void open(Pool& all, Keep keep, bool apart) {
+  all.keep = keep;
+  all.apart = apart;
+  all.highest = 0;
+  shrink_to(all, most_idle(all));
+  if (keep == Keep::nothing) drop_pieces(all);
 }
 
 }  // namespace
 
 void* pool_allocate(size_t bytes, Refusal& why) noexcept {
+  const std::lock_guard<std::mutex> guard(lock);
   Pool& all = pool();
-  Header asked{};
   int64_t room = 0;
-  if (bytes > most_bytes || !count(all, asked, int64_t(bytes), why, room)) return refuse(all);
-  asked.bytes = bytes;
-  Header* block = bytes <= small_limit ? small_block(all, bytes, room) : block_for(all, bytes, room);
-  if (!block) {
-    uncount(all, asked);
-    return refuse(all);
-  }
-  block->bytes = bytes;
-  block->opened = asked.opened;
-  block->purpose = purpose;
-  all.by_purpose[size_t(purpose)].fetch_add(int64_t(bytes), std::memory_order_relaxed);
-  all.allocations.fetch_add(1, std::memory_order_relaxed);
-  raise_to(all.peak, all.current.fetch_add(int64_t(bytes), std::memory_order_relaxed) + int64_t(bytes));
+  if (bytes > most_bytes || !is_allowed(all, int64_t(bytes), why, room)) return refuse(all);
+  Header* block = block_for(all, bytes, room);
+  if (!block) return refuse(all);
+  count(all, *block, bytes);
   return data_of(block);
 }
 
 void pool_release(void* data) noexcept {
   if (!data) return;
+  const std::lock_guard<std::mutex> guard(lock);
   Pool& all = pool();
   Header* block = header_of(data);
   uncount(all, *block);
-  all.current.fetch_sub(int64_t(block->bytes), std::memory_order_relaxed);
-  all.released.fetch_add(1, std::memory_order_relaxed);
-  all.by_purpose[size_t(block->purpose)].fetch_sub(int64_t(block->bytes), std::memory_order_relaxed);
-  give_back(all, block);
+  if (!--block->extent->used) enter_idle(all, block->extent);
+  link(all, block);
+  shrink_to(all, most_idle(all));
+}
+
+bool pool_owns(const void* data) noexcept {
+  const uintptr_t number = reinterpret_cast<uintptr_t>(data) / unit;
+  return number / 64 < ours.size() && ours[number / 64].load(std::memory_order_relaxed) >> number % 64 & 1;
 }
 
 size_t pool_size_of(const void* data) noexcept { return data ? header_of(data)->bytes : 0; }
 
 void pool_refused(int64_t number) {
-  pool().out_of_memory.fetch_add(1, std::memory_order_relaxed);
-  const std::lock_guard<std::mutex> guard(caps_lock);
+  const std::lock_guard<std::mutex> guard(lock);
+  pool().found.out_of_memory++;
   for (Cap& cap : pool().caps)
     if (cap.number == number) cap.found.out_of_memory++;
 }
 
 void pool_open(Keep keep, size_t piece) {
-  Pool& all = pool();
-  const std::lock_guard<std::mutex> guard(blocks_lock);
-  all.keep = keep;
-  all.highest = 0;
-  all.piece_size = std::max(piece / slab_size * slab_size, slab_size);
-  shrink_to(all, most_idle(all));
-  if (keep == Keep::nothing) drop_pieces(all);
+  const std::lock_guard<std::mutex> guard(lock);
+  pool().piece_size = whole(std::max(piece, least_piece), unit);
+  open(pool(), keep, keep == Keep::nothing);
 }
 
-void pool_close() { pool_open(Keep::nothing, 0); }
+void pool_close() {
+  const std::lock_guard<std::mutex> guard(lock);
+  open(pool(), Keep::nothing, false);
+}
 
 int64_t pool_empty_cache() {
-  const std::lock_guard<std::mutex> guard(blocks_lock);
+  const std::lock_guard<std::mutex> guard(lock);
   const int64_t gone = shrink_to(pool(), 0);
   drop_pieces(pool());
   return gone;
 }
 
 PoolStatistics pool_statistics() {
-  const Pool& all = pool();
-  const auto of = [](const std::atomic<int64_t>& value) { return value.load(std::memory_order_relaxed); };
-  return {of(all.current), of(all.peak), of(all.reserved), of(all.peak_reserved), of(all.allocations), of(all.released), of(all.fresh),
-          of(all.out_of_memory), of(all.idle_bytes)};
+  const std::lock_guard<std::mutex> guard(lock);
+  return pool().found;
 }
 
 void pool_reset_peak() {
-  Pool& all = pool();
-  all.peak.store(all.current.load(std::memory_order_relaxed), std::memory_order_relaxed);
-  all.peak_reserved.store(all.reserved.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  const std::lock_guard<std::mutex> guard(lock);
+  PoolStatistics& found = pool().found;
+  found.peak = found.current;
+  found.peak_reserved = found.reserved;
 }
 
 int pool_purpose(int wanted) {
@@ -409,35 +547,31 @@ int pool_purpose(int wanted) {
 }
 
 void pool_purposes(int64_t* bytes, int count, bool at_refusal) {
+  const std::lock_guard<std::mutex> guard(lock);
   const auto& from = at_refusal ? pool().refused : pool().by_purpose;
-  for (int i = 0; i < count && i < most_purposes; i++) bytes[i] = from[size_t(i)].load(std::memory_order_relaxed);
+  std::copy_n(from.begin(), std::clamp(count, 0, most_purposes), bytes);
 }
 
 int64_t cap_open(int64_t limit) {
+  const std::lock_guard<std::mutex> guard(lock);
   Pool& all = pool();
-  const std::lock_guard<std::mutex> guard(caps_lock);
-  const int64_t number = all.caps_opened.load(std::memory_order_relaxed) + 1;
-  all.caps.push_back({number, {limit, 0, 0, 0, 0}});
-  all.caps_opened.store(number, std::memory_order_relaxed);
-  all.has_caps.store(true, std::memory_order_release);
-  return number;
+  all.caps.push_back({all.caps_opened + 1, {limit, 0, 0, 0, 0}});
+  return ++all.caps_opened;
 }
 
 void cap_adjust(int64_t number, int64_t limit) {
-  const std::lock_guard<std::mutex> guard(caps_lock);
+  const std::lock_guard<std::mutex> guard(lock);
   for (Cap& cap : pool().caps)
     if (cap.number == number) cap.found.limit = limit;
 }
 
 void cap_close(int64_t number) {
-  Pool& all = pool();
-  const std::lock_guard<std::mutex> guard(caps_lock);
-  std::erase_if(all.caps, [&](const Cap& cap) { return cap.number == number; });
-  all.has_caps.store(!all.caps.empty(), std::memory_order_release);
+  const std::lock_guard<std::mutex> guard(lock);
+  std::erase_if(pool().caps, [&](const Cap& cap) { return cap.number == number; });
 }
 
 bool cap_statistics(int64_t number, CapStatistics& found) {
-  const std::lock_guard<std::mutex> guard(caps_lock);
+  const std::lock_guard<std::mutex> guard(lock);
   for (const Cap& cap : pool().caps)
     if (cap.number == number) {
       found = cap.found;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <list>
 
 #include "msctx/api.h"
 #include "msctx/process.h"
@@ -50,24 +51,83 @@ std::string label_of(const std::string& name, const std::string& math) {
 std::atomic<bool> has_policy[places]{};
 
 namespace {
+
 std::mutex& policy_lock = fork_safe_mutex();
 std::mutex& decisions_lock = fork_safe_mutex();  // of all policies
-std::atomic<int64_t> policies{0};
-std::shared_ptr<Policy>& slot(Place place) {
-  static auto* current = new std::shared_ptr<Policy>[places];
-  return current[int(place)];
+constexpr size_t most_policies = 32;
+constexpr size_t most_decisions = 4096;  // of one policy, of each of its two maps
+
+std::atomic<int64_t> changes{0};
+
+struct Policies {
+  std::shared_ptr<Policy> in_force[places];
+  std::list<std::pair<std::string, std::shared_ptr<Policy>>> known;  // by their texts, the last one that was asked for first
+  int64_t times = 0;       // how often one came into force
+  int64_t made_under = 0;  // of `changes`
+};
+Policies& policies() {
+  static auto* all = new Policies;
+  return *all;
 }
+
+// All on which decisions depend beside the call.
+std::string text_of(const PolicyText& t, const ConvTable& table) {
+  std::string text;
+  const auto number = [&](auto value) { text.append(reinterpret_cast<const char*>(&value), sizeof value); };
+  const auto word = [&](const char* value) {
+    text += value ? '=' : '-';
+    if (value) text.append(value, std::strlen(value) + 1);
+  };
+  const int32_t numbers[] = {t.fallback, t.deterministic, t.thread_invariant, t.allow_tf32, t.allow_fp32_emulation, t.frozen_weights, t.tuning, t.rules, forked};
+  for (const int32_t value : numbers) number(value);
+  number(t.workspace_limit);
+  number(t.max_error);
+  number(&table);
+  for (const char* asked : t.asked) word(asked);
+  for (int i = 0; i < t.rules; i++) {
+    const RuleText& rule = t.rule[i];
+    number(rule.conditions);
+    for (int j = 0; j < rule.conditions; j++) {
+      word(rule.condition[j].field);
+      word(rule.condition[j].pattern);
+    }
+    for (const char* asked : rule.asked) word(asked);
+  }
+  return text;
+}
+
 }  // namespace
+
+void decide_anew() { changes++; }
 
 std::shared_ptr<Policy> policy(Place place) {
   const std::lock_guard<std::mutex> guard(policy_lock);
-  return slot(place);
+  return policies().in_force[int(place)];
 }
 
-void set_policy(Place place, std::shared_ptr<Policy> wanted) {
+void set_policy(Place place, const PolicyText* wanted, const ConvTable& table) {
+  Policies& all = policies();
+  const std::string text = wanted ? text_of(*wanted, table) : "";
+  decltype(all.known) gone;  // freed without the lock
+  std::shared_ptr<Policy> next;
   const std::lock_guard<std::mutex> guard(policy_lock);
+  if (wanted) {
+    const auto is_it = [&](const auto& one) { return one.first == text; };
+    if (const int64_t now = changes; now != all.made_under) {
+      gone.swap(all.known);
+      all.made_under = now;
+    }
+    const auto found = std::find_if(all.known.begin(), all.known.end(), is_it);
+    if (found == all.known.end())
+      all.known.emplace_front(text, std::make_shared<Policy>(*wanted, table));
+    else
+      all.known.splice(all.known.begin(), all.known, found);
+    if (all.known.size() > most_policies) gone.splice(gone.end(), all.known, std::prev(all.known.end()));
+    next = all.known.front().second;
+    next->number = ++all.times;
+  }
   has_policy[int(place)].store(wanted != nullptr, std::memory_order_release);
-  slot(place).swap(wanted);
+  all.in_force[int(place)].swap(next);
 }
 
 Policy::Policy(const PolicyText& t, const ConvTable& table)
@@ -77,7 +137,6 @@ Policy::Policy(const PolicyText& t, const ConvTable& table)
       allow_tf32(t.allow_tf32),
       allow_fp32_emulation(t.allow_fp32_emulation),
       frozen_weights(t.frozen_weights),
-      number(++policies),
       asked_{text(t.asked[0]), text(t.asked[1]), text(t.asked[2])},
       workspace_limit_(t.workspace_limit),
       max_error_(t.max_error),
@@ -164,6 +223,10 @@ bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   return row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= allowed;
 }
 
+std::string Policy::too_inexact() const {
+  return "its error bound is above " + (max_error_ == 0.0 ? "3e-5" : "conv_max_error=" + in_words(max_error_));
+}
+
 // How much `normal` expects of a row for a call: 0, where torch's own path is as good a guess.
 int rank_of(const ConvRow& row, const ConvCall& call) {
   const Merit merit = row.merit(call.problem, op_of(row.direction, call.transposed));
@@ -197,22 +260,39 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
   return found;
 }
 
-const Decision* Policy::decide(const ConvCall& call, Direction direction, int threads) {
-  const std::string key = key_of(call, direction, threads);
-  {
-    const std::lock_guard<std::mutex> guard(decisions_lock);
-    if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second.get();
-  }
-  return keep(key, make(call, direction, threads, ""));
+Decided Policy::known(const std::string& key) {
+  const std::lock_guard<std::mutex> guard(decisions_lock);
+  if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second;
+  const auto old = before_.find(key);
+  if (old == before_.end()) return nullptr;
+  Decided decision = old->second;
+  decisions_.try_emplace(key, decision);
+  return decision;
 }
 
-const Decision* Policy::decide_again(const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured) {
-  auto decision = make(call, direction, threads, why_not_measured);
+// Unless `instead`, the first of two threads wins. Where the latest are many, they become those before: what nobody asks for meanwhile goes.
+Decided Policy::keep(const std::string& key, Decided decision, bool instead) {
+  decltype(decisions_) gone;  // freed without the lock
   const std::lock_guard<std::mutex> guard(decisions_lock);
-  auto& kept = decisions_[key_of(call, direction, threads)];
-  retired_.push_back(std::move(kept));  // another thread may still read it
-  kept = std::move(decision);
-  return kept.get();
+  if (decisions_.size() >= most_decisions) {
+    gone.swap(before_);
+    before_.swap(decisions_);
+  }
+  Decided& kept = decisions_[key];
+  if (!kept || instead) kept = std::move(decision);
+  return kept;
+}
+
+Decided Policy::decide(const ConvCall& call, Direction direction, int threads) {
+  if (!asks(direction)) return nullptr;
+  const std::string key = key_of(call, direction, threads);
+  Decided found = known(key);
+  if (!found) found = keep(key, make(call, direction, threads, ""));
+  return found->choice ? found : nullptr;
+}
+
+Decided Policy::decide_again(const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured) {
+  return keep(key_of(call, direction, threads), make(call, direction, threads, why_not_measured), true);
 }
 
 std::unique_ptr<Decision> Policy::make(
@@ -223,7 +303,7 @@ std::unique_ptr<Decision> Policy::make(
   choice->direction = name_of(direction);
   choice->problem = problem;
   choice->asked = asked_for(direction, problem);
-  if (choice->asked.empty()) return nullptr;
+  if (choice->asked.empty()) return decision;
 
   if (choice->asked == "performance") {
     tune(call, direction, threads, why_not_measured, *choice, *decision);
@@ -231,6 +311,7 @@ std::unique_ptr<Decision> Policy::make(
     decision->row = named(call, direction, *choice);
     decision->fell_back = !decision->row && !choice->reasons.empty();
     if (!decision->row) decision->row = guess(call, direction, *choice);
+    if (!decision->row && thread_invariant) decision->fell_back = true;  // no bits are promised of torch's own path
   }
   describe(*choice, decision->row, call, op_of(direction, call.transposed), threads);
   if (decision->fell_back) decision->message = complaint(*choice, call, direction);
@@ -271,7 +352,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
     std::vector<std::string> why = obstacles(row, call);
     const bool can = why.empty(), is_good = row.merit(call.problem, op_of(direction, call.transposed)) != Merit::last_resort;
     if (can && !is_exact(row, call)) {
-      why.push_back("its error bound is above " + (max_error_ == 0.0 ? "3e-5" : "conv_max_error=" + in_words(max_error_)));
+      why.push_back(too_inexact());
       if (!inexact && is_good) inexact = &row;
     } else if (can) {
       if (const int rank = rank_of(row, call); rank > (best ? rank_of(*best, call) : 0)) best = &row;
@@ -282,7 +363,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
     }
     passed.emplace_back(&row, sentence(why));
   }
-  if (!best && !torch_allowed) best = good ? good : inexact ? inexact : resort;
+  if (!best && !torch_allowed) best = good ? good : inexact && max_error_ == 0.0 ? inexact : resort;
   if (!best && !choice.reasons.empty()) return nullptr;
   std::string last;  // of two rows of one label that stand side by side the later one takes more
   for (const auto& [row, why] : passed) {
@@ -311,13 +392,14 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
 
 // Every row of the direction, with all of its reasons.
 std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direction direction) const {
-  const std::string option = "conv_" + choice.direction + "_algo";
-  std::string words = option + "=" + choice.asked + " cannot take the " + brief(choice.problem) + ":\n";
+  const std::string option = choice.asked == "thread_invariant" ? choice.asked : "conv_" + choice.direction + "_algo=" + choice.asked;
+  std::string words = option + " cannot take the " + brief(choice.problem) + ":\n";
   std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || !allows_math(row) || !(exists(row, call) || choice.asked == row.name)) continue;
-    const std::vector<std::string> why = obstacles(row, call);
+    std::vector<std::string> why = obstacles(row, call);
+    if (why.empty() && choice.asked == "thread_invariant" && !is_exact(row, call)) why.push_back(too_inexact());
     const std::string label = label_of(row), text = why.empty() ? "could take it" : sentence(why);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == label; });
     if (same == lines.end())
@@ -329,7 +411,7 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
   return words;
 }
 
-const Decision* Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason) {
+Decided Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason) {
   auto choice = std::make_unique<Choice>();
   choice->asked = asked_for(direction, problem);
   if (choice->asked.empty()) return nullptr;
@@ -339,23 +421,13 @@ const Decision* Policy::refuse(Direction direction, const ConvText& problem, con
   choice->reasons.push_back(reason);
   const bool fell_back = choice->asked != "normal" && choice->asked != "performance";
   const std::string option = choice->asked == "thread_invariant" ? choice->asked : "conv_" + choice->direction + "_algo=" + choice->asked;
-  const std::string message = option + " cannot take the " + brief(problem) + ": " + reason + "\n";
-  Choice* entry = record(std::move(choice));
-  const std::string key = "refused " + std::to_string(reinterpret_cast<uintptr_t>(entry));
-  {
-    const std::lock_guard<std::mutex> guard(decisions_lock);
-    if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second.get();
-  }
-  auto decision = std::make_unique<Decision>();
-  decision->choice = entry;
+  auto decision = std::make_shared<Decision>();
   decision->fell_back = fell_back;
-  decision->message = message;
+  decision->message = option + " cannot take the " + brief(problem) + ": " + reason + "\n";
+  decision->choice = record(std::move(choice));
+  const std::string key = "refused " + std::to_string(decision->choice->number);
+  if (Decided found = known(key)) return found;
   return keep(key, std::move(decision));
-}
-
-const Decision* Policy::keep(const std::string& key, std::unique_ptr<Decision> decision) {
-  const std::lock_guard<std::mutex> guard(decisions_lock);
-  return decisions_.try_emplace(key, std::move(decision)).first->second.get();  // the first of two threads wins
 }
 
 }  // namespace msctx

@@ -21,7 +21,7 @@ Mutexes& mutexes() {
   return *all;
 }
 
-int (*teller)(const char*) = nullptr;
+PythonFunction teller = nullptr;
 
 void take() {
   for (std::mutex* mutex : mutexes().taken) mutex->lock();
@@ -45,8 +45,10 @@ std::mutex& fork_safe_mutex(bool is_short) {
   return *mutex;
 }
 
-bool tell(const std::string& kind, const std::string& text) { return teller != nullptr && teller((kind + "\n" + text).c_str()) != 0; }
+bool tell(const std::string& kind, const std::string& text) {
+  return call_python(teller, 0, "(y)", (kind + "\n" + text).c_str()) != 0;
+}
 
-void set_teller(int (*wanted)(const char*)) { teller = wanted; }
+void set_teller(PythonFunction wanted) { teller = wanted; }
 
 }  // namespace msctx

@@ -2,29 +2,33 @@
 #include "msctx/tuning.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <map>
 
 #include "msctx/api.h"
 #include "msctx/json.h"
+#include "msctx/policy.h"
 #include "msctx/process.h"
 
 namespace msctx {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using Place = std::pair<int, bool>;  // number of threads, whether the stamp is exact
 std::mutex& lock = fork_safe_mutex();
 struct Tables {
   std::map<TuningKey, std::map<Place, Tuned>> known;  // never erased from: decisions are made of them without the lock
   std::string fresh;                                  // for Python, as members of a JSON list
   int64_t count = 0;                                  // how many problems were measured
+  std::map<int32_t, Clock::time_point> put_off;       // table → until when nothing is measured
 };
 Tables& tables() {
   static auto* all = new Tables;
   return *all;
 }
-int (*ask)(int32_t) = nullptr;
+PythonFunction ask = nullptr;
 
 const Tuned* at(const std::map<Place, Tuned>& results, int threads, bool exact) {
   const auto found = results.find({threads, exact});
@@ -52,7 +56,7 @@ const Tuned* tuned_for_any_threads(const TuningKey& key, bool exact_only) {
 
 void learn(const TuningKey& key, int threads, Tuned result) {
   const std::lock_guard<std::mutex> guard(lock);
-  tables().known[key].try_emplace({threads, result.exact}, std::move(result));
+  if (tables().known[key].try_emplace({threads, result.exact}, std::move(result)).second) decide_anew();
 }
 
 void report(const TuningKey& key, int threads, const Tuned& result) {
@@ -78,7 +82,20 @@ void report(const TuningKey& key, int threads, const Tuned& result) {
   all.count++;
 }
 
-Permission permission(int32_t table) { return ask ? Permission(ask(table)) : Permission::now; }
+Permission permission(int32_t table) {
+  if (!ask) return Permission::now;
+  const auto now = Clock::now();
+  Tables& all = tables();
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    const auto put_off = all.put_off.find(table);
+    if (put_off != all.put_off.end() && now < put_off->second) return Permission::later;
+  }
+  const auto said = Permission(call_python(ask, long(Permission::not_this_call), "(i)", int(table)));
+  const std::lock_guard<std::mutex> guard(lock);
+  if (said == Permission::later) all.put_off[table] = now + std::chrono::seconds(1);
+  return said;
+}
 
 }  // namespace msctx
 
@@ -126,4 +143,4 @@ MSCTX_API int64_t msctx_measurements() try {
   return 0;  // no memory for the tables, so nothing was measured
 }
 
-MSCTX_API void msctx_ask_before_measuring(int (*function)(int32_t)) { ask = function; }
+MSCTX_API void msctx_ask_before_measuring(PythonFunction function) { ask = function; }

@@ -94,6 +94,7 @@ const ConvAlgorithm conv_winograd = {
     .error = error,
     .run = run,
     .spreads_nonfinite = true,
+    .most_spread = 8,
     .reads_channels_last = true,
     .adds_bias = true,
     .prepared_size = winograd_prepared_size,

@@ -226,6 +226,7 @@ const ConvAlgorithm conv_winograd_nonfused = {
     .error = error,
     .run = run,
     .spreads_nonfinite = true,
+    .most_spread = 8,
     .reads_channels_last = true,
     .adds_bias = true,
     .prepared_size = winograd_prepared_size,

@@ -1,12 +1,12 @@
-// The pool as torch's CPU allocator. Each tensor carries its own way of being released, so that it may come and go across both borders
-// of a scope; what is resized keeps the allocator that it began with.
-#include "glue/allocator.h"
-
+// The pool as torch's CPU allocator: installed once, for the life of the process; outside scopes it passes all on to torch's own. Tensors
+// carry their way of being released with them, so that they may come and go across both borders of a scope. Others do not: oneDNN's
+// memory is released by whatever allocator is in force then, which therefore has to know whose pointer it gets.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -61,11 +61,17 @@ std::string message(size_t bytes, const Refusal& why) {
          "arrays or code: this process holds " + in_words(resident()) + " in all.";
 }
 
+// In every process that has once been in a scope: from torch's allocator comes what is allocated outside.
+std::atomic<bool> is_open{false};
+c10::Allocator& torchs() { return *c10::GetDefaultCPUAllocator(); }
+
 void release(void* data) {
   if (!data) return;
   c10::profiledCPUMemoryReporter().Delete(data);
   pool_release(data);
 }
+
+void release_anybodys(void* data) { (pool_owns(data) ? &release : torchs().raw_deleter())(data); }
 
 // What is kept of weights, and scratch that no call uses.
 void drop_workspaces() {
@@ -76,6 +82,7 @@ void drop_workspaces() {
 class PoolAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
+    if (!is_open.load(std::memory_order_relaxed)) return torchs().allocate(bytes);
     void* data = nullptr;
     if (bytes) {
       Refusal why;
@@ -93,7 +100,7 @@ class PoolAllocator final : public c10::Allocator {
     }
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_anybodys; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
@@ -101,43 +108,36 @@ PoolAllocator& ours() {
   static auto* one = new PoolAllocator;  // storages refer to it for as long as they live
   return *one;
 }
-c10::Allocator* found = nullptr;  // before ours
+
+// "" or why it cannot be had.
+std::string install_allocator() {
+  if (c10::GetCPUAllocator() == &ours()) return "";
+  if (c10::GetCPUAllocator() != &torchs()) return "another library has put an allocator of its own in place of torch's";
+  c10::SetCPUAllocator(&ours(), 0);  // a higher priority would keep out those that come later
+  return c10::GetCPUAllocator() == &ours() ? "" : "torch keeps an allocator that was set with a higher priority";
+}
 
 }  // namespace
-
-std::string install_allocator() {
-  c10::Allocator* const current = c10::GetCPUAllocator();
-  if (current == &ours()) return "";
-  if (current != c10::GetDefaultCPUAllocator()) return "another library has put an allocator of its own in place of torch's";
-  c10::SetCPUAllocator(&ours(), 0);  // a higher priority could never be taken back
-  if (c10::GetCPUAllocator() != &ours()) return "torch keeps an allocator that was set with a higher priority";
-  found = current;
-  return "";
-}
-
-void remove_allocator() {
-  if (c10::GetCPUAllocator() == &ours()) c10::SetCPUAllocator(found, 0);
-}
-
 }  // namespace msctx::glue
 
 using namespace msctx;
 
-// Installs the pool (keep: see Keep; piece: bytes), or with keep < 0 takes it away. "" or why not.
+// Tensors come from the pool (keep: see Keep; piece: bytes), or with keep < 0 from torch's allocator again. "" or why not.
 MSCTX_API const char* msctx_pool_set(int keep, int64_t piece) {
   static std::string problem;
   problem.clear();
   if (keep < 0) {
-    glue::remove_allocator();
+    glue::is_open = false;
     glue::drop_workspaces();  // they are of the pool
     pool_close();
   } else if (problem = glue::install_allocator(); problem.empty()) {
     pool_open(Keep(keep), size_t(piece));
+    glue::is_open = true;
   }
   return problem.c_str();
 }
 
-// 1: it is ours that torch allocates from now.
+// 1: nobody has put another allocator in the place of ours.
 MSCTX_API int msctx_pool_is_installed() { return c10::GetCPUAllocator() == &glue::ours(); }
 
 MSCTX_API int64_t msctx_cap_open(int64_t limit, const char* origin) {

@@ -121,7 +121,7 @@ struct Asked {
     return found;
   }
 
-  const Decision* decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
+  Decided decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
     if (call) {
       const CudaCall about(place == Place::cuda ? &*call : nullptr, policy->number);
       return policy->decide(*call, direction, threads());
@@ -131,8 +131,8 @@ struct Asked {
 
   // `ours(row)` and `torch()` do all that is done where they are chosen, on the call's own tensors.
   template <class Ours, class Torch>
-  const Decision* measure(const Decision& guessed, Direction direction, const Ours& ours, const Torch& torch) const {
-    if (at::in_parallel_region() || is_traced || (place == Place::cuda && is_capturing(call->device))) return &guessed;
+  Decided measure(const Decided& guessed, Direction direction, const Ours& ours, const Torch& torch) const {
+    if (at::in_parallel_region() || is_traced || (place == Place::cuda && is_capturing(call->device))) return guessed;
     const CudaCall about(place == Place::cuda ? &*call : nullptr, policy->number);
     const auto run = [&](const ConvRow* row) {
       if (row)
@@ -153,16 +153,12 @@ struct Asked {
 };
 
 void count(const Decision& decision, const Ran& ran = {}) {
-  Choice& choice = *decision.choice;
-  choice.calls.fetch_add(1, std::memory_order_relaxed);
-  if (ran.again) choice.computed_again.fetch_add(1, std::memory_order_relaxed);
-  if (ran.weights_kept) choice.weights_kept.fetch_add(ran.weights_kept, std::memory_order_relaxed);
-  if (ran.weights_prepared) choice.weights_prepared.fetch_add(ran.weights_prepared, std::memory_order_relaxed);
+  msctx::count(decision.choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again);
 }
 
 // For calls that are mostly a mistake: torch comes first, whose own error is the better one, and what it takes has fallen back.
 void tell_refused(const Asked& asked, Direction direction, const char* reason) {
-  const Decision* decision = asked.policy->refuse(direction, text_of(*asked.call), reason);
+  const Decided decision = asked.policy->refuse(direction, text_of(*asked.call), reason);
   if (decision == nullptr) return;
   complain(*asked.policy, *decision);
   count(*decision);
@@ -171,7 +167,7 @@ void tell_refused(const Asked& asked, Direction direction, const char* reason) {
 // What a decision comes to. Where cuDNN cannot run an algorithm after all, the call is decided anew without it.
 template <class Ours, class Torch>
 at::Tensor computed(
-    const Asked& asked, const Decision* decision, Direction direction, const Ours& ours, const Torch& torch, Ran& ran) {
+    const Asked& asked, Decided decision, Direction direction, const Ours& ours, const Torch& torch, Ran& ran) {
   while (decision->row) {
     try {
       at::Tensor result = ours(*decision->row);
@@ -180,6 +176,7 @@ at::Tensor computed(
     } catch (const CudaFailed&) {
       const CudaCall about(&*asked.call, asked.policy->number);
       decision = asked.policy->decide_again(*asked.call, direction, asked.threads(), "");
+      decide_anew();
       complain(*asked.policy, *decision);
     }
   }
@@ -200,7 +197,7 @@ at::Tensor forward(
       return result;
     }
   }
-  const Decision* decision = asked.decide(Direction::fprop, input, weight);
+  Decided decision = asked.decide(Direction::fprop, input, weight);
   if (!c10::InferenceMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
     remember_forward(storage_of(weight));
   if (decision == nullptr) return torch();
@@ -217,7 +214,7 @@ at::Tensor forward(
     }
     return result;
   };
-  if (decision->to_measure) decision = asked.measure(*decision, Direction::fprop, ours, torch);
+  if (decision->to_measure) decision = asked.measure(decision, Direction::fprop, ours, torch);
   return computed(asked, decision, Direction::fprop, ours, torch, ran);
 }
 
@@ -321,7 +318,7 @@ Three convolution_backward(
   std::array<at::Tensor, 3> found;
   const auto one = [&](Direction direction, int index, const at::Tensor& first, const at::Tensor& second) {
     if (!output_mask[index]) return;
-    const Decision* decision = asked.decide(direction, input, weight);
+    Decided decision = asked.decide(direction, input, weight);
     if (decision == nullptr) return;
     complain(*asked.policy, *decision);
     Ran ran;
@@ -336,7 +333,7 @@ Three convolution_backward(
         ours(row, Weight::fresh);  // as in a training, where each step changes it
         if (alone[2]) gradient_of_bias(asked, grad_output);
       };
-      decision = asked.measure(*decision, direction, with_bias, [&] { torch(alone); });
+      decision = asked.measure(decision, direction, with_bias, [&] { torch(alone); });
     }
     const auto none = [] { return at::Tensor(); };  // torch computes all that is left at once
     found[index] = computed(asked, decision, direction, [&](const ConvRow& row) { return ours(row, Weight::kept); }, none, ran);

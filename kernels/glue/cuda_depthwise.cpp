@@ -8,6 +8,7 @@
 #include "glue/cuda.h"
 #include "glue/cuda_driver.h"
 #include "msctx/api.h"
+#include "msctx/policy.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -17,8 +18,7 @@ std::mutex& lock = fork_safe_mutex();
 
 // What runs for a problem of the device that is current. With `load` the kernels are ready to be launched; else only the sizes are
 // known. 1: found; 0: there is an obstacle, for good; -1: there is one this time.
-using Plan = int (*)(const ConvProblem*, int op, int channels_last, int load, CudaPlan*);
-Plan plan_in_python = nullptr;
+PythonFunction plan_in_python = nullptr;
 
 // Python is asked once for each, with no lock held: it may wait for the interpreter's own. Throws CudaFailed.
 std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) {
@@ -33,8 +33,10 @@ std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) 
   if (const int code = load ? bind_context(call.device) : 0)
     throw CudaFailed("the driver has no context for this device: CUresult " + std::to_string(code));
   auto made = std::make_shared<CudaPlan>();
-  if (const int found = plan_in_python(&p, int(op), call.channels_last, load, made.get()); found <= 0)
-    throw CudaFailed(made->obstacle, /*for_good=*/found == 0);
+  if (const long found = call_python(plan_in_python, -1, "(KiiiK)", &p, int(op), int(call.channels_last), int(load), made.get()); found <= 0) {
+    if (found < 0) decide_anew();
+    throw CudaFailed(*made->obstacle ? made->obstacle : "it was interrupted", /*for_good=*/found == 0);
+  }
   const std::lock_guard<std::mutex> guard(lock);
   if (all->size() >= most) all->clear();
   return all->try_emplace(key, std::move(made)).first->second;
@@ -112,7 +114,7 @@ std::vector<ConvRow> cuda_depthwise_rows() {
 using namespace msctx::glue;
 
 // Who plans, and where the driver is. "" or what it lacks: then nothing of ours runs.
-MSCTX_API const char* msctx_serve_cuda_kernels(Plan plan, const char* driver) {
+MSCTX_API const char* msctx_serve_cuda_kernels(msctx::PythonFunction plan, const char* driver) {
   plan_in_python = plan;
   return find_driver(driver);
 }

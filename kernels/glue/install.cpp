@@ -14,6 +14,15 @@ namespace msctx::glue {
 
 namespace {
 
+InForce& in_force_at(Place place) {
+  static auto* all = new InForce[places];
+  return all[int(place)];
+}
+
+std::atomic<int64_t> times_told_again{1};
+
+constexpr const char* hooked[] = {"aten::convolution", "aten::_convolution", "aten::convolution_backward"};
+
 c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
 
 BeforeUs before_at(c10::DispatchKey key) {
@@ -27,11 +36,12 @@ void install_cuda(c10::DispatchKey key, const char* torch_cuda) {
   const Silent silent;
   before_us[int(Place::cuda)] = before_at(key);
   torch::Library& aten = library("aten", key);
-  aten.impl("convolution", convolution<Place::cuda>);
-  aten.impl("_convolution", traced_convolution<Place::cuda>);
-  aten.impl("convolution_backward", convolution_backward<Place::cuda>);
+  aten.impl("convolution", TORCH_FN(convolution<Place::cuda>));
+  aten.impl("_convolution", TORCH_FN(traced_convolution<Place::cuda>));
+  aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cuda>));
   install_routes(Place::cuda, {key, c10::DispatchKey::QuantizedCUDA});
   install_cudnn_routes(key, torch_cuda);
+  for (const char* name : hooked) in_force_at(Place::cuda).watch(operator_named(name), key);
 }
 
 void install() {
@@ -39,10 +49,11 @@ void install() {
   const Silent silent;
   before_us[int(Place::cpu)] = before_at(CPU);
   torch::Library& aten = library("aten", CPU);
-  aten.impl("convolution", convolution<Place::cpu>);
-  aten.impl("_convolution", traced_convolution<Place::cpu>);
-  aten.impl("convolution_backward", convolution_backward<Place::cpu>);
+  aten.impl("convolution", TORCH_FN(convolution<Place::cpu>));
+  aten.impl("_convolution", TORCH_FN(traced_convolution<Place::cpu>));
+  aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cpu>));
   install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
+  for (const char* name : hooked) in_force_at(Place::cpu).watch(operator_named(name), CPU);
 }
 
 }  // namespace
@@ -50,9 +61,10 @@ void install() {
 void complain(const Policy& policy, const Decision& decision) {
   if (!decision.fell_back || policy.fallback == Fallback::silent) return;
   if (policy.fallback == Fallback::warn) {
-    if (decision.told.load(std::memory_order_relaxed)) return;
+    const int64_t now = times_told_again.load(std::memory_order_relaxed);
+    if (decision.told.load(std::memory_order_relaxed) == now) return;
     if (!tell("fallback", decision.message)) {
-      decision.told.store(true, std::memory_order_relaxed);
+      decision.told.store(now, std::memory_order_relaxed);
       return;
     }
   }
@@ -64,7 +76,7 @@ void complain(const Policy& policy, const Decision& decision) {
 using namespace msctx;
 
 // Registers the hook; "" or what went wrong. To be called once.
-MSCTX_API const char* msctx_install(int (*tell)(const char*)) {
+MSCTX_API const char* msctx_install(PythonFunction tell) {
   static std::string problem;
   try {
     set_teller(tell);
@@ -92,11 +104,7 @@ MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cu
 // "" while our kernels are in force at a place, else whose is.
 MSCTX_API const char* msctx_hook_problem(int place) try {
   thread_local std::string problem;
-  problem.clear();
-  for (const char* name : {"aten::convolution", "aten::_convolution", "aten::convolution_backward"}) {
-    const std::string by = glue::operator_named(name).getComputedKernelForDispatchKey(glue::before_us[place].key).debug();
-    if (by.find(glue::mark) == std::string::npos) problem = std::string(name) + " is served by another library's kernel (" + by + ")";
-  }
+  problem = glue::in_force_at(Place(place)).problem();
   return problem.c_str();
 } catch (const std::exception&) {
   return "the dispatcher cannot be asked";
@@ -111,10 +119,13 @@ MSCTX_API int msctx_threads_seen() {
 
 MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
+// Python has forgotten which warnings were given.
+MSCTX_API void msctx_tell_again() { glue::times_told_again++; }
+
 // 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const PolicyText* text) try {
   const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : glue::cuda_table();
-  set_policy(Place(place), text ? std::make_shared<Policy>(*text, table) : nullptr);
+  set_policy(Place(place), text, table);
   if (Place(place) == Place::cpu) {
     glue::drop_kept_weights();
     if (!text) glue::trim_scratch();

@@ -152,7 +152,7 @@ bool Keeper::is_same(KeptWeight& weight) {
   const void* at = weight_.data_ptr();
   if (policy_.frozen_weights && weight.checked_under == policy_.number && weight.checked_at == at) return true;
   if (weight.print != print()) return false;
-  weight.checked_under = policy_.number;
+  weight.checked_under = policy_.number.load();
   weight.checked_at = at;
   return true;
 }
@@ -180,7 +180,7 @@ std::shared_ptr<KeptWeight> Keeper::form(int form) {
   if (!weight || !take_away(key, weight)) weight = std::make_shared<KeptWeight>(bytes);
   // Before it is read to be prepared: if another process changes it meanwhile, then its bytes are no longer these.
   weight->print = print();
-  weight->checked_under = policy_.number;
+  weight->checked_under = policy_.number.load();
   weight->checked_at = weight_.data_ptr();
   algorithm_.prepare(p_, op_, form, plain(), weight->data, parallel_);
   keep(key, weight_, weight);

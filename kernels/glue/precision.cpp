@@ -81,7 +81,7 @@ class Governed final : public c10::OperatorKernel {
     }
     if (is_paused && !c10::GradMode::is_enabled()) return op.redispatchBoxed(below, stack);
     if (is_backward()) {
-      notice_backward(*stack, op);
+      notice_backward(*policy, *stack, op);
       op.redispatchBoxed(below, stack);
       return;
     }
@@ -90,7 +90,7 @@ class Governed final : public c10::OperatorKernel {
 
  private:
   struct Found {
-    c10::ScalarType widest = at::kByte;  // of the inputs as they are given
+    c10::ScalarType widest = at::kByte, inputs = at::kByte, computed = at::kByte;  // as given: of all; without weights; of what operators made
     bool any = false, mixed = false;
     bool is_left = false;  // one of float64, or that is sparse or of oneDNN's layout: these are computed as they are
     bool has_double = false;
@@ -128,9 +128,18 @@ class Governed final : public c10::OperatorKernel {
     }
   }
 
+  bool is_weight(int position) const { return std::find(weights_.begin(), weights_.end(), position) != weights_.end(); }
+
+  // Whether no operator has computed it: something that is trained, or a view of that.
+  static bool is_parameter(const at::Tensor& tensor) {
+    if (!tensor.requires_grad()) return false;
+    return tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
+  }
+
   Found look(Stack& stack, size_t base) const {
     Found found;
-    each(stack, base, [&](const at::Tensor& tensor, int) {
+    const auto widen = [](c10::ScalarType& known, c10::ScalarType dtype) { known = known == at::kByte || known == dtype ? dtype : at::kFloat; };
+    each(stack, base, [&](const at::Tensor& tensor, int position) {
       const bool jagged = tensor.layout() == at::kJagged;
       found.traced |= !jagged && tensor.key_set().has(c10::DispatchKey::Python);
       found.has_double |= tensor.scalar_type() == at::kDouble && !tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.dim() > 0;
@@ -138,7 +147,11 @@ class Governed final : public c10::OperatorKernel {
       if (!is_eligible(tensor)) return at::Tensor();
       const c10::ScalarType dtype = tensor.scalar_type();
       found.mixed |= found.any && dtype != found.widest;
-      found.widest = !found.any || found.widest == dtype ? dtype : at::kFloat;
+      widen(found.widest, dtype);
+      if (!is_weight(position)) {
+        widen(found.inputs, dtype);
+        if (!is_parameter(tensor)) widen(found.computed, dtype);
+      }
       found.any = true;
       return at::Tensor();
     });
@@ -146,14 +159,14 @@ class Governed final : public c10::OperatorKernel {
   }
 
   void govern(const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKey key, c10::DispatchKeySet below, Stack* stack) {
-    const PrecisionRule& rule = policy.rules[size_t(slot_)];
+    const PrecisionRule& rule = policy.rule(slot_);
     const size_t base = stack->size() - op.schema().arguments().size();
     const Found found = look(*stack, base);
     if (rule.checks_index && !found.traced) check_index(op, *stack, base);
     const bool has_own = has_own_dtype(*stack, base), casts = found.any && !found.is_left && !has_own;
     int64_t inserted = 0;
     c10::ScalarType computed = found.has_double ? at::kDouble : found.widest;
-    const bool is_ruled = rule.to[0] || rule.to[1] || rule.to[2] || rule.output || rule.inputs[0] || rule.outputs[0] || (rule.widest && found.mixed);
+    const bool is_ruled = rule.through || rule.to[0] || rule.to[1] || rule.to[2] || rule.output || rule.inputs[0] || rule.outputs[0] || (rule.widest && found.mixed);
     std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
     if ((casts && is_ruled) || rule.whole || has_own) guard.emplace(key);
     if (casts && is_ruled) {
@@ -163,13 +176,17 @@ class Governed final : public c10::OperatorKernel {
         const c10::ScalarType to = target(rule, tensor.scalar_type(), position, found);
         if (is_first) computed = to;
         is_first = false;
+        if (rule.through && tensor.scalar_type() != dtype_of(rule.through)) {
+          inserted += 2;
+          return cast(cast(tensor, dtype_of(rule.through)), to);
+        }
         if (to == tensor.scalar_type()) return at::Tensor();
         if (policy.frozen && is_kept(tensor, position, found)) return policy.casts.get(tensor, to, inserted);
         inserted++;
         return cast(tensor, to);
       });
     }
-    PrecisionCounts& counts = policy.counts[size_t(slot_)];
+    PrecisionCounts& counts = policy.counts(slot_);
     if (policy.retries)
       retrying(policy, op, key, below, stack, base, guard.has_value());
     else if (guard)
@@ -178,7 +195,7 @@ class Governed final : public c10::OperatorKernel {
       op.redispatchBoxed(below, stack);  // what it is made of is governed too
     if (casts && is_ruled) {
       inserted += finish(rule, stack, stack->size() - op.schema().returns().size(), found.widest);
-      if (computed == at::kHalf && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
+      if ((computed == at::kHalf || rule.through) && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
     }
     if (!found.any && !found.has_double) return;
     if (found.traced) {
@@ -193,7 +210,7 @@ class Governed final : public c10::OperatorKernel {
   bool is_kept(const at::Tensor& tensor, int position, const Found& found) const {
     if (!keeps_ || found.traced || at::tracer::impl::is_dispatch_enabled() || c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
     if (c10::GradMode::is_enabled() && tensor.requires_grad()) return false;
-    return std::find(weights_.begin(), weights_.end(), position) != weights_.end();
+    return is_weight(position);
   }
 
   // A dtype that the call itself names is the caller's word.
@@ -201,6 +218,7 @@ class Governed final : public c10::OperatorKernel {
 
   c10::ScalarType target(const PrecisionRule& rule, c10::ScalarType dtype, int position, const Found& found) const {
     if (const uint8_t listed = rule.inputs[std::min(position, most_listed - 1)]) return dtype_of(listed);
+    if (rule.widest == 2) return found.computed != at::kByte ? found.computed : found.inputs != at::kByte ? found.inputs : found.widest;
     if (rule.widest) return found.widest;
     const uint8_t to = rule.to[kind_of(dtype)];
     return to ? dtype_of(to) : dtype;
@@ -237,7 +255,7 @@ class Governed final : public c10::OperatorKernel {
   void retrying(
       const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKey key, c10::DispatchKeySet below, Stack* stack,
       size_t base, bool is_cast) {
-    PrecisionCounts& counts = policy.counts[size_t(slot_)];
+    PrecisionCounts& counts = policy.counts(slot_);
     const Found found = look(*stack, base);
     const auto run = [&] {
       if (is_cast)
@@ -305,11 +323,18 @@ class Governed final : public c10::OperatorKernel {
     if (last.isTensor() && last.toTensor().defined() && last.toTensor().requires_grad()) lowered.store(true, std::memory_order_relaxed);
   }
 
-  // Gradients in float16 that nobody scales vanish below 6e-8.
-  void notice_backward(const Stack& stack, const c10::OperatorHandle& op) const {
-    if (!lowered.load(std::memory_order_relaxed) || asked_scaler.load(std::memory_order_relaxed)) return;
+  // The dtypes of a backward pass are those of its forward pass. Gradients in float16 that nobody scales vanish below 6e-8.
+  void notice_backward(const PrecisionPolicy& policy, const Stack& stack, const c10::OperatorHandle& op) const {
     const c10::IValue& first = stack[stack.size() - op.schema().arguments().size()];
-    if (!first.isTensor() || !first.toTensor().defined() || first.toTensor().scalar_type() != at::kHalf) return;
+    if (!first.isTensor() || !first.toTensor().defined() || !first.toTensor().is_floating_point()) return;
+    const at::Tensor& tensor = first.toTensor();
+    PrecisionCounts& counts = policy.counts(slot_);
+    if (tensor.layout() == at::kStrided && tensor.key_set().has(c10::DispatchKey::Python))
+      counts.traced.fetch_add(1, std::memory_order_relaxed);
+    else
+      counts.backward[kind_of(tensor.scalar_type())].fetch_add(1, std::memory_order_relaxed);
+    if (!lowered.load(std::memory_order_relaxed) || asked_scaler.load(std::memory_order_relaxed)) return;
+    if (tensor.scalar_type() != at::kHalf && !policy.rule(slot_).through) return;
     asked_scaler.store(true, std::memory_order_relaxed);
     TORCH_CHECK(!tell("grad_scaler", ""), "a warning that is an error here: a backward pass in float16 without a scaled loss");
   }

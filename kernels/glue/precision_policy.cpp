@@ -2,8 +2,10 @@
 #include "glue/precision_policy.h"
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 
@@ -14,31 +16,59 @@ namespace {
 
 namespace autocast = at::autocast;
 
-constexpr c10::DeviceType low_digit = at::kIPU, high_digit = at::kMAIA;  // nobody computes on these
-constexpr int base = 40, most = base * base;  // dtypes that can stand for a digit
+// A number is kept as the autocast dtypes of devices that nobody has: guards look at all of them.
+constexpr int base = 40, digits = 4, most = base * base * base * base;  // dtypes that can stand for a digit
+constexpr std::array<c10::DeviceType, digits> digit_devices{at::kIPU, at::kMAIA, at::kHPU, at::kXLA};
 
 std::mutex& lock = fork_safe_mutex();
 struct All {
   std::deque<PrecisionPolicy> policies;
-  std::array<std::atomic<const Combination*>, most> combinations{};
   std::map<std::pair<int, int>, int> overruled;  // the first number of a combination, what of it is overruled → the number of that
 };
 All& all() {
   static All* found = new All;  // never destroyed: threads may still run while the process ends
   return *found;
 }
+std::array<std::atomic<const Combination*>, most> combinations;  // by number; what is not used takes no memory
 
-// The digits as they are found where nothing is in force: no number has them.
-const int found_low = int(autocast::get_autocast_dtype(low_digit)), found_high = int(autocast::get_autocast_dtype(high_digit));
+struct Digits {
+  std::array<int, digits> dtypes;
+  int used = 0;  // where somebody has such a device after all, its autocast is left alone
 
-int number_of(int low, int high) { return high * base + low; }
+  Digits() {
+    while (used < digits && !c10::impl::hasDeviceGuardImpl(digit_devices[size_t(used)])) used++;
+    dtypes = now();
+  }
+  std::array<int, digits> now() const {
+    std::array<int, digits> dtypes{};
+    for (int i = 0; i < used; i++) dtypes[size_t(i)] = int(autocast::get_autocast_dtype(digit_devices[size_t(i)]));
+    return dtypes;
+  }
+};
+const Digits found;  // as they are where nothing is in force: no number has them
+
+int number_of(const std::array<int, digits>& dtypes) {
+  int number = 0;
+  for (int i = digits - 1; i >= 0; i--) {
+    if (dtypes[size_t(i)] >= base) return -1;
+    number = number * base + dtypes[size_t(i)];
+  }
+  return number;
+}
+
+int numbers() {
+  int count = 1;
+  for (int i = 0; i < found.used; i++) count *= base;
+  return count;
+}
 
 // The lock is held. The first free number from the wanted one on; -1: there can be no more.
 int number_for(const Combination& combination, int wanted) {
-  for (int i = 0; i < most; i++) {
-    const int number = (wanted + i) % most;
-    auto& place = all().combinations[size_t(number)];
-    if (number == number_of(found_low, found_high) || place.load(std::memory_order_relaxed)) continue;
+  const int count = numbers();
+  for (int i = 0; i < count; i++) {
+    const int number = (wanted + i) % count;
+    auto& place = combinations[size_t(number)];
+    if (number == number_of(found.dtypes) || place.load(std::memory_order_relaxed)) continue;
     auto made = std::make_unique<Combination>(combination);
     if (made->first < 0) made->first = number;
     place.store(made.release(), std::memory_order_release);
@@ -50,32 +80,49 @@ int number_for(const Combination& combination, int wanted) {
 }  // namespace
 
 PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int operators, int retries_, uint8_t low_, bool frozen_)
-    : rules(size_t(operators)),
-      retries(retries_),
+    : retries(retries_),
       low(low_ ? std::optional(dtype_of(low_)) : std::nullopt),
       frozen(frozen_),
-      counts(size_t(operators)) {
+      place(size_t(operators)),
+      made(new std::atomic<PrecisionCounts*>[size_t(operators)] {}) {
   const auto half = uint8_t(1 + kind_of(at::kHalf));
   for (int i = 0; i < count; i++) {
-    rules.at(size_t(given[i].op)) = given[i];
-    lowers_to_half |= std::count(std::begin(given[i].to), std::end(given[i].to), half) || std::count(given[i].inputs, given[i].inputs + most_listed, half);
+    PrecisionRule rule = given[i];
+    rule.op = 0;
+    const auto same = [&](const PrecisionRule& other) { return std::memcmp(&rule, &other, sizeof(rule)) == 0; };
+    const auto known = std::find_if(distinct.begin(), distinct.end(), same);
+    place.at(size_t(given[i].op)) = uint16_t(known - distinct.begin());
+    if (known != distinct.end()) continue;
+    distinct.push_back(rule);
+    lowers_to_half |= std::count(std::begin(rule.to), std::end(rule.to), half) || std::count(rule.inputs, rule.inputs + most_listed, half);
   }
 }
 
+PrecisionCounts& PrecisionPolicy::counts(int op) const {
+  std::atomic<PrecisionCounts*>& known = made[size_t(op)];
+  if (PrecisionCounts* found = known.load(std::memory_order_acquire)) return *found;
+  auto fresh = std::make_unique<PrecisionCounts>();
+  PrecisionCounts* other = nullptr;
+  return known.compare_exchange_strong(other, fresh.get(), std::memory_order_acq_rel) ? *fresh.release() : *other;
+}
+
 int number_in_force() {
-  const int low = int(autocast::get_autocast_dtype(low_digit)), high = int(autocast::get_autocast_dtype(high_digit));
-  return (low == found_low && high == found_high) || low >= base || high >= base ? -1 : number_of(low, high);
+  const auto dtypes = found.now();
+  return dtypes == found.dtypes ? -1 : number_of(dtypes);
 }
 
 void put_in_force(int number) {
-  for (const auto digit : {low_digit, high_digit}) autocast::set_autocast_enabled(digit, number >= 0);  // or no guard looks at it
-  autocast::set_autocast_dtype(low_digit, c10::ScalarType(number < 0 ? found_low : number % base));
-  autocast::set_autocast_dtype(high_digit, c10::ScalarType(number < 0 ? found_high : number / base));
+  for (int i = 0; i < found.used; i++) {
+    const auto device = digit_devices[size_t(i)];
+    autocast::set_autocast_enabled(device, number >= 0);  // or no guard looks at it
+    autocast::set_autocast_dtype(device, c10::ScalarType(number < 0 ? found.dtypes[size_t(i)] : number % base));
+    if (number >= 0) number /= base;
+  }
 }
 
 const Combination* combination_in_force() {
   const int number = number_in_force();
-  return number < 0 ? nullptr : all().combinations[size_t(number)].load(std::memory_order_acquire);
+  return number < 0 ? nullptr : combinations[size_t(number)].load(std::memory_order_acquire);
 }
 
 int overruled_number(const Combination& combination, int overruled) {
@@ -114,7 +161,7 @@ MSCTX_API void msctx_precision_thaw(int policy) try {
 // The number of a new combination of policies (-1: none) for the devices, the wanted one if it is free; -1: there can be no more.
 // What compiled code is kept under on disk has that number in it: processes should give the same one to the same policies.
 MSCTX_API int msctx_precision_combination(const int32_t* policies, uint32_t wanted_) try {
-  const int wanted = int(wanted_ % most);
+  const int wanted = int(wanted_ % uint32_t(numbers()));
   const std::lock_guard<std::mutex> guard(lock);
   Combination made{{}, -1, 0};
   for (int i = 0; i < precision_devices; i++) made.policies[i] = policies[i] < 0 ? nullptr : &all().policies.at(size_t(policies[i]));
@@ -130,19 +177,22 @@ MSCTX_API int msctx_precision_switch(int combination) {
   return before ? before->first : -1;
 }
 
-// Of each operator of a policy: calls by dtype (float32, float16, bfloat16, float64, others), casts, calls repeated in float32, traced.
-MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[kinds_of_dtype + 3], int operators) try {
+// Of each operator of a policy: calls by dtype (float32, float16, bfloat16, float64, others), casts,
+// calls repeated in float32, traced; calls in backward passes by dtype.
+MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[2 * kinds_of_dtype + 3], int operators) try {
   const PrecisionPolicy* found;
   {
     const std::lock_guard<std::mutex> guard(lock);
     found = &all().policies.at(size_t(policy));
   }
-  for (int i = 0; i < operators && i < int(found->counts.size()); i++) {
-    const PrecisionCounts& c = found->counts[size_t(i)];
+  for (int i = 0; i < operators; i++) {
+    if (!found->counted(i)) continue;
+    const PrecisionCounts& c = *found->counted(i);
     for (int k = 0; k < kinds_of_dtype; k++) counts[i][k] = c.calls[k].load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype] = c.casts.load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype + 1] = c.again.load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype + 2] = c.traced.load(std::memory_order_relaxed);
+    for (int k = 0; k < kinds_of_dtype; k++) counts[i][kinds_of_dtype + 3 + k] = c.backward[k].load(std::memory_order_relaxed);
   }
 } catch (const std::exception&) {  // there is no such policy
 }

@@ -23,7 +23,8 @@ struct PrecisionRule {
   int32_t op;
   uint8_t to[3];          // what float32, float16 and bfloat16 become
   uint8_t output;         // 0: as computed; origin: the inputs' own, the widest of them; else a dtype
-  uint8_t widest;         // inputs of several dtypes become the widest of them
+  uint8_t widest;         // inputs of several dtypes become the widest: 1: of them all, 2: of those that operators have computed
+  uint8_t through;        // inputs are rounded to this dtype before they become what `to` says
   uint8_t checks_index;   // indices are checked before they are used
   uint8_t whole;          // it holds for all that the operator is made of, also where nothing is cast
   uint8_t inputs[most_listed], outputs[most_listed];  // dtypes by position, over `to` and `output`
@@ -41,19 +42,26 @@ inline int kind_of(c10::ScalarType dtype) {
 }
 
 struct PrecisionCounts {
-  // by the dtype computed in; casts inserted; repeated in float32; calls that were traced, for code that runs elsewhere
-  std::atomic<int64_t> calls[kinds_of_dtype]{}, casts{0}, again{0}, traced{0};
+  // by the dtype computed in; casts inserted; repeated in float32; traced, for code that runs elsewhere; of backward passes, by dtype
+  std::atomic<int64_t> calls[kinds_of_dtype]{}, casts{0}, again{0}, traced{0}, backward[kinds_of_dtype]{};
 };
 
 struct PrecisionPolicy {
   PrecisionPolicy(const PrecisionRule* rules, int count, int operators, int retries, uint8_t low, bool frozen);
-  std::vector<PrecisionRule> rules;  // by operator; all zero: it is left alone
+  const PrecisionRule& rule(int op) const { return distinct[place[size_t(op)]]; }
+  PrecisionCounts& counts(int op) const;                                             // made when it is first asked for
+  const PrecisionCounts* counted(int op) const { return made[size_t(op)].load(std::memory_order_acquire); }  // nullptr: nothing yet
   int retries;                       // 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word
   std::optional<c10::ScalarType> low;  // that its mode lowers to
   bool frozen;                         // weights do not change while it is in force
   bool lowers_to_half = false;
   mutable KeptCasts casts;
-  mutable std::vector<PrecisionCounts> counts;
+
+ private:
+  // There may be thousands of policies, of few rules each: all zero is the first, which leaves an operator alone.
+  std::vector<PrecisionRule> distinct{1};
+  std::vector<uint16_t> place;  // by operator
+  std::unique_ptr<std::atomic<PrecisionCounts*>[]> made;
 };
 
 // The policies of the devices. Where a torch.autocast overrules some of them, that too has a number, so that compiled code is told apart.

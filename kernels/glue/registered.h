@@ -5,7 +5,10 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include <mutex>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace msctx::glue {
 
@@ -18,10 +21,33 @@ struct Before {
   bool call(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) const;
 };
 
+// What the dispatcher calls at a key now.
+const c10::KernelFunction& in_table(const c10::OperatorHandle&, c10::DispatchKey);
 Before before(const c10::OperatorHandle&, c10::DispatchKey);
 // The same where it is another library's, and not torch's own kernel of a back end.
 Before anothers(const c10::OperatorHandle&, c10::DispatchKey);
 torch::Library& library(const char* ns, c10::DispatchKey);
+
+// Kernels of ours, and whether the dispatcher still calls them: another library may register over them at any time. They are registered by
+// TORCH_FN: code of their own is what tells them from others.
+class InForce {
+ public:
+  // Call it once the kernels are registered.
+  void watch(const c10::OperatorHandle&, c10::DispatchKey);
+  // "" while all of them are called, else whose kernel is in the place of one. Any thread may ask, as often as it likes.
+  std::string problem();
+
+ private:
+  struct Kernel {
+    c10::OperatorHandle op;
+    c10::DispatchKey key;
+    c10::KernelFunction ours;
+    std::optional<c10::KernelFunction> theirs;  // the last other one that was met there, and its name
+    std::string name;
+  };
+  std::vector<Kernel> kernels_;
+  std::mutex lock_;  // of `theirs` and `name`
+};
 
 // That a kernel is overridden is what is meant while one of these lives.
 class Silent {

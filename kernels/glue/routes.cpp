@@ -1,9 +1,26 @@
 #include "glue/routes.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_conv_depthwise2d_ops.h>
+#include <ATen/ops/_nnpack_spatial_convolution_ops.h>
+#include <ATen/ops/_slow_conv2d_backward_ops.h>
+#include <ATen/ops/_slow_conv2d_forward_ops.h>
+#include <ATen/ops/conv_depthwise3d_ops.h>
+#include <ATen/ops/mkldnn_convolution_ops.h>
+#include <ATen/ops/slow_conv3d_forward_ops.h>
+#include <ATen/ops/slow_conv_dilated2d_ops.h>
+#include <ATen/ops/slow_conv_dilated3d_ops.h>
+#include <ATen/ops/slow_conv_transpose2d_ops.h>
+#include <ATen/ops/slow_conv_transpose3d_ops.h>
+
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "glue/hook.h"
@@ -12,15 +29,23 @@
 namespace msctx::glue {
 namespace {
 
+// torch's own convolutions, which its aten::convolution calls, too; of these install_routes takes the ones that it calls often.
+constexpr std::string_view called_by_torch[] = {
+    "aten::mkldnn_convolution", "aten::_nnpack_spatial_convolution", "aten::_slow_conv2d_forward", "aten::_slow_conv2d_backward",
+    "aten::slow_conv3d_forward", "aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d", "aten::slow_conv_transpose2d",
+    "aten::slow_conv_transpose3d", "aten::_conv_depthwise2d", "aten::conv_depthwise3d"};
+
 bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
   const auto has = [&](const char* part) { return op.name.find(part) != std::string::npos; };
   if (has("aten::")) {
     if (key == c10::DispatchKey::MkldnnCPU) return op.name == "aten::convolution" || op.name == "aten::mkldnn_convolution";
+    const bool is_called = std::find(std::begin(called_by_torch), std::end(called_by_torch), op.name) != std::end(called_by_torch);
+    if (is_called) return !op.overload_name.empty() && op.overload_name != "output_mask";  // out=, and one gradient's out=
     if (op.name == "aten::cudnn_convolution") return op.overload_name == "out";  // of the other one see install_cudnn_routes
     const bool is_fused = op.name == "aten::cudnn_convolution_relu" || op.name == "aten::cudnn_convolution_add_relu";
     return op.name == "aten::conv_tbc" || (is_fused && op.overload_name.empty());  // their out= calls them
   }
-  if (!has("mkldnn") && !has("quantized::") && !has("onednn::")) return false;
+  if (!has("mkldnn") && !has("quantized::") && !has("onednn::") && !has("prepacked::")) return false;
   for (const char* part : {"prepack", "unpack", "reorder", "_stride", "_padding", "_dilation", "_groups", "d_transpose"})
     if (op.name.find(part, op.name.find("::")) != std::string::npos) return false;  // packing weights, asking for parameters
   return has("conv");
@@ -28,14 +53,16 @@ bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
 
 bool is_asked(Place place) { return inside_torch == 0 && in_force(place); }
 
-void count_route(Place place, const std::string& name, const at::Tensor& input, const at::Tensor& weight) {
+void count_route(Place place, const std::string& name, bool is_backward, const at::Tensor& input, const at::Tensor& weight) {
   const auto policy = msctx::policy(place);
   if (!policy) return;
   const std::string reason = name + " is an operator of its own, which no algorithm of msctx replaces";
-  if (const Decision* decision = policy->refuse(Direction::fprop, text_of_tensors(input, weight, "packed"), reason)) {
-    complain(*policy, *decision);
-    decision->choice->calls.fetch_add(1, std::memory_order_relaxed);
-  }
+  for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad})
+    if (is_backward == (direction != Direction::fprop))
+      if (const Decided decision = policy->refuse(direction, text_of_tensors(input, weight, "packed"), reason)) {
+        complain(*policy, *decision);
+        count(decision->choice, {1}, false);
+      }
 }
 
 // The boxed kernel of a route at a key.
@@ -45,11 +72,12 @@ class Route : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     if (is_asked(place_)) {
-      at::Tensor found[2];
-      int count = 0;
+      std::vector<at::Tensor> found(3);
       for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size()))
-        if (argument.isTensor() && count < 2) found[count++] = argument.toTensor();
-      count_route(place_, op.schema().name(), found[0], found[1]);
+        if (argument.isTensor()) found.insert(found.end() - 3, argument.toTensor());
+      const std::string& name = op.schema().name();
+      const bool is_backward = name.find("backward") != std::string::npos;  // its gradient comes first
+      count_route(place_, name, is_backward, found[is_backward], found[is_backward + 1]);
     }
     const InsideTorch guard;
     if (!before_.call(op, keys, stack)) op.redispatchBoxed(c10::DispatchKeySet(), stack);
@@ -66,17 +94,44 @@ void install_boxed(const c10::OperatorHandle& op, Place place, c10::DispatchKey 
   library(ns.c_str(), key).impl(full.substr(ns.size() + 2).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
 }
 
-// A route that each convolution takes inside torch, outside every context too: to box its arguments would cost it a microsecond. torch's
-// kernel is called by its address.
-template <class Signature>
+// A route that each convolution takes inside torch, outside every context too: to box its arguments would cost it a microsecond. The
+// kernel that was in force is called as the dispatcher would.
+template <Place place, class Op, class Signature = typename Op::schema>
 struct Direct;
+template <Place place, class Op, class Return, class... Arguments>
+struct Direct<place, Op, Return(Arguments...)> {
+  static inline c10::KernelFunction torchs;
+  static inline std::optional<c10::OperatorHandle> op;
+
+  static Return run(c10::DispatchKeySet keys, Arguments... arguments) {
+    if (is_asked(place)) {
+      constexpr bool is_backward = std::string_view(Op::name).find("backward") != std::string_view::npos;
+      const auto all = std::tie(arguments...);  // of a backward pass the gradient comes first
+      count_route(place, Op::name, is_backward, std::get<is_backward>(all), std::get<is_backward + 1>(all));
+    }
+    return torchs.call<Return, Arguments...>(*op, keys, std::forward<Arguments>(arguments)...);
+  }
+
+  static void install(c10::DispatchKey key) {
+    op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
+    if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
+    if (anothers(*op, key).kernel) return install_boxed(*op, place, key);
+    torchs = in_table(*op, key);
+    const std::string overload = Op::overload_name;
+    library("aten", key).impl((std::string(Op::name).substr(6) + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
+  }
+};
+
+// The same of cuDNN's two, where torch's kernel is called by its address.
+template <class Signature>
+struct ByAddress;
 template <class... Rest>
-struct Direct<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
+struct ByAddress<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
   static inline at::Tensor (*torchs)(const at::Tensor&, const at::Tensor&, Rest...) = nullptr;
   static inline std::string name;
 
   static at::Tensor run(const at::Tensor& input, const at::Tensor& weight, Rest... rest) {
-    if (is_asked(Place::cuda)) count_route(Place::cuda, name, input, weight);
+    if (is_asked(Place::cuda)) count_route(Place::cuda, name, false, input, weight);
     return torchs(input, weight, std::forward<Rest>(rest)...);
   }
 
@@ -91,6 +146,11 @@ struct Direct<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
   }
 };
 
+template <Place place, class... Ops>
+void install_direct(c10::DispatchKey key) {
+  (Direct<place, Ops>::install(key), ...);
+}
+
 }  // namespace
 
 void install_routes(Place place, const std::vector<c10::DispatchKey>& keys) {
@@ -99,16 +159,26 @@ void install_routes(Place place, const std::vector<c10::DispatchKey>& keys) {
       if (is_route(name, key))
         if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && op->hasComputedKernelForDispatchKey(key))
           install_boxed(*op, place, key);
+  if (place == Place::cpu)
+    install_direct<
+        Place::cpu, at::_ops::mkldnn_convolution, at::_ops::_nnpack_spatial_convolution, at::_ops::_slow_conv2d_forward,
+        at::_ops::_slow_conv2d_backward_output_mask, at::_ops::slow_conv3d_forward, at::_ops::slow_conv_dilated2d, at::_ops::slow_conv_dilated3d,
+        at::_ops::slow_conv_transpose2d, at::_ops::slow_conv_transpose3d>(keys.front());
+  else
+    install_direct<
+        Place::cuda, at::_ops::_conv_depthwise2d, at::_ops::conv_depthwise3d,
+        at::_ops::_slow_conv2d_forward, at::_ops::_slow_conv2d_backward_output_mask, at::_ops::slow_conv_dilated2d, at::_ops::slow_conv_dilated3d,
+        at::_ops::slow_conv_transpose2d, at::_ops::slow_conv_transpose3d>(keys.front());
 }
 
 void install_cudnn_routes(c10::DispatchKey key, const char* torch_cuda) {
   using Tensor = const at::Tensor&;
   void* found = dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD);
   // at::cuda::cudnn_convolution_symint and …_transpose_symint
-  Direct<at::Tensor(Tensor, Tensor, SymInts, SymInts, SymInts, c10::SymInt, bool, bool, bool)>::install(
+  ByAddress<at::Tensor(Tensor, Tensor, SymInts, SymInts, SymInts, c10::SymInt, bool, bool, bool)>::install(
       "aten::cudnn_convolution", key, found,
       "_ZN2at4cuda24cudnn_convolution_symintERKNS_6TensorES3_N3c108ArrayRefINS4_6SymIntEEES7_S7_S6_bbb");
-  Direct<at::Tensor(Tensor, Tensor, SymInts, SymInts, SymInts, SymInts, c10::SymInt, bool, bool, bool)>::install(
+  ByAddress<at::Tensor(Tensor, Tensor, SymInts, SymInts, SymInts, SymInts, c10::SymInt, bool, bool, bool)>::install(
       "aten::cudnn_convolution_transpose", key, found,
       "_ZN2at4cuda34cudnn_convolution_transpose_symintERKNS_6TensorES3_N3c108ArrayRefINS4_6SymIntEEES7_S7_S7_S6_bbb");
 }

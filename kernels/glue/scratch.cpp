@@ -1,9 +1,11 @@
-// The pool of scratch: blocks in use, and idle ones up to a limit, which is lower while no policy is in force.
+// The pool of scratch: blocks in use, and idle ones up to a limit, which is lower while no policy is in force. Their sizes are in classes:
+// ever larger exact ones would each find all holes too small that those before have left.
 #include "glue/scratch.h"
 
 #include <c10/core/Allocator.h>
 
-#include <atomic>
+#include <algorithm>
+#include <bit>
 #include <list>
 
 #include "msctx/policy.h"
@@ -14,7 +16,7 @@ namespace {
 
 constexpr size_t most_idle = size_t(256) << 20;
 constexpr size_t most_outside = size_t(64) << 20;  // of scopes: one that is entered for each step or request finds it
-constexpr size_t most_blocks = 64;
+constexpr size_t most_blocks = 64, least = 4096;
 
 struct Block {
   at::DataPtr data;
@@ -63,8 +65,15 @@ Block fresh(size_t bytes) try {
   return {c10::GetAllocator(c10::kCPU)->allocate(bytes), bytes};
 }
 
-void* allocate(void*, size_t bytes) {
+// Eight sizes to each doubling.
+size_t size_of(size_t bytes) {
+  const size_t step = std::bit_floor(std::max(bytes, least)) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+void* allocate(void*, size_t asked) {
   Pool& all = pool();
+  const size_t bytes = size_of(asked);
   {
     const std::lock_guard<std::mutex> guard(lock);
     if (take_idle(all, bytes)) return all.used.front().data.get();

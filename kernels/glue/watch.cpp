@@ -19,22 +19,59 @@ namespace {
 
 // A weight is known by its storage and its place in it: a library may lay many of them into one.
 using Place = std::pair<const void*, int64_t>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;  // no other storage gets its address as long as this is here
+struct Module {
+  const std::string* path;
+  int64_t model;
+};
 struct Weight {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // no other storage gets its address as long as this is here
-  std::vector<const std::string*> paths;              // of the modules that share it
-  std::string dtype;                                  // "": it is computed from others each time
+  WeakStorage storage;
+  std::vector<Module> modules;  // that share it
+  std::string dtype;            // "": it is computed from others each time
 };
 std::mutex& lock = fork_safe_mutex();
 struct Watched {
   std::map<Place, Weight> by_place;
   std::unordered_map<std::string, std::set<Place>> by_shape;
   std::unordered_set<std::string> paths;
+  std::unordered_set<int64_t> models;       // of the contexts that are open
+  std::map<Place, WeakStorage> strangers;  // weights that stand for themselves, and that nobody has named
+  std::vector<Place> fresh;                // those of them that were met since somebody asked
+  int64_t too_many = 0;                    // that would have been too many to remember, since then
 };
 Watched& watched() {
   static auto* all = new Watched;
   return *all;
 }
 std::atomic<bool> any{false};
+std::atomic<bool> any_fresh{false};
+constexpr size_t kMostStrangers = 4096;
+
+void set_any(const Watched& all) { any.store(!all.by_place.empty() && !all.models.empty(), std::memory_order_relaxed); }
+
+const std::string* path_of(const Watched& all, const Weight& weight) {
+  for (const Module& module : weight.modules)
+    if (all.models.count(module.model)) return module.path;
+  return nullptr;
+}
+
+// A watched module may have got it since: somebody looks again where this has counted on.
+void count_miss(Watched& all, const Place& place, const at::Tensor& weight) {
+  if (all.strangers.count(place)) return;
+  if (all.strangers.size() >= kMostStrangers) {
+    for (auto one = all.strangers.begin(); one != all.strangers.end();) one = one->second.expired() ? all.strangers.erase(one) : std::next(one);
+    const auto is_gone = [&](const Place& one) { return !all.strangers.count(one); };
+    all.fresh.erase(std::remove_if(all.fresh.begin(), all.fresh.end(), is_gone), all.fresh.end());
+    if (all.strangers.size() >= kMostStrangers) {
+      all.too_many += static_cast<int64_t>(all.fresh.size());
+      all.fresh.clear();
+      all.strangers.clear();
+    }
+  }
+  all.fresh.push_back(place);
+  all.strangers.try_emplace(place, WeakStorage(weight.storage().getWeakStorageImpl()));
+  any_fresh.store(true, std::memory_order_relaxed);
+}
 
 }  // namespace
 
@@ -43,15 +80,23 @@ const std::string* module_of(const at::Tensor& weight) {
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
   const Place place{weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), weight.storage_offset()};
-  if (const auto found = all.by_place.find(place); found != all.by_place.end()) return found->second.paths.front();
+  if (const auto found = all.by_place.find(place); found != all.by_place.end()) return path_of(all, found->second);
+  const bool stands_for_itself = weight.is_leaf() && !weight.is_view();
+  if (stands_for_itself) count_miss(all, place, weight);
   std::string shape;  // cast, gathered or computed, it has another storage
   for (const int64_t size : weight.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
   const auto same = all.by_shape.find(shape);
-  if (same == all.by_shape.end() || same->second.size() != 1) return nullptr;
-  const Weight& only = all.by_place.at(*same->second.begin());
+  if (same == all.by_shape.end()) return nullptr;
+  const Weight* only = nullptr;
+  for (const Place& one : same->second) {
+    const Weight& candidate = all.by_place.at(one);
+    if (!path_of(all, candidate)) continue;
+    if (only) return nullptr;
+    only = &candidate;
+  }
   // A weight of another model may have the shape, too: one that stands for itself is not the watched one.
-  const bool own = weight.is_leaf() && !weight.is_view() && only.dtype == c10::toString(weight.scalar_type()) && !only.storage.expired();
-  return own ? nullptr : only.paths.front();
+  const bool own = only && stands_for_itself && only->dtype == c10::toString(weight.scalar_type()) && !only->storage.expired();
+  return own || !only ? nullptr : path_of(all, *only);
 }
 
 }  // namespace msctx::glue
@@ -66,18 +111,19 @@ std::string name_of_dtype(const std::string& python) {
 }  // namespace
 
 // `storage` is alive now. 0: there was no memory for it.
-MSCTX_API int msctx_watch(void* storage, int64_t offset, const char* shape, const char* dtype, const char* path) try {
+MSCTX_API int msctx_watch(void* storage, int64_t offset, const char* shape, const char* dtype, const char* path, int64_t model) try {
   auto alive = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(storage));
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
   const Place place{storage, offset};
-  const std::string* module = &*all.paths.emplace(path).first;
+  const Module module{&*all.paths.emplace(path).first, model};
   // What stands in by_place has a path, and what stands in by_shape stands in by_place, also where memory ends half way.
   if (const auto found = all.by_place.find(place); found != all.by_place.end())
-    found->second.paths.push_back(module);
+    found->second.modules.push_back(module);
   else
-    all.by_place.try_emplace(place, Weight{c10::weak_intrusive_ptr<c10::StorageImpl>(alive), {module}, name_of_dtype(dtype)});
-  any.store(true, std::memory_order_relaxed);
+    all.by_place.try_emplace(place, Weight{WeakStorage(alive), {module}, name_of_dtype(dtype)});
+  set_any(all);
+  all.strangers.erase(place);
   all.by_shape[shape].insert(place);
   return 1;
 } catch (const std::exception&) {
@@ -85,23 +131,64 @@ MSCTX_API int msctx_watch(void* storage, int64_t offset, const char* shape, cons
 }
 
 // Takes back what msctx_watch was called with.
-MSCTX_API void msctx_unwatch(void* storage, int64_t offset, const char* path) try {
+MSCTX_API void msctx_unwatch(void* storage, int64_t offset, const char* path, int64_t model) try {
   const std::string module = path;  // nothing below needs memory
   const Place place{storage, offset};
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
   const auto found = all.by_place.find(place);
   if (found == all.by_place.end()) return;
-  auto& paths = found->second.paths;
-  const auto is_it = [&](const std::string* one) { return *one == module; };
-  if (const auto one = std::find_if(paths.begin(), paths.end(), is_it); one != paths.end()) paths.erase(one);
-  if (!paths.empty()) return;
+  auto& modules = found->second.modules;
+  const auto is_it = [&](const Module& one) { return *one.path == module && one.model == model; };
+  if (const auto one = std::find_if(modules.begin(), modules.end(), is_it); one != modules.end()) modules.erase(one);
+  if (!modules.empty()) return;
   for (auto same = all.by_shape.begin(); same != all.by_shape.end();) {  // modules that share it may see it in several shapes
     same->second.erase(place);
     same = same->second.empty() ? all.by_shape.erase(same) : std::next(same);
   }
   all.by_place.erase(found);
-  any.store(!all.by_place.empty(), std::memory_order_relaxed);
+  set_any(all);
 } catch (const std::exception&) {
   return;  // no memory: it stays watched, and no other storage gets its address
+}
+
+// Whether a context that watches a model is open: else its modules have no names. 0: there was no memory for it.
+MSCTX_API int msctx_watch_model(int64_t model, int is_open) try {
+  Watched& all = watched();
+  const std::lock_guard<std::mutex> guard(lock);
+  if (is_open)
+    all.models.insert(model);
+  else
+    all.models.erase(model);
+  set_any(all);
+  return 1;
+} catch (const std::exception&) {
+  return 0;
+}
+
+// How many weights were met since the last call that stand for themselves, had no name and are still alive: each is counted once. One
+// that is gone was computed for a call, and is no module's.
+MSCTX_API int64_t msctx_watch_misses() {
+  if (!any_fresh.load(std::memory_order_relaxed)) return 0;
+  Watched& all = watched();
+  const std::lock_guard<std::mutex> guard(lock);
+  int64_t alive = std::exchange(all.too_many, 0);
+  for (const Place& place : all.fresh) {
+    const auto found = all.strangers.find(place);
+    if (found == all.strangers.end()) continue;  // named since
+    if (found->second.expired())
+      all.strangers.erase(found);
+    else
+      ++alive;
+  }
+  all.fresh.clear();
+  any_fresh.store(false, std::memory_order_relaxed);
+  return alive;
+}
+
+// How many named weights are gone, so that their modules may have got others.
+MSCTX_API int64_t msctx_watch_lost() {
+  const Watched& all = watched();
+  const std::lock_guard<std::mutex> guard(lock);
+  return std::count_if(all.by_place.begin(), all.by_place.end(), [](const auto& one) { return one.second.storage.expired(); });
 }

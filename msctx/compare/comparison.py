@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from msctx.compare import cases as subjects
+from msctx.compare import identity
 from msctx.compare.cases import Case, error_of
 from msctx.compare.config import Comparison, combined
-from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, relevant
+from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, name_of, relevant
 from msctx.compare.measure import NOISY, Entrant, Failed, Interrupted, Ratio, interleaved, seconds_of
 from msctx.compare.model import load
 from msctx.context import Context
@@ -46,6 +47,9 @@ ASKING = (*ALGORITHMS, "conv_algo_rules")
 DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
 LATE = "not measured: --quick had no time left"
+NO_SAY, UNABLE, FAILED, SKIPPED, MEASURED = "no_say", "unable", "failed", "skipped", "measured"
+"""What became of a choice in a row: none of its options has a say there; it cannot run or is not carried out; it raised, or its
+result was wrong; there was no time for it; it has its figures."""
 
 
 @dataclass
@@ -61,8 +65,9 @@ class Checked:
     """Why there is nothing to time."""
     told: str = ""
     """What of the choice has no effect here."""
-    failed: bool = False
-    """It raised, or its result was wrong."""
+    status: str = MEASURED
+    identity: identity.Identity = identity.TORCH
+    """What it comes to: choices with one are measured as one."""
 
 
 @dataclass
@@ -79,6 +84,11 @@ class Outcome:
     rows: list[dict[str, Any]] = field(default_factory=list)
     partial: str = ""
     """Why rows are missing."""
+    interrupted: bool = False
+    """By Ctrl-C."""
+
+    def interrupt(self) -> None:
+        self.partial, self.interrupted = "interrupted", True
 
 
 def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
@@ -104,7 +114,7 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
                     raise KeyboardInterrupt
                 watch.end_row()
     except KeyboardInterrupt:
-        outcome.partial = "interrupted"
+        outcome.interrupt()
     return outcome
 
 
@@ -163,14 +173,18 @@ class Runner:
             row["reason"] = f"torch's own result is {plain.error:.1e} off float64's: there is nothing to hold a choice against"
             return
         checked: dict[str, Checked] = {}
-        names: dict[str, str] = {}  # point → the point that has the same say here
         asked: dict[tuple[tuple[str, str], ...], str] = {}
+        names: dict[str, str] = {}
+        """Point → the one that is measured for it, torch's own path where it comes to that."""
+        leaders = {identity.TORCH: TORCH}
         for point in self._comparison.points:
             options = relevant(point.options, case.direction)
             key = tuple(sorted((name, repr(value)) for name, value in options.items()))
-            names[point.name] = asked.setdefault(key, point.name)
-            if names[point.name] == point.name:
-                checked[point.name] = self._checked(point, options, case, truth, self._limit(point, plain.error))
+            first = asked.setdefault(key, point.name)
+            if first == point.name:
+                checked[first] = self._checked(point, options, case, truth, self._limit(point, plain.error))
+            checked[point.name] = found = checked[first]
+            names[point.name] = leaders.setdefault(found.identity, point.name) if not found.reason else point.name
         wanted = [p for p in self._comparison.points if names[p.name] == p.name and not checked[p.name].reason]
         try:
             timed = self._timed(case, wanted)
@@ -181,14 +195,17 @@ class Runner:
         assert isinstance(base, Ratio)
         assert isinstance(control, Ratio)
         row["baseline"] = {"ran": plain.ran, "ms": base.seconds * 1e3, "error": plain.error, "peak_bytes": plain.peak}
-        row |= {"control": control.ratio, "rounds": base.rounds}
-        row["cells"] = [
-            _cell(point, relevant(point.options, case.direction), checked[names[point.name]], timed.get(names[point.name]))
-            for point in self._comparison.points
-        ]
-        if not self.interrupted:
-            self._confirm(case, row)
-        spreads = [cell["spread"] for cell in row["cells"] if cell.get("spread") is not None]
+        row["baseline"]["times"] = _ms(base)
+        row |= {"control": control.ratio, "control_spread": control.spread, "rounds": base.rounds}
+        again = {} if self.interrupted else self._confirmed(case, timed)
+        for point in self._comparison.points:
+            leader = names[point.name]
+            cell = _cell(
+                point, relevant(point.options, case.direction), checked[point.name], timed.get(leader), again.get(leader)
+            )
+            row["cells"].append(cell if leader == point.name else cell | {"same_as": leader})
+        ratios = [one for name, one in timed.items() if name not in (TORCH, AGAIN) and isinstance(one, Ratio)]
+        spreads = [one.spread for one in ratios if one.spread is not None]
         wide = sum(spread > 2 * NOISY for spread in spreads)
         row["noisy"] = abs(control.ratio - 1) > NOISY or (control.spread or 0) > 2 * NOISY or 2 * wide > len(spreads) > 0
 
@@ -200,44 +217,51 @@ class Runner:
             limit = ROUNDED if asked & set(ROUNDING) else EXACT
         return max(limit, WORSE * error)
 
-    def _confirm(self, case: Case, row: dict[str, Any]) -> None:
-        """Measure the fastest choice once more: the largest of many figures is too large by what luck added to it.
+    def _confirmed(self, case: Case, timed: Mapping[str, Ratio | Failed]) -> dict[str, Ratio | Failed]:
+        """The fastest choices, measured once more: the largest of many figures is too large by what luck added to it.
 
         The smaller figure counts; where another choice is the fastest by that, its turn comes.
         """
+        options = {point.name: point.options for point in self._comparison.points}
+        figures = {
+            name: one.ratio
+            for name, one in timed.items()
+            if name in options and isinstance(one, Ratio) and one.spread is not None
+        }
+        found: dict[str, Ratio | Failed] = {}
         for _ in range(CONFIRMED):
-            best = max((cell for cell in row["cells"] if "ratio" in cell), key=lambda cell: cell["ratio"], default=None)
-            if best is None or best["spread"] is None or best["ratio"] <= 1 or "measured" in best or self.is_late():
-                return
-            context = self._context(best["asked"])
+            best = max(figures, key=lambda name: figures[name], default=TORCH)
+            if best == TORCH or figures[best] <= 1 or best in found or self.is_late():
+                break
+            context = self._context(options[best])
             entrants = [Entrant(TORCH, nullcontext, case.run), Entrant("again", lambda context=context: context, case.run)]
             try:
                 with context:
                     if case.module is not None:
                         context.watch(case.module)
-                again = interleaved(entrants, self._comparison.seconds / 2, self._device, self.is_late)["again"]
+                found[best] = interleaved(entrants, self._comparison.seconds / 2, self._device, self.is_late)["again"]
             except Interrupted as interrupted:
-                self.interrupted, again = True, interrupted.found["again"]
-            except Exception:  # torch's own path raises now and then: what was measured once is not to be relied on
-                again = None
-            second = again.ratio if isinstance(again, Ratio) else 1.0
-            best["measured"] = [best["ratio"], second]
-            if second < best["ratio"]:
-                best["ratio"] = second
-                best["ms"] = again.seconds * 1e3 if isinstance(again, Ratio) else row["baseline"]["ms"]
+                self.interrupted, found[best] = True, interrupted.found["again"]
+            except Exception as error:  # torch's own: what was measured once is not to be relied on
+                found[best] = Failed(MsctxError(f"torch's own path, when it was measured once more: {_line(error)}"))
+            again = found[best]
+            figures[best] = min(figures[best], again.ratio) if isinstance(again, Ratio) else 0.0
             if self.interrupted:
-                return
+                break
+        return found
 
     def _checked(
         self, point: Point, options: Mapping[str, Any], case: Case, truth: list[torch.Tensor], limit: float
     ) -> Checked:
-        reason = self._impossible.get(point.name) or _has_no_say(point, options, case)
-        reason = reason or (LATE if self.is_late() else "")
-        if reason:
-            return Checked(reason=reason)
+        if reason := self._impossible.get(point.name):
+            return Checked(reason=reason, status=UNABLE)
+        if _has_no_say(point, options, case):
+            return Checked(reason=f"none of its options applies to {case.direction}", status=NO_SAY)
+        if self.is_late():
+            return Checked(reason=LATE, status=SKIPPED)
         idle, is_all = self._not_carried_out(options)
         if is_all:
-            return Checked(reason=idle)
+            return Checked(reason=idle, status=UNABLE)
         found = self._check(case, point.options, truth, limit)
         found.told = idle
         return found
@@ -255,7 +279,7 @@ class Runner:
 
     def _context(self, options: Mapping[str, Any]) -> Context:
         """What a choice runs under: an algorithm that cannot run gives way to torch's own, and the row says so."""
-        quiet = {"fallback": "silent"} if any(key.endswith(ASKING) for key in options) else {}
+        quiet = {"fallback": "silent"} if any(name_of(key) in ASKING for key in options) else {}
         if "fallback" in self._comparison.base.settings:
             quiet = {}
         layer = make_layer({**quiet, **options}, "comparison")
@@ -270,6 +294,7 @@ class Runner:
         found = Checked()
         try:
             context = self._context(options)
+            moved = identity.moved(context, is_compiled=case.module is not None)
             with _Pool() as counted, context:
                 if case.module is not None:
                     context.watch(case.module)
@@ -279,22 +304,23 @@ class Runner:
                 found.peak = meter.stop() if meter is not None else None
                 choices, computed = context.choices(), context.precisions()
         except Exception as error:  # whatever it is, it is this choice's own
-            found.reason, found.failed = _line(error), True
+            found.reason, found.status = _line(error), FAILED
             return found
         mine = [row for row in choices if case.direction not in DIRECTIONS or row.direction == case.direction]
         found.workspace = max((row.workspace for row in mine), default=0)
         found.ran = _what_ran(mine, computed)
+        found.identity = moved, identity.kernels(mine)
         if case.direction in DIRECTIONS:
             others = [row for row in mine if row.asked not in ("", *DECIDING) and row.ran != row.asked]
             names = {setting.option.name for setting in make_layer(options, "comparison").settings.values()}
             if others:
-                found.reason = "; ".join(others[0].reasons) or f"{others[0].ran} ran in its place"
+                found.reason, found.status = "; ".join(others[0].reasons) or f"{others[0].ran} ran in its place", UNABLE
             elif names == {"conv_algo_rules"} and not any(row.asked for row in mine):
-                found.reason = "no rule of it speaks of this layer"
+                found.reason, found.status = "none of its rules applies to this layer", NO_SAY
         stated = max((row.error for row in mine), default=0.0) if case.direction in DIRECTIONS else 0.0
         found.bound = stated or limit
         if not found.reason and found.error > found.bound:
-            found.failed = True
+            found.status = FAILED
             is_other = found.error == float("inf")
             found.reason = (
                 "its result is not finite, or has another form, where float64's is right"
@@ -330,32 +356,43 @@ class Runner:
             return interrupted.found | found
 
 
-def _has_no_say(point: Point, options: Mapping[str, Any], case: Case) -> str:
-    """Why a choice cannot change a case at all."""
+def _has_no_say(point: Point, options: Mapping[str, Any], case: Case) -> bool:
+    """Whether a choice cannot change a case at all."""
     if case.direction == "forward":
-        options = {k: v for k, v in options.items() if not k.endswith(ASKING)}
-    if options or not point.options or case.direction in subjects.PHASES:
-        return ""
-    return f"no option of it speaks of {case.direction}"
+        options = {k: v for k, v in options.items() if name_of(k) not in ASKING}
+    return not options and bool(point.options) and case.direction not in subjects.PHASES
 
 
-def _cell(point: Point, asked: Mapping[str, Any], checked: Checked, timed: Ratio | Failed | None) -> dict[str, Any]:
-    cell: dict[str, Any] = {"point": point.name, "asked": dict(asked)}
+def _ms(timed: Ratio) -> list[float]:
+    return [float(f"{seconds * 1e3:.5g}") for seconds in timed.times]
+
+
+def _cell(
+    point: Point, asked: Mapping[str, Any], checked: Checked, timed: Ratio | Failed | None, again: Ratio | Failed | None
+) -> dict[str, Any]:
+    """A cell's figures, of both times that it was measured the smaller one; or why there are none."""
+    cell: dict[str, Any] = {"point": point.name, "asked": dict(asked), "status": checked.status}
     if checked.ran:
         cell["ran"] = checked.ran
     if checked.error != float("inf"):
         cell |= {"error": checked.error, "bound": checked.bound}
     if checked.told:
         cell["told"] = checked.told
-    if isinstance(timed, Failed):
-        return cell | {"reason": _line(timed.error), "failed": True}
-    if checked.reason or timed is None:
-        return cell | {"reason": checked.reason or "not measured"} | ({"failed": True} if checked.failed else {})
+    for one in (timed, again):
+        if isinstance(one, Failed) and not checked.reason:
+            return cell | {"reason": _line(one.error), "status": FAILED}
+    if checked.reason or not isinstance(timed, Ratio):
+        return cell | {"reason": checked.reason or "not measured"} | ({} if checked.reason else {"status": SKIPPED})
+    figure = timed
+    if isinstance(again, Ratio):
+        cell["measured"] = [timed.ratio, again.ratio]
+        figure = min(timed, again, key=lambda one: one.ratio)
     return cell | {
-        "ratio": timed.ratio,
+        "ratio": figure.ratio,
         "spread": timed.spread,
-        "ms": timed.seconds * 1e3,
+        "ms": figure.seconds * 1e3,
         "noisy": timed.spread is not None and timed.spread > 2 * NOISY,
+        "times": _ms(timed),
         "workspace": checked.workspace,
         "peak_bytes": checked.peak,
     }

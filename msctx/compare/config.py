@@ -11,7 +11,7 @@ from typing import Any
 from msctx.compare import grid, workload
 from msctx.compare.grid import DIRECTIONS, Axes, Point
 from msctx.compare.workload import Workload
-from msctx.errors import FileError, Mark, MsctxError, OptionError, Problem, nearest
+from msctx.errors import FileError, Mark, MsctxError, OptionError, Problem, nearest, searching
 from msctx.options import find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
 from msctx.options.layers import shipped
@@ -150,6 +150,7 @@ class Given:
     command: str = ""
 
 
+@searching()
 def read(subject: str, given: Given) -> Comparison:
     """The comparison of a file, of ``conv`` or ``matmul``, of a model (``package.module:function``) or of an experiment.
 
@@ -399,21 +400,21 @@ def _default_axes(subject: str, named: list[str], directions: tuple[str, ...]) -
 
 
 def _points(axes: Axes, marks: Any, problems: list[Problem]) -> list[Point]:
-    """The grid; each value is checked by itself, so that a mistake is told once and at its place."""
+    """The grid; each value is checked by itself, so that a mistake is reported once and at its place."""
     before = len(problems)
     for key, values in axes.items():
         sets = values.values() if isinstance(values, Mapping) else [{key: value} for value in values]
         for number, options in enumerate(sets):
-            name = list(values)[number] if isinstance(values, Mapping) else number
-            mark = marks((key, name))
+            mark = marks((key, list(values)[number] if isinstance(values, Mapping) else number))
             try:
                 make_layer(options or {}, "axes" if mark else "command line", (lambda place, mark=mark: mark) if mark else None)
             except OptionError as error:
                 problems += error.problems
     found = grid.points(axes) if len(problems) == before else []
-    names = [point.name for point in found]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        problems.append(Problem("axes", f"two choices are named {name!r}", suggestion="name each value once"))
+    names = sorted(point.name for point in found)
+    problems += [Problem("axes", "a choice has no name", allowed=AXIS)] * ("" in names and bool(axes))
+    twice = dict.fromkeys(a for a, b in itertools.pairwise(names) if a == b)
+    problems += [Problem("axes", f"two choices are named {name!r}", suggestion="name each value once") for name in twice]
     return found
 
 

@@ -17,21 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from msctx.compare import capture
 from msctx.compare.cases import Case, error_of, of_layer, of_model
+from msctx.compare.choose import is_gain, measured
 from msctx.compare.comparison import Runner, Watch
 from msctx.compare.config import Comparison
-from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, algorithms, besides
-from msctx.compare.measure import PROVEN, Entrant, Ratio, interleaved, is_faster
+from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, algorithms, besides, name_of
+from msctx.compare.measure import PROVEN, Entrant, Ratio, interleaved, is_faster, margin
 from msctx.compare.model import Model, load
-from msctx.compare.result import is_gain, measured
 from msctx.compare.workload import Convolution
 from msctx.context import Context
 from msctx.options import make_layer
 from msctx.options.precision_rules import LOW, mode_of
-from msctx.run.record import plain
 
 PRECISION, LOWERED = "precision", "lowered"
 Place = tuple[str, str]
@@ -53,7 +51,7 @@ def find(comparison: Comparison, result: Mapping[str, Any], watch: Watch | None 
     """
     assert comparison.budget is not None
     row = result["rows"][0]
-    head = {"budget": comparison.budget, "phase": row["direction"], "recommended": ""}
+    head = {"budget": comparison.budget, "phase": row["direction"]}
     if not row["baseline"]:
         return {**head, "reason": row["reason"]}
     (watch or Watch()).row("budget")
@@ -132,16 +130,13 @@ class _Search:
             "per_layer": layers,
             "uniform": for_all,
             "tried": self._tried,
-            "recommended": self._yaml(taken, result),
+            "best": {
+                "ratio": taken["ratio"],
+                "points": [taken.get("point", "") if one is row else "" for one in result["rows"]],
+                "options": _set_by(taken),
+            },
             "files": {FILE: _dtypes(taken["float32"])} if taken.get("float32") else {},
         }
-
-    def _yaml(self, found: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-        options = {**found["options"], **({"conv_algo_rules": found["rules"]} if found.get("rules") else {})}
-        options |= {"customize_dtypes": FILE} if found.get("float32") else {}
-        if not options:
-            return ""
-        return yaml.safe_dump(plain({"context": {**result["context"], **options}}), sort_keys=False, width=130)
 
     def _precisions(self) -> dict[Place, list[tuple[str, float]]]:
         """For each module whose layers the options lower, what that spares in ms.
@@ -209,7 +204,7 @@ class _Search:
     def _context(self, options: Mapping[str, Any], setting: Setting, lowered: set[str]) -> Context:
         kept = _kept(setting, lowered)
         rules = _rules(setting, kept)
-        asks = rules or any(key.endswith(ALGORITHMS) for key in options)
+        asks = rules or any(name_of(key) in ALGORITHMS for key in options)
         more: dict[str, Any] = {"conv_algo_rules": rules} if rules else {}
         if kept:
             self._file.write_text(_dtypes(kept), encoding="utf-8")
@@ -235,10 +230,10 @@ class _Search:
             entrants.append(Entrant(str(number), lambda context=context: context, self._case.run))
         found = interleaved(entrants, self._comparison.seconds, self._device)
         control = found["again"]
-        off = control.ratio if isinstance(control, Ratio) else float("inf")
+        noise = control.noise if isinstance(control, Ratio) else float("inf")
         ratios = []
         for one in (found[str(number)] for number in range(len(contexts))):
-            proven = isinstance(one, Ratio) and is_faster(one.ratio, one.spread, one.rounds, off)
+            proven = isinstance(one, Ratio) and is_faster(one.ratio, margin(one.spread, one.rounds), noise)
             ratios.append(0.0 if not isinstance(one, Ratio) else one.ratio if proven else min(one.ratio, 1.0))
         return ratios
 
@@ -250,6 +245,12 @@ def _rests(points: Sequence[Point]) -> list[dict[str, Any]]:
         if (rest := besides(point.options)) not in found:
             found.append(rest)
     return found
+
+
+def _set_by(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that bring a setting about."""
+    rules = {"conv_algo_rules": found["rules"]} if found.get("rules") else {}
+    return {**found["options"], **rules, **({"customize_dtypes": FILE} if found.get("float32") else {})}
 
 
 def _kept(setting: Setting, lowered: set[str]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msctx.compare.comparison import TORCH, Outcome, Watch
+from msctx.compare.comparison import FAILED, MEASURED, SKIPPED, TORCH, UNABLE, Outcome, Watch
 from msctx.compare.config import Comparison, combined
 from msctx.run.sweep import run_point, why, words_of
 
@@ -49,7 +49,7 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
                             found[name].append(result)
                     watch.end_row()
         except KeyboardInterrupt:
-            outcome.partial = "interrupted"
+            outcome.interrupt()
     outcome.rows.append(_row(comparison, found, impossible, outcome.partial or "it did not run"))
     return outcome
 
@@ -82,11 +82,15 @@ def _row(
         cell: dict[str, Any] = {"point": point.name, "asked": dict(point.options)}
         own = _seconds(found[point.name])
         if point.name in impossible or not own or _has_failed(found[point.name]):
-            row["cells"].append(cell | {"reason": impossible.get(point.name) or _why(found[point.name], late)})
+            status = UNABLE if point.name in impossible else FAILED if _has_failed(found[point.name]) else SKIPPED
+            reason = impossible.get(point.name) or _why(found[point.name], late)
+            row["cells"].append(cell | {"status": status, "reason": reason})
             continue
-        ratios = [a / b for a, b in zip(plain, own, strict=False)]  # of rounds that both have, where it was interrupted
+        own = own[: len(plain)]  # of rounds that both have, where it was interrupted
+        ratios = [a / b for a, b in zip(plain, own, strict=False)]
         row["cells"].append(
             cell
+            | {"status": MEASURED, "times": [seconds * 1e3 for seconds in own]}
             | {"ran": found[point.name][0].get("ran", ""), "ratio": statistics.median(ratios), "error": None}
             | {"spread": (max(ratios) - min(ratios)) / statistics.median(ratios) if len(ratios) > 1 else None}
             | {"ms": statistics.median(own) * 1e3, "peak_bytes": found[point.name][0].get("peak_memory_bytes")}

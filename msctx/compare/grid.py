@@ -50,14 +50,14 @@ def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
     if direction not in DIRECTIONS:
         return dict(options)
     others = {f"conv_{d}_algo" for d in DIRECTIONS if d != direction}
-    return {key: value for key, value in options.items() if _name(key) not in others}
+    return {key: value for key, value in options.items() if name_of(key) not in others}
 
 
 def asked_algorithm(options: Mapping[str, Any], direction: str) -> str:
     """The algorithm that options name for a direction, in MindSpore's own word; ``""`` where they name none."""
     for key, value in options.items():
-        if _name(key) == f"conv_{direction}_algo":
-            return str(OPTIONS[_name(key)].kind.parse(value))
+        if name_of(key) == f"conv_{direction}_algo":
+            return str(OPTIONS[name_of(key)].kind.parse(value))
     return ""
 
 
@@ -68,10 +68,11 @@ def algorithms(options: Mapping[str, Any]) -> dict[str, str]:
 
 def besides(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that name no algorithm of convolution."""
-    return {key: value for key, value in options.items() if _name(key) not in ALGORITHMS}
+    return {key: value for key, value in options.items() if name_of(key) not in ALGORITHMS}
 
 
-def _name(key: str) -> str:
+def name_of(key: str) -> str:
+    """The name of the option that a spelling is of; what is none of ours stays as it is."""
     option = find(key)
     return key if option is None else option.name
 

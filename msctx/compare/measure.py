@@ -17,17 +17,22 @@ LEAST, MOST = 7, 200
 """Rounds: no figure rests on fewer, and more do not help."""
 SHORT = 2e-3
 """Seconds that a turn should take at least: shorter runs are repeated within it."""
+SETTLED, SETTLING = 0.9, 6
+"""A run that takes less than this part of the one before shows that its scope has not settled; after so many runs it is taken so."""
 PROVEN = 0.02
 """A gain of less is none, however quiet the machine is."""
 NOISY = 0.1
 """A control that is off by more, or a spread of more than twice this, is noise."""
+ERRORS = 2.8
+"""Three standard errors of the median of normally distributed ratios are so many times the range of their middle half, over the
+root of how many there are."""
 
 
 @dataclass
 class Entrant:
     name: str
     scope: Callable[[], AbstractContextManager[Any]]
-    """Entered around each turn, outside the time."""
+    """Entered around each turn. What that costs is outside the time, as a program pays it once and not in each step."""
     run: Callable[[], Any]
 
 
@@ -40,12 +45,19 @@ class Ratio:
         ratio: the first's time over its own in the same round: the median over rounds.
         spread: the range of the middle half of these ratios, as a part of the median; ``None`` of a single run.
         rounds: how many turns each had.
+        times: the seconds of a run in each of them.
     """
 
     seconds: float
     ratio: float
     spread: float | None
     rounds: int
+    times: tuple[float, ...] = ()
+
+    @property
+    def noise(self) -> float:
+        """Of torch beside itself: how far a ratio is from 1 without any cause."""
+        return max(abs(self.ratio - 1), margin(self.spread, self.rounds))
 
 
 @dataclass(frozen=True)
@@ -63,24 +75,23 @@ class Interrupted(KeyboardInterrupt):
         self.found = found
 
 
-def is_faster(ratio: float, spread: float | None, rounds: int, control: float) -> bool:
-    """Whether a ratio is a gain: at least :data:`PROVEN`, and more than three standard errors of the median beyond 1.
+def margin(spread: float | None, rounds: int) -> float:
+    """How far the median of ratios may be off, as a part of it: three standard errors. A single round shows nothing."""
+    return math.inf if spread is None or rounds < 2 else ERRORS * spread / math.sqrt(rounds)
 
-    The standard error is that of normally distributed ratios, 0.93 of the range of their middle half over the root of how many
-    there are. A single round shows nothing.
 
-    Args:
-        control: torch's ratio to itself.
-    """
-    if spread is None or rounds < 2:
-        return False
-    return ratio > 1 + max(PROVEN, 2.8 * spread / math.sqrt(rounds), abs(control - 1))
+def is_faster(ratio: float, own: float, noise: float = 0.0) -> bool:
+    """Whether a ratio is a gain: at least :data:`PROVEN`, and beyond its *own* margin and the *noise* of torch beside itself."""
+    return ratio > 1 + max(PROVEN, own, noise)
 
 
 def interleaved(
     entrants: Sequence[Entrant], seconds: float, device: torch.device, done: Callable[[], bool] = lambda: False
 ) -> dict[str, Ratio | Failed]:
-    """The first is what the others are compared with. All have run before: nothing is compiled, tuned or allocated anew here.
+    """The first is what the others are compared with. All have run before: nothing is compiled or tuned anew here.
+
+    What a scope does when it is entered (a weight is looked at anew, memory is fetched) it does again in each turn; so a turn begins
+    with runs that are not timed, as many as it takes a scope to settle.
 
     Args:
         seconds: to be spent; seven rounds are made even if they take longer.
@@ -92,15 +103,22 @@ def interleaved(
     """
     times: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
     failed: dict[str, Failed] = {}
-    runs = dict.fromkeys(times, 1)
     order, chance = list(entrants), random.Random(0)
+    plans: dict[str, tuple[int, int]] = {}
+    """How many runs of a turn are not timed, and how many are."""
 
     def turn(entrant: Entrant) -> float | None:
         if entrant.name in failed:
             return None
         try:
             with entrant.scope():
-                return seconds_of(entrant.run, device, runs[entrant.name])
+                if entrant.name not in plans:
+                    plans[entrant.name] = _plan(entrant.run, device)
+                    return None
+                first, timed = plans[entrant.name]
+                for _ in range(first):
+                    entrant.run()
+                return seconds_of(entrant.run, device, timed)
         except Exception as error:
             if entrant is entrants[0]:
                 raise
@@ -108,8 +126,7 @@ def interleaved(
             return None
 
     for entrant in entrants:
-        if (once := turn(entrant)) is not None:
-            runs[entrant.name] = max(1, min(1000, math.ceil(SHORT / max(once, 1e-7))))
+        turn(entrant)
 
     def found(rounds: int) -> dict[str, Ratio | Failed]:
         first = times[entrants[0].name][:rounds]
@@ -138,13 +155,27 @@ def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> f
     return (_cuda_clock if device.type == "cuda" else _clock)(run, runs, device)
 
 
-def _ratio(first: list[float], own: list[float]) -> Ratio:
+def _plan(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+    """How many runs it takes a scope to settle, and how many make a turn, found inside it."""
+    first, last = seconds_of(run, device), seconds_of(run, device)
+    count = 1
+    while last < SETTLED * first and count < SETTLING:
+        first, last, count = last, seconds_of(run, device), count + 1
+    return count, max(1, min(1000, math.ceil(SHORT / max(last, 1e-7))))
+
+
+def _ratio(first: Sequence[float], own: Sequence[float]) -> Ratio:
+    return Ratio(statistics.median(own), *ratio_of(first, own), len(own), tuple(own))
+
+
+def ratio_of(first: Sequence[float], own: Sequence[float]) -> tuple[float, float | None]:
+    """The median over rounds of one's time over another's in the same round, and the range of their middle half as a part of it."""
     ratios = sorted(a / b for a, b in zip(first, own, strict=True))
     median = statistics.median(ratios)
     if len(ratios) < 2:
-        return Ratio(statistics.median(own), median, None, len(own))
+        return median, None
     quarters = statistics.quantiles(ratios, n=4)
-    return Ratio(statistics.median(own), median, (quarters[2] - quarters[0]) / median, len(own))
+    return median, (quarters[2] - quarters[0]) / median
 
 
 def _clock(run: Callable[[], Any], runs: int, device: torch.device) -> float:

@@ -10,9 +10,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from msctx.compare.choose import is_gain, measured
 from msctx.compare.comparison import EXACT, ROUNDED
-from msctx.compare.result import measured
-from msctx.compare.terminal import under
+from msctx.compare.terminal import notes, under
 
 MISSING = "The charts need plotly: pip install 'msctx[report]', then compare again."
 
@@ -74,19 +74,12 @@ def _summary(result: Mapping[str, Any]) -> str:
     elif not result["recommended"]:
         lines.append("<b>Leave it to torch</b>: nothing that is right everywhere is faster than its own path beyond the noise.")
     elif "budget" in result:
-        found = result["budget"]
-        gain = max(found["per_layer"]["ratio"], found["uniform"]["ratio"])
+        gain = result["best"]["ratio"]
         lines.append(f"What is to be set below is <b>{gain:.2f}x</b> as fast as torch's own path, within the budget.")
-    elif "conv_algo_rules" in result["recommended"]:
-        ratio = result["best"]["ratio"]
-        lines.append(
-            f"The fastest choice for each row, set below, is <b>{ratio:.2f}x</b> as fast as torch's own path on the whole."
-        )
-    best = max(result["totals"], key=lambda total: total["ratio"], default=None)
-    if best is not None:
-        error = f", worst error {best['error']:.1e}" if best["error"] else ""
-        error += f", in {best['rows']} of {best['rows'] + best['rows_of_torch']} rows" if best["rows_of_torch"] else ""
-        lines.append(f"The best of the choices alone: <b>{escape(best['point'])}</b>, {best['ratio']:.2f}x{error}.")
+    else:
+        ratio, points = result["best"]["ratio"], set(result["best"]["points"])
+        what = f"<b>{escape(points.pop())}</b>" if len(points) == 1 else "The best choice for each row"
+        lines.append(f"{what}, set below, is <b>{ratio:.2f}x</b> as fast as torch's own path on the whole.")
     noisy = sum(bool(row.get("noisy")) for row in result["rows"])
     if noisy:
         lines.append(
@@ -106,7 +99,8 @@ def _error(error: float | None) -> str:
 
 def _totals(result: Mapping[str, Any]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(total['point'])}</td><td>{total['ratio']:.2f}x</td><td>{_error(total['error'])}</td>"
+        f"<tr><td>{escape(total['point'])}</td><td>{total['ratio']:.2f}x{' (rough)' * (total['rows_stopped'] > 0)}</td>"
+        f"<td>{_error(total['error'])}</td>"
         f"<td>{_bytes(total['peak_bytes'])}</td><td>{_bytes(total['workspace'])}</td>"
         f"<td>{total['rows']}</td><td>{total['rows_of_torch']}</td></tr>"
         for total in sorted(result["totals"], key=lambda total: -total["ratio"])
@@ -202,19 +196,19 @@ def _rows(result: Mapping[str, Any]) -> str:
                 (cell.get("bound"), f"{cell['bound']:.1e}" if cell.get("bound") is not None else ""),
                 (cell.get("workspace"), _bytes(cell.get("workspace"))),
                 (cell.get("peak_bytes"), _bytes(cell.get("peak_bytes"))),
-                (cell.get("reason", cell.get("told", "")),) * 2,
+                (cell.get("reason") or "; ".join(notes(cell)),) * 2,
             ]
             cells = "".join(
                 f'<td data-value="{escape("" if value is None else str(value))}">{escape(text)}</td>' for value, text in values
             )
-            lines.append(f'<tr class="{_class(cell)}" title="{escape(row["problem"])}">{cells}</tr>')
+            lines.append(f'<tr class="{_class(row, cell)}" title="{escape(row["problem"])}">{cells}</tr>')
     return "\n".join(lines)
 
 
-def _class(cell: Mapping[str, Any]) -> str:
+def _class(row: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
     if "ratio" not in cell:
         return "none"
-    return "faster" if cell["ratio"] > 1.03 else "slower" if cell["ratio"] < 0.97 else ""
+    return "faster" if is_gain(row, cell) else "slower" if cell["ratio"] < 0.97 else ""
 
 
 def _bytes(number: int | None) -> str:
@@ -246,11 +240,14 @@ def _method(result: Mapping[str, Any]) -> str:
     return escape(
         "Speed is torch's own time over a choice's in the same round, the median over rounds, each in another order; spread is the "
         "range of the middle half of these ratios. Before that each choice ran some times, which is not counted: to be held against "
-        "float64, to tune, compile and prepare weights. A choice whose error is beyond its bound has no time: that of the "
+        "float64, to tune, compile and prepare weights; and in each turn once and more, until its scope has settled: what entering a "
+        "scope costs is not in a figure. A choice whose error is beyond its bound has no time: that of the "
         f"algorithm where it states one, else {limit}, or four times torch's own error where that is more. torch ran against "
-        "itself, too: a row is noisy where that is off by over 10 %. A row's fastest choice was measured once more, and the smaller "
-        "figure counts. A choice ten times slower than torch ran just twice. A gain is more than 2 %, than three standard errors "
-        "of the median, and than torch's difference from itself."
+        "itself, too: a row is noisy where that is off by over 10 %. Choices that come to the same kernels were measured as one. A "
+        "row's fastest choice was measured once more, and the smaller figure counts. A choice ten times slower than torch ran just "
+        "twice: its figure is rough, and never a gain. A gain is more than 2 %, than three standard errors of the median, and than "
+        "the difference of torch from itself and three standard errors of that. What is to be set is the fastest; of choices that "
+        "it does not beat beyond the noise of the two, one that is as exact and sets the fewest options."
     )
 
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import yaml
 
-from msctx.compare.comparison import Outcome
+from msctx.compare import choose
+from msctx.compare.choose import measured
+from msctx.compare.comparison import FAILED, Outcome
 from msctx.compare.config import Comparison, canonical, pairs
-from msctx.compare.grid import algorithms, besides
-from msctx.compare.measure import is_faster
+from msctx.compare.grid import algorithms
 from msctx.compare.workload import DEFAULTS, Convolution
 from msctx.errors import FileError, Problem
 from msctx.run.record import plain
 from msctx.run.sweep import unformulated
 
 FORMAT = 1
-NO_SAY = "no option of it speaks of"
 COSTS = ("deterministic", "thread_invariant", "batch_invariant")
 """Options whose cost has a view of its own: the time with them over that without."""
 
@@ -36,6 +36,7 @@ def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str
         "source": comparison.layers.source if comparison.layers else "",
         "command": comparison.command,
         "partial": outcome.partial,
+        "interrupted": outcome.interrupted,
         "seconds_per_row": comparison.seconds,
         "error_limit": comparison.error_limit,
         "context": {
@@ -46,15 +47,10 @@ def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str
         "environment": {key: value for key, value in environment.items() if key != "argv"},
     }
     found["totals"] = totals(found)
-    found["best"] = best_per_row(found)
     found["costs"] = costs(comparison, found)
-    found["recommended"], found["files"] = recommended(comparison, found), {}
+    found["files"] = {}
+    recommend(found, best(comparison, found))
     return dict(plain(found))
-
-
-def measured(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The cells of a row that have a time."""
-    return [cell for cell in row["cells"] if "ratio" in cell]
 
 
 def totals(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -70,46 +66,27 @@ def totals(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         errors = [cell["error"] for cell in timed if cell["error"] is not None]
         head = {"point": point["name"], "ratio": base / own, "error": max(errors, default=None)}
         most = {key: max((cell.get(key) or 0 for cell in timed), default=0) for key in ("workspace", "peak_bytes")}
-        found.append({**head, **most, "rows": len(timed), "rows_of_torch": len(cells) - len(timed)})
+        stopped = sum(cell["spread"] is None for cell in timed)
+        found.append({**head, **most, "rows": len(timed), "rows_of_torch": len(cells) - len(timed), "rows_stopped": stopped})
     return found
 
 
-def is_gain(row: Mapping[str, Any], cell: Mapping[str, Any]) -> bool:
-    """Whether a choice is faster than torch beyond the noise of its row."""
-    return "ratio" in cell and is_faster(cell["ratio"], cell["spread"], row["rounds"], row.get("control", 1.0))
+def best(comparison: Comparison, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What to take: for layers the best choice of each, which rules bring about; else one choice for all rows."""
+    rows, points = result["rows"], result["points"]
+    plans = choose.for_all(rows, points) if comparison.layers is None else choose.by_row(rows, points)
+    plan, ratio = choose.best(rows, plans)
+    if plan is None:
+        return {"ratio": 1.0, "points": [""] * len(rows), "options": {}}
+    options = canonical(plan.rest) | ({} if comparison.layers is None else _rules(comparison, result, plan.points))
+    return {"ratio": ratio, "points": list(plan.points), "options": options}
 
 
-def best_per_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The fastest choice of each row (an empty name: torch's own path, where none is faster beyond noise), and what all gain.
-
-    All are taken from choices with the same options beside algorithms: those that gain most, and are right in all rows of which
-    they speak. So what is gained is what one file of settings gains.
-    """
-    rests: list[dict[str, Any]] = []
-    for point in result["points"]:
-        if besides(point["options"]) not in rests:
-            rests.append(besides(point["options"]))
-    found = [_best_with(result, rest) for rest in rests]
-    nothing = {"ratio": 1.0, "points": [""] * len(result["rows"]), "besides": {}}
-    return max((nothing, *(one for one in found if one is not None)), key=lambda one: one["ratio"])
-
-
-def _best_with(result: Mapping[str, Any], rest: Mapping[str, Any]) -> dict[str, Any] | None:
-    wanted = {point["name"]: point["options"] for point in result["points"] if besides(point["options"]) == rest}
-    base = own = 0.0
-    chosen = []
-    for row in result["rows"]:
-        cells = [cell for cell in row["cells"] if cell["point"] in wanted]
-        best = max((cell for cell in cells if is_gain(row, cell)), key=lambda cell: cell["ratio"], default=None)
-        if rest and best is None and row["cells"]:  # the options hold here, too, whatever they do
-            best = max((cell for cell in cells if "ratio" in cell), key=lambda cell: cell["ratio"], default=None)
-            if best is None and not all(NO_SAY in cell.get("reason", "") for cell in cells):
-                return None
-        chosen.append(best["point"] if best else "")
-        if row["baseline"]:
-            ms = row["count"] * row["baseline"]["ms"]
-            base, own = base + ms, own + ms / (best["ratio"] if best else 1.0)
-    return {"ratio": base / own, "points": chosen, "besides": dict(rest)} if own else None
+def recommend(result: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Put down what to take, and the same as YAML for ``msctx run``, with what holds for all; empty: torch's own path."""
+    result["best"] = dict(found)
+    whole = {"context": {**result["context"], **found["options"]}}
+    result["recommended"] = yaml.safe_dump(plain(whole), sort_keys=False, width=130) if found["options"] else ""
 
 
 def costs(comparison: Comparison, result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -135,50 +112,14 @@ def _is_on(value: Any) -> bool:
     return str(value).upper() in ("ON", "TRUE", "1", "YES")
 
 
-def recommended(comparison: Comparison, result: Mapping[str, Any]) -> str:
-    """YAML that ``msctx run`` takes, with what holds for all: for layers the fastest algorithm of each, else the best choice.
-
-    Empty: nothing is faster than torch's own path beyond the noise, or nothing that is right everywhere.
-    """
-    if comparison.layers is not None:
-        found = {**canonical(result["best"]["besides"]), **_rules(comparison, result)}
-        found = found if result["best"]["ratio"] > 1 else {}
-    else:
-        found = _options_of_best(result)
-    if not found:
-        return ""
-    return yaml.safe_dump(plain({"context": {**result["context"], **found}}), sort_keys=False, width=130)
-
-
-def _options_of_best(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Of choices that are right in every row and faster in one beyond noise, the one that gains most.
-
-    Of those that cannot be told from it for noise, the one with the smallest error: precision is not given away for nothing.
-    """
-    fits = [
-        total
-        for total in result["totals"]
-        if not total["rows_of_torch"]
-        and total["ratio"] > 1
-        and any(is_gain(row, cell) for row in result["rows"] for cell in row["cells"] if cell["point"] == total["point"])
-    ]
-    if not fits:
-        return {}
-    most = max(total["ratio"] for total in fits)
-    spread = max(cell["spread"] or 0.0 for row in result["rows"] for cell in measured(row))
-    alike = [total for total in fits if total["ratio"] >= most / (1 + spread / 2)]
-    best = min(alike, key=lambda total: (total["error"] or 0.0, -total["ratio"]))
-    return canonical(next(p["options"] for p in result["points"] if p["name"] == best["point"]))
-
-
-def _rules(comparison: Comparison, result: Mapping[str, Any]) -> dict[str, Any]:
+def _rules(comparison: Comparison, result: Mapping[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
     """conv_algo_rules: conditions that name a layer's problem → the algorithms that were fastest there."""
     assert comparison.layers is not None
     convolutions = [layer for layer in comparison.layers.layers if isinstance(layer, Convolution)]
     layers = {(layer.name, str(layer)): layer for layer in convolutions}
     options = {point["name"]: point["options"] for point in result["points"]}
     rules: dict[str, dict[str, str]] = {}
-    for row, point in zip(result["rows"], result["best"]["points"], strict=True):
+    for row, point in zip(result["rows"], chosen, strict=True):
         layer = layers.get((row["name"], row["problem"]))
         if layer is not None and (algorithm := algorithms(options.get(point, {})).get(row["direction"])):
             rules.setdefault(_condition(layer, convolutions), {})[row["direction"]] = algorithm
@@ -204,7 +145,7 @@ def _condition(layer: Convolution, layers: Sequence[Convolution]) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 COLUMNS = ("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound")
-COLUMNS += ("workspace", "peak_bytes", "noisy", "reason", "failed", "told")
+COLUMNS += ("workspace", "peak_bytes", "noisy", "status", "same_as", "reason", "told")
 
 
 def as_csv(result: Mapping[str, Any]) -> str:
@@ -299,7 +240,7 @@ def below(result: Mapping[str, Any], limit: float) -> list[str]:
         f"{row['name']} {row['direction']}, {cell['point']}: {cell['reason']}"
         for row in result["rows"]
         for cell in row["cells"]
-        if cell.get("failed")
+        if cell["status"] == FAILED
     ]
     slow = [f"{name}: {ratio:.2f} of torch's speed" for name, ratio in totals.items() if ratio < limit]
     return [*partial, *missing, *broken, *slow]

@@ -8,7 +8,7 @@ import torch
 
 from msctx.compare.comparison import Watch, compare
 from msctx.compare.config import Comparison
-from msctx.compare.result import result_of
+from msctx.compare.result import recommend, result_of
 from msctx.inspection import environment
 
 
@@ -31,13 +31,16 @@ def _add_budget(comparison: Comparison, found: dict[str, Any], watch: Watch | No
     """What keeps the budget is what is recommended, and nothing else is."""
     from msctx.compare import error_budget
 
-    found["recommended"] = ""
+    recommend(found, {"ratio": 1.0, "points": [""] * len(found["rows"]), "options": {}})
     if found["partial"]:
         found["budget"] = {"budget": comparison.budget, "reason": f"it was not looked for: {found['partial']}"}
         return
     try:
         budget = error_budget.find(comparison, found, watch)
-        found["recommended"], found["files"] = budget.pop("recommended"), budget.pop("files", {})
+        found["files"] = budget.pop("files", {})
+        if best := budget.pop("best", None):
+            recommend(found, best)
     except KeyboardInterrupt:
-        found["partial"], budget = "interrupted", {"budget": comparison.budget, "reason": "interrupted"}
+        found |= {"partial": "interrupted", "interrupted": True}
+        budget = {"budget": comparison.budget, "reason": "interrupted"}
     found["budget"] = budget

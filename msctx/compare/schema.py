@@ -14,7 +14,7 @@ _COUNT = {"type": ["integer", "null"]}
 CELL: dict[str, Any] = {
     "type": "object",
     "description": "One choice in one row: its figures, or the reason why there are none.",
-    "required": ["point", "asked"],
+    "required": ["point", "asked", "status"],
     "additionalProperties": False,
     "anyOf": [{"required": ["ratio", "error", "spread", "ran"]}, {"required": ["reason"]}],
     "properties": {
@@ -23,8 +23,21 @@ CELL: dict[str, Any] = {
         "ran": {"type": "string", "description": "What ran: the algorithm, or algorithms with how often."},
         "ratio": {"type": "number", "description": "torch's time over its own, in the median."},
         "measured": {"type": "array", "description": "Of a row's fastest: the ratios of both times; the smaller one counts."},
-        "failed": {"type": "boolean", "description": "It raised, or its result was wrong."},
-        "spread": {**_NUMBER, "description": "The range of the middle half of these ratios, as a part of the median."},
+        "status": {
+            "enum": ["measured", "no_say", "unable", "failed", "skipped"],
+            "description": "no_say: none of its options has a say in this row; unable: it cannot run, or is not carried out; failed: "
+            "it raised, or its result was wrong; skipped: there was no time for it.",
+        },
+        "same_as": {
+            "type": "string",
+            "description": "The choice whose figures these are, as it comes to the same kernels; empty: torch's own path.",
+        },
+        "times": {"type": "array", "description": "Of each round: ms of a run.", "items": {"type": "number"}},
+        "spread": {
+            **_NUMBER,
+            "description": "The range of the middle half of these ratios, as a part of the median; null: it was stopped after "
+            "two runs.",
+        },
         "ms": {"type": "number"},
         "error": {**_NUMBER, "description": "Against float64; null for whole runs."},
         "bound": {"type": "number", "description": "The error beyond which it has no time."},
@@ -74,9 +87,11 @@ ROW: dict[str, Any] = _closed(
         ms={"type": "number"},
         error=_NUMBER,
         peak_bytes=_COUNT,
+        times=_list("Of each round: ms of a run.", {"type": "number"}),
         metrics=_OBJECT,
     ),
     control={"type": "number", "description": "torch over torch again: how far the machine is to be trusted."},
+    control_spread={**_NUMBER, "description": "The range of the middle half of that over the rounds."},
     noisy=_FLAG,
     rounds={"type": "integer"},
     reason={**_TEXT, "description": "Why nothing was measured."},
@@ -86,14 +101,15 @@ RESULT: dict[str, Any] = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     **_closed(
         "What msctx compare found.",
-        "format name subject source command partial seconds_per_row error_limit context points rows totals best costs recommended "
-        "files environment",
+        "format name subject source command partial interrupted seconds_per_row error_limit context points rows totals best "
+        "costs recommended files environment",
         format={"const": 1},
         name=_TEXT,
         subject={"type": "object", "description": "workload, model or experiment: which."},
         source={**_TEXT, "description": "Where a workload's shapes come from."},
         command={**_TEXT, "description": "What was typed."},
         partial={**_TEXT, "description": "Why rows are missing; empty: none is."},
+        interrupted={**_FLAG, "description": "By Ctrl-C."},
         seconds_per_row={"type": "number"},
         error_limit={**_NUMBER, "description": "That was asked for; null: 1e-3, and 0.02 where a choice lowers the precision."},
         context={"type": "object", "description": "The options that hold for all choices, and for torch's own path."},
@@ -103,7 +119,7 @@ RESULT: dict[str, Any] = {
             "Each choice on all rows as often as they occur.",
             _closed(
                 "One of them.",
-                "point ratio error workspace peak_bytes rows rows_of_torch",
+                "point ratio error workspace peak_bytes rows rows_of_torch rows_stopped",
                 point=_TEXT,
                 ratio={"type": "number", "description": "torch's time over its own; torch's counts where it has none."},
                 error={**_NUMBER, "description": "The largest."},
@@ -111,14 +127,23 @@ RESULT: dict[str, Any] = {
                 peak_bytes={"type": "integer", "description": "The largest."},
                 rows={"type": "integer", "description": "In how many rows it has a time."},
                 rows_of_torch={"type": "integer", "description": "In how many it has none."},
+                rows_stopped={
+                    "type": "integer",
+                    "description": "In how many it was stopped after two runs, ten times as slow: the ratio is rough, and no gain.",
+                },
             ),
         ),
         best=_closed(
-            "The fastest choice of each row, of those with the same options beside algorithms.",
-            "ratio points besides",
+            "What to take: for layers the best choice of each, of those with the same options beside algorithms; else one for all.",
+            "ratio points options",
             ratio={"type": "number"},
-            points=_list("For each row; an empty name is torch's own path.", _TEXT),
-            besides={"type": "object", "description": "Their options beside algorithms."},
+            points=_list(
+                "For each row; an empty name is torch's own path, or, within a budget, what no single choice is.", _TEXT
+            ),
+            options={
+                "type": "object",
+                "description": "What is recommended, beside the options that hold for all; empty: nothing.",
+            },
         ),
         costs=_list(
             "What determinism costs: pairs of choices that differ in it alone.",

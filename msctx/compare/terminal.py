@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from msctx.compare.result import measured
+from msctx.compare.choose import is_gain, measured
 from msctx.native.table import size
 
 MANY = 12
@@ -46,6 +46,10 @@ def parts(result: Mapping[str, Any]) -> Iterator[Any]:
                 else f"had a time, now: {one['reason']}"
             )
             yield Text(f"{one['name']} {one['direction']}, {one['point']}: {now}")
+    if result["totals"] and not result["recommended"]:
+        yield Text(
+            "what to set: nothing, as no choice that is right everywhere is faster than torch beyond the noise", style="bold"
+        )
     if result["recommended"]:
         yield Text(f"what to set:\n{result['recommended']}".rstrip(), style="bold")
     for name, text in result["files"].items():
@@ -93,20 +97,28 @@ def _head(row: Mapping[str, Any]) -> list[Text]:
     return [Text(name), Text(ms + error)]
 
 
-def _cell(cell: Mapping[str, Any]) -> Text:
+def _cell(row: Mapping[str, Any], cell: Mapping[str, Any]) -> Text:
     if "ratio" not in cell:
         return Text("-", style="dim")
     error = f" ({cell['error']:.0e})" if cell.get("error") is not None else ""
-    style = "green" if cell["ratio"] > 1.03 else "red" if cell["ratio"] < 0.97 else ""
-    spread = f" ±{cell['spread'] / 2:.0%}" if cell["spread"] is not None else ""
+    if "same_as" in cell:
+        return Text(f"= {cell['same_as'] or 'torch'}{error}", style="dim")
+    style = "green" if is_gain(row, cell) else "red" if cell["ratio"] < 0.97 else ""
+    spread = f" ±{cell['spread'] / 2:.0%}" if cell["spread"] is not None else " (rough)"
     return Text(f"{cell['ratio']:.2f}{spread}{error}", style=style)
+
+
+def notes(cell: Mapping[str, Any]) -> list[str]:
+    """What is to be known of a cell that has a time."""
+    same = [f"the same as {cell['same_as'] or 'torch'}: measured as one"] if "same_as" in cell else []
+    return same + ([cell["told"]] if cell.get("told") else [])
 
 
 def _matrix(result: Mapping[str, Any], names: list[str]) -> Table:
     table = _grid(TIMES, "torch, ms (error)", *names)
     for row in result["rows"]:
         cells = {cell["point"]: cell for cell in row["cells"]}
-        values = [_cell(cells[name]) for name in names] if cells else [Text(row.get("reason", ""), style="red")]
+        values = [_cell(row, cells[name]) for name in names] if cells else [Text(row.get("reason", ""), style="red")]
         table.add_row(*_head(row), *values)
     return table
 
@@ -114,8 +126,11 @@ def _matrix(result: Mapping[str, Any], names: list[str]) -> Table:
 def _best(result: Mapping[str, Any]) -> Table:
     table = _grid(TIMES, "torch, ms (error)", "best", "second", "third")
     for row in result["rows"]:
-        ranked = sorted(measured(row), key=lambda cell: -cell["ratio"])[:3]
-        cells = [Text.assemble(f"{cell['point']} ", _cell(cell)) for cell in ranked] or [Text(row.get("reason", "nothing ran"))]
+        others = [cell for cell in measured(row) if "same_as" not in cell]
+        ranked = sorted(others, key=lambda cell: -cell["ratio"])[:3]
+        cells = [Text.assemble(f"{cell['point']} ", _cell(row, cell)) for cell in ranked] or [
+            Text(row.get("reason", "nothing ran"))
+        ]
         table.add_row(*_head(row), *cells)
     return table
 
@@ -124,7 +139,7 @@ def _totals(result: Mapping[str, Any]) -> Table:
     table = _grid("on the whole", "speed", "worst error", "peak memory", "workspace", "rows", "left to torch")
     for total in sorted(result["totals"], key=lambda total: -total["ratio"]):
         numbers = (
-            f"{total['ratio']:.2f}",
+            f"{total['ratio']:.2f}" + " (rough)" * bool(total["rows_stopped"]),
             f"{total['error']:.0e}" if total["error"] is not None else "",
             size(total["peak_bytes"]) if total["peak_bytes"] else "",
             size(total["workspace"]) if total["workspace"] else "",
@@ -133,8 +148,8 @@ def _totals(result: Mapping[str, Any]) -> Table:
         )
         table.add_row(Text(total["point"]), *numbers)
     best = result["best"]
-    if len(result["rows"]) > 1:
+    if len({*best["points"]}) > 1:
         left = sum(not point for point in best["points"])
         numbers = (f"{best['ratio']:.2f}", "", "", "", str(len(best["points"]) - left), str(left))
-        table.add_row(Text("the fastest of each row", style="bold"), *numbers)
+        table.add_row(Text("the best of each row", style="bold"), *numbers)
     return table

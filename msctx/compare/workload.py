@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from msctx.errors import FileError, OptionError, Problem, nearest
+from msctx.errors import FileError, OptionError, Problem, nearest, searching
 from msctx.options.kinds import INVALID
 from msctx.options.layers import shipped
 from msctx.options.yamlfile import Document, load
@@ -133,6 +133,7 @@ def read(name: str) -> Workload:
     return parse(load(path, collect=True), path.stem)
 
 
+@searching()
 def parse(document: Document, name: str) -> Workload:
     problems = list(document.problems)
     data = document.data if isinstance(document.data, dict) else {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.effects.policies import policy
+from msctx.options.conv_rules import ask_for
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
@@ -103,7 +104,10 @@ def enable_small_channel(want: Want) -> Outcome:
     taken = [name for name in ALGORITHMS if want.other(name)]
     if len(taken) == len(ALGORITHMS):
         return inert(f"{', '.join(taken)} decide, for these convolutions too")
-    differs = "they run what normal takes for them: often torch's own path, in which the gradient of x alone is slow"
+    differs = (
+        "they run what normal takes for them: faster where the gradient of the images is wanted and their windows are large and "
+        "strided; the forward pass and weight gradient of usual first layers stay on torch's own path, which nothing of ours beats"
+    )
     return approximated(_policy(want, enable_small_channel=True), differs)
 
 
@@ -119,8 +123,8 @@ def disable_format_transform(want: Want) -> Outcome:
 
 @effect("tuning_file")
 def tuning_file(want: Want) -> Outcome:
-    asked = [want.other(name, "") for name in (*ALGORITHMS, "conv_algo_rules")]
-    if not any("performance" in text for text in asked):
+    named = any(want.other(name) == "performance" for name in ALGORITHMS)
+    if not named and not ask_for(want.other("conv_algo_rules"), "performance"):
         return inert("no algorithm is asked for as performance: nothing else is tuned")
     return detail(want)
 
@@ -138,7 +142,14 @@ def frozen_weights(want: Want) -> Outcome:
 def conv_max_error(want: Want) -> Outcome:
     if want.device == "cuda":
         return not_built("error bounds of cuDNN's algorithms: cuDNN states none, and they would all run")
-    return detail(want)
+    outcome = detail(want)
+    named = [name for name in ALGORITHMS if want.other(name) not in (None, "normal", "performance")]
+    if outcome.status != "honoured" or not named:
+        return outcome
+    taken = ", ".join(f"{name}={want.other(name)}" for name in named)
+    if len(named) == len(ALGORITHMS) and not want.other("conv_algo_rules"):
+        return inert(f"overridden by {taken}: an algorithm that is named runs whatever its bound")
+    return approximated({}, f"holds for what normal, performance and thread_invariant choose; {taken} runs whatever its bound")
 
 
 @effect("fallback", "conv_workspace_limit")

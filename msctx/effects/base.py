@@ -91,6 +91,14 @@ def not_built(waits_for: str) -> Outcome:
     return Outcome("not_built", {}, f"it comes with {waits_for}")
 
 
+class _AsFound:
+    def __repr__(self) -> str:
+        return "as found"
+
+
+AS_FOUND = _AsFound()
+"""What a scope wants of a switch that the scopes around it, or the base, have set and it has not: what torch had before."""
+
 NOTHING_ASKED = honoured(reason="nothing is asked for")
 """Of a value that leaves things as they are: it says nothing of what the option is worth."""
 

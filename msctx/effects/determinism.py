@@ -3,13 +3,17 @@
 from msctx.effects.algorithms import asks
 from msctx.effects.base import STAYS, Outcome, Want, effect, honoured, inert, refused
 
+CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
+READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
+
 
 @effect("deterministic")
 def deterministic(want: Want) -> Outcome:
     """ON is the whole recipe; OFF takes back what ON sets, and touches nothing else.
 
     The recipe follows torchtitan's list. ``fill_uninitialized_memory`` is part of ON: without it a program that reads
-    uninitialised memory gives other bits each time. The workspace variables make cuBLAS and HCCL keep their summation order.
+    uninitialised memory gives other bits each time. The variables make cuBLAS, NCCL and HCCL keep their summation order: NCCL's NVLS
+    adds in the switches of NVLink, in an order of their own (nccl#1497); its rings are what Megatron-LM's deterministic mode takes.
     """
     on = want.value == "ON"
     if on and want.device == "ascend" and want.facts.cann is not None and want.facts.cann < (8, 5):
@@ -26,14 +30,13 @@ def deterministic(want: Want) -> Outcome:
         torch_wide["native.deterministic" if want.device == "cpu" else "native.cuda.deterministic"] = on
     by_device = {
         "cpu": {"torch.mkldnn.deterministic": on},
-        "cuda": {"torch.cudnn.deterministic": on}
-        | ({"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if on else {}),
+        "cuda": {"torch.cudnn.deterministic": on} | (CUDA_ON if on else {}),
         "ascend": {
             "env.HCCL_DETERMINISTIC": "true" if on else None,
             "env.TE_PARALLEL_COMPILER": "1" if on else None,
         },
     }
-    variables = [name.removeprefix("env.") for name in by_device[want.device] if name.startswith("env.")]
+    variables = [name for name in READ_ONCE if f"env.{name}" in by_device[want.device]]
     reason = f"{STAYS}, since libraries read it once: {', '.join(variables)}" if variables else ""
     return honoured(torch_wide | by_device[want.device], reason)
 

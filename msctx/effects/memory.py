@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built, refused
@@ -14,10 +15,27 @@ POOL = (
     "static_memory_policy",
 )
 """The options that put the native core's pool in place of torch's CPU allocator."""
+SHOW_FREE = ("max_device_memory", "mempool_block_size")
+"""The options of which a plan that is shown tells how much memory is free."""
 PIECE = 64 << 20
-KEEP_OF_LEVEL = {"O0": "all", "O1": "some"}
-KEEP_OF_POLICY = {0: "some", 1: "all", 2: "all", 3: "some", 4: "all"}
-
+SHARED = (
+    "one pool for all code of the process: what one graph releases the next one takes; it is not planned by the biggest graph"
+)
+EXTENDS = "the pool grows by pages, which go back from places that nobody uses"
+STATIC = {2: approximated({}, SHARED), 3: honoured(reason=EXTENDS), 4: approximated({}, f"{SHARED}; {EXTENDS}")}
+"""static_memory_policy → what the pool gives of it."""
+NOT_KEPT = "nothing is kept while env_config_path.sys.mem_reuse is false"
+IN_GRAPHS = {
+    True: {"torch.inductor.allow_buffer_reuse": True, "torch.inductor.inplace_buffers": True},
+    False: {
+        "torch.inductor.allow_buffer_reuse": False,
+        "torch.inductor.inplace_buffers": False,
+        "torch.inductor.memory_planning": False,
+    },
+}
+"""Memory is reused → what becomes of the buffers in compiled code."""
+LARGEST_SEGMENT = 512
+"""The most MB that torch_npu's documentation allows a segment; the setting is one for all accelerators that are here."""
 
 CAP = {
     "cuda": "counts torch's caching allocator, and what NVML says that the device's context and other libraries hold when the cap is "
@@ -52,11 +70,8 @@ def pool(want: Want) -> dict[str, Any]:
         setting = want.settings.get(name, "cpu")
         return setting.value if setting is not None else None
 
-    keep = KEEP_OF_POLICY.get(asked("static_memory_policy"), "all")
-    if not recomputes_graphs(want):
-        keep = KEEP_OF_LEVEL.get(asked("memory_optimize_level"), keep)
-    if asked("env_config_path.sys.mem_reuse") is False:
-        keep = "nothing"
+    first = asked("memory_optimize_level") == "O1" and not recomputes_graphs(want)
+    keep = "nothing" if asked("env_config_path.sys.mem_reuse") is False else "some" if first else "all"
     return {"native.memory_pool": {"keep": keep, "piece": asked("mempool_block_size") or PIECE}}
 
 
@@ -109,9 +124,19 @@ def pool_policy(want: Want) -> Outcome | None:
         return not_built(GRAPHS)
     if want.facts.native:
         return refused(want.facts.native)
+    if want.option.name == "env_config_path.sys.mem_reuse":
+        apart = "no tensor gets an address that another one had; code that torch.compile makes inside reuses no buffer"
+        return honoured(pool(want) | IN_GRAPHS[want.value], "" if want.value else apart)
+    if want.option.name == "memory_optimize_level" and want.value == "O1":
+        return honoured(pool(want) | recomputation(want), RECOMPUTED)
+    if not reuses(want):
+        return refused(NOT_KEPT)
     if want.option.name == "memory_optimize_level":
-        return honoured(pool(want) | recomputation(want), RECOMPUTED if want.value == "O1" else "")
-    return honoured(pool(want))
+        return honoured(pool(want) | recomputation(want))
+    if want.option.name == "static_memory_policy":
+        return replace(STATIC[want.value], assignments=pool(want))
+    free = want.facts.free_memory
+    return honoured(pool(want), arithmetic([[want.value, ""]], free) if 0 < free < want.value else "")
 
 
 def recomputes_graphs(want: Want) -> bool:
@@ -151,7 +176,8 @@ def block_size(want: Want) -> int | None:
     block, cap = want.other("mempool_block_size"), tightest(want)
     if block is None:
         return None
-    return max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
+    size = max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
+    return min(size, LARGEST_SEGMENT) if "ascend" in want.facts.devices else size
 
 
 def allocator(want: Want) -> dict[str, Any]:
@@ -182,7 +208,7 @@ def on_accelerator(want: Want) -> Outcome:
     asked, name = (want.option.name, want.value), ALLOCATOR[want.device]
     found = allocator(want) | (recomputation(want) if want.option.name == "memory_optimize_level" else {})
     if want.option.name == "env_config_path.sys.mem_reuse":
-        return honoured(CACHING[want.device][want.value])
+        return honoured(CACHING[want.device][want.value] | IN_GRAPHS[want.value])
     if asked in KEPT:
         return honoured(found, KEPT[asked])
     if asked in WAITING or (want.option.name == "memory_optimize_level" and recomputes_graphs(want)):
@@ -197,8 +223,10 @@ def on_accelerator(want: Want) -> Outcome:
 
 def steps(want: Want) -> str:
     """How far the pool grows in steps of the block's size."""
-    size = f"{block_size(want)} MB"
-    if tightest(want) is not None:
+    size, cap = f"{block_size(want)} MB", tightest(want)
+    if "ascend" in want.facts.devices and block_size(want) == LARGEST_SEGMENT:
+        size += " (the most that torch_npu's documentation allows)"
+    elif cap is not None:
         size += " (at most an eighth of max_device_memory: no smaller step is taken where a whole one does not fit)"
     if allocator(want)["torch.accelerator.allocator_settings"].get("expandable_segments"):
         return f"{ALLOCATOR[want.device]} grows by {size}; requests of up to 1 MB have a pool of their own, of 2 MB steps"

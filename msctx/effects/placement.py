@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 
+ALWAYS = "what the forward pass saves goes to the host always, also while the device has room for it"
 WATCHED = "parameters of the models that ctx.watch names"
 
 
@@ -13,7 +14,8 @@ WATCHED = "parameters of the models that ctx.watch names"
 def memory_offload(want: Want) -> Outcome | None:
     on = want.value == "ON"
     if want.device != "cpu":
-        return honoured({"models.saved_on_host": on})
+        switches = {"models.saved_on_host": on}
+        return approximated(switches, ALWAYS) if on else honoured(switches)
     if want.facts.devices != ("cpu",):
         return None
     if not on:

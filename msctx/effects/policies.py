@@ -7,7 +7,8 @@ from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options import operators, rules
-from msctx.options.precision_rules import CHOOSABLE, INDEXED, colour_of, mode_of, text_of
+from msctx.options.layer import Setting
+from msctx.options.precision_rules import CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
 
 PRECISION = (
     "precision_mode",
@@ -29,9 +30,9 @@ ALONE = {
     "super_performance": "no operator has a second, rougher formula here",
 }
 """Modes of op_precision_mode that have one meaning only → what is to be said of them."""
-BY_TORCH_NPU = ("allow_fp32_to_fp16", "must_keep_origin_dtype")
-"""The modes that torch_npu carries out itself."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+HIF8 = ("mixed_hif8", "cube_hif8")
+NO_CHOICE = "all_ops_impl_mode.ini"
 IMPLEMENTATION = ("optypelist_for_implmode", "op_select_implmode")
 
 
@@ -40,23 +41,28 @@ def policy(want: Want) -> dict[str, Any]:
     asked: dict[str, Any] = {}
     for name in PRECISION:
         setting = want.settings.get(name, want.device)
-        if setting is not None and not rules.obstacle(setting, lambda other: want.settings.get(other, want.device)):
-            asked[name] = (setting.content or {}) if name in FILES else setting.value
-    if "op_precision_mode" in asked:
-        asked.pop("op_select_implmode", None)
-        asked.pop("optypelist_for_implmode", None)
+        if setting is None or setting.value == NO_CHOICE:
+            continue
+        if not rules.obstacle(setting, lambda other: want.settings.get(other, want.device)):
+            asked[name] = (setting.content or {}) if name in FILES else _meant(setting)
     by_torch_npu: dict[str, Any] = {}
     if want.device == "ascend":
-        taken = [name for name in IMPLEMENTATION if _is_torch_npus(asked, name)]
-        by_torch_npu = {f"torch.npu.{name}": asked.pop(name) for name in taken}
-        if asked.keys() == {"precision_mode"} and asked["precision_mode"] in BY_TORCH_NPU:
-            by_torch_npu["torch.npu.precision_mode"] = mode = asked["precision_mode"]
-            if mode == "allow_fp32_to_fp16":  # the other one ends an outer autocast, too
-                asked = {}
+        # of its operators those that CANN compiles for the call; aclnn's read neither of the two: the policy holds for all
+        by_torch_npu = {f"torch.npu.{name}": asked[name] for name in IMPLEMENTATION if _is_torch_npus(asked, name)}
+        if asked == {"precision_mode": "must_keep_origin_dtype"}:
+            by_torch_npu["torch.npu.precision_mode"] = asked["precision_mode"]
     text = text_of(asked)
     if text and want.other("frozen_weights"):
         text = text_of(asked | {"frozen_weights": True})
     return by_torch_npu | ({f"native.precision.{want.device}": text} if text else {})
+
+
+def _meant(setting: Setting) -> Any:
+    """The value, in MindSpore's words where CANN's are others."""
+    by_cann = setting.option.name == "precision_mode" and (
+        setting.spelling.startswith("session.") or "ge_options" in setting.via
+    )
+    return OF_CANN.get(setting.value, setting.value) if by_cann else setting.value
 
 
 def _is_torch_npus(asked: dict[str, Any], name: str) -> bool:
@@ -68,11 +74,18 @@ def _is_torch_npus(asked: dict[str, Any], name: str) -> bool:
 
 @effect("precision_mode", "precision_mode_v2")
 def precision_mode(want: Want) -> Outcome:
-    if want.value in ("mixed_hif8", "cube_hif8"):
+    if want.value in HIF8:
         return refused("torch has no dtype HiFloat8")
     if want.facts.native:
         return refused(want.facts.native)
-    if mode_of({want.option.name: want.value}) == "force_fp16" and want.other("enable_reduce_precision") is not False:
+    setting = want.settings.get(want.option.name, want.device)
+    mode = mode_of({want.option.name: want.value if setting is None else _meant(setting)})
+    if mode == "cube_fp16in_fp32out":
+        differs = "inputs of matrix operators are rounded to float16, their products computed by kernels for float32"
+        return approximated(policy(want), differs)
+    if mode != want.value == "allow_fp32_to_bf16":
+        return honoured(policy(want), "every operator of PyTorch has float32, so that nothing is lowered")
+    if mode == "force_fp16" and want.other("enable_reduce_precision") is not False:
         differs = "operators that have no kernel for float16 compute in float32; in what torch.compile makes they raise"
         return approximated(policy(want), differs)
     return honoured(policy(want))
@@ -82,6 +95,8 @@ def precision_mode(want: Want) -> Outcome:
 def modify_mixlist(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
+    if (mode := want.other("precision_mode_v2")) in HIF8:
+        return refused(f"it needs a mode that can be had: precision_mode_v2={mode} is refused")
     told = []
     for colour, moves in (want.content or {}).items():
         for name in moves.get("to-remove", ()):
@@ -125,6 +140,8 @@ def op_precision_mode(want: Want) -> Outcome:
 
 @effect("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini")
 def implementation(want: Want) -> Outcome:
+    if want.value == NO_CHOICE:
+        return inert("it lists what can be chosen, and chooses nothing")
     if want.facts.native:
         return refused(want.facts.native)
     types = want.value.split(",") if want.option.name == "optypelist_for_implmode" else ()

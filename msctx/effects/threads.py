@@ -1,4 +1,4 @@
-"""runtime_num_threads, inter_op_parallel_num: how many threads the host's operators use."""
+"""runtime_num_threads, inter_op_parallel_num, flush_denormal: the threads of the host's operators, and what they take for zero."""
 
 from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, inert
 
@@ -25,3 +25,12 @@ def inter_op_parallel_num(want: Want) -> Outcome:
     if want.device == "cpu":
         return honoured(assignments, once)
     return approximated(assignments, f"sets the host's pool for independent operators; streams are the program's own; {once}")
+
+
+@effect("flush_denormal")
+def flush_denormal(want: Want) -> Outcome:
+    differs = (
+        "holds in the thread that enters, its pool and threads begun inside, also for our own kernels; threads that run already "
+        "(those of a data loader, say) keep theirs"
+    )
+    return approximated({"torch.flush_denormal": want.value}, differs)

@@ -14,6 +14,7 @@ from torch import _C
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from msctx.memory import watched
 from msctx.memory.meter import Meter, Room, room_under_caps
 from msctx.memory.saved import is_of_leaf
 
@@ -22,6 +23,7 @@ MARGIN = 0.05
 NO_CAP = "there is no cap, and O1 puts memory first"
 UNKNOWN = "it has not been measured yet"
 UNDECIDED = "all is recomputed until it is known what a step takes"
+NOT_CALLED = "it has not been called in eager code with gradients: nothing else is recomputed"
 
 
 class Decision(NamedTuple):
@@ -126,13 +128,18 @@ class Budget:
     grown = 0
     """Bytes that all models have been allowed to keep so far, one after the other."""
 
-    def __init__(self, paths: Sequence[str], device: torch.device | None) -> None:
-        self.paths, self._device = paths, device
+    def __init__(self, paths: list[str], device: torch.device | None, number: int) -> None:
+        self.paths, self._device, self._number = paths, device, number
+        self._called: set[str] = set()
         self._of_shapes: dict[Any, _Shapes] = {}
         self._left: dict[str, str] = {}
         self._now = _Now()
         self._steps = self._begins = self._calls = 0
         self._most_calls = 1
+
+    def is_open(self) -> bool:
+        """Whether a context that watches the model is."""
+        return watched.is_open(self._number)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -167,12 +174,17 @@ class Budget:
             self._now.meter[0].sample()
 
     def leave(self, path: str, reason: str) -> None:
-        """A block cannot be computed again."""
-        self._left[path] = reason
+        """A block cannot be computed again; ``""``: it can."""
+        if reason:
+            self._left[path] = reason
+        else:
+            self._left.pop(path, None)
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
     def recomputes(self, path: str) -> bool:
+        """Whether a block that is called now is to be."""
+        self._called.add(path)
         if path in self._left:
             return False
         decision = self._now.shapes.decisions.get(path) if self._now.shapes else None
@@ -182,7 +194,8 @@ class Budget:
         """What holds for the inputs that came last."""
         now = self._now.shapes or next(reversed(self._of_shapes.values()), _Shapes())
         rows = [now.decisions.get(path) or Decision(path, now.bytes.get(path), 0.0, True, UNDECIDED) for path in self.paths]
-        left = {path: {"recomputed": False, "reason": reason} for path, reason in self._left.items()}
+        left = {path: NOT_CALLED for path in self.paths if path not in self._called} | self._left
+        left = {path: {"recomputed": False, "reason": reason} for path, reason in left.items()}
         return [row._replace(**left.get(row.path, {})) for row in rows]
 
     def _shapes_of(self, key: tuple[Any, ...]) -> _Shapes:

@@ -228,7 +228,16 @@ def _weights_folder() -> Path:
     return _folder
 
 
-watched.listen(_move)
+def _move_back(model: nn.Module) -> None:
+    """Nobody watches it now: its parameters are put back, unless another watched model has them."""
+    if _moved:
+        with watched.lock:
+            others = {id(parameter) for other in watched.models() for parameter in other.parameters()}
+            own = {id(parameter) for parameter in model.parameters()} - others
+            _put_back([_moved[number] for number in own if number in _moved])
+
+
+watched.listen(_move, _move_back)
 
 # --- copies for the device --------------------------------------------------------------------------------------------
 

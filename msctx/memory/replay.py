@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
+
+from msctx.memory.saved import span
+from msctx.memory.writes import OF_ALL_MODULES, Objects, Tensors, own_count
 
 Part = tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]
 """A module, its attributes (whether it trains is one), its parameters and buffers."""
+PARAMETERS, BUFFERS = KINDS = 2, 3
+"""Where they are in a part."""
+TABLES = ("_parameters", "_buffers", "_modules")
+Name = tuple[int, int, str]
+"""Of a parameter or buffer: the number of its part, which of the two, its name there."""
 
 
 class State:
@@ -23,31 +36,35 @@ class State:
     numbers are the checkpoint's affair; of others, those of *sources* are kept.
     """
 
-    def __init__(self, block: nn.Module, changing: set[tuple[int, str]], sources: list[Source]) -> None:
-        self._then: list[Part] = []
-        self._versions: list[tuple[torch.Tensor, int]] = []
-        self._copied: list[tuple[int, str, torch.Tensor]] = []
-        for number, part in enumerate(_parts(block)):
-            self._then.append(part)
-            self._versions += [(p, p._version) for p in part[2].values() if p is not None and not p.is_inference()]
-            for name, buffer in part[3].items():
-                if (number, name) in changing and buffer is not None:
-                    self._copied.append((number, name, buffer.detach().clone()))
+    def __init__(self, block: nn.Module, changing: set[Name], sources: list[Source]) -> None:
+        self._then = _parts(block)
+        self._names = sorted(changing)
+        self._values = _copies(self._present())
+        self._versions = [
+            (value, value._version)
+            for number, part in enumerate(self._then)
+            for kind in KINDS
+            for name, value in part[kind].items()
+            if value is not None and (number, kind, name) not in changing and not value.is_inference()
+        ]
         self._sources = sources
         self._numbers = [source.read() for source in sources]
         self._block = block
         self._now: list[tuple[list[Part], list[Any]]] = []
 
+    def _present(self) -> list[torch.Tensor]:
+        return [self._then[number][kind][name] for number, kind, name in self._names]
+
     def __enter__(self) -> None:
-        for parameter, version in self._versions:
-            if parameter._version != version:
+        for tensor, version in self._versions:
+            if tensor._version != version:
                 raise RuntimeError(
-                    "a parameter of a block whose forward pass is to be computed again (memory_optimize_level=O1) has been modified "
-                    f"by an inplace operation since: it is at version {parameter._version}, expected version {version}"
+                    "a parameter or buffer of a block whose forward pass is to be computed again (memory_optimize_level=O1) has been "
+                    f"modified by an inplace operation since: it is at version {tensor._version}, expected version {version}"
                 )
         self._now.append((_parts(self._block), [source.read() for source in self._sources]))
-        for number, name, value in self._copied:
-            self._then[number][3][name] = value.clone()
+        for (number, kind, name), value in zip(self._names, _copies(self._values), strict=True):
+            self._then[number][kind][name] = value
         self._install(self._then, self._numbers)
 
     def __exit__(self, *_: Any) -> None:
@@ -61,22 +78,100 @@ class State:
         for source, state in zip(self._sources, numbers, strict=True):
             source.write(state)
 
-    def changed(self) -> set[tuple[int, str]]:
-        """The copied buffers that are no longer what they were, inside (BatchNorm's averages change and no version counter tells)."""
-        now = _parts(self._block)
-        return {
-            (number, name)
-            for number, name, value in self._copied
-            if (found := now[number][3].get(name)) is None
-            or found is not self._then[number][3][name]
-            or found._version
-            or not _is_same(found, value)
-        }
 
-    def drawn(self) -> list[Source]:
-        """The sources of random numbers that are no longer where they were, inside."""
-        pairs = zip(self._sources, self._numbers, strict=True)
-        return [source for source, numbers in pairs if not _is_same_state(numbers, source.read())]
+class Trial:
+    """While it is entered, a copy of a block to be tried, with copies of its inputs, parameters and buffers: the block itself, which
+    other threads may call meanwhile, is not touched. On leaving, what it has changed elsewhere is as it was.
+    """
+
+    def __init__(self, block: nn.Module, inputs: Any, sources: list[Source], *, keeps: bool = False) -> None:
+        """*keeps*: what is saved for a backward pass is there, at the cost of the memory that O1 is to save."""
+        originals = _parts(block)
+        self._names = [
+            (number, kind, name)
+            for number, part in enumerate(originals)
+            for kind in KINDS
+            for name, value in part[kind].items()
+            if value is not None
+        ]
+        self._values = [originals[number][kind][name] for number, kind, name in self._names]
+        self._copies = _copies(self._values)
+        known: dict[int, Any] = {id(value): copy for value, copy in zip(self._values, self._copies, strict=True)}
+        self._modules: list[nn.Module] = [_twin(part[0], known) for part in originals]
+        self._versions = [copy._version for copy in self._copies]
+        self._given = _copied(inputs)
+        self.block, self.inputs = self._modules[0], own_containers(self._given)
+        tensors = [value for value in tree_leaves(self._given) if isinstance(value, torch.Tensor)]
+        self._objects, self._tensors = Objects(self.block, inputs), Tensors([*self._copies, *tensors])
+        self._numbers = [(source, source.read()) for source in sources]
+        self._stack = ExitStack()
+        self._hooks = nullcontext() if keeps else saved_tensors_hooks(lambda _: None, _is_gone)
+        self.changing: set[Name] = set()
+        """The buffers that it has written to."""
+        self.sources: list[Source] = []
+        """Of random numbers beside torch's: those that it has drawn from."""
+        self.obstacle = ""
+
+    def __enter__(self) -> Trial:
+        with ExitStack() as stack:
+            for one in (_rehearsing(), _same_numbers(tree_leaves(self.inputs)), self._objects, self._tensors, self._hooks):
+                stack.enter_context(one)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.sources = [source for source, state in self._numbers if not _is_same_state(state, source.read())]
+        for source, state in self._numbers:
+            source.write(state)
+        self._stack.__exit__(*error)
+        changed = self._changed()
+        self.changing = {name for name in changed if name[1] == BUFFERS}
+        if self.changing != changed:
+            self.obstacle = "it writes to its parameters"
+        elif self._tensors.wrote:
+            self.obstacle = "it writes to tensors that are not its own"
+        elif self._objects.wrote:
+            self.obstacle = "it changes Python objects that stay"
+        else:
+            self.obstacle = _changed(self._given, self.inputs)
+
+    def _changed(self) -> set[Name]:
+        """What is no longer what it was (BatchNorm's averages change and no version counter tells)."""
+        found: set[Name] = set()
+        for name, value, copy, version in zip(self._names, self._values, self._copies, self._versions, strict=True):
+            module = self._modules[name[0]]
+            now = (module._parameters if name[1] == PARAMETERS else module._buffers).get(name[2])
+            if now is not copy or copy._version != version or not _is_same(copy, value):
+                found.add(name)
+        return found
+
+
+def _twin(value: Any, known: dict[int, Any]) -> Any:
+    """A module with all that is below it, or what hangs on its attributes; *known*: id → what is there in its place."""
+    if id(value) in known:
+        return known[id(value)]
+    twin = value
+    if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
+        if "_orig_mod" in value._modules:  # a compiled module: what it calls is bound to the one it was made of
+            return _twin(value._modules["_orig_mod"], known)
+        twin = known[id(value)] = type(value).__new__(type(value))
+        for name, attribute in vars(value).items():
+            # Tables of hooks stay: a hook is removed from them by its handle
+            vars(twin)[name] = _twin(attribute, known) if name in TABLES or name not in OF_ALL_MODULES else attribute
+        vars(twin)["_compiled_call_impl"] = None
+    elif isinstance(value, MethodType):
+        twin = MethodType(value.__func__, _twin(value.__self__, known))
+    elif type(value) is partial:
+        twin = partial(value.func, *_twin(value.args, known), **_twin(value.keywords, known))
+    elif type(value) in (list, set, tuple, deque):
+        items = [_twin(item, known) for item in value]
+        twin = deque(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
+    elif type(value) in (dict, OrderedDict):
+        twin = type(value)((key, _twin(item, known)) for key, item in value.items())
+    else:
+        twin = own_count(value)
+    known[id(value)] = twin
+    return twin
 
 
 def _parts(block: nn.Module) -> list[Part]:
@@ -87,6 +182,52 @@ def _become(present: dict[str, Any], wanted: dict[str, Any]) -> None:
     if present.keys() != wanted.keys():
         present.clear()
     present.update(wanted)
+
+
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of the same kinds; those that share memory do so in the copies, too."""
+    spans: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        if _is_plain(tensor):
+            number, (begin, count) = tensor.untyped_storage()._cdata, span(tensor)
+            least, end = spans.get(number, (begin, 0))
+            spans[number] = min(least, begin), max(end, begin + count)
+    memories: dict[int, torch.UntypedStorage] = {}
+    made = []
+    for tensor in tensors:
+        if not _is_plain(tensor):
+            copy = tensor.detach().clone()
+        else:
+            storage = tensor.untyped_storage()
+            begin, end = spans[storage._cdata]
+            if storage._cdata not in memories:
+                there = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, begin, (end - begin,), (1,))
+                memories[storage._cdata] = there.clone().untyped_storage()
+            empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            offset = tensor.storage_offset() - begin // tensor.itemsize
+            copy = empty.set_(memories[storage._cdata], offset, tensor.shape, tensor.stride())
+        if isinstance(tensor, nn.Parameter):
+            copy = torch.Tensor._make_subclass(type(tensor), copy, tensor.requires_grad)
+            copy.__dict__.update(tensor.__dict__)
+        else:
+            copy.requires_grad_(tensor.requires_grad)
+        made.append(copy)
+    return made
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    kind = type(tensor) is torch.Tensor or isinstance(tensor, nn.Parameter)
+    if (
+        not kind
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
+        return False
+    begin, count = span(tensor)
+    return begin + count <= tensor.untyped_storage().nbytes()
 
 
 class Source(NamedTuple):
@@ -134,34 +275,89 @@ def own_containers(value: Any) -> Any:
 
 
 class Rehearsal:
-    """A block's forward pass twice, with copies of its inputs and buffers and without a graph.
-
-    It shows what the block changes, and whether it computes the same again.
+    """A block's forward pass twice, with copies of its inputs, parameters and buffers: it shows what the block writes to, and whether
+    it computes the same again. What it has written elsewhere is taken back.
     """
 
     def __init__(self, call: Callable[..., Any], block: nn.Module, args: Any, kwargs: Any) -> None:
         self.obstacle = ""
-        self.sources = sources = _sources(block)
+        self.changing: set[Name] = set()
+        """The buffers that the block writes to."""
+        self.sources = _sources(block)
         """Of random numbers beside torch's: those that it draws from."""
-        everything = {(number, name) for number, part in enumerate(_parts(block)) for name in part[3]}
-        self.changing: set[tuple[int, str]] = everything
         results = []
-        try:
-            for _ in range(2):
-                given = _copied((args, kwargs))
-                own = own_containers(given)
-                state = State(block, everything, sources)
-                with ExitStack() as stack:
-                    stack.enter_context(torch.no_grad())
-                    stack.enter_context(_same_numbers(tree_leaves((args, kwargs))))
-                    stack.enter_context(state)
-                    results.append(call(block, *own[0], **own[1]))
-                    self.changing, self.sources = state.changed(), state.drawn()
-                self.obstacle = self.obstacle or _changed(given, own)
-        except Exception:  # the real call says what is wrong, or does not mind
-            return
-        if not self.obstacle and not _are_same(*results):
+        for _ in range(2):
+            try:
+                try:
+                    trial = self._try(results, call, block, args, kwargs)
+                except _Gone:  # it has a backward pass inside
+                    trial = self._try(results, call, block, args, kwargs, keeps=True)
+            except Exception as error:  # the real call raises it, too, or does not mind
+                self.obstacle = f"trying it fails: {type(error).__name__}: {error}"
+                return
+            self.changing, self.sources, self.obstacle = trial.changing, trial.sources, trial.obstacle
+            del trial  # with its copies
+            if self.obstacle:
+                return
+        if not _are_same(*results):
             self.obstacle = "computing it again gives other results"
+
+    def _try(
+        self, results: list[Any], call: Callable[..., Any], block: nn.Module, args: Any, kwargs: Any, *, keeps: bool = False
+    ) -> Trial:
+        with Trial(block, (args, kwargs), self.sources, keeps=keeps) as trial:
+            made = call(trial.block, *trial.inputs[0], **trial.inputs[1])
+            results.append([_detached(value) for value in tree_leaves(made)])
+        return trial
+
+
+class _Gone(RuntimeError):
+    """A trial does not keep what is saved for a backward pass."""
+
+
+def _is_gone(_: Any) -> torch.Tensor:
+    raise _Gone
+
+
+class _Thread(threading.local):
+    is_rehearsing = False
+
+
+_thread = _Thread()
+
+
+def is_rehearsing() -> bool:
+    """Whether what runs now in this thread is only tried."""
+    return _thread.is_rehearsing
+
+
+@contextmanager
+def _rehearsing() -> Iterator[None]:
+    _thread.is_rehearsing = True
+    try:
+        yield
+    finally:
+        _thread.is_rehearsing = False
+
+
+def hook_of_user(block: nn.Module) -> bool:
+    """Whether calls of its modules run something that was not made to run again: a hook that is not torch's or ours."""
+    return any(
+        not _is_made_to_run_again(hook)
+        for module in block.modules()
+        for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        for hook in hooks.values()
+    )
+
+
+def _is_made_to_run_again(hook: Any) -> bool:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return (getattr(hook, "__module__", None) or "").partition(".")[0] in ("torch", "torch_npu", "msctx")
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _copied(value: Any) -> Any:
@@ -169,7 +365,10 @@ def _copied(value: Any) -> Any:
         return type(value)(_copied(item) for item in value)
     if type(value) is dict:
         return {key: _copied(item) for key, item in value.items()}
-    return value.detach().clone() if type(value) in (torch.Tensor, nn.Parameter) else value
+    if type(value) not in (torch.Tensor, nn.Parameter):
+        return value
+    # No leaf: what a block writes to its input may be allowed there
+    return value.detach().requires_grad_(value.requires_grad).clone()
 
 
 def _changed(given: Any, own: Any) -> str:

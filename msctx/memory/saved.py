@@ -18,6 +18,7 @@ from torch import _C
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from msctx import locks
 from msctx.errors import SwitchError
 
 LEAST = 1 << 18
@@ -146,7 +147,7 @@ class _ByOwner:
 
     def __init__(self) -> None:
         self._known = WeakTensorKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock = locks.plain()
 
     def find(self, tensor: torch.Tensor) -> Any:
         with self._lock:
@@ -209,7 +210,7 @@ class _OnHost:
 def _moved_to_host(tensor: torch.Tensor) -> Packed | None:
     """What several operators have saved is moved once: with the whole storage, or alone where it is the smaller part of it."""
     whole = tensor.untyped_storage().nbytes()
-    begin, count = _span(tensor)
+    begin, count = span(tensor)
     if begin + count > whole:
         return None  # its memory has been taken away
     copies: dict[tuple[int, int], weakref.ref[_OnHost]] = _on_host.find(tensor) or {}
@@ -224,7 +225,7 @@ def _moved_to_host(tensor: torch.Tensor) -> Packed | None:
     return Packed(tensor, copy, where[0])
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of a storage that a tensor reads, and how many from there to its last."""
     if not tensor.numel():
         return 0, 0

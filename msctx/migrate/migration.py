@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msctx.errors import Mark, OptionError, Problem
+from msctx.errors import Mark, OptionError, Problem, searching
 from msctx.migrate.calls import Found, Given, Reader
 from msctx.migrate.names import AT_RUN_TIME
 from msctx.migrate.script import Script, load, one_line
@@ -71,6 +71,7 @@ class Migration:
     """The options checked; their origins are places in the script."""
 
 
+@searching()
 def read(path: str) -> Migration:
     """Read the context calls of a MindSpore script, without running it.
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from msctx.dynamo import call_outside, untraced
-from msctx.errors import OptionError, Problem, nearest
+from msctx.errors import OptionError, Problem, nearest, searching
 from msctx.mindspore import absent, state
 from msctx.mindspore.absent import (
     ParallelMode,
@@ -66,6 +66,7 @@ def set_context(**kwargs: Any) -> None:
 vars(set_context)["__wrapped__"] = _unchecked
 
 
+@searching()
 def _set(kwargs: dict[str, Any], typed: bool) -> None:
     _context()
     call = _Call(kwargs, typed)

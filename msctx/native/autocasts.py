@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.native.holders import Held
+from msctx.native.holders import Held, at_work
 
 
 class _Here(threading.local):
@@ -38,7 +38,7 @@ class Carried(dict[str, Any]):
 
         super().__init__(arguments)
         self.state = precision.carried()
-        precision.keep_hooks(self.state, 1)
+        self._release = precision.keep_hooks(self.state)
 
     def __iter__(self) -> Iterator[str]:  # without it ** would not ask for the keys
         return super().__iter__()
@@ -48,9 +48,7 @@ class Carried(dict[str, Any]):
         return super().keys()
 
     def __del__(self) -> None:
-        from msctx.native import precision
-
-        precision.keep_hooks(self.state, -1)
+        at_work.later(self._release)
 
 
 def _install() -> Callable[[], None]:

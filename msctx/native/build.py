@@ -229,7 +229,7 @@ class _Work:
 
     def _failure(self, failed: StepFailed) -> NativeError:
         full = ""
-        if "No space left on device" in failed.output or shutil.disk_usage(self.scratch).free < FULL:
+        if "No space left on device" in failed.output or shutil.disk_usage(self.stored).free < FULL:
             full = f"{self.scratch.parent} has no room left: make room there, or {cachedir.ELSEWHERE}. "
         lines = [line for line in failed.output.splitlines() if line.strip()]
         shown = "".join(f"\n  {line}" for line in [*lines[:12], *(["…"] if len(lines) > 12 else [])])

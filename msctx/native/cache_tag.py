@@ -9,6 +9,7 @@ import os
 import threading
 from typing import Any
 
+from msctx import locks
 from msctx.torch_config import is_threads_own, override, put_override
 
 TAG, DISABLED = "cache_key_tag", "force_disable_caches"
@@ -51,7 +52,7 @@ class _Own(threading.local):
 
 _own = _Own()
 _process = _Asked()
-_lock = threading.Lock()
+_lock = locks.plain()
 
 
 def put(content: str | None) -> None:
@@ -72,8 +73,6 @@ def is_put() -> bool:
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
     here = threading.get_ident()
     _process.by_thread = {thread: content for thread, content in _process.by_thread.items() if thread == here}
 

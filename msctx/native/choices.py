@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from msctx import locks
 from msctx.native import core
-from msctx.options.conv_rules import rules_of
+from msctx.options.conv_rules import Rule, rules_of
 
 Shape = tuple[int, ...]
-Counts = Sequence[Sequence[int]]
-Made = dict[tuple[int, int], int]
-"""(number of the choice, place in :data:`core.COUNTED`) → how often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,8 @@ class Choice:
         provider: ``"msctx"``, ``"torch"`` or ``"cudnn"``.
         math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"fp32-grade"`` (products of parts
             of the values on a matrix unit, no less exact than float32's sums), ``"tf32"``, ``"float64"``, ``"torch"``.
-        error: the documented bound of the algorithm's error, in units of the largest result; 0.0 where none is stated (torch, cuDNN).
+        error: the documented bound of the algorithm's error, in units of the largest result, or where results cancel of the
+            largest sum of the products' magnitudes; 0.0 where none is stated (torch, cuDNN).
         workspace: bytes beside the tensors.
         calls: how often it ran.
         weights_kept: how often what the algorithm makes of a weight was there from an earlier call.
@@ -94,13 +92,17 @@ class Choice:
 
 
 class Choices(Sequence[Choice]):
-    """Rows of what ran, in the order in which the problems were first met. Prints as a table."""
+    """Rows of what ran, in the order in which the problems were first met. Prints as a table.
 
-    def __init__(self, rows: Iterable[Choice] = ()) -> None:
+    The core keeps some 4,000 rows of a context and drops those that were used longest ago: ``dropped`` is how many.
+    """
+
+    def __init__(self, rows: Iterable[Choice] = (), dropped: int = 0) -> None:
         self._rows = tuple(rows)
+        self.dropped = dropped
 
     def __getitem__(self, index: Any) -> Any:
-        return Choices(self._rows[index]) if isinstance(index, slice) else self._rows[index]
+        return Choices(self._rows[index], self.dropped) if isinstance(index, slice) else self._rows[index]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -117,49 +119,31 @@ class Choices(Sequence[Choice]):
     def __str__(self) -> str:
         from msctx.native import table
 
-        return table.plain(table.table(self)) if self._rows else "no convolution has run under a policy"
+        dropped = f"\n{self.dropped} rows used longer ago were dropped" if self.dropped else ""
+        return table.plain(table.table(self)) + dropped if self._rows else "no convolution has run under a policy"
 
     __repr__ = __str__
 
 
-def counts() -> Counts:
-    """What has been counted of each choice until now, for :func:`between`."""
-    library = core.loaded()
-    return library.counts() if library is not None else ()
+def rows() -> Choices:
+    """All of the process."""
+    return _rows(None)
 
 
-def between(before: Counts, after: Counts | None = None) -> Made:
-    """What was counted since, or between two counts."""
-    import numpy as np
-
-    def table(found: Counts) -> np.ndarray[Any, Any]:
-        return np.array(found, np.int64).reshape(-1, len(core.COUNTED))
-
-    made = table(counts() if after is None else after)
-    made[: len(before)] -= table(before)
-    return {(int(i), int(j)): int(made[i, j]) for i, j in np.argwhere(made > 0)}
-
-
-def rows(made: Made | None = None) -> Choices:
-    """The choices of :func:`between`; without it all of the process."""
-    library = core.loaded()
-    if library is None:
+def _rows(book: int | None, *, latest: bool = False) -> Choices:
+    if (library := core.loaded()) is None:
         return Choices()
-    made = between(()) if made is None else made
-    wanted = sorted(i for i, counted in made if counted == 0)
-    found = library.choices(wanted)
-    columns = range(len(core.COUNTED))
-    return Choices(_choice(entry, *(made.get((i, j), 0) for j in columns)) for entry, i in zip(found, wanted, strict=True))
+    found = library.rows(book, latest=latest)
+    return Choices(map(_choice, found["rows"]), found["dropped"])
 
 
 class Tally:
     """The calls made while a context was open, by whichever of its scopes: a call inside several of them counts once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.plain()
         self._open = 0
-        self._since: Counts = ()  # the counts when the first of the open scopes was opened
-        self._made: Counter[tuple[int, int]] = Counter()  # until the last of them closed
+        self._book: int | None = None
 
     def __deepcopy__(self, memo: object) -> Tally:
         return Tally()
@@ -167,42 +151,69 @@ class Tally:
     def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
         return Tally, ()  # what was counted in one process says nothing in another
 
-    def open(self) -> Counts:
-        """A scope opens; returns the counts until now."""
-        now = counts()
+    def open(self) -> None:
+        """A scope opens."""
         with self._lock:
             if not self._open:
-                self._since = now
+                with _early_lock:
+                    _early.append(self)
+                if (library := core.loaded()) is not None:
+                    _begin_early(library)
             self._open += 1
-        return now
 
-    def close(self, since: Counts) -> Made:
-        """A scope closes that opened at the counts *since*; returns what was counted in it."""
-        now = counts()
+    def _begin(self, library: core.Core) -> None:
+        if self._book is None:
+            self._book = library.new_book()
+            weakref.finalize(self, library.delete_book, self._book).atexit = False
+        library.open_book(self._book)
+
+    def close(self, rules: Iterable[str] = ()) -> list[str]:
+        """A scope closes; returns the conditions of *rules* (canonical texts) that no call has fulfilled, if there were any calls.
+        Where rows were dropped nobody knows: the call may have been in one of them."""
         with self._lock:
             self._open -= 1
-            if not self._open:
-                self._made.update(between(self._since, now))
-        return between(since, now)
+            if self._open:
+                return []
+            with _early_lock:
+                if self in _early:
+                    _early.remove(self)
+            if self._book is None or (library := core.loaded()) is None:
+                return []
+            parsed = [rule for text in rules for rule in rules_of(text)]
+            made = _rows(self._book, latest=True) if parsed else Choices()
+            library.close_book(self._book)
+        return [
+            str(rule).partition(": ")[0]
+            for rule in parsed
+            if made and not made.dropped and not any(_fulfils(row, rule) for row in made)
+        ]
 
     def choices(self) -> Choices:
         with self._lock:
-            made = self._made + Counter(between(self._since) if self._open else {})
-        return rows(dict(made))
+            return Choices() if self._book is None else _rows(self._book)
 
 
-def unmatched(rules: Iterable[str], made: Made) -> list[str]:
-    """The conditions of *rules* (canonical texts) that none of the choices *made* fulfils."""
-    found: list[str] = []
-    shown: Choices | None = None
-    for rule in (rule for text in rules for rule in rules_of(text)):
-        shown = rows(made) if shown is None else shown
-        if not any(all(fnmatchcase(_field(row, field), pattern) for field, pattern in rule.conditions) for row in shown):
-            found.append(str(rule).partition(": ")[0])
-    return found
+_early_lock = locks.plain()
+_early: list[Tally] = []
+"""Those that are open and wait for the library, in the order of opening."""
+
+
+def _begin_early(library: core.Core) -> None:
+    with _early_lock:
+        while _early:
+            _early.pop(0)._begin(library)  # out first: a child that is forked in between must not open a book twice
+
+
+core.ON_LOAD.append(_begin_early)
+
+
+def _fulfils(row: Choice, rule: Rule) -> bool:
+    return all(fnmatchcase(_field(row, field), pattern) for field, pattern in rule.conditions)
 
 
 def _field(row: Choice, field: str) -> str:
+    if field == "dims":
+        return str(len(row.problem.weight) - 2)
     value = row.module if field == "module" else getattr(row.problem, field)
     if isinstance(value, bool):
         return str(value).lower()
@@ -211,7 +222,7 @@ def _field(row: Choice, field: str) -> str:
     return str(value)
 
 
-def _choice(entry: dict[str, Any], calls: int, kept: int, prepared: int) -> Choice:
+def _choice(entry: dict[str, Any]) -> Choice:
     shape = _numbers(entry["input"])
     axes = max(0, len(shape) - 2)
     again = entry["computed_again"]
@@ -243,9 +254,9 @@ def _choice(entry: dict[str, Any], calls: int, kept: int, prepared: int) -> Choi
         math=entry["math"],
         error=entry["error"],
         workspace=entry["workspace"],
-        calls=calls,
-        weights_kept=kept,
-        weights_prepared=prepared,
+        calls=entry["calls"],
+        weights_kept=entry["weights_kept"],
+        weights_prepared=entry["weights_prepared"],
         reasons=(*entry["reasons"], *note),
     )
 

@@ -7,15 +7,14 @@ import shlex
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from msctx.errors import NativeError
+from msctx.native.children import Children
 
 NAMES = ("c++", "g++", "clang++")
 PROBE = """
@@ -81,47 +80,16 @@ def run(steps: Sequence[Step], scratch: Path, cwd: Path, done: Callable[[Step, s
     Raises:
         StepFailed: the first that failed. Whatever the reason for leaving, no step is running any more.
     """
-    running: set[subprocess.Popen[str]] = set()
-    guard, stop = threading.Lock(), threading.Event()
-    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
-
-    def one(step: Step) -> tuple[int, str]:
-        with guard:
-            if stop.is_set():
-                return 0, ""
-            process = subprocess.Popen(
-                step.command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=cwd,
-                env=environment,
-                encoding="utf-8",
-                errors="replace",
-                umask=0o077,
-                start_new_session=True,  # a compiler is several processes, which end together
-            )
-            running.add(process)
-        output, _ = process.communicate()
-        with guard:
-            running.discard(process)
-        return process.returncode, output
-
-    # Ctrl-C reaches the main thread alone, so that no process is started and not known of
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(steps)) or 1) as pool:
+    with Children(scratch) as children, ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(steps)) or 1) as pool:
         try:
-            pending = {pool.submit(one, step): step for step in steps}
+            pending = {pool.submit(children.run, step.command, cwd): step for step in steps}
             for future in as_completed(pending):
                 (code, output), step = future.result(), pending[future]
                 if code or not step.result.exists():
                     raise StepFailed(step, _why(code), output)
                 done(step, output)
         finally:
-            stop.set()
-            with guard:
-                for process in running:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
+            children.end()
 
 
 def _why(code: int) -> str:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import _thread
+import atexit
 import ctypes
 import json
 import os
-import sys
-import threading
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msctx import notices
+from msctx import locks, notices
 from msctx.errors import NativeError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import numpy as np
 
 ISA_VARIABLE = "MSCTX_ISA"
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
@@ -26,8 +22,6 @@ PLACES = ("cpu", "cuda")
 """The kinds of devices that have a policy of their own."""
 CUDA = ("libcudnn.so.9", "libtorch_cuda.so", "CUDA")
 """The libraries in which torch has cuDNN and its handle, and the dispatch key of its tensors."""
-COUNTED = ("calls", "weights_kept", "weights_prepared")
-"""What is counted of a choice."""
 
 
 class _Condition(Structure):
@@ -67,28 +61,34 @@ class _Tuned(Structure):
     ]
 
 
-_TELL = ctypes.CFUNCTYPE(c_int, c_char_p)
-_ASK = ctypes.CFUNCTYPE(c_int, c_int32)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_isa": (c_char_p, [c_int]),
     "msctx_isa_in_use": (c_char_p, []),
     "msctx_use_isa": (c_int, [c_char_p]),
-    "msctx_install": (c_char_p, [_TELL]),
+    "msctx_install": (c_char_p, [py_object]),
+    "msctx_tell_again": (None, []),
+    "msctx_leave_python": (None, []),
     "msctx_install_cuda": (c_char_p, [c_char_p, c_char_p, c_char_p]),
-    "msctx_serve_cuda_kernels": (c_char_p, [c_void_p, c_char_p]),
+    "msctx_serve_cuda_kernels": (c_char_p, [py_object, c_char_p]),
     "msctx_hook_problem": (c_char_p, [c_int]),
     "msctx_threads_seen": (c_int, []),
     "msctx_torch_threads": (c_int, []),
     "msctx_set_policy": (c_int, [c_int, POINTER(_Policy)]),
-    "msctx_choices": (c_void_p, [POINTER(c_int32), c_int]),
     "msctx_free": (None, [c_void_p]),
-    "msctx_counts": (c_int, [POINTER(c_int64), c_int]),
+    "msctx_book_new": (c_void_p, []),
+    "msctx_book_delete": (None, [c_void_p]),
+    "msctx_book_open": (c_int, [c_void_p]),
+    "msctx_book_close": (c_int, [c_void_p]),
+    "msctx_book_rows": (c_void_p, [c_void_p, c_int]),
     "msctx_learn": (c_int, [c_int32, POINTER(_Tuned), c_int]),
     "msctx_measured": (c_void_p, []),
     "msctx_measurements": (c_int64, []),
-    "msctx_ask_before_measuring": (None, [_ASK]),
-    "msctx_watch": (c_int, [c_void_p, c_int64, c_char_p, c_char_p, c_char_p]),
-    "msctx_unwatch": (None, [c_void_p, c_int64, c_char_p]),
+    "msctx_ask_before_measuring": (None, [py_object]),
+    "msctx_watch": (c_int, [c_void_p, c_int64, c_char_p, c_char_p, c_char_p, c_int64]),
+    "msctx_unwatch": (None, [c_void_p, c_int64, c_char_p, c_int64]),
+    "msctx_watch_model": (c_int, [c_int64, c_int]),
+    "msctx_watch_misses": (c_int64, []),
+    "msctx_watch_lost": (c_int64, []),
 }
 
 
@@ -123,14 +123,14 @@ class Core:
         torch.ops.load_library(path)
         self.path = path
         self._c = self.c = declared(ctypes.CDLL(path), _SIGNATURES)
-        self._size = 0
         self._has_cuda = False
         self._choose_isa()
-        self._tell = _TELL(_told)  # kept: the library calls it as long as the process lives
-        if problem := self._c.msctx_install(self._tell).decode():
+        if problem := self._c.msctx_install(_told).decode():
             raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
         if self._c.msctx_torch_threads() > 1 and self._c.msctx_threads_seen() < 2:
             raise NativeError("the native core runs on one thread only: it was not built for the OpenMP that torch uses")
+        atexit.register(self._c.msctx_leave_python)
+        notices.FORGOTTEN.append(self._c.msctx_tell_again)
 
     def _choose_isa(self) -> None:
         wanted = os.environ.get(ISA_VARIABLE)
@@ -163,65 +163,43 @@ class Core:
         from msctx.native.cuda import driver, plans
 
         # without a driver nothing of ours runs there, as its rows say
-        self._c.msctx_serve_cuda_kernels(ctypes.cast(plans.serve, c_void_p), driver.LIBRARY.encode())
+        self._c.msctx_serve_cuda_kernels(plans.plan, driver.LIBRARY.encode())
 
     def cuda_problem(self) -> str:
         """``""`` while convolutions of CUDA tensors come to us, or may yet."""
         return self.hook_problem("cuda") if self._has_cuda else ""
 
-    def set_policy(
-        self,
-        place: str,
-        asked: dict[str, str | None],
-        rules: tuple[Any, ...],
-        workspace_limit: int | None,
-        max_error: float | None,
-        fallback: str,
-        tuning: int,
-        **flags: bool,
-    ) -> None:
-        rule_array = (_Rule * max(1, len(rules)))()
-        for slot, rule in zip(rule_array, rules, strict=False):
-            conditions = [_Condition(field.encode(), pattern.encode()) for field, pattern in rule.conditions]
-            slot.conditions, slot.condition = len(conditions), (_Condition * len(conditions))(*conditions)
-            slot.asked = _names(dict(rule.asked))
-        policy = _Policy(
-            asked=_names(asked),
-            fallback=FALLBACKS.index(fallback),
-            tuning=tuning,
-            workspace_limit=-1 if workspace_limit is None else workspace_limit,
-            max_error=max_error or 0.0,
-            rules=len(rules),
-            rule=rule_array,
-            **flags,
-        )
+    def set_policy(self, place: str, policy: Any) -> None:
+        """Put what :func:`policy_of` returned in force."""
         if not self._c.msctx_set_policy(PLACES.index(place), ctypes.byref(policy)):
             raise NativeError("the native core could not take the policy: there is no memory left")
 
     def clear_policy(self, place: str) -> None:
         self._c.msctx_set_policy(PLACES.index(place), None)
 
-    def counts(self) -> np.ndarray[Any, Any]:
-        """For each choice, in the order in which they were first met, what has been counted until now: see COUNTED."""
-        import numpy as np
-
-        size = max(256, self._size)
-        while True:
-            found = np.zeros((size, len(COUNTED)), np.int64)
-            count = self._c.msctx_counts(found.ctypes.data_as(POINTER(c_int64)), size)
-            if count < 0:
-                raise MemoryError
-            if count <= size:
-                self._size = 2 * count
-                return found[:count]
-            size = 2 * count
-
-    def choices(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """What the entries of :meth:`counts` at these places say."""
-        text = self._c.msctx_choices((c_int32 * len(numbers))(*numbers), len(numbers))
-        if not text:
+    def new_book(self) -> int:
+        """A book in which the calls are counted that are made while it is open; to be deleted."""
+        if not (book := self._c.msctx_book_new()):
             raise MemoryError
-        return self._list(text)
+        return int(book)
+
+    def delete_book(self, book: int) -> None:
+        self._c.msctx_book_delete(book)
+
+    def open_book(self, book: int) -> None:
+        if not self._c.msctx_book_open(book):
+            raise MemoryError
+
+    def close_book(self, book: int) -> None:
+        if not self._c.msctx_book_close(book):
+            raise MemoryError
+
+    def rows(self, book: int | None, *, latest: bool = False) -> dict[str, Any]:
+        """What a book has (``None``: that of the process), or, with *latest*, got since it was opened: the rows, and how many were
+        dropped since there were too many."""
+        if not (text := self._c.msctx_book_rows(book, latest)):
+            raise MemoryError
+        return dict(self._read(text))
 
     def learn(self, table: int, entries: Sequence[Tuned]) -> None:
         """Give the library what a tuning file says, as the table of this number; what it knows already stays."""
@@ -238,55 +216,90 @@ class Core:
     def measured(self) -> list[dict[str, Any]]:
         """What was measured since the last call."""
         text = self._c.msctx_measured()
-        return self._list(text) if text else []
+        return self._read(text) if text else []
 
     def measurements(self) -> int:
         """How many problems this process has measured."""
         return int(self._c.msctx_measurements())
 
     def ask_before_measuring(self, permission: Callable[[int], int]) -> None:
-        """Have *permission* called in the thread of a convolution that is about to be measured for the table of a number; nothing
-        may leave it."""
-        self._permission = _ASK(permission)  # kept: the library calls it as long as the process lives
-        self._c.msctx_ask_before_measuring(self._permission)
+        """Have *permission* called in the thread of a convolution that is about to be measured for the table of a number, and while
+        it is."""
+        self._permission = permission  # kept: the library calls it as long as the process lives
+        self._c.msctx_ask_before_measuring(permission)
 
-    def _list(self, text: int) -> list[dict[str, Any]]:
+    def _read(self, text: int) -> Any:
         try:
-            return list(json.loads(ctypes.string_at(text)))
+            return json.loads(ctypes.string_at(text))
         finally:
             self._c.msctx_free(text)
 
-    def watch(self, storage: int, offset: int, shape: str, dtype: str, path: str) -> None:
-        if not self._c.msctx_watch(storage, offset, shape.encode(), dtype.encode(), path.encode()):
+    def watch(self, storage: int, offset: int, shape: str, dtype: str, path: str, model: int) -> None:
+        if not self._c.msctx_watch(storage, offset, shape.encode(), dtype.encode(), path.encode(), model):
             raise MemoryError
 
-    def unwatch(self, storage: int, offset: int, path: str) -> None:
-        self._c.msctx_unwatch(storage, offset, path.encode())
+    def unwatch(self, storage: int, offset: int, path: str, model: int) -> None:
+        self._c.msctx_unwatch(storage, offset, path.encode(), model)
+
+    def watch_model(self, model: int, *, is_open: bool) -> None:
+        if not self._c.msctx_watch_model(model, is_open):
+            raise MemoryError
+
+    def watch_misses(self) -> int:
+        """How many weights were met since the last call that nobody had named, and are still alive; each counts once."""
+        return int(self._c.msctx_watch_misses())
+
+    def watch_lost(self) -> int:
+        """How many named weights are gone."""
+        return int(self._c.msctx_watch_lost())
+
+
+def policy_of(
+    asked: dict[str, str | None],
+    rules: tuple[Any, ...],
+    workspace_limit: int | None,
+    max_error: float | None,
+    fallback: str,
+    tuning: int,
+    **flags: bool,
+) -> Any:
+    """What is asked for, as the library takes it."""
+    rule_array = (_Rule * max(1, len(rules)))()
+    for slot, rule in zip(rule_array, rules, strict=False):
+        conditions = [_Condition(field.encode(), pattern.encode()) for field, pattern in rule.conditions]
+        slot.conditions, slot.condition = len(conditions), (_Condition * len(conditions))(*conditions)
+        slot.asked = _names(dict(rule.asked))
+    return _Policy(
+        asked=_names(asked),
+        fallback=FALLBACKS.index(fallback),
+        tuning=tuning,
+        workspace_limit=-1 if workspace_limit is None else workspace_limit,
+        max_error=max_error or 0.0,
+        rules=len(rules),
+        rule=rule_array,
+        **flags,
+    )
 
 
 def _names(asked: dict[str, str | None]) -> Any:
     return (c_char_p * 3)(*((name.encode() if (name := asked.get(d)) else None) for d in DIRECTIONS))
 
 
+ON_LOAD: list[Callable[[Core], None]] = []
+"""Called with the library once it is there."""
 WORDED: dict[str, Callable[[], str]] = {}
 """Kinds of messages whose text Python finds; ``""``: nothing is to be said."""
 
 
 def _told(message: bytes) -> int:
-    """Called by the library in the thread of the convolution; 1: raise there. Nothing may leave it."""
-    if sys.is_finalizing():
-        return 0
+    """Called by the library in the thread of the convolution; 1: raise there."""
     kind, _, text = message.decode(errors="replace").partition("\n")
     try:
         if kind in WORDED and not (text := WORDED[kind]()):
             return 0
         notices.tell(kind, text, text.rstrip())
-    except KeyboardInterrupt:
-        _thread.interrupt_main()
     except Warning:  # warnings turned into errors
         return 1
-    except BaseException as error:
-        print(f"msctx: {text} ({error})", file=sys.stderr)
     return 0
 
 
@@ -302,7 +315,7 @@ def _after_fork() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
-_lock = threading.Lock()
+_lock = locks.plain()
 _core: Core | None = None
 _failed = ""
 
@@ -327,6 +340,8 @@ def load() -> Core:
 
             try:
                 _core = Core(str(build.library()))
+                for begin in ON_LOAD:
+                    begin(_core)
             except (NativeError, OSError, AttributeError) as error:
                 _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
                 raise NativeError(_failed) from error

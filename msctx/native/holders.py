@@ -2,8 +2,43 @@
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable
+
+from msctx import locks
+from msctx.signals import uninterrupted
+
+
+class AtWork:
+    """Its lock is held while what is installed changes; what the collector of garbage releases meanwhile waits until :meth:`tidy`.
+
+    A finalizer may run in any line of any thread, also of one that holds a lock of ours: it must not wait for one. The lock is
+    taken by ``with`` itself: a signal's handler that raises would leave one held that a function of ours had just taken.
+    """
+
+    def __init__(self) -> None:
+        self.lock = locks.plain()
+        self._jobs: deque[Callable[[], None]] = deque()
+
+    def later(self, job: Callable[[], None]) -> None:
+        """For finalizers: at once, if nobody is at work."""
+        self._jobs.append(job)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Do what waits, unless somebody is at work, who does it afterwards."""
+        if not self._jobs:
+            return
+        with uninterrupted():
+            while self._jobs and self.lock.acquire(blocking=False):
+                try:
+                    while self._jobs:
+                        self._jobs.popleft()()
+                finally:
+                    self.lock.release()
+
+
+at_work = AtWork()
 
 
 class Held:
@@ -13,7 +48,7 @@ class Held:
         self._install = install
         self._remove: Callable[[], None] | None = None
         self._holders = 0
-        self._lock = threading.RLock()  # a collection of garbage may release
+        self._lock = locks.plain()
 
     def want(self, count: int) -> None:
         """So many more holders."""

@@ -12,8 +12,7 @@ def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:
     """Whether what a plan assigns computes in float16 on a device of PyTorch's name."""
     kind = device if device in ("cpu", "cuda") else "ascend"
     text = assignments.get(f"native.precision.{kind}")
-    by_torch_npu = kind == "ascend" and assignments.get("torch.npu.precision_mode") == "allow_fp32_to_fp16"
-    return by_torch_npu or bool(text and precision_of(text).low == "float16")
+    return bool(text and precision_of(text).needs_scaler)
 
 
 def unscaled() -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Mapping, Sequence
 from ctypes import c_char_p, c_int, c_int64
 from functools import cache
 from typing import Any, NamedTuple
 
+from msctx import locks
 from msctx.errors import NativeError, SwitchError
 from msctx.native import core, limits
 
 KEEPS = ("nothing", "some", "all")
-"""What becomes of blocks that nobody uses: none are kept, up to the most that was in use, up to half as much again."""
+"""What becomes of blocks that nobody uses: none are kept, nor is an address used twice; up to the most that was in use are; up
+to half as much again."""
 STATISTICS = (
     "current_bytes",
     "peak_bytes",
@@ -42,6 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+LARGE_PIECE = 1 << 30
 _NO_LIMIT = 1 << 62
 
 
@@ -53,7 +55,7 @@ class Cap(NamedTuple):
     number: int
 
 
-_lock = threading.RLock()
+_lock = locks.reentrant()
 _pool: dict[str, Any] | None = None
 _caps: list[Cap] = []
 
@@ -79,6 +81,8 @@ def write_pool(value: Mapping[str, Any] | None) -> None:
                 _library().msctx_pool_set(-1, 0)
         else:
             keep, piece = KEEPS.index(value["keep"]), value["piece"]
+            if piece > LARGE_PIECE:  # no more than there is
+                piece = min(piece, limits.free_bytes())
             if problem := _library().msctx_pool_set(keep, piece).decode():
                 raise SwitchError(f"the memory pool cannot be torch's CPU allocator: {problem}. Nothing was changed.")
         _pool = None if value is None else dict(value)

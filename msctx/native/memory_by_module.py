@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from msctx import locks
 from msctx.native import memory
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ OTHER = "outside of forward passes"
 
 
 _numbers: dict[str, int] = {OTHER: 0}
-_lock = threading.Lock()
+_lock = locks.plain()
 
 
 class _Entered(threading.local):

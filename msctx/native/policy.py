@@ -1,13 +1,17 @@
-"""What the native core is asked to do on a kind of device: a few fields, each behind a switch; any of them sends the whole to it."""
+"""What the native core is asked to do on a kind of device: a few fields, each behind a switch. They are sent as one."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
+from msctx import locks
 from msctx.native import core, tuning, watching
-from msctx.options.conv_rules import FEW_CHANNELS, Rule, rules_of
+from msctx.options.conv_rules import FEW_CHANNELS, Rule, ask_for, rules_of
 
 NOTHING: dict[str, Any] = {
     "conv_fprop_algo": None,
@@ -46,7 +50,8 @@ class Policy:
     def __init__(self, place: str) -> None:
         self.place = place
         self.fields = {name: nothing for name, nothing in NOTHING.items() if place == "cpu" or name not in OF_THE_CPU}
-        self._lock = threading.Lock()
+        self._sent = dict(self.fields)
+        """The fields as the library has them."""
 
     @property
     def load(self) -> Callable[[], core.Core]:
@@ -57,38 +62,82 @@ class Policy:
         return self.fields[field]
 
     def write(self, field: str, value: Any) -> None:
-        with self._lock:
+        with _lock:
             before = self.fields[field]
             self.fields[field] = value
             try:
-                self._send()
+                if not _together:
+                    self.send()
             except BaseException:
                 self.fields[field] = before
                 raise
 
-    def _send(self) -> None:
-        said = {**NOTHING, **self.fields}
-        if not any(said[field] for field in ASKING):
-            if (library := core.loaded()) is not None:
-                library.clear_policy(self.place)
-                tuning.keep(library)
+    def send(self) -> None:
+        """Let the library have the fields, if it does not."""
+        if self.fields == self._sent:
             return
-        library = self.load()
-        watching.refresh(library)
-        library.set_policy(
-            self.place,
-            {direction: said[f"conv_{direction}_algo"] for direction in core.DIRECTIONS},
-            _rules(said),
-            said["conv_workspace_limit"],
-            said["conv_max_error"],
-            said["fallback"],
-            tuning.table(library, said["tuning_file"], self.place) if _measures(said) else 0,
-            deterministic=said["deterministic"],
-            thread_invariant=said["thread_invariant"],
-            allow_tf32=said["conv_allow_tf32"],
-            allow_fp32_emulation=said["allow_fp32_emulation"],
-            frozen_weights=said["frozen_weights"],
-        )
+        said = {**NOTHING, **self.fields}
+        if any(said[field] for field in ASKING):
+            library = self.load()
+            watching.refresh(library)
+            number = tuning.table(library, said["tuning_file"], self.place) if _measures(said) else 0
+            library.set_policy(self.place, _as_asked(tuple(said.values()), number))
+        elif (library := core.loaded()) is not None:
+            library.clear_policy(self.place)
+            tuning.keep(library)
+        self._sent = dict(self.fields)
+
+
+_lock = locks.reentrant()
+_together: list[int] = []
+"""The threads that are in a block."""
+
+
+def _after_fork() -> None:
+    _together[:] = [thread for thread in _together if thread == threading.get_ident()]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@contextmanager
+def together() -> Iterator[Callable[[], None]]:
+    """Send what is written in the block as one, at its end; or when the function that it yields is called, which may raise."""
+    with _lock:
+        _together.append(threading.get_ident())
+    try:
+        yield _send
+    finally:
+        with _lock:
+            _together.remove(threading.get_ident())
+            if not _together:
+                _send()
+
+
+def _send() -> None:
+    with _lock:
+        for one in PLACES.values():
+            one.send()
+
+
+@lru_cache(maxsize=64)
+def _as_asked(values: tuple[Any, ...], table: int) -> Any:
+    """The values of :data:`NOTHING`'s fields as the library takes them."""
+    said = dict(zip(NOTHING, values, strict=True))
+    return core.policy_of(
+        {direction: said[f"conv_{direction}_algo"] for direction in core.DIRECTIONS},
+        _rules(said),
+        said["conv_workspace_limit"],
+        said["conv_max_error"],
+        said["fallback"],
+        table,
+        deterministic=said["deterministic"],
+        thread_invariant=said["thread_invariant"],
+        allow_tf32=said["conv_allow_tf32"],
+        allow_fp32_emulation=said["allow_fp32_emulation"],
+        frozen_weights=said["frozen_weights"],
+    )
 
 
 def switch_of(field: str, place: str) -> str:
@@ -107,5 +156,5 @@ def _rules(said: Mapping[str, Any]) -> tuple[Rule, ...]:
 
 
 def _measures(said: Mapping[str, Any]) -> bool:
-    rules = said["conv_algo_rules"] or ""
-    return "performance" in rules or any(said[f"conv_{direction}_algo"] == "performance" for direction in core.DIRECTIONS)
+    asked = any(said[f"conv_{direction}_algo"] == "performance" for direction in core.DIRECTIONS)
+    return asked or ask_for(said["conv_algo_rules"], "performance")

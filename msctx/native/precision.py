@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,15 +16,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from msctx import locks
 from msctx.errors import NativeError
-from msctx.native import autocasts, cache_tag, core, losses, named_modules, optimizers
+from msctx.native import autocasts, cache_tag, core, hook_guards, losses, named_modules, optimizers
+from msctx.native.holders import at_work
 from msctx.options import operators
 from msctx.options.precision_rules import ORIGIN, Precision, Rule, precision_of
 
 DEVICES = ("cpu", "cuda", "ascend")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-COUNTED = (*DTYPES, "other", "casts", "again", "traced")
-OPS = tuple(operators.CLASS_OF)
+BACKWARD = "backward "
+COUNTED = (*DTYPES, "other", "casts", "again", "traced", *(f"{BACKWARD}{name}" for name in (*DTYPES, "other")))
+OPS = (*operators.CLASS_OF, *operators.BACKWARD)
 _PLACE = {name: i for i, name in enumerate(OPS)}
 _CODE = {"": 0, ORIGIN: 255} | {name: i + 1 for i, name in enumerate(DTYPES)}
 _LISTED = 8
@@ -37,6 +39,7 @@ class _Rule(Structure):
         ("to", c_uint8 * 3),
         ("output", c_uint8),
         ("widest", c_uint8),
+        ("through", c_uint8),
         ("checks_index", c_uint8),
         ("whole", c_uint8),
         ("inputs", c_uint8 * _LISTED),
@@ -70,32 +73,27 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 class _Sent:
     """A policy as the library knows it; *modules*: path of a module → the policy inside it."""
 
-    precision: Precision
     number: int
     modules: dict[str, int]
+    low: str
+    is_off: bool
+    frozen: bool
 
     @property
     def numbers(self) -> tuple[int, ...]:
         return (self.number, *self.modules.values())
 
 
-_lock = threading.Lock()
+_lock = locks.plain()
 _installed: set[str] = set()
 _sent: dict[str, _Sent] = {}
+_said: dict[int, tuple[str, str]] = {}
+"""Number of a policy → its text, and the path of the module that it is for."""
 _combined: dict[tuple[int, ...], int] = {}
 _contents: dict[int, str] = {}
-"""Number of a combination → what it says, in any process."""
+"""Number of a combination → the digest of what it says, in any process."""
 _in_force: Counter[int] = Counter()
 """Number of a policy → in how many threads it is in force."""
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Here(threading.local):
@@ -130,7 +128,7 @@ def _install(device: str) -> None:
         if device in _installed:
             return
         names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
-        keeps = (c_uint8 * len(OPS))(*(kind == "matrix" for kind in operators.CLASS_OF.values()))
+        keeps = (c_uint8 * len(OPS))(*(operators.CLASS_OF.get(name) == "matrix" for name in OPS))
         problem = c_char_p()
         if _library().msctx_precision_install(DEVICES.index(device), names, keeps, len(OPS), ctypes.byref(problem)) < 0:
             why = (problem.value or b"").decode()
@@ -149,7 +147,8 @@ def _policy(rules: Mapping[str, Rule], precision: Precision) -> int:
     for slot, (op, rule) in zip(array, rules.items(), strict=False):
         slot.op = _PLACE[op]
         slot.to[:] = [_CODE[rule.float32], _CODE[rule.float16], _CODE[rule.bfloat16]]
-        slot.output, slot.widest, slot.checks_index, slot.whole = _CODE[rule.output], rule.widest, rule.checks_index, rule.whole
+        slot.output, slot.widest, slot.through = _CODE[rule.output], 2 if rule.follows else rule.widest, _CODE[rule.through]
+        slot.checks_index, slot.whole = rule.checks_index, rule.whole
         slot.inputs[:], slot.outputs[:] = _listed(rule.inputs), _listed(rule.outputs)
     how = (precision.retries, _CODE[precision.low], precision.frozen)
     number = int(_library().msctx_precision_policy(array, len(rules), len(OPS), *how))
@@ -165,32 +164,24 @@ def _send(text: str) -> _Sent:
             precision = precision_of(text)
             inside = {path: {**precision.rules, **rules} for path, rules in precision.modules.items()}
             number = _policy(precision.rules, precision)
-            found = _sent[text] = _Sent(precision, number, {path: _policy(rules, precision) for path, rules in inside.items()})
+            modules = {path: _policy(rules, precision) for path, rules in inside.items()}
+            found = _Sent(number, modules, precision.low, precision.is_off, precision.frozen)
+            _said.update({number: (text, path) for path, number in {"": number, **modules}.items()})
+            _sent[text] = found
     return found
 
 
-_TOO_MANY = "this process has used some 1600 different precision policies: no more can be told apart"
-
-
-def _content(policy: int) -> tuple[str, str] | None:
-    """The text of a policy, and the module that it is for."""
-    for text, sent in _sent.items():
-        for path, number in {"": sent.number, **sent.modules}.items():
-            if number == policy:
-                return text, path
-    return None
+_TOO_MANY = "this process has used more than two million different precision policies: no more can be told apart"
 
 
 def _combination(policies: tuple[int, ...]) -> int:
-    key = (*policies, named_modules.generation())  # compiled code knows nothing of hooks: with new ones it is made anew
     with _lock:
-        if (number := _combined.get(key)) is None:
-            content = repr([_content(policy) for policy in policies])
-            wanted = int(_digest(content)[:8], 16)
-            number = int(_library().msctx_precision_combination((c_int32 * 3)(*policies), wanted))
+        if (number := _combined.get(policies)) is None:
+            content = _digest(repr([_said.get(policy) for policy in policies]))
+            number = int(_library().msctx_precision_combination((c_int32 * 3)(*policies), int(content[:8], 16)))
             if number < 0:
                 raise NativeError(_TOO_MANY)
-            _combined[key], _contents[number] = number, content
+            _combined[policies], _contents[number] = number, content
     return number
 
 
@@ -251,18 +242,24 @@ def write(device: str, text: str) -> None:
     """Put a policy in force in this thread for the operators of one kind of device."""
     import torch
 
-    precision, word = _send(text).precision, _words()[device]
-    if not precision.is_off:
+    sent, word = _send(text), _words()[device]
+    if not sent.is_off:
         _install(device)
     _set_text(device, text)
-    torch.set_autocast_enabled(word, not precision.is_off)
-    if precision.low:
-        torch.set_autocast_dtype(word, getattr(torch, precision.low))
+    torch.set_autocast_enabled(word, not sent.is_off)
+    if sent.low:
+        torch.set_autocast_dtype(word, getattr(torch, sent.low))
     _library().msctx_precision_know(DEVICES.index(device), None)
     note_autocast()
 
 
 def _set_text(device: str, text: str | None) -> None:
+    with at_work.lock:
+        _enter(device, text)
+    at_work.tidy()
+
+
+def _enter(device: str, text: str | None) -> None:
     """Enter what is in force: for the kernels, for the guards of compiled code, and for what is kept of that on disk."""
     texts = {name: t for name, t in {**_here.texts, device: text}.items() if t is not None}
     before, after = ([_send(t) for t in found.values()] for found in (_here.texts, texts))
@@ -272,6 +269,7 @@ def _set_text(device: str, text: str | None) -> None:
         for note in list(ON_ENTRY):
             note(number)
     named_modules.want(name for sent in after for name in sent.modules)
+    hook_guards.held().want(sum(bool(sent.modules) for sent in after))
     optimizers.want(len(after))
     autocasts.want(len(after))
     try:
@@ -283,19 +281,23 @@ def _set_text(device: str, text: str | None) -> None:
         _library().msctx_precision_switch(combination)
     finally:
         named_modules.release(name for sent in before for name in sent.modules)
+        hook_guards.held().release(sum(bool(sent.modules) for sent in before))
         optimizers.release(len(before))
         autocasts.release(len(before))
         if texts is not None:
             with _lock:
                 _in_force.update(numbers)
-                _in_force.subtract(number for sent in before for number in sent.numbers)
+                for number in (number for sent in before for number in sent.numbers):
+                    _in_force[number] -= 1
+                    if not _in_force[number]:
+                        del _in_force[number]
             _here.texts = texts
 
 
 def _thaw(policies: Iterable[_Sent]) -> None:
     """Forget the casts of weights that were frozen until now."""
     for sent in policies:
-        for number in sent.numbers if sent.precision.frozen else ():
+        for number in sent.numbers if sent.frozen else ():
             _library().msctx_precision_thaw(number)
 
 
@@ -326,7 +328,7 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
         cache_tag.put(None)
         return
     number, overruled = divmod(noted, 1 << len(DEVICES))
-    cache_tag.put(f"msctx-precision-{_digest(_contents[number])}-{overruled}")
+    cache_tag.put(f"msctx-precision-{_contents[number]}-{overruled}")
 
 
 class Carried(NamedTuple):
@@ -344,15 +346,19 @@ def carried() -> Carried:
     return Carried(int(_library().msctx_precision_number()), dict(_here.texts))
 
 
-def keep_hooks(state: Carried, count: int) -> None:
-    """A checkpoint that may be computed again needs the hooks of its policies, also after the block."""
+def keep_hooks(state: Carried) -> Callable[[], None]:
+    """A checkpoint that may be computed again needs the hooks of its policies, also after the block. Returns what releases them."""
     names = [name for text in state.texts.values() for name in _send(text).modules]
-    if count > 0:
+    with at_work.lock:
         named_modules.want(names)
         autocasts.want(1)
-    else:
+    at_work.tidy()
+
+    def release() -> None:
         named_modules.release(names)
         autocasts.release(1)
+
+    return release
 
 
 def inside(match: Callable[[Iterable[str]], str | None]) -> int | None:
@@ -371,12 +377,6 @@ def switch(number: int) -> int:
     before = int(_library().msctx_precision_switch(number))
     note_autocast()
     return before
-
-
-def enter_again() -> None:
-    """What is in force in this thread gets another number: more modules are named by now."""
-    if _here.texts:
-        switch(_combination(tuple(_number(_here.texts.get(d)) for d in DEVICES)))
 
 
 def pause(is_stepping: bool) -> None:
@@ -405,24 +405,20 @@ def counts(numbers: Iterable[int]) -> dict[int, Any]:
 
 def known() -> list[int]:
     """Every policy of this process."""
-    return [number for sent in list(_sent.values()) for number in sent.numbers]
+    return list(_said)
 
 
 def in_force() -> list[int]:
     """The policies that are in force in some thread."""
     with _lock:
-        return [number for number, threads in _in_force.items() if threads > 0]
+        return list(_in_force)
 
 
-def rules_of(number: int) -> tuple[dict[str, Rule], str]:
+def rules_of(number: int) -> tuple[Mapping[str, Rule], str]:
     """The rules of a policy, and the path of the module that it is for."""
-    for sent in list(_sent.values()):
-        if sent.number == number:
-            return dict(sent.precision.rules), ""
-        for path, within in sent.modules.items():
-            if within == number:
-                return {**sent.precision.rules, **sent.precision.modules[path]}, path
-    return {}, ""
+    text, path = _said[number]
+    precision = precision_of(text)
+    return {**precision.rules, **precision.modules.get(path, {})}, path
 
 
 core.WORDED["grad_scaler"] = losses.unscaled

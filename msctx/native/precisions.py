@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from msctx import locks
 from msctx.native import named_modules, precision
 from msctx.options.precision_rules import LEAVE
 
@@ -31,6 +31,7 @@ class Computed:
         calls: how often.
         casts: how many casts were inserted for all calls of this operator, of whatever dtype; told in its first row.
         computed_again: how many of its calls had no kernel for 16 bits and were repeated in float32.
+        backward: whether these calls computed gradients, which have the dtypes of their forward pass.
         why: the option that decided, ``""``: no policy says anything of it.
     """
 
@@ -41,6 +42,7 @@ class Computed:
     casts: int
     computed_again: int
     why: str
+    backward: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,7 +75,8 @@ class Precisions(Sequence[Computed]):
         if not self._rows:
             return "no operator has run under a precision policy"
         again = ("computed_again",) if any(row.computed_again for row in self._rows) else ()
-        columns = ("operator", "module", "dtype", "calls", "casts", *again, "why")
+        backward = ("backward",) if any(row.backward for row in self._rows) else ()
+        columns = ("operator", "module", *backward, "dtype", "calls", "casts", *again, "why")
         return table.plain(table.of_rows(columns, ([str(getattr(row, name)) for name in columns] for row in self._rows)))
 
     __repr__ = __str__
@@ -83,7 +86,7 @@ class Tally:
     """What was counted while a context was open, by whichever of its scopes."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.plain()
         self._open = 0
         self._since: Counts = {}  # where the policies stood that were in force since
         self._made: Counts = {}
@@ -147,7 +150,9 @@ def _rows(made: Counts) -> Iterator[Computed]:
             name = precision.OPS[place]
             casts, again = counted.pop("casts"), counted.pop("again")
             for dtype, calls in counted.items():
-                if calls:
+                if calls and dtype.startswith(precision.BACKWARD):
+                    yield Computed(name, module, dtype.removeprefix(precision.BACKWARD), calls, 0, 0, "", backward=True)
+                elif calls:
                     why = rules.get(name, LEAVE).why or ("enable_reduce_precision" if again else "")
                     yield Computed(name, module, dtype, calls, casts, again, why)
                     casts = again = 0

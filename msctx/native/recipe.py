@@ -24,8 +24,8 @@ VECTORS = {"generic": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512}
 # GCC 12 takes what its own headers leave undefined on purpose for a mistake
 TILES = dict.fromkeys(("amx", "amx_fp16"), (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Icpu/tiles"))
 """Those with a matrix unit: cpu/tiles/*.cpp is compiled for them, and what that does not compute is left to avx512."""
-EMULATED = {f"{isa}_emulated": (*flags, "-DMSCTX_EMULATED_TILES") for isa, flags in TILES.items()}
-"""The same with a matrix unit in software, so that tests of it run anywhere: not in the library that is used."""
+SOFTWARE = ("-O2", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-DMSCTX_EMULATED_VECTORS")
+"""In the place of AVX512 where the processor lacks it."""
 FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 SUFFIXES = (".cpp", ".h", ".hpp", ".inc")
 TORCH = "<torch>"
@@ -41,11 +41,22 @@ def _is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
+def emulated(has_avx512: bool) -> dict[str, tuple[str, ...]]:
+    """TILES with a matrix unit in software, and its vectors where need be: for tests, not in the library that is used."""
+    vectors = AVX512 if has_avx512 else SOFTWARE
+    rest = {isa: [flag for flag in flags if flag not in AVX512] for isa, flags in TILES.items()}
+    return {f"{isa}_emulated": (*vectors, *flags, "-DMSCTX_EMULATED_TILES") for isa, flags in rest.items()}
+
+
+def _has_avx512() -> bool:
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        flags = next((line.split() for line in file if line.startswith("flags")), [])
+    return all(flag.removeprefix("-m") in flags for flag in AVX512)
+
+
 def source_folder() -> Path:
-    """The sources that travel with msctx: inside the wheel, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "_kernels"
-    return inside if inside.is_dir() else package.parent / "kernels"
+    """The sources that travel with msctx: inside the package, which in a checkout links to ``kernels/``."""
+    return (Path(__file__).parents[1] / "_kernels").resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +152,11 @@ def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
     def of_isa(folder: str, isa: str, flags: tuple[str, ...]) -> list[Unit]:
         return units(folder, *flags, f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa.removesuffix('_emulated')}")
 
-    tiles = ({**TILES, **(EMULATED if product == "kernels" else {})}) if x86 else {}
+    has_avx512 = _has_avx512()
+    tiles = ({**TILES, **(emulated(has_avx512) if product == "kernels" else {})}) if x86 else {}
     by_isa = [of_isa("cpu", isa, f) for isa, f in VECTORS.items() if x86 or isa == "generic"]
     by_isa += [of_isa("cpu/tiles", isa, f) for isa, f in tiles.items()]
-    with_emulated = ("-DMSCTX_WITH_EMULATED",) if product == "kernels" else ()
+    with_emulated = (f"-DMSCTX_WITH_EMULATED={512 if has_avx512 else 2}",) if product == "kernels" else ()
     once = units("common", *(("-DMSCTX_WITH_X86", *with_emulated) if x86 else ()))
     include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")
     glue = units("glue", "-I.", "-fopenmp", *include)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
+import math
 import sys
-import threading
 import time
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from msctx import notices
+from msctx import locks, notices
 from msctx.errors import FileError, MsctxWarning
 from msctx.native import build, core, limits, ranks, tuning_file
 from msctx.native.choices import Choice
@@ -30,10 +29,13 @@ class Permission(IntEnum):
     FOR_NEXT_RUN = 2
     OTHER_RANK = 3
     FORKED = 4
+    NOT_THIS_CALL = 5
 
 
 SHARE_LEFT = {"cpu": limits.share_left, "cuda": limits.share_left_on_gpu}
 """What is left of the caps on memory, by the kind of device."""
+_shares: dict[str, tuple[float, float]] = {}
+"""The kind of device → when that was last asked, and the answer."""
 
 
 class _Table:
@@ -74,17 +76,8 @@ class _Table:
                 print(f"warning: {warning}", file=sys.stderr)
 
 
-_lock = threading.RLock()
+_lock = locks.reentrant()
 _tables: dict[tuple[Path, int, str], _Table] = {}
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def table(library: Core, said: str | None, place: str = "cpu") -> int:
@@ -158,16 +151,21 @@ def matching(groups: Groups, here: Stamp) -> Iterable[Tuned]:
 
 
 def _permission(library: Core, number: int) -> int:
-    """Called by the library in the thread of a convolution. What was measured before is written first: a crash loses one."""
+    """Called by the library in the thread of a convolution, before a problem is measured and while it is. What was measured before is
+    written first: a crash loses one. What a signal's handler raises leaves it: nothing is measured, and the library passes it on."""
     try:
         keep(library)
         if core.forked:
             return Permission.FORKED
-        if _is_compiling() or _is_near_memory_cap(number):
+        if _is_compiling():
+            return Permission.NOT_THIS_CALL
+        if _is_near_memory_cap(number):
             return Permission.LATER
         rank = ranks.rank()
         return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK
-    except BaseException as error:
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, TimeoutError):
+            raise
         print(f"msctx: nothing is measured: {error}", file=sys.stderr)
         return Permission.LATER
 
@@ -183,7 +181,11 @@ def _is_compiling() -> bool:
 def _is_near_memory_cap(number: int) -> bool:
     """Whether less than 20 % is left where a table's convolutions run: what is tried takes memory of its own."""
     place = next(one.place for one in list(_tables.values()) if one.number == number)
-    return SHARE_LEFT[place]() < 0.2
+    when, share = _shares.get(place, (-math.inf, 1.0))
+    if (now := time.monotonic()) - when > 1:  # seconds: to read the groups of a container takes longer than a small convolution
+        share = SHARE_LEFT[place]()
+        _shares[place] = now, share
+    return share < 0.2
 
 
 def _shared(name: str, mine: list[Tuned]) -> list[Tuned]:

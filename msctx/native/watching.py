@@ -1,22 +1,98 @@
-"""Watched models: which module each convolution's weight belongs to, told to the library by the weight's storage."""
+"""Watched models: which module each convolution's weight belongs to, told to the library by the weight's storage.
+
+The library counts the weights that it meets, cannot name and still finds alive later. Only where it has met new ones are the models
+looked at again: a weight may have got another storage, by ``parameter.data = …``, ``load_state_dict(assign=True)``, an optimizer's
+flat views. Weights that no module holds are met, too: where looking changes nothing, more and more must be met before the next look,
+until it costs one module for each; unless a named weight is gone.
+"""
 
 from __future__ import annotations
 
-import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msctx import locks
 from msctx.native import core, named_modules
+from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_lock = threading.Lock()
-_modules: dict[tuple[int, str], tuple[weakref.ref[nn.Module], str]] = {}
-"""(id of a module, its path) → the module, which has a weight of three dimensions or more."""
-_known: dict[tuple[int, str], tuple[int, int, str, str]] = {}
-"""The same key → (storage, offset in it, shape, dtype) as the library has it."""
+Key = tuple[int, str, int]
+"""id of a module, its path, the number of its model."""
+
+
+class _Place(NamedTuple):
+    storage: int
+    offset: int
+    shape: str
+    dtype: str
+
+
+_lock = locks.plain()
+_models: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+"""The watched models by their numbers."""
+_open: set[int] = set()
+"""Those of the contexts that are open."""
+_modules: dict[Key, tuple[weakref.ref[nn.Module], _Place]] = {}
+"""The modules that the library has names for, and where their weights were when it was told."""
+_gone: deque[tuple[Key, weakref.ref[nn.Module]]] = deque()
+"""Modules that have died. A collection of garbage tells so in the middle of anything: they are forgotten when nobody looks."""
+
+
+class _Look:
+    """When the models are looked at again."""
+
+    is_first = True
+    """The models may have been watched before there was a library."""
+    misses = 0
+    """Since the last look."""
+    enough = 1
+    lost = 0
+    """How many named weights were gone after it."""
+
+
+_next = _Look()
+
+
+@contextmanager
+def _looking() -> Iterator[None]:
+    with _lock:
+        _forget_the_gone()
+        yield
+        _forget_the_gone()
+    if _gone:
+        _forget()
+
+
+def _forget() -> None:
+    """Unless somebody is looking, who does it afterwards."""
+    with uninterrupted():
+        while _gone and _lock.acquire(blocking=False):
+            try:
+                _forget_the_gone()
+            finally:
+                _lock.release()
+
+
+def _forget_the_gone() -> None:
+    library = core.loaded()
+    while _gone:
+        key, reference = _gone.popleft()
+        found, place = _modules.get(key, (None, None))
+        if found is reference and place is not None:  # else another module has its id by now
+            del _modules[key]
+            if library is not None:
+                library.unwatch(place.storage, place.offset, key[1], key[2])
+
+
+def _died(key: Key, reference: weakref.ref[nn.Module]) -> None:
+    _gone.append((key, reference))
+    _forget()
 
 
 def _weight(module: nn.Module) -> tuple[torch.Tensor | None, bool]:
@@ -24,56 +100,83 @@ def _weight(module: nn.Module) -> tuple[torch.Tensor | None, bool]:
 
     ``module.weight`` is not asked for: it may run a parametrization, which may draw random numbers or change its state.
     """
-    weight = module._parameters.get("weight")
+    weight = _of(module._parameters, "weight")
     if weight is not None:
         return weight, False
-    parts = getattr(module._modules.get("parametrizations"), "_modules", {}).get("weight")
-    own = [module._parameters.get("weight_v")] if parts is None else list(parts._parameters.values())
+    parts = _of(getattr(_of(module._modules, "parametrizations"), "_modules", {}), "weight")
+    own = [_of(module._parameters, "weight_v")] if parts is None else list(parts._parameters.values())
     tensors = [t for t in own if t is not None and t.ndim >= 3]
     return max(tensors, key=lambda t: t.numel(), default=None), True
 
 
-def watch(model: nn.Module) -> int:
-    """Register the convolutions of *model* by their paths; returns how many there are."""
-    from torch import nn
+def _of(found: Any, name: str) -> Any:
+    """What a scripted module has is in no dict, and without get()."""
+    return found[name] if name in found else None  # noqa: SIM401
 
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
-    found = 0
+
+def watch(model: nn.Module, number: int) -> None:
+    """Name the convolutions of *model* by their paths, from now on while :func:`turn` says so."""
     named_modules.watch(model)
-    with _lock:
-        for path, module in model.named_modules():
-            weight, _ = _weight(module)
-            if weight is not None and weight.ndim >= 3:
-                key = (id(module), path.replace("_orig_mod.", ""))
-                _modules[key] = (weakref.ref(module, lambda _, key=key: _forget(key)), key[1])
-                found += 1
-    if (library := core.loaded()) is not None:
-        refresh(library)
-    return found
+    with _looking():
+        _models[number] = model
+        if (library := core.loaded()) is not None:
+            _look_at(library, number, model)
 
 
-def refresh(library: core.Core) -> None:
-    """Tell the library where the watched weights are now: a weight may have got a new storage since."""
+def model_of(number: int) -> nn.Module | None:
+    return _models.get(number)
+
+
+def turn(number: int, on: bool) -> None:
+    """Whether a context that watches a model is open."""
+    with _looking():
+        (_open.add if on else _open.discard)(number)
+        if (library := core.loaded()) is not None:
+            library.watch_model(number, is_open=on)
+
+
+def refresh(library: core.Core | None = None) -> None:
+    """Tell the library where the watched weights are now, where it has met some that it does not know: else this costs nothing."""
+    library = library or core.loaded()
+    if library is None:
+        return
+    new = library.watch_misses() or _next.is_first
+    _next.misses += new
+    if not new or (_next.misses < _next.enough and library.watch_lost() == _next.lost):
+        return
+    with _looking():
+        for number in _open if _next.is_first else ():
+            library.watch_model(number, is_open=True)
+        changed = [_look_at(library, number, model) for number, model in list(_models.items())]
+        _next.enough = 1 if any(changed) else min(2 * _next.enough, max(1, len(_modules)))
+        _next.misses, _next.lost, _next.is_first = 0, library.watch_lost(), False
+
+
+def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
+    """Whether anything has changed."""
+    from torch.nn.parameter import is_lazy
+
+    changed = False
+    for path, module in model.named_modules():
+        weight, is_computed = _weight(module)
+        if weight is None or is_lazy(weight) or weight.ndim < 3 or _has_no_storage(weight):
+            continue
+        key = (id(module), path.replace("_orig_mod.", ""), number)
+        dtype = "" if is_computed else str(weight.dtype).removeprefix("torch.")
+        storage = weight.untyped_storage()._cdata
+        place = _Place(storage, weight.storage_offset(), "x".join(map(str, weight.shape)), dtype)
+        found, before = _modules.get(key, (None, None))
+        if found is not None and found() is module and before == place:
+            continue
+        if before is not None:
+            library.unwatch(before.storage, before.offset, key[1], number)
+        library.watch(*place, key[1], number)
+        _modules[key] = weakref.ref(module, lambda dead, key=key: _died(key, dead)), place
+        changed = True
+    return changed
+
+
+def _has_no_storage(weight: torch.Tensor) -> bool:
     import torch
 
-    with _lock:
-        for key, (reference, path) in list(_modules.items()):
-            module = reference()
-            weight, is_computed = (None, False) if module is None else _weight(module)
-            if weight is None or weight.layout != torch.strided or weight.untyped_storage()._cdata == 0:
-                continue
-            dtype = "" if is_computed else str(weight.dtype).removeprefix("torch.")
-            place = (weight.untyped_storage()._cdata, weight.storage_offset(), "x".join(map(str, weight.shape)), dtype)
-            if _known.get(key) != place:
-                if key in _known:
-                    library.unwatch(*_known[key][:2], path)
-                library.watch(*place, path)
-                _known[key] = place
-
-
-def _forget(key: tuple[int, str]) -> None:
-    _modules.pop(key, None)  # no lock: this may run while any other code of ours does
-    place, library = _known.pop(key, None), core.loaded()
-    if place is not None and library is not None:
-        library.unwatch(*place[:2], key[1])
+    return weight.layout != torch.strided or weight.untyped_storage()._cdata == 0

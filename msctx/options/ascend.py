@@ -20,18 +20,20 @@ OPTIONS = (
         type=Choice(
             {
                 "force_fp16": "float16 for every operator that can; for inference",
-                "force_fp32": "float32 for every operator; on Ascend matrix operators read float16 and give float32",
+                "force_fp32": "float32 for every operator; what matrix operators are given in float16 gives float32",
+                "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else as force_fp32",
                 "allow_fp32_to_fp16": "matrix operators in float16, others only where float32 has no kernel",
                 "allow_fp32_to_bf16": "matrix operators in bfloat16, others only where float32 has no kernel",
                 "allow_mix_precision": "autocast to float16, by lists of operators",
                 "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
                 "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
                 "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
-            },
-            aliases={"cube_fp16in_fp32out": "force_fp32"},
+            }
         ),
         help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, where "
-        "nobody makes one, depends on the chip and on whether it trains or infers.",
+        "nobody makes one, depends on the chip and on whether it trains or infers. The words are MindSpore's; spelled "
+        "session.precision_mode, or in ge_options, force_fp32 is cube_fp16in_fp32out, and allow_fp32_to_bf16 keeps float32, as "
+        "CANN's page has it.",
         groups=("ascend_config", "session"),
         also=("device_context.ascend.op_precision.precision_mode",),
         ge="ge.exec.precision_mode",

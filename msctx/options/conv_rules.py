@@ -48,6 +48,11 @@ def rules_of(text: str) -> tuple[Rule, ...]:
     return tuple(_rule(*part.split(": ", 1)) for part in text.split("; "))
 
 
+def ask_for(text: str | None, algorithm: str) -> bool:
+    """Whether one of the rules of a canonical text asks for an algorithm, in any direction."""
+    return any(name == algorithm for rule in (rules_of(text) if text else ()) for _, name in rule.asked)
+
+
 class RulesKind(TextKind):
     """``layer1.*: winograd; weight=64x3x7x7 stride=2: fprop=gemm, wgrad=algo_1``, or the same as a mapping."""
 

@@ -11,9 +11,10 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from os import PathLike, fspath
 from typing import Annotated, Any, SupportsFloat, SupportsIndex
+
+from msctx.errors import nearest
 
 
 class YamlWord(str):
@@ -274,8 +275,7 @@ class ChoiceKind(Kind):
         if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) > 2**63):
             return ""
         spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)}
-        near = get_close_matches(str(value).lower(), spelled, n=1)
-        return spelled[near[0]] if near else ""
+        return spelled.get(nearest(str(value).lower(), spelled), "")
 
     def schema(self) -> dict[str, Any]:
         return _described({choice: self.meanings.get(choice, "") for choice in self.choices}, list(self.aliases.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from msctx.options import rules
@@ -92,13 +93,22 @@ class Settings:
     option yields to another that overrides it (:mod:`msctx.options.rules`). Groups therefore merge key by key.
     """
 
-    def __init__(self, layers: Sequence[Layer] = ()) -> None:
-        self.layers = tuple(layer for layer in layers if layer.settings)
+    def __init__(self, layers: Sequence[Layer] = (), outer: Settings | None = None) -> None:
+        """*outer*: what the layers are laid over, and need not go through again."""
+        own = tuple(layer for layer in layers if layer.settings)
+        self.layers = own if outer is None else outer.layers + own
+        self.plans: dict[Any, Any] = {}
+        """Facts about a machine → what these come to there: kept with them, since a plan is pure."""
+        self._outer = outer
         self._on: dict[str, _OnDevice] = {}
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        return tuple(layer.key for layer in self.layers)
+        self._highest: dict[str, Setting | None] = {} if outer is None else dict(outer._highest)  # None: only lost ones
+        self.devices: frozenset[str] = frozenset() if outer is None else outer.devices
+        """Those that some setting names by its group."""
+        for layer in own:
+            for lost, _ in layer.lost:
+                self._highest.setdefault(lost.option.name, None)
+            self._highest.update(_highest(layer))
+            self.devices = self.devices.union(s.device for s in layer.settings.values() if s.device)
 
     def all(self, name: str, device: str) -> list[Setting]:
         """Every setting of an option that speaks of a device, the winning one first."""
@@ -109,11 +119,7 @@ class Settings:
         if device is not None:
             found = self.all(name, device)
             return found[0] if found else None
-        for layer in reversed(self.layers):
-            mine = sorted((s for s in layer.settings.values() if s.option.name == name), key=lambda s: -s.rank)
-            if mine:
-                return next((s for s in mine if s.device is None), mine[0])
-        return None
+        return self._highest.get(name)
 
     def on(self, device: str) -> dict[str, list[Setting]]:
         """Option name → its settings on one device, the winning one first."""
@@ -128,21 +134,29 @@ class Settings:
         return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
 
     def _at(self, device: str) -> _OnDevice:
-        if device not in self._on:
-            self._on[device] = _OnDevice(self.layers, device)
+        waiting = [self]
+        while device not in waiting[-1]._on and (outer := waiting[-1]._outer) is not None:
+            waiting.append(outer)
+        for settings in reversed(waiting):
+            if device not in settings._on:
+                below = None if settings._outer is None else settings._outer._on[device]
+                settings._on[device] = _OnDevice(settings.layers, device, below)
         return self._on[device]
-
-    def devices(self) -> set[str]:
-        """The devices that some setting names by its group."""
-        return {s.device for layer in self.layers for s in layer.settings.values() if s.device}
 
     def __iter__(self) -> Iterator[str]:
         """The names of the options that somebody set."""
-        found = [s for layer in self.layers for s in (*(lost for lost, _ in layer.lost), *layer.settings.values())]
-        return iter(dict.fromkeys(s.option.name for s in found))
+        return iter(self._highest)
 
     def __bool__(self) -> bool:
         return bool(self.layers)
+
+
+def _highest(layer: Layer) -> dict[str, Setting]:
+    """Option name → the setting of a layer that counts where no device is named: the one for all, else that of the highest rank."""
+    found: dict[str, Setting] = {}
+    for setting in sorted(layer.settings.values(), key=lambda s: (s.device is not None, -s.rank)):
+        found.setdefault(setting.option.name, setting)
+    return {s.option.name: found[s.option.name] for s in layer.settings.values()}
 
 
 class Overridden(NamedTuple):
@@ -158,60 +172,99 @@ class Overridden(NamedTuple):
 
 
 class _OnDevice:
-    """What layers come to on one device."""
+    """What layers come to on one device.
 
-    def __init__(self, layers: Sequence[Layer], device: str) -> None:
-        self.found: dict[str, list[Setting]] = {}
-        self.overridden: list[Overridden] = []
-        higher: list[Setting] = []
-        depth: dict[str, int] = {}  # name → the layer of the setting in force, from the innermost
-        for i, layer in enumerate(reversed(layers)):
-            mine = sorted((s for s in layer.settings.values() if s.device in (None, device)), key=lambda s: -s.rank)
-            self.overridden += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
-            order = {spelling: n for n, spelling in enumerate(layer.settings)}
-            taken = self._take([s for s in mine if not any(_is_part(s, whole) for whole in higher)], higher, order)
-            higher += taken
-            for setting in taken:
-                depth.setdefault(setting.option.name, i)
-        for setting, winner in _beaten([found[0] for found in self.found.values()]):
-            del self.found[setting.option.name]
-            self.overridden.append(Overridden(setting, winner, depth[winner.option.name] < depth[setting.option.name]))
+    The lowest of them are known *below* already; they are gone through again only where a layer above competes with them.
+    """
 
-    def _take(self, mine: Sequence[Setting], higher: Sequence[Setting], order: Mapping[str, int]) -> list[Setting]:
-        """Lay one layer, set in an *order*, under those taken already; returns what is in force of it."""
+    def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None = None) -> None:
+        known = 0 if below is None else below.height
+        if below is not None and below.competes(s.option.name for layer in layers[known:] for s in layer.settings.values()):
+            known, below = 0, None
+        self.height = len(layers)
+        self.names: set[str] = set() if below is None else {*below.names}
+        self.files: set[str] = set() if below is None else {*below.files}  # those of which a key is among the names
+        self.laid: dict[str, list[Setting]] = {}  # before options yield by a rule that always holds
+        self.rivals: list[Setting] = []  # what of that may take another's place, the innermost first
+        self.yielded: list[Overridden] = []
+        self.level: dict[str, int] = {}  # name → the layer of the setting in force, from the outermost
+        for level in reversed(range(known, self.height)):
+            self._lay(layers[level], level, device)
+        if below is not None:
+            self.laid |= {name: [*self.laid.get(name, ()), *found] for name, found in below.laid.items()}
+            self.yielded += below.yielded
+            self.level = below.level | self.level
+        beaten = _beaten([found[0] for found in self.laid.values()], device)
+        gone = {setting.option.name for setting, _ in beaten}
+        self.found = {name: found for name, found in self.laid.items() if name not in gone}
+        self.overridden = [
+            *self.yielded,
+            *(Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten),
+        ]
+
+    def competes(self, names: Iterable[str]) -> bool:
+        """Whether options laid above may take the place of others here, or name a file anew whose keys are here."""
+        return any(name in self.files or not self.names.isdisjoint(rules.rivals(name)) for name in names)
+
+    def _lay(self, layer: Layer, level: int, device: str) -> None:
+        """Lay a layer under those laid already."""
+        mine = sorted((s for s in layer.settings.values() if s.device in (None, device)), key=lambda s: -s.rank)
+        self.yielded += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
+        order = {spelling: n for n, spelling in enumerate(layer.settings)}
+        for setting in self._take([s for s in mine if not self._is_named_anew(s)], order, device):
+            self.laid.setdefault(setting.option.name, []).append(setting)
+            self.rivals += [setting] if setting.option.name in rules.YIELDING else []
+            self.level.setdefault(setting.option.name, level)
+        for setting in mine:
+            self.names.add(setting.option.name)
+            self.files.update(_files(setting.option.name))
+
+    def _is_named_anew(self, setting: Setting) -> bool:
+        """Whether the file that a setting is a key of was named anew further in."""
+        return any(_is_part(setting, whole) for name in _files(setting.option.name) for whole in self.laid.get(name, ()))
+
+    def _take(self, mine: Sequence[Setting], order: Mapping[str, int], device: str) -> list[Setting]:
+        """What is in force of one layer, set in an *order*, under those laid already."""
         here: dict[str, Setting] = {}
         for setting in mine:
             if (winner := here.setdefault(setting.option.name, setting)) is not setting:
                 meant = winner.place == setting.place or order[winner.spelling] > order[setting.spelling]
                 grouped = (winner.rank, setting.rank) == (1, 0) and meant
-                self.overridden.append(Overridden(setting, winner, winner.value == setting.value or grouped))
+                self.yielded.append(Overridden(setting, winner, winner.value == setting.value or grouped))
         taken: list[Setting] = []
         for setting in here.values():
-            if (lost := _yields(setting, here.values(), higher)) is not None:
-                self.overridden.append(lost)
+            if (lost := _yields(setting, here.values(), self.rivals, device)) is not None:
+                self.yielded.append(lost)
             else:
-                self.found.setdefault(setting.option.name, []).append(setting)
                 taken.append(setting)
         return taken
 
 
-def _beaten(settings: Sequence[Setting]) -> list[tuple[Setting, Setting]]:
+def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Setting]]:
     """The settings that yield to one of the others by a rule that always holds; one that yields itself takes nobody's place."""
     able = [s for s in settings if s.option.name in rules.YIELDING]
 
     def winner(setting: Setting) -> Setting | None:
-        return next((w for w in able if rules.overrides(w, setting, always=True) and winner(w) is None), None)
+        return next((w for w in able if rules.overrides(w, setting, device, always=True) and winner(w) is None), None)
 
     return [(setting, w) for setting in able if (w := winner(setting)) is not None]
 
 
-def _yields(setting: Setting, beside: Iterable[Setting], higher: Iterable[Setting]) -> Overridden | None:
+@cache
+def _files(name: str) -> tuple[str, ...]:
+    """The options that may name a file of which this one is a key."""
+    parts = name.split(".")
+    return tuple(".".join(parts[:n]) for n in range(1, len(parts)))
+
+
+def _yields(setting: Setting, beside: Iterable[Setting], higher: Iterable[Setting], device: str) -> Overridden | None:
     """Whether another option takes the place of a setting: one further in, or one beside it."""
     if setting.option.name not in rules.YIELDING:
         return None
-    if (inner := next((h for h in higher if rules.clash(h, setting)), None)) is not None:
+    rivals = rules.rivals(setting.option.name)
+    if (inner := next((h for h in higher if h.option.name in rivals and rules.clash(h, setting)), None)) is not None:
         return Overridden(setting, inner, True)
-    winner = next((b for b in beside if rules.overrides(b, setting, always=False)), None)
+    winner = next((b for b in beside if rules.overrides(b, setting, device, always=False)), None)
     return None if winner is None else Overridden(setting, winner, False)
 
 

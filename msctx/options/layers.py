@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import FileError, OptionError, Problem, nearest
+from msctx.errors import FileError, OptionError, Problem, nearest, searching
 from msctx.options.kinds import BoolKind
 from msctx.options.layer import Layer, Setting
 from msctx.options.registry import OPTIONS, Marks, contradictions, find, ge_key, ge_name, is_dictionary, make_layer
@@ -27,10 +27,8 @@ def presets() -> dict[str, Path]:
 
 
 def shipped(folder: str) -> Path:
-    """A folder of the configurations that travel with msctx: inside the wheel, or beside the package in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "_configs"
-    return (inside if inside.is_dir() else package.parent / "configs") / folder
+    """A folder of the configurations that travel with msctx: inside the package, which in a checkout links to ``configs/``."""
+    return (Path(__file__).parents[1] / "_configs" / folder).resolve()
 
 
 def with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +102,7 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     return Layer({k: replace(s, origin=f"preset {preset}") for k, s in layer.settings.items()})
 
 
+@searching()
 def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     """MSCTX_DETERMINISTIC=ON, MSCTX_GPU_CONFIG__CONV_ALLOW_TF32=false …; a double underscore stands for a dot."""
     names = [n for n in environment if n.startswith(PREFIX) and n not in RESERVED]
@@ -115,7 +114,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     preset = Layer()
     settings: dict[str, Setting] = {}
     for name in sorted(names):
-        spelling = name[len(PREFIX) :].lower().replace("__", ".")
+        spelling = _spelling(name)
         try:
             if spelling == "preset":
                 preset = preset_layer(environment[name], name)
@@ -140,6 +139,16 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
         raise OptionError(problems)
     levels = {"preset": preset, "environment": Layer(settings)}
     return {level: layer for level, layer in levels.items() if layer.settings}
+
+
+def is_option(variable: str) -> bool:
+    """Whether a variable named ``MSCTX_…`` sets an option."""
+    spelling = _spelling(variable)
+    return spelling == "preset" or find(spelling) is not None or bool(ge_key(spelling)[1])
+
+
+def _spelling(variable: str) -> str:
+    return variable[len(PREFIX) :].lower().replace("__", ".")
 
 
 def _flag(spelling: str, text: str) -> Any:

@@ -7,10 +7,10 @@ not, they have its dtype. An operator that is not here is made of others that ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any
 
+from msctx.errors import nearest_of
 from msctx.options.kinds import BadValue, TextKind, show
 
 
@@ -84,6 +84,17 @@ MOVING = _words("""
     reflection_pad3d replication_pad1d replication_pad2d replication_pad3d view_as_complex
 """)
 """What only moves values, or adds them up where they go: it keeps its dtype, the widest where there are several."""
+
+BACKWARD = _words("""
+    convolution_backward mkldnn_rnn_layer_backward _cudnn_rnn_backward linear_backward _embedding_bag_dense_backward
+    embedding_dense_backward native_layer_norm_backward native_group_norm_backward native_batch_norm_backward batch_norm_backward
+    cudnn_batch_norm_backward _softmax_backward_data _log_softmax_backward_data nll_loss_backward nll_loss2d_backward
+    mse_loss_backward smooth_l1_loss_backward huber_loss_backward threshold_backward gelu_backward silu_backward sigmoid_backward
+    tanh_backward leaky_relu_backward elu_backward hardswish_backward hardtanh_backward max_pool2d_with_indices_backward
+    avg_pool2d_backward _adaptive_avg_pool2d_backward _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_efficient_attention_backward
+""")
+"""Of what computes gradients alone, the usual operators: only counted. Other gradients are made of the operators above."""
 
 _SAME_IN_CANN = """
     Abs Acos Acosh Add Asin Asinh Atan Atan2 Atanh Ceil Cos Cosh Cross Cumprod Cumsum Digamma Div Erf Erfc Erfinv Exp Expm1 Floor
@@ -310,7 +321,7 @@ def _known() -> dict[str, str]:
 
 def nearest_names(name: str) -> list[str]:
     """The names that somebody may have meant."""
-    near = get_close_matches(name.removeprefix("aten::").lower(), _known(), n=3, cutoff=0.6)
+    near = nearest_of(name.removeprefix("aten::").lower(), _known(), 3)
     return [_known()[found] for found in near]
 
 

@@ -58,6 +58,16 @@ OPTIONS = (
         example=True,
     ),
     Option(
+        name="flush_denormal",
+        type=Bool,
+        help="Takes numbers below the smallest normal one (1.2e-38 in float32) for zero, as torch.set_flush_denormal does, in all of "
+        "the CPU's operators: results so small become 0, and Python's own floats follow; what computes with many of them is several "
+        "times faster. On a GPU each kernel was compiled one way or the other.",
+        devices=("cpu",),
+        source="msctx",
+        example=True,
+    ),
+    Option(
         name="fallback",
         type=Choice(
             {
@@ -100,7 +110,9 @@ OPTIONS = (
         type=Share,
         help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal and performance "
         "to choose it; choices() shows each one's bound. Without it that is 3e-5, and no bound holds for the products that "
-        "conv_allow_tf32 allows. An algorithm that is named runs whatever its bound.",
+        "conv_allow_tf32 allows. An algorithm that is named runs whatever its bound. Where no bound is low enough under "
+        "thread_invariant, torch's own path runs, and fallback reports it. Bounds hold for any data; where results cancel, as shares "
+        "of the largest sum of the products' magnitudes. float16 and bfloat16 round more by themselves: it does not apply to them.",
         devices=("cpu", "cuda"),
         source="msctx",
         example=1e-6,

@@ -29,6 +29,8 @@ class Rule:
         float32, float16, bfloat16: the dtype that inputs of this dtype are cast to; ``""``: they are left.
         output: ``""``: as computed; :data:`ORIGIN`; or a dtype.
         widest: inputs of several dtypes become the widest of them.
+        follows: the widest is that of the inputs which operators have computed; weights and what else is trained follow them.
+        through: inputs are rounded to this dtype first.
         checks_index: indices are checked before they are used.
         whole: it holds for all that the operator is made of.
         inputs, outputs: dtypes by position, over all else.
@@ -40,6 +42,8 @@ class Rule:
     bfloat16: str = ""
     output: str = ""
     widest: bool = False
+    follows: bool = False
+    through: str = ""
     checks_index: bool = False
     whole: bool = False
     inputs: tuple[str, ...] = ()
@@ -75,6 +79,11 @@ MODES: dict[str, dict[str, Rule]] = {
         **dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _all_to("float16")),
         "moving": _WIDEST,
     },
+    "cube_fp16in_fp32out": {
+        "matrix": replace(_all_to("float32"), through="float16"),
+        **dict.fromkeys(("sensitive", "strict", "vector"), _RAISE),
+        "moving": _WIDEST,
+    },
     "force_fp32": {**dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _RAISE), "moving": _WIDEST},
     "allow_fp32_to_fp16": {"matrix": Rule(float32="float16", output=ORIGIN)},
     "allow_fp32_to_bf16": {"matrix": Rule(float32="bfloat16", output=ORIGIN)},
@@ -87,11 +96,16 @@ MODES: dict[str, dict[str, Rule]] = {
 V2 = {
     "fp16": "force_fp16",
     "origin": "must_keep_origin_dtype",
-    "cube_fp16in_fp32out": "force_fp32",
+    "cube_fp16in_fp32out": "cube_fp16in_fp32out",
     "mixed_float16": "allow_mix_precision_fp16",
     "mixed_bfloat16": "allow_mix_precision_bf16",
 }
 """precision_mode_v2 → the precision_mode that means the same."""
+OF_CANN = {"force_fp32": "cube_fp16in_fp32out", "allow_fp32_to_bf16": "must_keep_origin_dtype"}
+"""precision_mode where CANN's page of the session has another meaning for a word than MindSpore's → the mode that has this meaning.
+
+There force_fp32 is an older name, and allow_fp32_to_bf16 lowers what has no kernel for float32: no operator of PyTorch.
+"""
 MIXED = ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")
 LOW = {
     "force_fp16": "float16",
@@ -104,8 +118,9 @@ LOW = {
 """The dtype that a mode lowers to."""
 WHITE_TOO = ("prelu",)
 """Beside the matrix operators on the list of those that mixed precision lowers: its weight would else make all else float32."""
-COLOURS = {"black-list": _RAISE, "gray-list": _WIDEST}
-"""The lists of mixed precision: white is lowered, black kept in float32, gray takes what it is given."""
+_FOLLOW = Rule(follows=True, whole=True)
+COLOURS = {"black-list": replace(_RAISE, whole=True), "gray-list": _FOLLOW}
+"""The lists of mixed precision: white is lowered, black kept in float32, gray goes on as the operator before it did."""
 
 # --- accurate and fast implementations --------------------------------------------------------------------------------
 
@@ -140,6 +155,11 @@ class Precision:
     frozen: bool = False
 
     @property
+    def needs_scaler(self) -> bool:
+        """Gradients go through float16."""
+        return self.low == "float16" or any(rule.through == "float16" for rule in self.rules.values())
+
+    @property
     def is_off(self) -> bool:
         """Nothing is ever cast: an outer autocast is switched off, and that is all."""
         return not (self.rules or self.modules or self.retries)
@@ -166,7 +186,7 @@ def precision_of(text: str) -> Precision:
     if mode in MIXED and "modify_mixlist" in asked:
         rules |= _of_mixlist(asked["modify_mixlist"], LOW[mode])
     if "atc.builtin_impl_mode_ini" in asked:
-        rules |= _of_list(asked["atc.builtin_impl_mode_ini"], rules)
+        rules |= _of_implmode(asked["atc.builtin_impl_mode_ini"].removesuffix(".ini"), None, rules)
     if "op_select_implmode" in asked:
         rules |= _of_implmode(asked["op_select_implmode"], asked.get("optypelist_for_implmode"), rules)
     by_type, by_name = ("ByOpType", "ByNodeName")
@@ -196,27 +216,30 @@ def ops_of(name: str) -> tuple[str, ...]:
 
 
 def _of_mode(mode: str) -> dict[str, Rule]:
-    by_class = MODES[mode]
-    why = f"precision_mode={mode}"
     found: dict[str, Rule] = {}
+    by_class = {kind: replace(rule, why=f"precision_mode={mode}{_rounds(rule)}") for kind, rule in MODES[mode].items()}
     for op, kind in operators.CLASS_OF.items():
         kind = "matrix" if mode in MIXED and op in WHITE_TOO else kind
         if kind in by_class:
-            found[op] = replace(by_class[kind], why=why)
+            found[op] = by_class[kind]
     return found
 
 
+def _rounds(rule: Rule) -> str:
+    return f" (inputs rounded to {rule.through})" if rule.through else ""
+
+
 def _of_mixlist(lists: Mapping[str, Mapping[str, Iterable[str]]], low: str) -> dict[str, Rule]:
-    """What leaves a list follows its inputs, unless it joins another."""
-    colours = {"white-list": _all_to(low), **COLOURS}
+    """What leaves a list is gray, unless it joins another."""
+    colours = {"white-list": replace(_all_to(low), whole=True), **COLOURS}
     found: dict[str, Rule] = {}
     for colour, moves in lists.items():
         for name in moves.get("to-remove", ()):
-            gray = replace(_WIDEST, whole=True, why=f"modify_mixlist {colour}.to-remove {name}")
+            gray = replace(_FOLLOW, why=f"modify_mixlist {colour}.to-remove {name}")
             found |= {op: gray for op in ops_of(name) if colour_of(op) == colour}
     for colour, moves in lists.items():
         for name in moves.get("to-add", ()):
-            rule = replace(colours[colour], whole=True, why=f"modify_mixlist {colour}.to-add {name}")
+            rule = replace(colours[colour], why=f"modify_mixlist {colour}.to-add {name}")
             found |= dict.fromkeys(ops_of(name), rule)
     return found
 
@@ -237,12 +260,6 @@ def _of_implmode(value: str, types: str | None, rules: Mapping[str, Rule]) -> di
 
 def _of_way(way: str, ops: Iterable[str], rules: Mapping[str, Rule], why: str) -> dict[str, Rule]:
     return {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in ops if can(way, op)}
-
-
-def _of_list(file: str, rules: Mapping[str, Rule]) -> dict[str, Rule]:
-    """The list of a name among CANN's files; the one of all operators is for looking things up and chooses nothing."""
-    value = file.removesuffix(".ini")
-    return {} if value == "all_ops_impl_mode" else _of_implmode(value, None, rules)
 
 
 def can(way: str, op: str) -> bool:

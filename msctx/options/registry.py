@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from msctx.errors import Mark, OptionError, Problem, nearest
+from msctx.errors import Mark, OptionError, Problem, nearest, searching
 from msctx.options import ascend, debug, execution, gpu, own, rules, session, system
 from msctx.options.kinds import INVALID, BadValue, BoolKind, FlagKind, IntKind, OnOffKind, show
 from msctx.options.later import LATER
@@ -79,6 +79,7 @@ def _elsewhere(key: str) -> str:
     return f"{key} stands outside it" + "".join(f", or in {group}" for group in option.groups) if option else ""
 
 
+@searching()
 def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
     """Check what was set in one place.
 

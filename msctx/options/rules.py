@@ -53,6 +53,8 @@ class Overrides:
     winner: When
     loser: When
     always: bool = False
+    devices: tuple[str, ...] = ("cpu", "cuda", "ascend")
+    """Where the winner has an effect: elsewhere it takes nobody's place."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,17 @@ MIXED = (
 PRECISION_MODES = (
     "force_fp16",
     "force_fp32",
+    "cube_fp16in_fp32out",
     "allow_fp32_to_fp16",
     "allow_fp32_to_bf16",
     "allow_mix_precision",
     "allow_mix_precision_fp16",
     "allow_mix_precision_bf16",
     "must_keep_origin_dtype",
+)
+IMPLMODE_LIST = When(
+    "atc.builtin_impl_mode_ini",
+    ("high_precision.ini", "high_performance.ini", "high_precision_for_all.ini", "high_performance_for_all.ini"),
 )
 PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
 NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice gives other bits"
@@ -117,10 +124,12 @@ OVERRIDES = (
     Overrides(When("graph_kernel_flags.opt_level", (0, 1, 2, 3)), When("enable_graph_kernel", (True, False))),
     Overrides(When("op_precision_mode"), When("op_select_implmode")),
     Overrides(When("op_precision_mode"), When("optypelist_for_implmode")),
+    Overrides(When("op_precision_mode"), IMPLMODE_LIST),
+    Overrides(When("op_select_implmode"), IMPLMODE_LIST),
     Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
     Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),
     Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
-    Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True),
+    Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True, devices=("cuda", "ascend")),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
     Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
     Overrides(
@@ -166,6 +175,7 @@ NEEDS = (
     Needs(When("modify_mixlist"), MIXED),
     Needs(When("optypelist_for_implmode"), (When("op_select_implmode", ("high_precision", "high_performance")),)),
     Needs(When("in_out_pair"), (When("mix_compile_mode", TRUE),)),
+    Needs(When("variable_placement", ("Host",)), (When("mix_compile_mode", TRUE),)),
     Needs(When("in_out_pair_flag", (True, False)), (When("in_out_pair"),), "inert"),
     Needs(When("local_rank_id", test=lambda v: True), (When("local_device_list"),)),
     Needs(When("local_device_list"), (When("local_rank_id", test=lambda v: True),)),
@@ -244,10 +254,11 @@ def _involving(name: str) -> tuple[tuple[Overrides, ...], tuple[Excludes, ...], 
     )
 
 
-def overrides(winner: Setting, loser: Setting, *, always: bool | None = None) -> bool:
-    """Whether one setting takes the place of another of the same layer; *always*: by a rule of that sort alone."""
+def overrides(winner: Setting, loser: Setting, device: str, *, always: bool | None = None) -> bool:
+    """Whether one setting takes the place of another of the same layer on a device; *always*: by a rule of that sort alone."""
     return any(
-        r.winner.holds(winner) and r.loser.holds(loser) and always in (None, r.always) for r in _involving(loser.option.name)[0]
+        r.winner.holds(winner) and r.loser.holds(loser) and always in (None, r.always) and device in r.devices
+        for r in _involving(loser.option.name)[0]
     )
 
 
@@ -258,6 +269,15 @@ def clash(newer: Setting, older: Setting) -> bool:
         not r.always and ((r.winner.holds(newer) and r.loser.holds(older)) or (r.winner.holds(older) and r.loser.holds(newer)))
         for r in rivals
     ) or any(r.holds(newer, older) or r.holds(older, newer) for r in exclusive)
+
+
+@cache
+def rivals(name: str) -> frozenset[str]:
+    """The options that may take the place of one in a lower layer."""
+    pairs = [(r.winner.name, r.loser.name) for r in OVERRIDES if not r.always] + [
+        (r.first.name, r.second.name) for r in EXCLUDES
+    ]
+    return frozenset(other for pair in pairs if name in pair for other in pair if other != name)
 
 
 def exclusions(settings: list[Setting]) -> Iterator[tuple[Setting, Setting, str]]:

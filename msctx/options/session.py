@@ -227,7 +227,7 @@ OPTIONS = (
             {
                 "fp16": "as force_fp16: float16 for every operator that can",
                 "origin": "as must_keep_origin_dtype: no casts at all",
-                "cube_fp16in_fp32out": "as force_fp32: matrix operators read float16 and give float32",
+                "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else float32",
                 "mixed_float16": "autocast to float16, by lists of operators",
                 "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
                 "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
@@ -244,7 +244,8 @@ OPTIONS = (
         name="modify_mixlist",
         type=Path,
         help="A JSON file that moves operators between the lists of mixed precision: those that are lowered (white-list), "
-        "those kept (black-list) and those that follow their input. Needs one of the mixed modes.",
+        "those kept (black-list) and those that go on in the dtype of the operator before them (gray-list): the widest of what "
+        "operators have computed, which weights follow. Needs one of the mixed modes.",
         groups=SESSION,
         ge="ge.exec.modify_mixlist",
         content="MIXLIST",

@@ -28,6 +28,8 @@ _SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 
 
+_RESOLVER = yaml.SafeLoader("")
+
 _LIMIT = 100_000
 """The most values that a file may come to once its aliases are followed."""
 
@@ -169,7 +171,7 @@ class Document:
 
 def _is_tagged(node: yaml.ScalarNode) -> bool:
     """Whether the file itself says what a plain scalar is (``!!str 5``)."""
-    return yaml.SafeLoader("").resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag
+    return _RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag
 
 
 def parse(text: str, file: str, *, collect: bool = False) -> Document:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import FileError, Mark, OptionError, Problem, nearest
+from msctx.errors import FileError, Mark, OptionError, Problem, nearest, searching
 from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, from_text, preset_layer, shipped
@@ -107,6 +107,7 @@ def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = 
     return read_document(document, path, overrides, need_entry=need_entry, others=COMPARED)
 
 
+@searching()
 def read_document(
     document: Document,
     path: Path | None,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import EntryError, EntryFailed, Mark, did_you_mean
+from msctx.errors import MOST, EntryError, EntryFailed, Mark, did_you_mean
 from msctx.run.config import Experiment
 
 Entry = Callable[..., Any]
@@ -72,7 +72,7 @@ def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
     except SystemExit as end:
         raise _error(mark, f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}") from None
     except Exception as error:
-        raise _error(mark, f"entry {entry!r} cannot be imported:\n{users_traceback(error)}") from None
+        raise _error(mark, f"entry {entry!r} cannot be imported: {in_a_line(error)}\n{users_traceback(error)}") from None
 
 
 def _load_file(path: Path) -> Any:
@@ -97,11 +97,9 @@ def _with_arguments(function: Entry, experiment: Experiment, mark: Mark | None) 
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     names = [n for n, p in signature.parameters.items() if n != "run" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = [n for n in names if signature.parameters[n].default is inspect.Parameter.empty]
-    lines = [
-        f"args.{arg}: {experiment.entry} takes no such argument{did_you_mean(arg, names)}"
-        for arg in experiment.args
-        if arg not in names and arg != "run" and not open_ended
-    ]
+    unknown = [arg for arg in experiment.args if arg not in names and arg != "run" and not open_ended]
+    lines = [f"args.{arg}: {experiment.entry} takes no such argument{did_you_mean(arg, names)}" for arg in unknown[:MOST]]
+    lines += [f"{len(unknown) - MOST} more"] if len(unknown) > MOST else []
     lines += [f"args.{name}: is missing" for name in required if name not in experiment.args]
     if lines:
         raise _error(mark, "\n".join([*lines, f"      allowed: {', '.join(names) or 'none'}"]))
@@ -130,10 +128,17 @@ def _script(path: Path, args: Mapping[str, Any]) -> Entry:
 
 def users_traceback(error: BaseException) -> str:
     """The traceback of a user's error without our own frames, and without those of the import system."""
-    hidden = (f"{Path(__file__).resolve().parents[1]}{os.sep}", "<frozen", runpy.__file__, importlib.__file__)
+    package = Path(__file__).resolve().parents[1]
+    hidden = (f"{package}{os.sep}", "<frozen", runpy.__file__, importlib.__file__)
+    shown = f"{package / '_configs'}{os.sep}"  # what is shipped is a user's like any other
     told = traceback.TracebackException.from_exception(error)
     chained: traceback.TracebackException | None = told
     while chained is not None:
-        chained.stack = traceback.StackSummary.from_list(f for f in chained.stack if not f.filename.startswith(hidden))
+        stack = (f for f in chained.stack if f.filename.startswith(shown) or not f.filename.startswith(hidden))
+        chained.stack = traceback.StackSummary.from_list(stack)
         chained = chained.__cause__ or chained.__context__
     return "".join(told.format()).rstrip()
+
+
+def in_a_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].strip().partition("\n")[0]

@@ -52,15 +52,21 @@ class Record:
     def text(self, name: str, text: str) -> None:
         part = self.folder / f".{name}.part"
         try:
-            part.write_text(text, encoding="utf-8")
+            with open(part, "w", encoding="utf-8", opener=_for_the_user_alone) as file:
+                file.write(text)
             os.replace(part, self.folder / name)
         except OSError as error:
             raise FileError([Problem("", f"cannot be written: {error.strerror}", where=str(self.folder / name))]) from None
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one line; it is on disk when this returns to the caller."""
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
+        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8", opener=_for_the_user_alone) as lines:
             lines.write(json.dumps(plain(row), allow_nan=False) + "\n")
+
+
+def _for_the_user_alone(path: str, flags: int) -> int:
+    """What a run was given and what it returned may hold what others are not to read."""
+    return os.open(path, flags, 0o600)
 
 
 def plain(value: Any) -> Any:

@@ -18,11 +18,12 @@ from msctx.context import current
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
+from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import tell
 from msctx.plan import Plan, make
 from msctx.run.config import Experiment
-from msctx.run.entry import resolve, users_traceback
+from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
 from msctx.unwatched import unwatched
@@ -100,7 +101,7 @@ def run_experiment(
         EntryFailed: the entry raised; the record says so. Everything is restored.
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored.
     """
-    found, handler = state(), signal.getsignal(signal.SIGINT)
+    found, handler, begin = state(), signal.getsignal(signal.SIGINT), models.now()
     try:
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
@@ -114,8 +115,9 @@ def run_experiment(
                 announce(run)
             from msctx.scaling import watched  # here: it needs torch
 
-            before, computed = choices.counts(), precisions.Tally()
+            computed, made = precisions.Tally(), choices.Tally()
             computed.open()
+            made.open()
             with watched() as scaled, run.memory.counting():
                 result, error = _call(entry, run)
                 result |= scaled()
@@ -124,11 +126,12 @@ def run_experiment(
                     peaks = {"peak_memory_bytes": "peak_bytes", "peak_accelerator_bytes": "accelerator_peak_bytes"}
                     result |= {name: held[peak] for name, peak in peaks.items() if peak in held}
             computed.close()
+            made.close()
             if rows := computed.precisions():
                 record.json("precisions.json", rows.as_dicts())
-            if made := choices.rows(choices.between(before)):
-                record.json("choices.json", made.as_dicts())
-                if tuned := tuning.used_by(made):
+            if ran := made.choices():
+                record.json("choices.json", ran.as_dicts())
+                if tuned := tuning.used_by(ran):
                     record.text("tuning.json", tuning_file.text_of(tuned))
         left = _left_changed(found)
         result["restored"] = not left.keys() & plan.assignments.keys()
@@ -141,7 +144,7 @@ def run_experiment(
             signal.signal(signal.SIGINT, handler)
     if error is not None:
         raise error
-    for text in unwatched(plan, experiment.levels.values()):
+    for text in unwatched(plan, experiment.levels.values(), begin):
         tell("unwatched", text, text)
     return result
 
@@ -177,6 +180,7 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
         except BaseException as raised:
             text = users_traceback(raised) + run.memory.told_of(raised)
             result["status"], result["error"] = "failed", text
+            result["reason"] = in_a_line(raised)
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
     if not run.rows and result["status"] == "completed":
         run.record.metrics({k: v for k, v in result.items() if isinstance(v, int | float)})

@@ -146,18 +146,18 @@ def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         pass
+    failed = {"status": "failed", "exit_code": done.returncode}
     try:
-        text = json.loads(done.stdout)["message"]
+        return {"error": json.loads(done.stdout)["message"], **failed}
     except (ValueError, KeyError, TypeError):
         text = done.stderr.strip() or f"exit code {done.returncode}"
-    return {"status": "failed", "error": text, "exit_code": done.returncode}
+        return {"error": text, "reason": text.splitlines()[-1], **failed}
 
 
 def why(result: Mapping[str, Any]) -> str:
     """One line of why a run did not end well."""
-    text = str(result.get("error", result.get("status")))
-    lines = [line for line in text.strip().splitlines() if line.strip()] or [""]
-    return lines[-1] if "Traceback" in text else lines[0]
+    text = str(result.get("reason") or result.get("error") or result.get("status")).strip()
+    return text.partition("\n")[0]
 
 
 def line(number: int, count: int, point: Mapping[str, Any], result: Mapping[str, Any]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
 from msctx.switches import (
     autocast,
+    denormals,
     environment,
     generators,
     models,
@@ -25,6 +27,7 @@ SWITCHES: Mapping[str, Switch] = MappingProxyType(
     {
         switch.name: switch
         for owner in (
+            denormals,
             torch_core,
             torch_inductor,
             torch_precision,
@@ -42,9 +45,15 @@ SWITCHES: Mapping[str, Switch] = MappingProxyType(
 )
 
 
+def together() -> AbstractContextManager[Callable[[], None]]:
+    """What is written in this block is sent as one where switches are parts of something larger: at its end, or when the function
+    that it yields is called, which may raise."""
+    return native.together()
+
+
 def read_all() -> dict[str, Any]:
     """Every switch that exists in this process → its value now."""
     return {name: switch.read() for name, switch in SWITCHES.items() if switch.available()}
 
 
-__all__ = ["SWITCHES", "Switch", "read_all"]
+__all__ = ["SWITCHES", "Switch", "read_all", "together"]

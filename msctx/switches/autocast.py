@@ -15,6 +15,7 @@ SWITCHES = tuple(
         save=partial(precision.save, device),
         load=partial(precision.load, device),
         scope="thread",
+        family=f"native.precision.{device}",
         prepare=core.load,
     )
     for device in precision.DEVICES

@@ -25,8 +25,11 @@ class Switch:
         write: sets it; ``None`` for a global that is only observed.
         scope: ``"process"``; ``"thread"``: each thread has its own; ``"inherited"``: a thread's own, and new threads start
             with the one written last.
-        restore: ``"exact"``; ``"never"``: it cannot be undone; ``"kept"``: it is left as written on purpose.
+        restore: ``"exact"``; ``"closing"``: the same, but only when the scope that wrote it closes, not for one inside that has no
+            use for it; ``"never"``: it cannot be undone; ``"kept"``: it is left as written on purpose.
         only_before: for a switch that takes effect only early: until when.
+        family: a name common to switches that share some state, so that what a write leaves depends on what it finds: before one
+            of them is changed, all go back to what was found first.
         save, load: for a switch whose value does not hold its whole state: take the state, put it back.
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
@@ -41,12 +44,17 @@ class Switch:
     scope: str = "process"
     restore: str = "exact"
     only_before: str = ""
+    family: str = ""
     save: Callable[[], Any] | None = None
     load: Callable[[Any], None] | None = None
     satisfied: Callable[[Any], bool] | None = None
     blocked: Callable[[Any], str] = _never_blocked
     available: Callable[[], bool] = _always
     prepare: Callable[[], object] | None = None
+
+    @property
+    def can_be_blocked(self) -> bool:
+        return self.blocked is not _never_blocked
 
     def is_satisfied(self, value: Any) -> bool:
         return self.satisfied(value) if self.satisfied else self.read() == value

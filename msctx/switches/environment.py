@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -49,12 +50,47 @@ def _npu_late(name: str) -> Callable[[str | None], str]:
     return late
 
 
+FIXED_ORDER = frozenset({"ring", "collnetdirect", "collnetchain"})
+"""NCCL's algorithms that add in one order in every run: those that Megatron-LM takes for its deterministic mode."""
+
+
+def _nccl_adds_in_fixed_order(value: str) -> bool:
+    """Whether NCCL_ALGO (``ring,tree;allreduce:ring``) leaves NCCL such algorithms alone, or leaves out NVLS."""
+    groups = os.environ.get("NCCL_ALGO", "").replace(" ", "").lower().split(";")
+    lists = [group.rpartition(":")[2] for group in groups]
+    return all(names == "^nvls" or FIXED_ORDER.issuperset(names.split(",")) for names in lists)
+
+
+def _nccl_late(value: str) -> str:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and "nccl" in distributed.get_backend():
+        return (
+            "NCCL_ALGO comes too late, a process group of NCCL has been made; start with `msctx run`, or enter the context "
+            "before torch.distributed.init_process_group"
+        )
+    return ""
+
+
+def _lower_limit(limit: int) -> None:
+    """What is called at this moment may already be deeper: then what is in force stays."""
+    with suppress(RecursionError):
+        sys.setrecursionlimit(limit)
+
+
 SWITCHES = (
     _variable(
         "CUBLAS_WORKSPACE_CONFIG",
         "the first use of cuBLAS",
         satisfied=lambda value: os.environ.get("CUBLAS_WORKSPACE_CONFIG") in (":4096:8", ":16:8"),
         blocked=_cublas_late,
+    ),
+    # NCCL reads it whenever it makes a communicator, so that what was found can be put back
+    Switch(
+        name="env.NCCL_ALGO",
+        read=_read("NCCL_ALGO"),
+        write=_write("NCCL_ALGO"),
+        satisfied=_nccl_adds_in_fixed_order,
+        blocked=_nccl_late,
     ),
     # torch_npu also tells HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
     _variable("HCCL_DETERMINISTIC", "the first HCCL communicator"),
@@ -70,5 +106,7 @@ SWITCHES = (
         read=sys.getrecursionlimit,
         write=sys.setrecursionlimit,
         satisfied=lambda needed: sys.getrecursionlimit() >= needed,
+        load=_lower_limit,
+        family="python.recursion_limit",
     ),
 )

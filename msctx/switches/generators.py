@@ -45,6 +45,7 @@ SWITCHES = (
         satisfied=lambda _: True,
         save=_save,
         load=_load,
+        restore="closing",
     ),
     Switch(name="rng.seed", read=torch.initial_seed, write=_seed, satisfied=lambda _: False, restore="kept"),
 )

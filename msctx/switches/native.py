@@ -8,6 +8,7 @@ from msctx.native import core, memory, policy
 from msctx.switches import torch_cuda
 from msctx.switches.base import Switch
 
+together = policy.together
 POLICY = tuple(
     Switch(
         name=policy.switch_of(field, place),

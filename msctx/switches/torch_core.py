@@ -145,11 +145,6 @@ def _threads_blocked(number: int) -> str:
 # --- what is only observed --------------------------------------------------------------------------------------------
 
 
-def _flushes_denormals() -> bool:
-    """There is no getter: the product of the smallest normal number and one half is denormal, or it was flushed."""
-    return bool((torch.tensor(2.0**-126, dtype=torch.float32, device="cpu") * 0.5).item() == 0.0)
-
-
 def _observed(name: str, read: Any) -> Switch:
     return Switch(name=name, read=read)
 
@@ -215,7 +210,6 @@ SWITCHES = (
     ),
     _observed("torch.mkldnn.enabled", _C._get_mkldnn_enabled),
     _observed("torch.mkldnn.allow_tf32", _C._get_onednn_allow_tf32),
-    _observed("torch.flush_denormal", _flushes_denormals),
     _observed("torch.quantized.engine", lambda: torch.backends.quantized.engine),
     _observed("torch.cpu_capability", torch.backends.cpu.get_cpu_capability),
 )

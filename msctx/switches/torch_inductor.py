@@ -175,6 +175,9 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "max_autotune_gemm": _variable("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
     "max_autotune_conv_backends": lambda: os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON").upper(),
     "conv_1x1_as_mm": lambda: False,
+    "allow_buffer_reuse": lambda: True,
+    "inplace_buffers": lambda: True,
+    "memory_planning": _variable("TORCHINDUCTOR_MEMORY_PLANNING"),
 }
 """Key of the configuration → the value that it has when inductor is loaded."""
 
@@ -184,6 +187,6 @@ def _switch(key: str, value: _Flag | _Forced, **more: Any) -> Switch:
 
 
 SWITCHES = (
-    *(_switch(key, _Flag(key, *variable)) for key, variable in _FLAGS.items()),
+    *(_switch(key, _Flag(key, *variable), family=f"torch.inductor.{key}") for key, variable in _FLAGS.items()),
     *(_switch(forced.key, forced, satisfied=forced.holds) for forced in (_Forced(*one) for one in _FORCED.items())),
 )

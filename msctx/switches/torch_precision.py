@@ -161,6 +161,7 @@ SWITCHES = (
         write=_write_matmul,
         save=_save_matmul,
         load=_load_matmul,
+        family="torch.fp32_precision",
         satisfied=lambda allow: _agree((_C._get_cublas_allow_tf32, _C._get_float32_matmul_precision), allow, _MATMUL[0]),
     ),
     Switch(
@@ -169,6 +170,7 @@ SWITCHES = (
         write=_write_cudnn,
         save=_save_cudnn,
         load=_load_cudnn,
+        family="torch.fp32_precision",
         satisfied=lambda allow: _agree((_C._get_cudnn_allow_tf32,), allow, *_CUDNN),
     ),
     Switch(name="torch.float32_matmul_precision", read=_legacy_matmul_precision),

@@ -6,6 +6,7 @@ import pytest
 from imagined import FOUND, Globals
 
 from msctx import apply
+from msctx.rebase import rebase
 
 
 @pytest.fixture
@@ -22,5 +23,5 @@ def base(library: Globals) -> Iterator[apply.Hold]:
     """A base over that library; it is taken away."""
     hold = apply.Hold("set_context", base=True)
     yield hold
-    apply.rebase(hold, {})
+    rebase(hold, {})
     assert library == FOUND

@@ -12,6 +12,7 @@ from imagined import FOUND, NEW, Globals, Held, change_one
 import msctx
 from msctx import apply
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, SwitchError
+from msctx.rebase import rebase
 from msctx.switches import SWITCHES
 
 # --- the way out ------------------------------------------------------------------------------------------------------
@@ -120,6 +121,29 @@ def test_one_failing_restore_does_not_keep_the_others(library: Globals) -> None:
     with pytest.raises(RestoreError, match="b: b is stuck"):
         apply.undo(hold)
     assert library == {**FOUND, "b": 2}
+    with pytest.raises(RestoreError, match="b: b is stuck"):
+        apply.settle([])
+    library.on_write = lambda name, value: None
+    apply.settle([])
+    assert library == FOUND
+
+
+def test_what_could_not_be_put_back_is_put_back_by_the_scope_around(library: Globals) -> None:
+    outer, inner = apply.apply({"a": 1}, "outer"), apply.apply(NEW | {"a": 2}, "inner")
+    stuck: Any = {"a": 1, "b": "b found"}
+
+    def fail(name: str, value: Any) -> None:
+        if stuck.get(name) == value:
+            raise RuntimeError(f"{name} is stuck")
+
+    library.on_write = fail
+    with pytest.raises(RestoreError, match=r"b: b is stuck\n  a: a is stuck"):
+        apply.undo(inner)
+    stuck.clear()
+    apply.undo(apply.apply({"b": 3}, "another context"))
+    assert library == FOUND | {"a": 2}
+    apply.undo(outer, quiet=True)
+    assert library == FOUND
 
 
 def test_an_error_of_the_body_stays_visible_behind_a_restore_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +151,12 @@ def test_an_error_of_the_body_stays_visible_behind_a_restore_error(monkeypatch: 
         torch.set_num_threads(state[0])
         raise RuntimeError("stuck")
 
-    change_one(monkeypatch, "torch.num_threads", load=stuck)
-    with pytest.raises(RestoreError, match=r"torch\.num_threads: stuck") as caught, msctx.context(runtime_num_threads=1):
-        raise OwnError
+    with monkeypatch.context() as patch:
+        change_one(patch, "torch.num_threads", load=stuck)
+        with pytest.raises(RestoreError, match=r"torch\.num_threads: stuck") as caught, msctx.context(runtime_num_threads=1):
+            raise OwnError
+    apply._ledger["torch.num_threads"][0].records["torch.num_threads"].put_back = lambda: None  # it is back
+    msctx.reset_context()
     assert isinstance(caught.value.__context__, OwnError) or isinstance(caught.value.__context__.__context__, OwnError)
 
 
@@ -181,22 +208,22 @@ def test_nothing_is_told_when_nobody_changed_anything(held: Held) -> None:
 
 
 def test_the_base_is_changed_and_taken_away(library: Globals, base: apply.Hold) -> None:
-    assert apply.rebase(base, {"a": 1, "b": 2}) == []
+    assert rebase(base, {"a": 1, "b": 2}) == []
     assert library == {"a": 1, "b": 2, "c": "c found"}
-    apply.rebase(base, {"b": 3, "c": 3})
+    rebase(base, {"b": 3, "c": 3})
     assert library == {"a": "a found", "b": 3, "c": 3}
-    apply.rebase(base, {})
+    rebase(base, {})
     assert library == FOUND
 
 
 def test_a_scope_covers_the_base_until_it_closes(library: Globals, base: apply.Hold) -> None:
     scope = apply.apply({"a": "scope"}, "scope")
-    assert apply.rebase(base, {"a": "base", "b": "base"}) == ["a"]
+    assert rebase(base, {"a": "base", "b": "base"}) == ["a"]
     assert library == {"a": "scope", "b": "base", "c": "c found"}
     apply.undo(scope)
     assert library == {"a": "base", "b": "base", "c": "c found"}
     scope = apply.apply({"a": "scope"}, "scope")
-    assert apply.rebase(base, {}) == ["a"]
+    assert rebase(base, {}) == ["a"]
     assert library == {"a": "scope", "b": "b found", "c": "c found"}
     apply.undo(scope)
 
@@ -212,14 +239,14 @@ def fail_at_b(library: Globals) -> Callable[[str, Any], None]:
 
 @pytest.mark.parametrize("earlier", [{}, {"a": "base"}, {"a": "base", "b": "base"}, {"c": "base"}], ids=str)
 def test_a_base_that_fails_half_way_is_what_it_was(library: Globals, base: apply.Hold, earlier: dict[str, Any]) -> None:
-    apply.rebase(base, earlier)
+    rebase(base, earlier)
     before = dict(library)
     library.on_write = fail_at_b(library)
     with pytest.raises(SwitchError, match="b did not take 2: no"):
-        apply.rebase(base, NEW)
+        rebase(base, NEW)
     library.on_write = lambda name, value: None
     assert library == before
-    apply.rebase(base, {})
+    rebase(base, {})
     assert library == FOUND
 
 
@@ -227,12 +254,12 @@ def test_a_base_that_fails_half_way_is_what_it_was(library: Globals, base: apply
 def test_the_base_is_read_back(
     library: Globals, base: apply.Hold, earlier: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply.rebase(base, earlier)
+    rebase(base, earlier)
     before = dict(library)
     with monkeypatch.context() as patch:
         change_one(patch, "b", write=lambda value: library.update(b="X" if value == "x" else value))
         with pytest.raises(SwitchError, match="b did not take 'x': it reads 'X'"):
-            apply.rebase(base, {"a": 1, "b": "x"})
+            rebase(base, {"a": 1, "b": "x"})
     assert library == before
 
 
@@ -258,4 +285,39 @@ def test_a_switch_of_the_thread_is_each_threads_own(library: Globals, monkeypatc
     in_thread(lambda: apply.undo(apply.apply({"a": 2}, "other")))
     assert library["a"] == 1
     apply.undo(hold)
+    assert library == FOUND
+
+
+def test_a_change_of_the_base_is_undone_past_what_cannot_be(base: apply.Hold, library: Globals) -> None:
+    def stuck(name: str, value: object) -> None:
+        if (name, value) in (("c", 3), ("b", "b found")):
+            raise RuntimeError("stuck")
+
+    library.on_write = stuck
+    with pytest.raises(RestoreError, match=r"c did not take 3(?s:.*)b: stuck") as raised:
+        rebase(base, NEW)
+    assert isinstance(raised.value.__cause__, SwitchError)
+    assert library == {**FOUND, "b": 2}
+    assert [*base.records] == ["b"], "what could not be put back is held, and the rest is not"
+    library.on_write = lambda name, value: None
+    rebase(base, {"a": 1})
+    assert library == {**FOUND, "a": 1}
+
+
+def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = library.switch("a", scope="thread")
+    monkeypatch.setattr(apply, "SWITCHES", {"a": own, **{n: library.switch(n, scope="inherited") for n in ("b", "c")}})
+    there = apply.apply({"b": 2, "c": 3}, "around")
+    library.update(FOUND)  # as it is in the guest's thread
+
+    def stuck(name: str, value: object) -> None:
+        if (name, value) == ("b", "b found"):
+            raise RuntimeError("stuck")
+
+    library.on_write = stuck
+    with pytest.raises(RestoreError, match="b: stuck"), apply.visiting({"a": 1}):
+        assert library == NEW
+    assert library == {**FOUND, "b": 2}
+    library.on_write = lambda name, value: None
+    apply.undo(there, quiet=True)
     assert library == FOUND

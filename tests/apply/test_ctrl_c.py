@@ -1,4 +1,4 @@
-"""Ctrl-C at every moment: while switches are written and put back, and on each line that msctx runs."""
+"""Ctrl-C, other signals whose handlers raise, and any exception: while switches are written and put back, and on each line."""
 
 import json
 import signal
@@ -12,6 +12,7 @@ from context_helpers import context_module
 from imagined import FOUND, NEW, Globals
 
 from msctx import apply
+from msctx.rebase import rebase
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
@@ -62,17 +63,27 @@ def test_a_handler_that_does_not_raise_leaves_the_scope_in_force(library: Global
 def test_ctrl_c_during_a_change_of_the_base(library: Globals, base: apply.Hold) -> None:
     library.on_write = lambda name, value: signal.raise_signal(signal.SIGINT) if (name, value) == ("b", 2) else None
     with pytest.raises(KeyboardInterrupt):
-        apply.rebase(base, NEW)
+        rebase(base, NEW)
     library.on_write = lambda name, value: None
     assert library in (FOUND, NEW), "neither the old base nor the new one"
-    apply.rebase(base, {})
+    rebase(base, {})
 
 
 SWEEP = """
-import json, signal, sys
+import json, linecache, signal, sys
 import msctx
-from msctx import apply
+from msctx import apply, signals
+HOW = sys.argv[1]
 stack = sys.modules["msctx.context"]._stack
+class TimeLimit(Exception):
+    "What the handler of a signal raises, as that of pytest-timeout does."
+class Anything(BaseException):
+    pass
+def expire(number, frame):
+    raise TimeLimit
+signal.signal(signal.SIGALRM, expire)
+def handlers():
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)]
 OPTIONS = dict(deterministic="ON", runtime_num_threads=1, max_call_depth=2000, seed=0, seed_scope=True)
 WATCHED = ("/msctx/", "/contextlib.py")
 with msctx.context(**OPTIONS):
@@ -99,7 +110,7 @@ def agree():
     return msctx.state()["torch.nn.max_call_depth"] == (None if depth.origin == "default" else depth.value)
 
 def attempt(action, n):
-    "Do it with Ctrl-C on the n-th line that runs in msctx; return where that was, and what was left behind."
+    "Do it with an exception on the n-th line that runs in msctx; return where that was, and what was left behind."
     count, place, phase, seen = 0, None, "", False
     def say(text):
         nonlocal phase
@@ -109,7 +120,9 @@ def attempt(action, n):
         nonlocal count, place
         if not any(part in frame.f_code.co_filename for part in WATCHED):
             return None
-        if event == "line":
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        between = line.startswith("with ") or (frame.f_code.co_name == "__exit__" and "contextlib" in frame.f_code.co_filename)
+        if event == "line" and not (HOW == "any" and between):  # there Python has begun to leave a with-block, and nothing helps
             count += 1
             if count == n:
                 first = frame.f_code.co_firstlineno
@@ -118,17 +131,25 @@ def attempt(action, n):
                 above = frame
                 while above:
                     above.f_trace, above = None, above.f_back
-                signal.raise_signal(signal.SIGINT)
+                if HOW == "any":
+                    raise Anything
+                signal.raise_signal(getattr(signal, HOW))
         return trace
     try:
         action(say)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TimeLimit, Anything):
         seen = True
     sys.settrace(None)
-    problems = [] if seen or place is None else ["Ctrl-C was swallowed"]
-    if not agree():
+    problems = [] if seen or place is None else [f"{HOW} was swallowed"]
+    if not agree() and HOW != "any":
         problems.append("get_context and the switches disagree")
+    if HOW != "any" and action is with_block and (changed := msctx.diff(found, msctx.state())):
+        problems.append(f"changed until reset_context(): {sorted(changed)}")
     msctx.reset_context()
+    if handlers() != [signal.default_int_handler, expire, signal.SIG_DFL] or signals.waiting_now is not None:
+        problems.append("the handlers of signals are not back")
+        signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGALRM, expire)
+        signals.waiting_now = None
     if stack.scopes or any(apply._ledger.values()):
         problems.append("still held")
     if changed := msctx.diff(found, msctx.state()):
@@ -144,7 +165,7 @@ def attempt(action, n):
 
 bad, n = [], 0
 for action in (with_block, set_context):
-    for n in range(1, 10**6):
+    for n in range(1, 10**6, 5 if HOW == "any" else 1):
         place, phase, problems = attempt(action, n)
         if place is None:
             break
@@ -155,21 +176,22 @@ print(json.dumps(bad))
 """
 
 
-@pytest.fixture(scope="module")
-def sweep() -> list[list[Any]]:
-    """Ctrl-C on every line that msctx runs while a context is entered and left, and while set_context is: what went wrong."""
-    done = subprocess.run([sys.executable, "-c", SWEEP], capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module", params=["SIGINT", "SIGALRM", "any"])
+def sweep(request: pytest.FixtureRequest) -> list[list[Any]]:
+    """A signal, or any exception, on every line that msctx runs while a context is entered and left, and while set_context is: what
+    went wrong. Signals change nothing; after any other exception, reset_context() brings back what was found."""
+    done = subprocess.run([sys.executable, "-c", SWEEP, request.param], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("phase", ["entering", "setting", "resetting"])
-def test_ctrl_c_on_any_line(sweep: list[list[Any]], phase: str) -> None:
+def test_an_exception_on_any_line(sweep: list[list[Any]], phase: str) -> None:
     assert [bad for bad in sweep if bad[0] == phase] == []
 
 
-def test_ctrl_c_on_any_line_of_leaving(sweep: list[list[Any]]) -> None:
-    """Nothing in Python helps against a signal before the first ``try`` or ``with`` of ``__exit__``; from there on all is safe."""
+def test_an_exception_on_any_line_of_leaving(sweep: list[list[Any]]) -> None:
+    """Nothing in Python helps against one before the first ``try`` or ``with`` of ``__exit__``; from there on all is safe."""
     source = Path(context_module.__file__).read_text().splitlines()
 
     def too_early(phase: str, file: str, function: str, line: int, offset: int, problems: list[str]) -> bool:

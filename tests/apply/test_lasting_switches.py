@@ -9,6 +9,7 @@ from imagined import FOUND, NEW, Globals, change_one
 
 from msctx import apply
 from msctx.errors import MsctxWarning, StrictError
+from msctx.rebase import rebase
 
 
 @pytest.fixture
@@ -41,8 +42,8 @@ def test_the_base_sets_a_lasting_switch_without_a_warning(lasting: Globals) -> N
     base = apply.Hold("set_context", base=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        apply.rebase(base, NEW, strict=True)
-    apply.rebase(base, {})
+        rebase(base, NEW, strict=True)
+    rebase(base, {})
     assert lasting == {**FOUND, "b": 2}
 
 

@@ -65,11 +65,11 @@ axes:
     assert rows["first", "fprop"]["count"] == 3
     assert rows["first", "fprop"]["rounds"] == 7
     assert first["gemm"]["workspace"] > 0
-    assert "no option of it speaks of dgrad" in cells(rows["first", "dgrad"])["gemm"]["reason"]
+    assert "none of its options applies to dgrad" in cells(rows["first", "dgrad"])["gemm"]["reason"]
     strided = cells(rows["<b>second</b>", "fprop"])["winograd"]
     assert "ratio" not in strided
     assert "stride" in strided["reason"], "what cannot run has torch's time for nobody's"
-    assert "no option of it speaks of forward" in cells(rows["product", "forward"])["gemm"]["reason"]
+    assert "none of its options applies to forward" in cells(rows["product", "forward"])["gemm"]["reason"]
     assert "ratio" in cells(rows["product", "forward"])["deterministic"]
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_result_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "ratio" in found["deterministic=OFF"]
         assert "ratio" not in found["deterministic=ON"]
         assert "is outside the bound of 1.0e-03" in found["deterministic=ON"]["reason"]
-        assert found["deterministic=ON"]["failed"]
+        assert found["deterministic=ON"]["status"] == "failed"
         assert found["deterministic=ON"]["error"] == pytest.approx(1.0, rel=1e-3)
 
 
@@ -269,7 +269,10 @@ def turns(monkeypatch: pytest.MonkeyPatch, *found: dict[str, tuple[float, float]
     return seen
 
 
-TWO = "compare: {workload: small.yaml, seconds: 0.001, directions: [fprop]}\naxes: {way: {a: {}, b: {deterministic: ON}}}\n"
+TWO = """
+compare: {workload: small.yaml, seconds: 0.001, directions: [fprop]}
+axes: {way: {a: {seed: 1, seed_scope: true}, b: {deterministic: ON}}}
+"""
 
 
 def test_the_fastest_is_measured_again_and_the_smaller_figure_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +320,8 @@ def test_an_error_while_the_winner_is_measured_again_ends_nothing(tmp_path: Path
 
     monkeypatch.setattr(comparing, "interleaved", once)
     (row,) = compare(of).rows
-    assert cells(row)["a"]["measured"] == [1.5, 1.0]
+    assert cells(row)["a"]["reason"] == "torch's own path, when it was measured once more: RuntimeError: not now"
+    assert "ratio" in cells(row)["b"]
 
 
 def test_ctrl_c_between_rounds_keeps_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +341,38 @@ def test_what_is_hopeless_runs_twice(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert all((cell["spread"], cell["noisy"]) == (None, False) for cell in row["cells"])
 
 
+def test_choices_that_come_to_the_same_are_measured_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_core()
+    text = """
+compare: {workload: small.yaml, seconds: 0.001, directions: [fprop]}
+axes:
+  way:
+    as it is: {deterministic: "OFF"}
+    gemm: {conv_fprop_algo: gemm}
+    gemm, TF32 allowed: {conv_fprop_algo: gemm, conv_allow_tf32: true}
+    gemm by rule: {conv_algo_rules: {groups=1: {fprop: gemm}}}
+    gemm, frozen: {conv_fprop_algo: gemm, frozen_weights: true}
+    winograd: {conv_fprop_algo: winograd}
+"""
+    of = made(tmp_path, text)
+    object.__setattr__(of, "layers", replace(of.layers, layers=of.layers.layers[:1]))  # type: ignore[union-attr, type-var]
+    seen = turns(monkeypatch, {"gemm": (1.25, 0.01), "gemm, TF32 allowed": (1.19, 0.01)}, {"again": (1.2, 0.01)}, {}, {})
+    (row,) = compare(of).rows
+    assert seen[0] == [comparing.TORCH, comparing.AGAIN, "gemm", "gemm, frozen", "winograd"]
+    found = cells(row)
+    assert {name: cell.get("same_as") for name, cell in found.items()} == {
+        "as it is": "",
+        "gemm": None,
+        "gemm, TF32 allowed": "gemm",
+        "gemm by rule": "gemm",
+        "gemm, frozen": None,
+        "winograd": None,
+    }
+    assert found["as it is"]["ratio"] == 1.0
+    for name in ("gemm", "gemm, TF32 allowed", "gemm by rule"):
+        assert (found[name]["ratio"], found[name]["measured"]) == (1.2, [1.25, 1.2]), "what is the same has the same figure"
+
+
 def test_rules_that_say_nothing_of_a_layer_have_no_time(tmp_path: Path) -> None:
     needs_core()
     text = """
@@ -347,9 +383,9 @@ axes:
     strided: {conv_algo_rules: {weight=8x8x3x3: {fprop: winograd}}}
 """
     first, second, product = (cells(row) for row in compare(made(tmp_path, text)).rows)
-    assert first["other"]["reason"] == second["other"]["reason"] == "no rule of it speaks of this layer"
+    assert first["other"]["reason"] == second["other"]["reason"] == "none of its rules applies to this layer"
     assert "stride" in second["strided"]["reason"]
-    assert product["other"]["reason"] == "no option of it speaks of forward"
+    assert product["other"]["reason"] == "none of its options applies to forward"
 
 
 def test_names_of_choices_may_be_any(tmp_path: Path) -> None:

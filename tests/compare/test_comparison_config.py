@@ -165,3 +165,10 @@ def test_pairs_differ_in_what_holds_whatever_it_is_spelled(tmp_path: Path) -> No
     assert (off, on) == ("OFF", "ON")
     text = "compare: {workload: resnet50}\ncontext: {deterministic: ON}\naxes: {way: {a: {}, b: {deterministic: ON}}}\n"
     assert pairs(read(file(tmp_path, text), Given()), "deterministic") == []
+
+
+def test_a_choice_has_a_name(tmp_path: Path) -> None:
+    """An empty one stands for torch's own path in results, whose figures it would show as its own."""
+    (tmp_path / "mine.yaml").write_text('compare: {workload: resnet50}\naxes: {way: {"": {deterministic: ON}}}\n')
+    with pytest.raises(OptionError, match="a choice has no name"):
+        read(str(tmp_path / "mine.yaml"), Given())

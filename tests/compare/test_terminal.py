@@ -12,13 +12,13 @@ def result(points: list[str], **more: Any) -> dict[str, Any]:
     cells = [{"point": name, "ratio": 1.0 + number, "error": 1e-6, "spread": 0.1} for number, name in enumerate(points)]
     cells[0]["spread"] = None
     cells[-1] = {"point": points[-1], "reason": "it cannot"}
-    head = {"name": "[b]first[/b]", "direction": "fprop", "problem": "", "count": 3, "noisy": True, "cells": cells}
+    head = {"name": "[b]first[/b]", "direction": "fprop", "problem": "", "count": 3, "noisy": True, "rounds": 9, "cells": cells}
     rows = [
         {**head, "baseline": {"ms": 12.0, "error": 1e-7}},
         {**head, "name": "none", "baseline": {}, "cells": [], "reason": "no memory"},
     ]
     memory = {"peak_bytes": 3 << 20, "workspace": 5 << 10}
-    totals = [{"point": points[0], "ratio": 1.5, "error": 1e-6, "rows": 1, "rows_of_torch": 0, **memory}]
+    totals = [{"point": points[0], "ratio": 1.5, "error": 1e-6, "rows": 1, "rows_of_torch": 0, "rows_stopped": 1, **memory}]
     base = {
         "partial": "",
         "points": [{"name": name} for name in points],
@@ -27,7 +27,7 @@ def result(points: list[str], **more: Any) -> dict[str, Any]:
         "costs": [],
         "context": {"seed": 1},
     }
-    return {**base, "best": {"ratio": 2.0, "points": points[:1]}, "recommended": "context: {}\n", "files": {}, **more}
+    return {**base, "best": {"ratio": 2.0, "points": [points[0], ""]}, "recommended": "context: {}\n", "files": {}, **more}
 
 
 def text(found: dict[str, Any]) -> str:
@@ -38,12 +38,13 @@ def test_few_choices_stand_beside_each_other() -> None:
     shown = text(result(["a", "b", "c"]))
     assert "[b]first[/b] fprop x3 (noisy)" in shown, "names are no markup"
     assert "12 (1e-07)" in shown
-    assert "1.00 (1e-06)" in shown
+    assert "1.00 (rough) (1e-06)" in shown
+    assert "1.50 (rough)" in shown
     assert "2.00 ±5% (1e-06)" in shown
     assert "3.0 MB" in shown
     assert "5.0 KB" in shown
     assert "no memory" in shown
-    assert "the fastest of each row" in shown
+    assert "the best of each row" in shown
     assert "what to set:" in shown
 
 

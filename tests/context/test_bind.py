@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -138,3 +139,45 @@ def test_bound_functions_can_be_pickled() -> None:
 
 
 test_bound_functions_can_be_pickled = quiet(test_bound_functions_can_be_pickled)
+
+
+def test_leaving_puts_everything_back_where_that_warning_is_an_error(exact_state: State) -> None:
+    before = exact_state()
+    started, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        go_on.wait(10)
+
+    with Elsewhere() as other:
+        ctx = msctx.context(deterministic="ON")
+        ctx.__enter__()
+        running = other._pool.submit(ctx.bind(work))
+        assert started.wait(10)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(MsctxWarning, match="was left while 1"):
+                ctx.__exit__()
+        go_on.set()
+        running.result(10)
+    assert exact_state() == before
+
+
+def test_what_a_bound_function_counted_is_closed_with_its_call() -> None:
+    from msctx.native import core, precision
+
+    library = core.load()
+    opened: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, change in (("open_book", 1), ("close_book", -1)):
+            real = getattr(library, name)
+            patch.setattr(library, name, lambda book, real=real, change=change: (opened.append(change), real(book)))
+        with msctx.context(deterministic="ON") as ctx, Elsewhere() as other:
+            noting, books = len(precision.ON_ENTRY), sum(opened)
+            for _ in range(5):
+                other.do(ctx.bind(threads))
+            with pytest.raises(OwnError):
+                other.do(ctx.bind(_raise_own_error))
+            assert len(precision.ON_ENTRY) == noting
+            assert sum(opened) == books
+            assert len(opened) > 10

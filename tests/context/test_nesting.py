@@ -1,7 +1,9 @@
 """with-blocks: entered, left, nested and entered again, each level restored; left in the wrong order or from elsewhere."""
 
 import asyncio
+import sys
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +70,35 @@ def test_nesting(exact_state: State) -> None:
         assert torch.are_deterministic_algorithms_enabled()
     assert states[1:] == [True] * 5
     assert exact_state() == states[0]
+
+
+def calls_to_enter(depth: int, name: str) -> int:
+    """Calls, of built-in functions and of comprehensions too, until nested contexts that no other was like are open."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    with ExitStack() as open_ones:
+        contexts = [msctx.context(**{name: value}) for value in range(1000 * depth, 1001 * depth)]
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            for context in contexts:
+                open_ones.enter_context(context)
+        finally:
+            sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["max_call_depth", "hccl_timeout"])
+@pytest.mark.filterwarnings("ignore:hccl_timeout")
+def test_entering_costs_the_same_at_any_depth(name: str) -> None:
+    """hccl_timeout may have to yield to another option; max_call_depth has nothing to do with any."""
+    calls_to_enter(2, name)
+    shallow, deep = calls_to_enter(50, name), calls_to_enter(100, name)
+    assert deep < 2.3 * shallow, "it grows with the depth"
 
 
 def test_one_context_is_entered_again_and_inside_itself(exact_state: State) -> None:

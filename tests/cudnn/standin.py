@@ -13,7 +13,7 @@ import far_device
 import torch
 
 from msctx.native import core, policy
-from msctx.native.choices import Choice, between
+from msctx.native.choices import Choice, Tally
 from msctx.native.choices import rows as rows_of
 
 FOLDER = Path(__file__).parent
@@ -117,9 +117,16 @@ def check(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, **
     return found
 
 
-def rows(before: Any = ()) -> list[Choice]:
+def since() -> Tally:
+    """For :func:`rows`: what is counted from now on."""
+    tally = Tally()
+    tally.open()
+    return tally
+
+
+def rows(counted: Tally | None = None) -> list[Choice]:
     """The choices of this process, or those that were counted since."""
-    return list(rows_of(between(before)))
+    return list(rows_of() if counted is None else counted.choices())
 
 
-__all__ = ["FAR", "ask", "check", "compute", "direct_calls", "log", "on_far", "own_calls", "rows", "start"]
+__all__ = ["FAR", "ask", "check", "compute", "direct_calls", "log", "on_far", "own_calls", "rows", "since", "start"]

@@ -42,7 +42,7 @@ def test_direct_is_our_own_kernel_in_every_dtype_and_layout(with_kernels: Run) -
             x, w, b = torch.randn(2, 6, 9, 8, dtype=dtype), torch.randn(12, 1, 3, 3, dtype=dtype), torch.randn(12, dtype=dtype)
             if last:
                 x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
-            before = standin.core.loaded().counts()
+            before = since()
             log(cudnn), driver_log(driver)
             found = check(x, w, b, groups=6, padding=1, stride=2)
             assert not log(cudnn)

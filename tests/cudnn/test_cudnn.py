@@ -25,7 +25,7 @@ def test_every_algorithm_in_every_direction_dtype_and_layout(asking: Run) -> Non
                     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
                     if last:
                         x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
-                    before = standin.core.loaded().counts()
+                    before = since()
                     log(cudnn)
                     y, gx, gw = check(x.to(dtype), w.to(dtype), padding=1)
                     ran = log(cudnn)
@@ -301,9 +301,9 @@ def test_what_an_operator_is_told_holds_beside_the_flags(asking: Run) -> None:
 
 def test_rules_speak_of_modules_and_shapes(asking: Run) -> None:
     asking("""
-    from msctx.native import watching
     model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 5)).to("far")
-    watching.watch(model)
+    import msctx
+    msctx.current().watch(model)
     ask(conv_algo_rules="module=0: fprop=gemm; weight=4x4x5x5: fprop=fft", conv_fprop_algo="winograd")
     log(cudnn)
     model(torch.randn(1, 4, 12, 12).to("far"))

@@ -66,7 +66,7 @@ def test_it_is_counted_and_refused(far: Callable[..., str], operator: str) -> No
     else:
         raise AssertionError("it was computed")
     ask(conv_wgrad_algo="algo_1", fallback="error")
-    before = standin.core.loaded().counts()
+    before = since()
     call()
     assert not rows(before), "nothing is asked for forward"
     ask()

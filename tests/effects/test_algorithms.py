@@ -199,3 +199,28 @@ def test_what_rounding_is_allowed_is_part_of_the_policy(value: bool) -> None:
     policy = found["conv_fprop_algo"].assignments
     assert (policy["native.conv_allow_tf32"], policy["native.allow_fp32_emulation"]) == (value, value)
     assert {found[name].status for name in ("conv_allow_tf32", "allow_fp32_emulation")} == {"honoured"}
+
+
+def test_an_error_bound_does_not_apply_to_what_is_named() -> None:
+    named = dict.fromkeys(ALGORITHMS, "fft")
+    row = rows(conv_max_error=1e-9, **named)["conv_max_error"]
+    assert (row.status, "overridden by conv_fprop_algo=fft" in row.reason) == ("inert", True)
+    some = rows(conv_max_error=1e-9, conv_fprop_algo="fft", conv_dgrad_algo="normal")["conv_max_error"]
+    assert (some.status, "conv_fprop_algo=fft runs whatever its bound" in some.reason) == ("approximated", True)
+    for asking in ({"thread_invariant": True}, dict.fromkeys(ALGORITHMS, "normal")):
+        assert rows(conv_max_error=1e-9, **asking)["conv_max_error"].status == "honoured"
+
+
+def test_tf32_is_inert_where_nothing_that_is_asked_for_can_take_it() -> None:
+    row = rows(conv_allow_tf32=True, conv_fprop_algo="gemm")["conv_allow_tf32"]
+    assert (row.status, "conv_fprop_algo=gemm computes in float32 alone" in row.reason) == ("inert", True)
+    row = rows(conv_allow_tf32=True, conv_fprop_algo="normal", allow_fp32_emulation=False)["conv_allow_tf32"]
+    assert (row.status, "overridden by allow_fp32_emulation=False" in row.reason) == ("inert", True)
+    for asking in ({"conv_fprop_algo": "implicit_gemm"}, {"thread_invariant": True}, {"conv_algo_rules": "a: algo_1"}):
+        assert rows(conv_allow_tf32=True, **asking)["conv_allow_tf32"].status == "honoured", asking
+    assert rows(conv_allow_tf32=False, conv_fprop_algo="gemm")["conv_allow_tf32"].status == "honoured"
+
+
+def test_a_module_named_performance_asks_for_no_measurements() -> None:
+    assert rows(tuning_file="t.json", conv_algo_rules="performance_head: gemm")["tuning_file"].status == "inert"
+    assert rows(tuning_file="t.json", conv_algo_rules="head: fprop=performance")["tuning_file"].status == "honoured"

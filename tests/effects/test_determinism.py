@@ -16,7 +16,12 @@ COMMON = {
 ON = {
     "cpu": COMMON | {"torch.mkldnn.deterministic": True},
     "cuda": COMMON
-    | {"torch.cudnn.deterministic": True, "torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+    | {
+        "torch.cudnn.deterministic": True,
+        "torch.cudnn.benchmark": False,
+        "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "env.NCCL_ALGO": "Ring",
+    },
     "ascend": COMMON | {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"},
 }
 TAKEN_BACK = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import msctx
-from msctx import plan
+from msctx import devices, plan
 from msctx.effects import Facts
 from msctx.options import DEVICES, Settings, make_layer
 
@@ -24,7 +24,8 @@ def test_the_cap_goes_to_the_caching_allocator(device: str, switch: str, given: 
 
 
 ALLOCATOR = "torch.accelerator.allocator_settings"
-STEP, GROWS = {"large_segment_size_mb": 1024}, {"expandable_segments": True}
+STEP = {"cuda": {"large_segment_size_mb": 1024}, "ascend": {"large_segment_size_mb": 512}}
+GROWS = {"expandable_segments": True}
 
 
 def on(device: str, **options: object) -> dict[str, plan.Row]:
@@ -35,8 +36,6 @@ def on(device: str, **options: object) -> dict[str, plan.Row]:
 @pytest.mark.parametrize(
     ("options", "status", "settings"),
     [
-        ({"mempool_block_size": "1GB"}, "approximated", STEP),
-        ({"mempool_block_size": "3.5GB"}, "approximated", {"large_segment_size_mb": 3584}),
         ({"static_memory_policy": 0}, "honoured", None),
         ({"static_memory_policy": 3}, "honoured", GROWS),
         ({"static_memory_policy": 4}, "approximated", GROWS),
@@ -48,6 +47,14 @@ def test_the_pool_of_an_accelerator_is_torchs_allocator(
     (row,) = on(device, **options).values()
     assert (row.status, row.assignments) == (status, {ALLOCATOR: settings})
     assert row.reason
+
+
+@pytest.mark.parametrize(("device", "size"), [("cuda", 3584), ("ascend", 512)])
+def test_a_segment_is_as_large_as_is_asked_or_documented(device: str, size: int) -> None:
+    (row,) = on(device, mempool_block_size="3.5GB").values()
+    assert (row.status, row.assignments) == ("approximated", {ALLOCATOR: {"large_segment_size_mb": size}})
+    assert f"takes {size} MB" in row.reason
+    assert ("the most that torch_npu's documentation allows" in row.reason) == (device == "ascend")
 
 
 @pytest.mark.parametrize("device", SWITCHES)
@@ -79,8 +86,8 @@ def test_memory_that_graphs_share_waits_for_them(device: str, policy: int) -> No
 @pytest.mark.parametrize("device", SWITCHES)
 def test_the_settings_of_an_allocator_are_one_assignment(device: str) -> None:
     rows = on(device, mempool_block_size="1GB", memory_optimize_level="O1", static_memory_policy=0)
-    assert [row.assignments[ALLOCATOR] for row in rows.values()] == [STEP | GROWS] * 3
-    assert "grows by 1024 MB" in rows["mempool_block_size"].reason
+    assert [row.assignments[ALLOCATOR] for row in rows.values()] == [STEP[device] | GROWS] * 3
+    assert f"grows by {STEP[device]['large_segment_size_mb']} MB" in rows["mempool_block_size"].reason
     assert "for requests of 1 to 10 MB" in on(device, mempool_block_size="1GB")["mempool_block_size"].reason
 
 
@@ -110,7 +117,9 @@ def test_without_reuse_an_accelerator_caches_nothing(device: str, reuse: bool, t
     file.write_text(f'{{"sys": {{"mem_reuse": {str(reuse).lower()}}}}}')
     rows = on(device, env_config_path=str(file), max_device_memory="80GB", mempool_block_size="1GB", memory_optimize_level="O0")
     row = rows.pop("env_config_path.sys.mem_reuse")
-    assert (row.status, row.assignments) == ("honoured", REUSE[device][reuse])
+    graphs = {"torch.inductor.allow_buffer_reuse": reuse, "torch.inductor.inplace_buffers": reuse}
+    never = {} if reuse else {"torch.inductor.memory_planning": False}
+    assert (row.status, row.assignments) == ("honoured", REUSE[device][reuse] | graphs | never)
     for option in ("max_device_memory", "mempool_block_size"):
         assert rows[option].status == ("approximated" if reuse else "refused")
         assert ("keeps and counts nothing while env_config_path.sys.mem_reuse is false" in rows[option].reason) is not reuse
@@ -160,7 +169,8 @@ def test_beside_an_accelerator_the_host_is_capped_where_that_is_said(options: di
         ({"memory_optimize_level": "O0"}, "all", 2**26),
         ({"memory_optimize_level": "O1"}, "some", 2**26),
         ({"session": {"static_memory_policy": 2}}, "all", 2**26),
-        ({"session": {"static_memory_policy": 3}}, "some", 2**26),
+        ({"session": {"static_memory_policy": 3}}, "all", 2**26),
+        ({"session": {"static_memory_policy": 4}, "memory_optimize_level": "O0"}, "all", 2**26),
         ({"mempool_block_size": "2GB"}, "all", 2 * GB),
         ({"mempool_block_size": "2GB", "memory_optimize_level": "O1", "max_device_memory": "4GB"}, "some", 2 * GB),
     ],
@@ -174,8 +184,52 @@ def test_the_pool_has_one_policy(options: dict[str, object], keep: str, piece: i
 def test_without_reuse_nothing_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "env.json"
     file.write_text('{"sys": {"mem_reuse": false}}')
-    row = on_cpu(env_config_path=str(file), memory_optimize_level="O0")["env_config_path.sys.mem_reuse"]
-    assert row.assignments["native.memory_pool"]["keep"] == "nothing"
+    options = {"memory_optimize_level": "O0", "mempool_block_size": "2GB", "static_memory_policy": 3}
+    rows = on_cpu(env_config_path=str(file), **options)
+    assert rows.pop("env_config_path.sys.mem_reuse").assignments == {
+        "native.memory_pool": {"keep": "nothing", "piece": 2 * GB},
+        "torch.inductor.allow_buffer_reuse": False,
+        "torch.inductor.inplace_buffers": False,
+        "torch.inductor.memory_planning": False,
+    }
+    for option in options:
+        assert (rows[option].status, rows[option].assignments) == ("refused", {})
+        assert rows[option].reason == "nothing is kept while env_config_path.sys.mem_reuse is false"
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "says"),
+    [
+        (2, "approximated", ["one pool for all code"]),
+        (3, "honoured", ["by pages"]),
+        (4, "approximated", ["one pool", "by pages"]),
+    ],
+)
+def test_each_static_policy_tells_what_is_had_of_it(policy: int, status: str, says: list[str]) -> None:
+    row = on_cpu(static_memory_policy=policy)["static_memory_policy"]
+    assert row.status == status
+    assert all(part in row.reason for part in says)
+
+
+def test_a_block_is_no_larger_than_what_is_free() -> None:
+    row = on_cpu(Facts(free_memory=3 * GB), mempool_block_size="8GB")["mempool_block_size"]
+    assert (row.status, row.reason) == ("honoured", "3 GiB, the least of 8 GiB asked for, 3 GiB free now")
+    assert not on_cpu(Facts(free_memory=9 * GB), mempool_block_size="8GB")["mempool_block_size"].reason
+
+
+@pytest.mark.parametrize("name", ["max_device_memory", "mempool_block_size"])
+def test_what_is_shown_of_this_machine_tells_what_is_free(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "here", lambda: ("cpu",))
+    monkeypatch.setattr(devices, "free_memory", lambda: 3 * GB)
+    (row,) = msctx.explain({name: "8GB"}).rows
+    assert "3 GiB, the least of 8 GiB asked for, 3 GiB free now" in row.reason
+
+
+def test_offload_that_a_cpu_refuses_takes_no_other_options_place() -> None:
+    rows = on_cpu(memory_offload="ON", mempool_block_size="2GB")
+    assert rows["memory_offload"].status == "refused"
+    assert rows["mempool_block_size"].assignments["native.memory_pool"]["piece"] == 2 * GB
+    assert on("cuda", memory_offload="ON", mempool_block_size="2GB")["mempool_block_size"].winner
 
 
 def test_without_a_native_core_a_cpu_has_no_cap() -> None:

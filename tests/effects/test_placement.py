@@ -4,21 +4,24 @@ import pytest
 
 from msctx import plan
 from msctx.effects import Facts
-from msctx.options import Settings, make_layer
+from msctx.options import DEVICES, Settings, make_layer
 
 ACCELERATORS = ("cuda", "ascend")
 
 
 def on(device: str, beside: str = "cpu", **options: object) -> dict[str, plan.Row]:
+    if options.get("variable_placement") == "Host":
+        options["mix_compile_mode"] = True
     found = plan.make(Settings([make_layer(options, "test")]), Facts(devices=tuple({beside: 0, device: 0})))
-    return {row.option: row for row in found.rows if row.device == device}
+    return {row.option: row for row in found.rows if row.device == device and row.option != "mix_compile_mode"}
 
 
 @pytest.mark.parametrize("device", ACCELERATORS)
 @pytest.mark.parametrize(("given", "moved"), [("ON", True), ("OFF", False)])
 def test_activations_go_to_the_host(device: str, given: str, moved: bool) -> None:
     row = on(device, memory_offload=given)["memory_offload"]
-    assert (row.status, row.assignments) == ("honoured", {"models.saved_on_host": moved})
+    assert (row.status, row.assignments) == ("approximated" if moved else "honoured", {"models.saved_on_host": moved})
+    assert ("also while the device has room" in row.reason) == moved, "the sources: when memory is short"
 
 
 def test_activations_on_the_host_stay_where_they_are_if_nothing_else_is_asked() -> None:
@@ -56,6 +59,12 @@ def test_parameters_have_one_place(device: str, options: dict[str, object], plac
     for row in on(device, **options).values():
         assert row.status == "honoured"
         assert row.assignments == {"models.parameters": place, "models.copies_of_parameters": place is not None}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_host_needs_mixed_computing(device: str) -> None:
+    (row,) = (r for r in plan.make(Settings([make_layer({"variable_placement": "Host"}, "test")]), Facts.only(device)).rows)
+    assert (row.status, row.reason) == ("refused", "it needs mix_compile_mode=True")
 
 
 def test_files_are_host_memory_too() -> None:

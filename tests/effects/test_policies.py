@@ -36,7 +36,7 @@ def text(row, device="cpu"):
 @pytest.mark.parametrize("mode", PRECISION_MODES)
 def test_a_mode_is_a_policy(mode, device):
     row = rows(device, precision_mode=mode)["precision_mode"]
-    assert row.status == ("approximated" if mode == "force_fp16" else "honoured")
+    assert row.status == ("approximated" if mode in ("force_fp16", "cube_fp16in_fp32out") else "honoured")
     assert text(row, device) == {"precision_mode": mode}
 
 
@@ -50,10 +50,11 @@ def test_newer_words(mode):
 
 
 @pytest.mark.parametrize("mode", PRECISION_MODES)
-def test_on_ascend_torch_npu_does_what_it_can(mode):
+def test_on_ascend_our_policy_holds(mode):
+    """With HF32 allowed, as it is for convolutions, torch_npu's own allow_fp32_to_fp16 need not compute in float16."""
     found = rows("ascend", precision_mode=mode)["precision_mode"].assignments
-    assert found.get("torch.npu.precision_mode") == (mode if mode in ("allow_fp32_to_fp16", "must_keep_origin_dtype") else None)
-    assert ("native.precision.ascend" in found) == (mode != "allow_fp32_to_fp16")
+    assert found.get("torch.npu.precision_mode") == (mode if mode == "must_keep_origin_dtype" else None)
+    assert "native.precision.ascend" in found
 
 
 def test_on_ascend_lists_want_our_policy(file):
@@ -62,11 +63,10 @@ def test_on_ascend_lists_want_our_policy(file):
 
 
 def test_implementations_on_ascend():
-    found = rows("ascend", op_select_implmode="high_precision", optypelist_for_implmode="Pooling")["op_select_implmode"]
-    assert found.assignments == {
-        "torch.npu.op_select_implmode": "high_precision",
-        "torch.npu.optypelist_for_implmode": "Pooling",
-    }
+    """torch_npu's options reach the operators that CANN compiles for the call alone; aclnn's never read them."""
+    asked = {"op_select_implmode": "high_precision", "optypelist_for_implmode": "Pooling"}
+    found = rows("ascend", **asked)["op_select_implmode"].assignments
+    assert {name: found[f"torch.npu.{name}"] for name in asked} == asked == json.loads(found["native.precision.ascend"])
     row = rows("ascend", op_select_implmode="high_precision_for_all")["op_select_implmode"]
     assert row.assignments.keys() == {"native.precision.ascend"}
 
@@ -88,6 +88,37 @@ def test_all_add_to_one_text(file):
 def test_op_precision_mode_wins_over_the_choice_of_implementations(file):
     found = rows(op_precision_mode=file("[ByOpType]\nexp=high_precision\n"), op_select_implmode="high_performance")
     assert "op_select_implmode" not in text(found["op_precision_mode"])
+
+
+INI = "atc.builtin_impl_mode_ini"
+
+
+def test_a_list_of_implementations_yields_to_a_choice(file):
+    """Beside it; of two scopes the inner one says which."""
+    for other in ({"op_select_implmode": "high_performance"}, {"op_precision_mode": file("[ByOpType]\nexp=high_precision\n")}):
+        asked, (name,) = {INI: "high_precision.ini", **other}, other
+        layers = [make_layer({option: value}, "test") for option, value in asked.items()]
+        for found, winner in (([make_layer(asked, "test")], name), (layers, name), (layers[::-1], INI)):
+            made = plan.make(Settings(found), Facts(devices=("cpu",))).rows
+            lost = next(row for row in made if row.option != winner and row.device == "cpu")
+            assert (lost.status, lost.winner, lost.assignments) == ("inert", winner, {})
+            assert "overridden by" in lost.reason
+            row = next(row for row in made if row.option == winner and row.device == "cpu")
+            assert (row.status, text(row).keys()) == ("honoured", {winner})
+
+
+def test_the_list_of_all_operators_chooses_nothing():
+    row = rows(**{INI: "all_ops_impl_mode.ini"})[INI]
+    assert (row.status, row.assignments) == ("inert", {})
+    found = rows(**{INI: "all_ops_impl_mode.ini"}, op_select_implmode="high_precision")
+    assert text(found["op_select_implmode"]) == {"op_select_implmode": "high_precision"}
+    assert found[INI].status == "inert"
+
+
+def test_lists_of_a_mode_that_is_refused_are_refused(file):
+    row = rows(precision_mode_v2="mixed_hif8", modify_mixlist=file('{"black-list": {"to-add": ["mm"]}}', "a.json"))
+    assert row["modify_mixlist"].status == "refused"
+    assert "mixed_hif8" in row["modify_mixlist"].reason
 
 
 @pytest.mark.parametrize(

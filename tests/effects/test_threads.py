@@ -47,3 +47,10 @@ def test_the_host_has_one_number_of_threads() -> None:
     assert found.assignments == {"torch.num_threads": 8}
     (lost,) = [r for r in found.rows if r.device == "cuda"]
     assert lost.reason == "these are the host's threads, and device_context.cpu.op_tuning.threads_num=8 sets them"
+
+
+def test_denormals_are_the_hosts_matter() -> None:
+    (row,) = msctx.explain({"flush_denormal": True}, device="cpu").rows
+    assert (row.status, dict(row.assignments)) == ("approximated", {"torch.flush_denormal": True})
+    assert "keep theirs" in row.reason
+    assert {msctx.explain({"flush_denormal": True}, device=d).rows[0].status for d in ("cuda", "ascend")} == {"inert"}

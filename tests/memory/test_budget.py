@@ -105,7 +105,8 @@ def test_a_tighter_cap_decides_anew() -> None:
             optimizer.step()
         return [row["recomputed"] for row in rows(model)]
 
-    with msctx.context(memory_optimize_level="O1", max_device_memory="8GB"):
+    with msctx.context(memory_optimize_level="O1", max_device_memory="8GB") as ctx:
+        ctx.watch(model)
         assert not any(steps(5))
         with msctx.context(max_device_memory=least + MB):
             assert any(steps(5))
@@ -231,7 +232,7 @@ def test_on_an_accelerator_its_caps_count_and_its_statistics_stay(far: Callable[
             begin = torch.far.memory_allocated()
             peaks = []
             recompute.write(on)
-            watched.watch(model)
+            watched.OF_PROCESS.watch(model)
             for _ in range(steps):
                 torch.far.reset_peak_memory_stats()
                 optimizer.zero_grad()

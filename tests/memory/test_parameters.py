@@ -87,7 +87,7 @@ def test_a_model_trains_with_its_parameters_on_the_host(far: Far, place: str) ->
     reference = model()
     losses, _ = train(reference)
     placed_model = model()
-    watched.watch(placed_model)
+    watched.OF_PROCESS.watch(placed_model)
     begin = torch.far.memory_allocated()
     with placed("{place}"):
         assert {{p.device.type for p in placed_model.parameters()}} == {{"cpu"}}
@@ -109,7 +109,7 @@ def test_the_backward_pass_fetches_parameters_again_instead_of_holding_copies(fa
         SETUP
         + """
     layers = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(8)]).to("far")
-    watched.watch(layers)
+    watched.OF_PROCESS.watch(layers)
     data = torch.randn(2, 512).to("far")
     with placed("host"):
         begin = torch.far.memory_allocated()
@@ -136,7 +136,7 @@ def test_what_takes_any_device_sees_parameters_where_they_are(far: Far) -> None:
         SETUP
         + """
     linear = nn.Linear(4, 4).to("far")
-    watched.watch(linear)
+    watched.OF_PROCESS.watch(linear)
     given = torch.ones(4, 4, device="far")
     with placed("host"):
         weight = linear.weight
@@ -168,7 +168,7 @@ def test_weights_on_the_host_stay_there_and_other_threads_have_their_own(far: Fa
     import threading
     here, there = nn.Linear(2, 2), nn.Linear(2, 2).to("far")
     for each in (here, there):
-        watched.watch(each)
+        watched.OF_PROCESS.watch(each)
     pointer = here.weight.data_ptr()
     found = []
     def other():
@@ -202,7 +202,7 @@ def test_with_activations_on_the_host_too_next_to_nothing_is_left_on_the_device(
         loss.backward()
         return left, [p.grad.cpu() for p in layers.parameters()]
     held, expected = gradients()
-    watched.watch(layers)
+    watched.OF_PROCESS.watch(layers)
     with placed("host"):
         saved.turn("activations", True)
         left, found = gradients()
@@ -218,7 +218,7 @@ def test_views_and_operators_in_place(far: Far) -> None:
         SETUP
         + """
     linear = nn.Linear(4, 4).to("far")
-    watched.watch(linear)
+    watched.OF_PROCESS.watch(linear)
     x = torch.randn(3, 4).to("far").requires_grad_()
     def run(compute):
         linear.zero_grad()
@@ -283,7 +283,7 @@ def test_a_copy_is_forgotten_with_its_scope_and_its_model(far: Far) -> None:
     begin = torch.far.memory_allocated()
     layers = nn.Linear(1024, 1024).to("far")
     x = torch.ones(1, 1024, device="far")
-    watched.watch(layers)
+    watched.OF_PROCESS.watch(layers)
     with placed("host"):
         layers(x).sum().backward()
         (x @ layers.weight.T).sum().backward()
@@ -306,7 +306,7 @@ def test_the_host_waits_for_copies_of_parameters_from_pinned_memory(far: Far) ->
             return function(*args, **kwargs or {})
     seen = []
     linear = nn.Linear(4, 4).to("far")
-    watched.watch(linear)
+    watched.OF_PROCESS.watch(linear)
     with placed("host"):
         assert all(parameter.is_pinned() for parameter in linear.parameters())
         with Seen():
@@ -327,7 +327,7 @@ def test_flat_weights_of_an_rnn_stay(far: Far) -> None:
         p.data = flat[begin : begin + p.numel()].view(p.shape)
         begin += p.numel()
     del flat
-    watched.watch(lstm)
+    watched.OF_PROCESS.watch(lstm)
     with placed("host"):
         assert parameters.placed() == {"place": "host", "moved": 0, "bytes": 0, "left": 4}
         assert all(p.device.type == "far" for p in lstm.parameters())

@@ -14,7 +14,9 @@ from torch import nn
 from trained_blocks import Perceptron, Residual, X, network, rows, same, stack, train
 
 import msctx
-from msctx.memory.recompute import blocks
+from msctx.errors import MsctxWarning
+from msctx.memory.budget import NOT_CALLED
+from msctx.memory.recompute import best_cuts, blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_left_in_the_pool")
 
@@ -164,14 +166,40 @@ def test_an_error_in_a_block_leaves_all_as_it_was() -> None:
     assert same(train(failing(memory_optimize_level="O1"))[0], train(failing(memory_optimize_level="O0"))[0])
 
 
-def test_compiled_models_are_left_alone() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_models_are_left_alone_and_said_to_be(in_place: bool) -> None:
     model = network(2).eval()
     expected = model(X)
     with msctx.context(memory_optimize_level="O1") as ctx:
         ctx.watch(model)
-        found = torch.compile(model, fullgraph=True, backend="aot_eager")(X)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        if in_place:
+            model.compile(fullgraph=True, backend="aot_eager")
+            compiled = model
+        with pytest.warns(MsctxWarning, match="Sequential runs compiled, where none of its blocks are computed again"):
+            found = compiled(X)
+        assert {(row["recomputed"], row["reason"]) for row in rows(model)} == {(False, NOT_CALLED)}
+        assert not any(row["recomputed"] for row in msctx.memory_stats()["recomputed"] if row["reason"] == NOT_CALLED)
     torch.testing.assert_close(found, expected)
     torch.compiler.reset()  # it keeps tensors
+
+
+def test_a_compiled_model_is_not_compiled_anew_in_each_scope() -> None:
+    model = network(2)
+    counted: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        counted.append(1)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    ctx = msctx.context(memory_optimize_level="O1").watch(model)
+    for _ in range(12):
+        with ctx:
+            compiled(X)
+    compiled(X)
+    assert len(counted) <= 2
+    torch.compiler.reset()
 
 
 def test_a_model_that_is_gone_is_forgotten() -> None:
@@ -182,6 +210,78 @@ def test_a_model_that_is_gone_is_forgotten() -> None:
         found = len(msctx.memory_stats()["recomputed"])
         del model
         assert len(msctx.memory_stats()["recomputed"]) == found - 1
+
+
+# --- long rows --------------------------------------------------------------------------------------------------------
+
+
+def vgg() -> nn.Sequential:
+    """Layers in a row; the smaller images, the more channels."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    before = 3
+    for channels, count in ((8, 2), (16, 2), (32, 3)):
+        for _ in range(count):
+            layers += [nn.Conv2d(before, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
+            before = channels
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(), nn.Linear(32 * 16, 10))
+
+
+def test_a_long_row_is_cut_into_groups_and_takes_less_memory() -> None:
+    plain, before = train(vgg())
+    again, after = train(model := vgg(), memory_optimize_level="O1")
+    assert same(plain, again)
+    found = rows(model)
+    assert len(found) > 2
+    assert all(row["recomputed"] for row in found)
+    assert max(after[1:]) < 0.7 * max(before[1:])
+
+
+def test_rows_inside_models_and_what_is_done_to_them() -> None:
+    class Vgg(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.features, self.head = vgg()[:-3], nn.Sequential(nn.Flatten(), nn.Linear(32 * 16, 10))
+            self.features.register_module("shared", self.features[2])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.features(x))
+
+    assert list(blocks(Vgg())) == ["features"]
+    again, _ = train(model := Vgg(), memory_optimize_level="O1")
+    assert same(train(Vgg())[0], again)
+    assert {row["path"].partition("[")[0] for row in rows(model)} == {"features"}
+    features = model.features
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+        features.append(nn.Tanh())
+        model(X).sum().backward()
+        found = rows(model)
+        assert found[-1]["path"].endswith(f":{len(features)}]")
+        assert len({row["path"] for row in found}) == len(found)
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU()))
+        assert scripted(torch.ones(1, 2)).shape == (1, 2)
+        traced = torch.fx.symbolic_trace(features)
+        assert len(traced.graph.nodes) == len(features) + 2
+        calls: list[Any] = []
+        features[3].register_forward_hook(lambda *_: calls.append(1))
+        model(X).sum().backward()
+        assert len(calls) == 1
+    assert nn.Sequential.forward.__qualname__ == "Sequential.forward"
+    assert "msctx" not in nn.Sequential.forward.__code__.co_filename
+
+
+def test_cuts_are_where_least_is_kept() -> None:
+    def sizes(*values: int) -> list[dict[int, int]]:
+        return [{number: value} for number, value in enumerate(values)]
+
+    even = [{100 + number: 10} for number in range(9)]
+    assert best_cuts(sizes(*[10] * 9), even) == [0, 3, 6, 9], "as many groups as each has modules"
+    assert best_cuts(sizes(1, 1, 1, 1), [{9: 100}, {}, {}, {8: 1}])[0] == 0
+    assert not {3, 6} & {*best_cuts(sizes(*[10] * 9), even, {3, 6})}, "not where the input is written to"
+    assert best_cuts(sizes(5, 5), [{}, {}]) == [0, 2], "nothing is saved: nothing is cut"
 
 
 # --- which blocks -----------------------------------------------------------------------------------------------------
@@ -196,6 +296,9 @@ class Stage(nn.Module):
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "one layer": (lambda: nn.Linear(2, 2), []),
     "layers in a row": (lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), [""]),
+    "a long row": (vgg, [""]),
+    "rows in a row": (lambda: nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(5)]), [""]),
+    "a row below": (lambda: nn.Sequential(vgg(), nn.Sequential(nn.Linear(2, 2), nn.ReLU())), ["0"]),
     "no containers": (lambda: Residual(4), [""]),
     "blocks in a row": (lambda: network(2), ["1.0", "1.1"]),
     "stages of blocks": (

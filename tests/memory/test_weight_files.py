@@ -161,14 +161,16 @@ def test_a_file_that_cannot_be_written_is_told_and_nothing_changes(work_path: Pa
                 ctx.watch(model)
             assert parameters.placed() == {"place": "file", "moved": 0, "bytes": 0, "left": 4}
             assert not [*work_path.rglob("*.part")]
-        with pytest.raises(SwitchError, match="File too large"), msctx.context(external_weight=True):
+        with pytest.raises(SwitchError, match="File too large"), ctx:
             pass
+        with msctx.context(external_weight=True) as outer, pytest.raises(SwitchError, match="File too large"), ctx:
+            outer.watch(nn.Tanh())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert msctx.state()["models.parameters"] is None
     assert [*work_path.iterdir()] == []
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
-    with msctx.context(external_weight=True):
+    with ctx:
         assert len(files(work_path)) == 4
 
 

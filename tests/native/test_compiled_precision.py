@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import msctx
+from msctx.native import precision
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "fresh_dynamo"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -144,6 +146,93 @@ def test_a_policy_of_another_thread():
         thread.start()
         thread.join()
     assert found == [FP32]
+
+
+@pytest.fixture
+def named(tmp_path):
+    path = tmp_path / "names.ini"
+    path.write_text("[ByNodeName]\n1=high_precision\nsecond=high_precision\n")
+    return {"precision_mode": "allow_mix_precision_bf16", "op_precision_mode": str(path)}
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*no module is named")
+@pytest.mark.parametrize("own_context", [True, False])
+def test_entering_again_compiles_nothing(named, own_context):
+    net, x = Pair(), torch.randn(2, 4)
+    compiled, ctx = torch.compile(net, backend="eager"), msctx.context(**named)
+    ctx.watch(net)
+    graphs, numbers, found = [], [], counters["stats"]["unique_graphs"]
+    for _ in range(12):  # torch gives up after 8 recompilations
+        with msctx.context(**named) if own_context else ctx as entered:
+            compiled(x)
+        assert {row.module for row in entered.precisions()} >= {"second"}
+        graphs.append(counters["stats"]["unique_graphs"])
+        numbers.append(len(precision._combined))
+    assert graphs[0] > found
+    assert len(set(graphs)) == len(set(numbers)) == 1
+
+
+def test_ten_thousand_entries_take_no_numbers(named):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    msctx.context().watch(net)
+    with msctx.context(**named):
+        text = precision.read("cpu")
+        net(torch.ones(1, 4))
+    known = len(precision._combined), len(precision._said)
+    state = precision.save("cpu")
+    for _ in range(10_000):
+        precision.write("cpu", text)
+        precision.load("cpu", state)
+    assert (len(precision._combined), len(precision._said)) == known
+
+
+def test_many_policies_that_differ(monkeypatch):
+    """More than the two digits of a number had once; each has its own, and none takes away what others are."""
+    x = torch.ones(2, 2)
+    with msctx.context(precision_mode="force_fp16"):
+        text, first = precision.read("cpu"), precision.carried().number
+    numbers = set()
+    for i in range(2000):
+        combination = precision._send(text).number, -1, -1
+        monkeypatch.setitem(precision._said, combination[0], (f"{text} {i}", ""))
+        monkeypatch.delitem(precision._combined, combination)
+        number = precision._combination(combination)
+        numbers.add(number)
+        if i % 100 == 0:
+            before = precision.switch(number)
+            assert (x @ x).dtype == FP32  # autocast is off
+            torch.set_autocast_enabled("cpu", True)
+            assert (x @ x).dtype == FP16
+            torch.set_autocast_enabled("cpu", False)
+            precision.switch(before)
+    assert len(numbers) == 2000
+    assert first not in numbers
+
+
+@pytest.mark.filterwarnings("ignore:.*no module is named")
+def test_compiled_code_of_a_model_that_is_watched_later(named):
+    """Dynamo does not see by itself that a module has hooks now; the settings, and so their number, are the same."""
+    x = torch.randn(2, 4)
+    nets = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+    compiled = torch.compile(lambda net: net(x), backend="eager")
+    modules = []
+    for net in (None, *nets):
+        for model in nets:
+            with msctx.context(**named) as ctx:
+                if net is not None:
+                    ctx.watch(net)
+                compiled(model)
+            modules.append({row.module for row in ctx.precisions() if row.module})
+    assert modules == [set(), set(), {"1"}, set(), {"1"}, {"1"}]
 
 
 CODE = """

@@ -87,6 +87,25 @@ def test_no_row_is_chosen_whose_bound_is_above_conv_max_error(asked: str) -> Non
     assert ran(ctx) == [("fprop", "winograd")], "a name is taken at its word"
 
 
+def test_thread_invariant_runs_no_row_whose_bound_is_above_conv_max_error() -> None:
+    x, w = torch.randn(1, 16, 12, 12), torch.randn(16, 16, 3, 3)
+    with msctx.context(thread_invariant=True, conv_max_error=2e-7) as ctx:
+        fn.conv2d(x, w)
+    (row,) = ctx.choices()
+    assert (row.ran, row.error <= 2e-7) == ("reference", True), "summed in float64, it has the lowest bound"
+    with (
+        pytest.warns(msctx.MsctxWarning, match="thread_invariant cannot take"),
+        msctx.context(thread_invariant=True, conv_max_error=1e-9) as ctx,
+    ):
+        fn.conv2d(x, w)
+    assert ran(ctx) == [("fprop", "torch")]
+    with (
+        msctx.context(thread_invariant=True, conv_max_error=1e-9, fallback="error"),
+        pytest.raises(RuntimeError, match="1e-09"),
+    ):
+        fn.conv2d(x, w)
+
+
 def test_performance_measures_nothing_under_determinism() -> None:
     problem = conv("unmeasured", (1, 5, 12, 13), (3, 5, 3, 3))
     with msctx.context(**PERFORMANCE, deterministic="ON") as ctx:

@@ -44,6 +44,28 @@ def test_modify_mixlist(file):
     }
 
 
+@pytest.mark.parametrize("move", ["white-list.to-remove", "gray-list.to-add"])
+def test_gray_operators_go_on_in_the_dtype_of_the_one_before(file, move):
+    """Weights, which no operator has computed, follow; of what operators have computed the widest is taken."""
+    colour, _, what = move.partition(".")
+    lists = file(f'{{"{colour}": {{"{what}": ["linear", "mm", "addmm"]}}}}', "a.json")
+    layer, weight, x = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4)), torch.randn(3, 4)
+    black = file('{"black-list": {"to-remove": ["layer_norm"]}}', "b.json")
+    for training in (True, False):
+        with msctx.context(precision_mode="allow_mix_precision_bf16", modify_mixlist=lists), torch.set_grad_enabled(training):
+            for dtype in (FP32, BF16):
+                with Recorded() as seen:
+                    assert layer(x.to(dtype)).dtype == dtype
+                    assert torch.mm(x.to(dtype), weight.t()).dtype == dtype
+                assert {frozenset(found) for _, found in seen.calls} == {frozenset([dtype])}
+            assert torch.mm(x.bfloat16(), x.t()).dtype == FP32
+            assert layer(torch.matmul(x, weight)).dtype == BF16  # matmul is on the white list
+        with msctx.context(precision_mode="allow_mix_precision_bf16", modify_mixlist=black), torch.set_grad_enabled(training):
+            norm = nn.LayerNorm(4)
+            assert norm(x.bfloat16()).dtype == BF16
+            assert norm(x).dtype == FP32
+
+
 def test_customize_dtypes(file):
     dtypes = file("OpType::MatMul:InputDtype:float32,float32,OutputDtype:bfloat16\n", "dtypes.cfg")
     x = torch.randn(4, 4)

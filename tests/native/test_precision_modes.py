@@ -13,6 +13,7 @@ import msctx
 from msctx.options.operators import CLASS_OF
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, precision_of, text_of
 
+BF16, FP32 = torch.bfloat16, torch.float32
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*without a GradScaler")]
 
 CALLS = {
@@ -77,9 +78,61 @@ def test_compute_and_output_dtype(mode, name, dtype, device):
     if mode == "must_keep_origin_dtype":
         assert not ctx.precisions()  # nothing of msctx runs
         return
-    row = next(row for row in ctx.precisions() if row.operator == name)
+    row = next(row for row in ctx.precisions() if row.operator == name and not row.backward)
     assert (row.calls, row.dtype) == (1, rule.computes_in(dtype))
-    assert bool(row.casts) == (rule.computes_in(dtype) != dtype or rule.gives(dtype) != rule.computes_in(dtype))
+    is_rounded = rule.through not in ("", dtype)
+    assert bool(row.casts) == (is_rounded or rule.computes_in(dtype) != dtype or rule.gives(dtype) != rule.computes_in(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("precision_mode", "cube_fp16in_fp32out"),
+        ("precision_mode_v2", "cube_fp16in_fp32out"),
+        ("session.precision_mode", "force_fp32"),
+    ],
+)
+def test_matrix_operators_read_float16_and_give_float32(option, dtype):
+    """Also of float32, whose products and sums are then those of float16 inputs, never rounded to float16 themselves."""
+    torch.manual_seed(0)
+    x, image = torch.randn(8, 8).to(of(dtype)), torch.randn(1, 2, 5, 5).to(of(dtype))
+    rounded, seen = x.half().float(), image.half().float()
+    with msctx.context(**dict([option])) as ctx:
+        assert torch.equal(x @ x, rounded @ rounded)
+        assert torch.equal(fn.conv2d(image, image[:, :, :3, :3]), fn.conv2d(seen, seen[:, :, :3, :3]))
+        assert torch.isinf(torch.full((1, 1), 1e6) @ torch.ones(1, 1)).all()
+        assert torch.equal(x.float().exp(), x.float().exp())
+        assert ctx.grad_scaler().is_enabled()
+    assert all(row.dtype == "float32" for row in ctx.precisions())
+
+
+def test_words_that_mean_other_things_in_canns_session():
+    x = torch.randn(8, 8)
+    for words, low in (("session.precision_mode", FP32), ("ascend_config.precision_mode", BF16)):
+        with msctx.context(**{words.replace("ascend_config.", ""): "allow_fp32_to_bf16"}), Recorded() as seen:
+            assert (x @ x).dtype == FP32
+        assert seen.calls == [("mm", (low, low))]
+    with msctx.context(**{"session.precision_mode": "allow_fp32_to_bf16"}), torch.autocast("cpu"):
+        assert (x @ x).dtype == BF16  # the inner one governs
+    with torch.autocast("cpu"), msctx.context(**{"session.precision_mode": "allow_fp32_to_bf16"}):
+        assert (x @ x).dtype == FP32
+    with msctx.context(precision_mode="force_fp32"):
+        assert torch.equal(x @ x, torch.mm(x, x))
+
+
+def test_precisions_of_the_backward_pass():
+    x = torch.randn(2, 4, 8, 8, requires_grad=True)
+    net = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+    with msctx.context(precision_mode="allow_mix_precision_bf16") as ctx:
+        y = net(x)
+        assert not any(row.backward for row in ctx.precisions())
+        with Recorded() as seen:
+            y.sum().backward()
+    found = {(row.operator, row.dtype): row.calls for row in ctx.precisions() if row.backward}
+    assert found["convolution_backward", "bfloat16"] == 1
+    assert found["mm", "bfloat16"] == sum(name == "mm" for name, _ in seen.calls) == 2
+    assert "backward" in str(ctx.precisions())
 
 
 @pytest.mark.parametrize("v2", V2)

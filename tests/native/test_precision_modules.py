@@ -52,8 +52,8 @@ def test_modules_train(mode, name):
         module = nn.Sequential(nn.Unflatten(2, (4, 2)), *list(module)[1:-1], nn.Flatten())
     truth = module.double()(x.double()).detach()
     module.float()
-    low = precision_of(text_of({"precision_mode": mode})).low
-    bound = {"": 1e-5, "float16": 1e-2, "bfloat16": 8e-2}[low]
+    precision = precision_of(text_of({"precision_mode": mode}))
+    bound = 1e-2 if precision.needs_scaler else 8e-2 if precision.low else 1e-5
     with msctx.context(precision_mode=mode):
         y = module(x)
         torch.nn.functional.mse_loss(y, torch.zeros_like(y)).backward()

@@ -79,6 +79,20 @@ with msctx.context(conv_fprop_algo="gemm"):
 """)
 
 
+def test_ever_larger_shapes_share_blocks(in_fresh_process: Callable[[str], str]) -> None:
+    """Blocks of exact sizes, each larger than the holes that those before leave, would add up."""
+    in_fresh_process("""
+inputs = [torch.randn(1, 32, 8, 60 + i) for i in range(200)]
+with msctx.context(conv_fprop_algo="gemm", fallback="error", memory_optimize_level="O0"):
+    fn.conv2d(inputs[0], w)
+    before = msctx.memory_stats()["allocations"]
+    for one in inputs:
+        fn.conv2d(one, w)
+    allocated = msctx.memory_stats()["allocations"] - before
+assert 200 <= allocated < 200 + 60, allocated  # the results, and little else
+""")
+
+
 def test_threads_have_their_own(in_fresh_process: Callable[[str], str]) -> None:
     in_fresh_process("""
 wrong = []

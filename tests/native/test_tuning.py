@@ -370,3 +370,33 @@ def test_the_processes_of_a_run_choose_alike_and_rank_0_measures_for_the_next(tm
     assert "rank 0 alone measures" in one[1][1]
     assert {e.problem for e in tuned.entries(tmp_path / "0" / "tuning.json")} == {PROBLEM, unknown}
     assert {e.problem for e in tuned.entries(tmp_path / "1" / "tuning.json")} == {PROBLEM}
+
+
+@pytest.mark.parametrize("little_left", [True, False])
+def test_permission_that_is_put_off_is_asked_for_once_a_second(
+    little_left: bool, passes: Callable[..., str], tmp_path: Path
+) -> None:
+    """Where memory is near its cap; code that is traced is put off for that call alone."""
+    passes(f"""
+import time, torch, msctx
+from msctx.native import tuning
+asked, ask = [], tuning._permission
+def permission(*of):
+    asked.append(time.monotonic())
+    return ask(*of)
+tuning._permission = permission
+if {little_left}:
+    tuning.SHARE_LEFT["cpu"] = lambda: 0.01
+else:
+    tuning._is_compiling = lambda: True
+x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
+with msctx.context(conv_fprop_algo="performance", tuning_file={str(tmp_path / "tuning.json")!r}) as ctx:
+    for _ in range(500):
+        torch.conv2d(x, w)
+    assert msctx.native.core.load().measurements() == 0
+if {little_left}:
+    assert all(later - one >= 0.99 for one, later in zip(asked, asked[1:])), asked
+    assert asked
+else:
+    assert len(asked) == 500, len(asked)
+    """)

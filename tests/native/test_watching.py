@@ -152,6 +152,22 @@ def test_a_rule_that_matched_nothing_is_told(recwarn: pytest.WarningsRecorder) -
     assert "stride=7" in found[1]
 
 
+def test_a_rule_for_other_images_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    with msctx.context(conv_algo_rules={"dims=2": {"fprop": "gemm"}, "dims=3": {"fprop": "gemm"}}):
+        fn.conv2d(X, torch.randn(4, 3, 3, 3))
+    (found,) = told(recwarn)
+    assert "dims=3" in found
+
+
+def test_a_rule_whose_row_was_dropped_is_not_told(recwarn: pytest.WarningsRecorder) -> None:
+    w = torch.randn(1, 1, 1, 1)
+    with msctx.context(conv_algo_rules={"input=1x1x1x7": {"fprop": "direct"}}, conv_fprop_algo="gemm") as ctx:
+        for n in range(7, 4250):
+            fn.conv2d(torch.ones(1, 1, 1, n), w)
+    assert ctx.choices().dropped
+    assert not told(recwarn)
+
+
 def test_no_rule_is_told_where_nothing_ran(recwarn: pytest.WarningsRecorder) -> None:
     with msctx.context(conv_algo_rules={"layer9.*": "gemm"}):
         pass

@@ -113,7 +113,6 @@ def test_limits_are_those_of_the_catalogue(name: str, inside: list[Any], outside
 
 ALIASES = {
     "device_target": {"Davinci": "Ascend"},
-    "precision_mode": {"cube_fp16in_fp32out": "force_fp32"},
     "static_memory_policy": {1: 2},
     "save_graphs": {True: 2, False: 0},
     "conv_fprop_algo": {"precomp_gemm": "implicit_precomp_gemm"},

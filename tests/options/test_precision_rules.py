@@ -28,6 +28,10 @@ COMPUTES = {
     ("force_fp32", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
     ("force_fp32", "strict"): ("float32 float32 float32", "float32 float32 float32"),
     ("force_fp32", "vector"): ("float32 float32 float32", "float32 float32 float32"),
+    ("cube_fp16in_fp32out", "matrix"): ("float32 float32 float32", "float32 float32 float32"),
+    ("cube_fp16in_fp32out", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
+    ("cube_fp16in_fp32out", "strict"): ("float32 float32 float32", "float32 float32 float32"),
+    ("cube_fp16in_fp32out", "vector"): ("float32 float32 float32", "float32 float32 float32"),
     ("allow_fp32_to_fp16", "matrix"): ("float16 float16 bfloat16", "float32 float16 bfloat16"),
     ("allow_fp32_to_bf16", "matrix"): ("bfloat16 float16 bfloat16", "float32 float16 bfloat16"),
     ("allow_mix_precision", "matrix"): ("float16 float16 float16", "float16 float16 float16"),
@@ -58,7 +62,7 @@ def test_mode_computes_each_class_as_documented(mode, kind):
 def test_every_mode_of_either_option_is_known():
     assert set(MODES) == set(PRECISION_MODES)
     assert {*V2, "mixed_hif8", "cube_hif8"} == set(PRECISION_MODES_V2)
-    assert set(LOW) == set(MODES) - {"force_fp32", "must_keep_origin_dtype"}
+    assert set(LOW) == set(MODES) - {"force_fp32", "cube_fp16in_fp32out", "must_keep_origin_dtype"}
     assert set(MIXED) < set(MODES)
 
 
@@ -87,7 +91,7 @@ def test_mixlist_moves_operators():
     assert found["mm"].computes_in("bfloat16") == "float32"
     assert found["mm"].why == "modify_mixlist black-list.to-add MatMul"
     for gray in ("softmax", "conv2d", "exp"):
-        assert (found[gray].computes_in("float32"), found[gray].computes_in("bfloat16"), found[gray].widest) == (
+        assert (found[gray].computes_in("float32"), found[gray].computes_in("bfloat16"), found[gray].follows) == (
             "float32",
             "bfloat16",
             True,
@@ -189,8 +193,7 @@ def test_customize_dtypes():
     assert (rule.inputs, rule.outputs) == (("float32", "float32"), ("float16",))
 
 
-def test_list_of_all_operators_chooses_nothing():
-    assert not rules(**{"atc.builtin_impl_mode_ini": "all_ops_impl_mode.ini"})
+def test_a_list_is_that_of_its_mode():
     assert (
         rules(**{"atc.builtin_impl_mode_ini": "high_precision.ini"}).keys() == rules(op_select_implmode="high_precision").keys()
     )

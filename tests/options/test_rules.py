@@ -10,7 +10,7 @@ from samples import example
 
 import msctx
 from msctx.errors import OptionError
-from msctx.options import OPTIONS, Settings, make_layer, rules
+from msctx.options import OPTIONS, Settings, conv_rules, make_layer, rules
 from msctx.plan import Row
 
 pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
@@ -88,14 +88,15 @@ def ini(tmp_path: Path) -> str:
 )
 def test_the_source_names_a_winner(winner: str, value: Any, loser: str, other: Any, ini: str) -> None:
     values = {winner: ini if value is None else value, loser: other}
+    device = "cuda" if winner == "memory_offload" else "cpu"
     for order in (values, dict(reversed(values.items()))):
         settings = stacked(order)
-        assert loser not in in_force(settings)
-        assert winner in in_force(settings)
-        told = row(order, loser)
+        assert loser not in in_force(settings, device)
+        assert winner in in_force(settings, device)
+        told = row(order, loser, device)
         assert told.status == "inert"
         assert told.reason.startswith(f"overridden by {winner}=")
-        assert told in msctx.explain(order, device="cpu").failing, "the user set it, and it has no effect: worth a warning"
+        assert told in msctx.explain(order, device=device).failing, "the user set it, and it has no effect: worth a warning"
 
 
 @pytest.mark.parametrize(
@@ -435,3 +436,9 @@ def test_a_requirement_may_come_from_an_outer_scope() -> None:
             assert found.status == "not_built"
     finally:
         msctx.reset_context()
+
+
+def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> None:
+    assert not conv_rules.ask_for("performance.*: fprop=gemm", "performance")
+    assert not conv_rules.ask_for(None, "performance")
+    assert conv_rules.ask_for("a: fprop=gemm; b: wgrad=performance", "performance")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import msctx
 from msctx.errors import EntryError, EntryFailed
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
@@ -62,7 +63,7 @@ def test_a_script_that_ends_itself(make):
         ("", "no_such_module_here:f", "no module named 'no_such_module_here'"),
         ("", "justaname", "write package.module:function"),
         ("import no_such_thing_here", "job_of_a_test.py:f", "no module named 'no_such_thing_here'"),
-        ("1/0", "job_of_a_test.py:f", "cannot be imported:\nTraceback"),
+        ("1/0", "job_of_a_test.py:f", "cannot be imported: ZeroDivisionError: division by zero\nTraceback"),
         ("def f(:", "job_of_a_test.py:f", "SyntaxError"),
     ],
 )
@@ -108,3 +109,11 @@ def test_what_stands_beside_a_file_can_be_imported(make, tmp_path):
 def test_an_entry_that_runs_nothing_is_refused(make, source):
     with pytest.raises(EntryError, match="to call it runs nothing"):
         resolve(make(source, "job_of_a_test.py:f"))
+
+
+def test_a_shipped_experiment_is_a_users_in_a_traceback():
+    """In a wheel it lies inside the package."""
+    file = str(Path(msctx.__file__).resolve().parent / "_configs" / "experiments" / "mine.py")
+    with pytest.raises(ValueError, match="mine") as caught:
+        exec(compile("def train():\n    raise ValueError('mine')\ntrain()", file, "exec"), {})
+    assert f'File "{file}", line 2, in train' in users_traceback(caught.value)

@@ -184,10 +184,13 @@ def test_ctrl_c_leaves_a_valid_record(job, tmp_path):
 
 def test_variables_that_libraries_read_once_are_set_before_torch(monkeypatch, tmp_path):
     monkeypatch.setattr("msctx.devices.likely", lambda: ("cpu", "cuda"))
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
+        monkeypatch.setenv(name, "")  # so that what is set here is taken back
+        del os.environ[name]
     experiment = read(None, ["deterministic=ON"])
     prepare_environment(experiment)
     assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    assert os.environ["NCCL_ALGO"] == "Ring"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     prepare_environment(experiment)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's own stays

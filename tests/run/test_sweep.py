@@ -126,3 +126,10 @@ def test_values_become_words_and_back() -> None:
     assert sweep.read(["conv_allow_tf32=true,false"]) == {"conv_allow_tf32": [True, False]}
     with pytest.raises(OptionError, match="2 problems"):
         sweep.read(["a", "nothing=3"])
+
+
+def test_why_a_run_failed_is_a_field_of_its_result_and_not_read_out_of_its_text() -> None:
+    told = 'loading\nValueError: the file "Traceback.txt" is\nnot there'
+    assert sweep.why({"status": "failed", "error": told}) == "loading"
+    assert sweep.why({"status": "failed", "error": told, "reason": "ValueError: no file"}) == "ValueError: no file"
+    assert sweep.why({"status": "interrupted"}) == "interrupted"

@@ -26,7 +26,8 @@ def test_a_variable_is_set_and_unset(name, monkeypatch):
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_says_until_when_it_is_read(name):
-    assert (SWITCHES[name].restore, bool(SWITCHES[name].only_before)) == ("never", True)
+    reads_again = name == "env.NCCL_ALGO"  # for each communicator
+    assert (SWITCHES[name].restore, bool(SWITCHES[name].only_before)) == (("exact", False) if reads_again else ("never", True))
 
 
 @pytest.mark.parametrize(("value", "served"), [(":4096:8", True), (":16:8", True), (":0:0", False), (None, False)])
@@ -35,6 +36,35 @@ def test_any_workspace_that_keeps_its_bits_will_do(value, served, monkeypatch):
     if value:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
     assert SWITCHES["env.CUBLAS_WORKSPACE_CONFIG"].is_satisfied(":4096:8") is served
+
+
+@pytest.mark.parametrize(
+    ("value", "served"),
+    [
+        ("Ring", True),
+        ("ring,CollnetChain", True),
+        ("^NVLS", True),
+        ("Ring;AllReduce:CollnetDirect", True),
+        ("Ring;AllReduce:NVLS", False),
+        ("Tree,Ring", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_algorithms_of_nccl_that_keep_their_order_will_do(value, served, monkeypatch):
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NCCL_ALGO", value)
+    assert SWITCHES["env.NCCL_ALGO"].is_satisfied("Ring") is served
+
+
+def test_a_process_group_of_nccl_keeps_its_algorithms(monkeypatch):
+    assert SWITCHES["env.NCCL_ALGO"].blocked("Ring") == ""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "nccl")
+    assert "init_process_group" in SWITCHES["env.NCCL_ALGO"].blocked("Ring")
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    assert SWITCHES["env.NCCL_ALGO"].blocked("Ring") == ""
 
 
 def test_pythons_limit_is_never_lowered():

@@ -13,10 +13,13 @@ VARIABLES = {key: variable for key, (variable, _) in torch_inductor._FLAGS.items
     "max_autotune": "TORCHINDUCTOR_MAX_AUTOTUNE",
     "max_autotune_gemm": "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
     "max_autotune_conv_backends": "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS",
+    "memory_planning": "TORCHINDUCTOR_MEMORY_PLANNING",
 }
 DEFAULTS = {key: default == "1" for key, (_, default) in torch_inductor._FLAGS.items()} | {
     **dict.fromkeys(torch_inductor._FORCED, False),
     "max_autotune_conv_backends": "ATEN,TRITON",
+    "allow_buffer_reuse": True,
+    "inplace_buffers": True,
 }
 OTHERS = {key: "ATEN" if key == "max_autotune_conv_backends" else not value for key, value in DEFAULTS.items()}
 PRELUDE = f"""
@@ -115,7 +118,7 @@ def test_before_inductor_is_loaded_its_variables_and_defaults_are_known(variable
         f"""{PRELUDE}
 before = {{key: switch.read() for key, switch in switches.items()}}
 assert before == read(), (before, read())
-assert before == ((others | {{"conv_1x1_as_mm": False}}) if {variables} else defaults)
+assert before == defaults | {{key: others[key] for key in {list(VARIABLES) if variables else []}}}
     """,
         env={VARIABLES[key]: value for key, value in values.items()} if variables else {},
     )

@@ -4,6 +4,8 @@
 #include "choice.h"
 #include "planes.h"
 
+#include <type_traits>
+
 namespace msctx::MSCTX_ISA {
 namespace {
 
@@ -25,8 +27,12 @@ struct Cut {
   }
 };
 
-// What becomes of a strip.
+// What becomes of a strip, and how large its values are.
 enum class State : uint8_t { wanted, done, too_wide, not_finite };
+struct Strip {
+  State state;
+  float largest;
+};
 
 template <class S>
 class Product {
@@ -39,11 +45,15 @@ class Product {
   static bool takes(const Lowered<S>& l) { return l.deep * l.count_taps(0) <= S::most_depth; }
 
   // Computes the strips of which `states` says `wanted`, unless the crests of the factors are together above `most`.
-  void run(State wanted, double most, State* states, char* slots, size_t slot_bytes, const Parallel& parallel) const {
-    parallel_for(parallel, l_.images * l_.groups * strips_ * parts_, [&](int64_t task, int slot) {
-      State* const state = states + task;
-      if (*state == wanted) *state = strip(task, most, slots + size_t(slot) * slot_bytes);
+  // The largest value that was done goes into `largest`.
+  void run(
+      State wanted, double most, Strip* strips, char* slots, size_t slot_bytes, const Parallel& parallel, double& largest) const {
+    parallel_for(parallel, tasks(), [&](int64_t task, int slot) {
+      if (strips[task].state == wanted) strips[task] = strip(task, most, slots + size_t(slot) * slot_bytes);
     });
+    largest = 0.0;
+    for (int64_t i = 0; i < tasks(); i++)
+      if (strips[i].state == State::done && strips[i].largest > largest) largest = strips[i].largest;
   }
   int64_t tasks() const { return l_.images * l_.groups * strips_ * parts_; }
 
@@ -51,15 +61,15 @@ class Product {
   int64_t sources() const { return l_.groups * l_.depth; }
   int64_t results() const { return l_.groups * l_.results; }
 
-  State strip(int64_t task, double most, char* slot) const {
+  Strip strip(int64_t task, double most, char* slot) const {
     const int64_t part = task % parts_, number = task / parts_ % strips_, job = task / parts_ / strips_;
     const int64_t image = job / l_.groups, group = job % l_.groups;
     const int64_t first_row = number * rows_, rows = smaller(rows_, l_.y.positions(0) - first_row);
     const float* source = source_ + image * sources() * l_.y.source * l_.x.source;
     const Planes<S> planes(l_, group, first_row, rows, source, channels_last_, sources(), slot);
     const Spread spread = planes.spread();
-    if (!spread.is_finite()) return State::not_finite;
-    if (spread.crest() * weights_.head().crest > most) return State::too_wide;
+    if (!spread.is_finite()) return {State::not_finite, 0.0f};
+    if (spread.crest() * weights_.head().crest > most) return {State::too_wide, 0.0f};
     const Scale scale = spread.template scale<S>();
     planes.fill(scale);
     const TileUse tiles;
@@ -71,7 +81,7 @@ class Product {
       for (int64_t b = begin; b < end; b += together)
         multiply(planes, phase, group, b, smaller(end, b + together), count * l_.width, scale, target);
     }
-    return State::done;
+    return {State::done, spread.largest()};
   }
 
   // Where the results of a phase go: flat position i is row i / width, column i % width.
@@ -197,7 +207,7 @@ struct Both {
 template <class First>
 size_t workspace(const ConvProblem& p, Op op, int threads) {
   const Both<First> both(p, op);
-  return size_t(threads) * both.slot_bytes() + align64(both.states());
+  return size_t(threads) * both.slot_bytes() + align64(both.states() * sizeof(Strip));
 }
 
 template <class First>
@@ -214,35 +224,46 @@ void prepare(const ConvProblem& p, Op op, int form, const void* w, void* prepare
     Weights(both.wide, prepared).fill(static_cast<const float*>(w), parallel);
 }
 
+double graded_error(const ConvProblem& p, Op op) {
+  return graded_error_of(double(op == Op::forward ? group_c(p) : group_k(p)) * double(volume(p.window)));
+}
+template <class First>
+double error_of(const ConvProblem& p, Op op) {
+  return std::is_same_v<First, Graded> ? graded_error(p, op) : rounded_error(p, op);
+}
+
 template <class First>
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
   const Both<First> both(p, op);
   char* const slots = static_cast<char*>(workspace);
-  auto* const states = reinterpret_cast<State*>(slots + size_t(parallel.threads) * both.slot_bytes());
+  auto* const strips = reinterpret_cast<Strip*>(slots + size_t(parallel.threads) * both.slot_bytes());
   const auto any = [&](State wanted, int64_t tasks) {
     for (int64_t i = 0; i < tasks; i++)
-      if (states[i] == wanted) return true;
+      if (strips[i].state == wanted) return true;
     return false;
   };
   const void* prepared = weights(0);
-  if (!Weights(both.first, prepared).head().is_finite) return false;
+  const WeightHead& head = Weights(both.first, prepared).head();
+  if (!head.is_finite) return false;
+  const double depth = double(both.first.deep * both.first.most_taps()), error = error_of<First>(p, op);
   const Product<First> product(both.first, both.cut, t, prepared);
   const bool takes = product.takes(both.first);
-  for (int64_t i = 0; i < product.tasks(); i++) states[i] = takes ? State::wanted : State::too_wide;
-  product.run(State::wanted, most_spread<First>, states, slots, both.slot_bytes(), parallel);
+  double largest;
+  for (int64_t i = 0; i < product.tasks(); i++) strips[i] = {takes ? State::wanted : State::too_wide, 0.0f};
+  product.run(State::wanted, most_spread<First>, strips, slots, both.slot_bytes(), parallel, largest);
+  *t.lost = lost_share<First>(depth, error) * largest * head.largest;
   if (any(State::not_finite, product.tasks())) return false;
   if (!any(State::too_wide, product.tasks())) return true;
 
+  using Wide = typename Both<First>::Wide;
   Cut cut = both.cut;  // the same strips, in as many parts as the other kind has blocks of results
-  const Product<typename Both<First>::Wide> wide(both.wide, cut, t, weights(1));
+  const Product<Wide> wide(both.wide, cut, t, weights(1));
   const int64_t parts = product.tasks() / wide.tasks();
-  for (int64_t i = 0; i < wide.tasks(); i++) states[i] = states[i * parts];
-  wide.run(State::too_wide, no_limit, states, slots, both.slot_bytes(), parallel);
+  for (int64_t i = 0; i < wide.tasks(); i++) strips[i] = {strips[i * parts].state, 0.0f};
+  wide.run(State::too_wide, no_limit, strips, slots, both.slot_bytes(), parallel, largest);
+  const double lost = lost_share<Wide>(depth, error) * largest * Weights(both.wide, weights(1)).head().largest;
+  if (lost > *t.lost) *t.lost = lost;
   return !any(State::not_finite, wide.tasks());
-}
-
-double graded_error(const ConvProblem& p, Op op) {
-  return graded_error_of(double(op == Op::forward ? group_c(p) : group_k(p)) * double(volume(p.window)));
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include "choice.h"
 #include "lowered.h"
 
+#include <type_traits>
+
 namespace msctx::MSCTX_ISA {
 namespace {
 
@@ -285,7 +287,9 @@ struct Layout {
 // One group. `too_wide`: nothing was computed, since values are spread too far. false: some are not finite.
 template <class S>
 bool run_group(
-    const Plan<S>& plan, const ConvTensors& t, int64_t group, double most, bool& too_wide, char* workspace, const Parallel& parallel) {
+    const Plan<S>& plan, const ConvTensors& t, int64_t group, double most, double error, bool& too_wide, char* workspace,
+    const Parallel& parallel) {
+  double squares = 0.0;  // of what each chunk may lose
   const Layout<S> layout(plan);
   auto* sums = reinterpret_cast<float*>(workspace);
   char *data = workspace + layout.sums, *stages = data + layout.data;
@@ -306,6 +310,9 @@ bool run_group(
     if (!x.is_finite() || !y.is_finite()) return false;
     too_wide = x.crest() * y.crest() > most;
     if (too_wide) return true;
+    const double depth = double(count * plan.height * plan.l.x.result);
+    const double lost = lost_share<S>(depth, error) * double(x.largest()) * double(y.largest());
+    squares += lost * lost;
     const Scale x_scale = x.template scale<S>(), y_scale = y.template scale<S>();
     const int64_t x_tiles = plan.x_blocks * S::column_tiles, y_tiles = plan.y_blocks * S::row_tiles;
     parallel_for(parallel, count * (x_tiles + y_tiles), [&](int64_t i, int slot) {
@@ -324,6 +331,8 @@ bool run_group(
     });
   }
   store_weights(plan, group, sums, static_cast<float*>(t.w), parallel);
+  const double lost = __builtin_sqrt(squares);
+  if (lost > *t.lost) *t.lost = lost;
   return true;
 }
 
@@ -340,19 +349,20 @@ size_t workspace(const ConvProblem& p, Op, int threads) {
   return a > b ? a : b;
 }
 
+double graded_error(const ConvProblem& p, Op) { return graded_error_of(double(p.n * volume(p.out))); }
+
 template <class First>
-bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
   const Both<First> both(p);
   char* const scratch = static_cast<char*>(workspace);
+  const double error = std::is_same_v<First, Graded> ? graded_error(p, op) : rounded_error(p, op);
   for (int64_t group = 0; group < both.first.l.groups; group++) {
     bool too_wide = false;
-    if (!run_group(both.first, t, group, most_spread<First>, too_wide, scratch, parallel)) return false;
-    if (too_wide && !run_group(both.wide, t, group, no_limit, too_wide, scratch, parallel)) return false;
+    if (!run_group(both.first, t, group, most_spread<First>, error, too_wide, scratch, parallel)) return false;
+    if (too_wide && !run_group(both.wide, t, group, no_limit, error, too_wide, scratch, parallel)) return false;
   }
   return true;
 }
-
-double graded_error(const ConvProblem& p, Op) { return graded_error_of(double(p.n * volume(p.out))); }
 
 }  // namespace
 

@@ -119,6 +119,7 @@ const ConvAlgorithm conv_tiles_winograd_nonfused = {
     .workspace = workspace,
     .error = winograd_error,
     .run = run,
+    .most_spread = 8,
     .reads_channels_last = true,
     .adds_bias = true,
     .prepared_size = winograd_prepared_size,

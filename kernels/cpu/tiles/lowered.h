@@ -159,12 +159,19 @@ static inline void lowered_reasons(const ConvProblem& p, Reasons& why) {
 static inline double graded_error_of(double depth) { return 0x1p-24 * (160 + __builtin_sqrt(depth)); }
 static inline double rounded_error(const ConvProblem&, Op) { return 9e-4; }
 
+// What sums of `depth` products of parts S may lose, in units of the product of the largest values: what a quarter of most_spread makes of
+// `error`. Parts of any exponents lose what is below float32's.
+template <class S>
+static inline double lost_share(double depth, double error) {
+  return __builtin_sqrt(depth) * (has_any_exponent<S> ? 0x1p-90 : error / (most_spread<S> / 4));
+}
+
 // --- weights --------------------------------------------------------------------------------------------------------------------
 
 // Weights as operands: a head, the scale of each result's channel (mantissas, exponents), then [phase][group][block of results] of
 // weight_bytes.
 struct WeightHead {
-  double crest;
+  double crest, largest;
   bool is_finite;
 };
 
@@ -203,7 +210,7 @@ class Weights {
       all.join(found[k]);
       if (found[k].is_finite() && found[k].crest() > crest) crest = found[k].crest();
     }
-    head() = {each ? crest : all.crest(), all.is_finite()};
+    head() = {each ? crest : all.crest(), all.largest(), all.is_finite()};
     if (!all.is_finite()) return;
     for (int64_t g = 0; g < l.groups; g++)
       for (int64_t i = 0; i < padded(); i++) {

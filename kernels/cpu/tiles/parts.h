@@ -234,4 +234,11 @@ struct WideOf<Float16x1> {
   using type = Bfloat16x3;
 };
 
+template <class S>
+constexpr bool has_any_exponent = false;
+template <>
+inline constexpr bool has_any_exponent<Bfloat16x6> = true;
+template <>
+inline constexpr bool has_any_exponent<Bfloat16x3> = true;
+
 }  // namespace msctx::MSCTX_ISA

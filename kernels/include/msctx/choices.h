@@ -1,9 +1,10 @@
-// What ran, and why: one entry for each distinct call, counted. Entries live as long as the process.
+// What ran, and why: one row for each distinct call, counted. Their number is bounded: what has not been used for longest goes first.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "msctx/call.h"
@@ -16,14 +17,46 @@ struct Choice {
   double error = 0.0;      // the row's bound; 0: none is stated
   int64_t workspace = 0;   // bytes
   std::vector<std::string> reasons;
-  std::atomic<int64_t> calls{0}, computed_again{0};
-  std::atomic<int64_t> weights_kept{0}, weights_prepared{0};  // forms of weights that were found, that were made
+
+  // The log's, under its lock.
+  int64_t number = 0;  // in the order in which they were first met, from 1 on
+  int64_t used = 0;    // when it was last counted, in counts
+  int64_t computed_again = 0;
 };
 
-// The entry that says the same, or a new one.
-Choice* record(std::unique_ptr<Choice>);
+// The one in the log that says the same, or this one from now on.
+std::shared_ptr<Choice> record(std::unique_ptr<Choice>);
 
-// Entries as JSON, by their numbers: the order in which they were first met.
-std::string choices_json(const int32_t* wanted, int count);
+// What is counted of a choice.
+struct Counts {
+  int64_t calls = 0, weights_kept = 0, weights_prepared = 0;  // the latter: forms of weights that were found, that were made
+};
+void count(const std::shared_ptr<Choice>&, const Counts&, bool computed_again);
+
+// What was counted while something was open: a process, a context. A call belongs to all that are open. To count costs the same with any
+// number of them: it is counted for the one that was opened last, which gives what it has to the one before when it closes.
+class Book {
+ public:
+  static constexpr size_t most_rows = 4096;
+
+  void open();
+  void close();
+  ~Book();
+
+  // As JSON, in the order of their numbers; `latest`: only what was counted since it was opened.
+  std::string rows(bool latest) const;
+
+ private:
+  struct Rows {
+    std::unordered_map<std::shared_ptr<Choice>, Counts> counted;
+    int64_t dropped = 0;
+    void add(const std::shared_ptr<Choice>&, const Counts&);
+    void add(const Rows&);
+  };
+  friend void count(const std::shared_ptr<Choice>&, const Counts&, bool);
+  Rows latest() const;  // the lock is held
+
+  Rows before_, own_;
+};
 
 }  // namespace msctx

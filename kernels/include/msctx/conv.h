@@ -31,6 +31,8 @@ struct ConvTensors {
   bool channels_last = false;
   // Of forward and backward_data: added to the result, a value for each of its channels. For algorithms that add it only.
   const float* bias = nullptr;
+  // Where an algorithm whose parts are cut below the largest values, whatever those meet, writes how much of a result may be lost by that.
+  double* lost = nullptr;
 };
 
 // The form of a weight that is just its values, as w of ConvTensors.
@@ -77,7 +79,7 @@ struct ConvAlgorithm {
   void (*reasons)(const ConvProblem&, Op, Reasons&);
   // Bytes of scratch that run() needs, beside tensors and prepared weights; may depend on the number of threads.
   size_t (*workspace)(const ConvProblem&, Op, int threads);
-  // Bound of |error| in units of max|result|; see kernels/README.md for the data on which it is tested.
+  // Bound of |error| in units of the largest result or, where results cancel, of the largest sum of |products| behind one: of any data.
   double (*error)(const ConvProblem&, Op);
   // workspace is aligned to 64 bytes and holds what workspace() said. Problems without reasons that are not empty only. false: these values are
   // beyond its arithmetic (Inf, NaN), and nothing of use was written: conv_run has gemm compute them.
@@ -85,6 +87,9 @@ struct ConvAlgorithm {
   // An Inf or NaN, or an overflow inside, reaches results that do not depend on it: where a result is not finite, conv_run
   // computes the whole problem again, by the gemm algorithm.
   bool spreads_nonfinite = false;
+  // It computes in transforms, whose errors are those of a tile's largest values, also where nothing reads these: how far their norms may
+  // be above the largest result, see conv_run. 0: its errors are parts of the products themselves.
+  double most_spread = 0.0;
   // Whether x and y may be channels_last. One that does not read it is given copies.
   bool reads_channels_last = false;
   // Whether it adds ConvTensors::bias. The bits are those of an addition afterwards.

@@ -16,6 +16,6 @@ struct Run {
 double seconds_of(const std::function<void()>& run);
 
 // The decision of a measurement, made now or before; `guessed` where none can be made at this call.
-const Decision* measured(Policy&, const ConvCall&, const Decision& guessed, Direction, int threads, const Run&);
+Decided measured(Policy&, const ConvCall&, const Decided& guessed, Direction, int threads, const Run&);
 
 }  // namespace msctx

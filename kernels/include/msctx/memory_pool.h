@@ -9,14 +9,14 @@ namespace msctx {
 
 // What becomes of blocks that nobody uses.
 enum class Keep : int {
-  nothing,  // they go back to the system at once
+  nothing,  // they go back to the system at once, and as long as it has others no address is used twice
   some,     // with those in use they are no more than have ever been in use
   all,      // half as many more
 };
 
 struct PoolStatistics {
   int64_t current, peak;             // bytes asked for and not yet released
-  int64_t reserved, peak_reserved;   // bytes of blocks that the pool holds, in use or not; small requests are malloc's
+  int64_t reserved, peak_reserved;   // bytes of blocks that the pool holds, in use or not
   int64_t allocations, released;     // how often
   int64_t fresh;                     // how often memory came from the system
   int64_t out_of_memory;
@@ -36,13 +36,15 @@ struct Refusal {
 // Bytes aligned to 64, or nullptr and why. What it gives is released by pool_release alone, from any thread, at any time.
 void* pool_allocate(size_t bytes, Refusal& why) noexcept;
 void pool_release(void* data) noexcept;
+// Whether a pointer that its holder has not released came from the pool; it may be anybody's. Takes no lock and reads nothing beside it.
+bool pool_owns(const void* data) noexcept;
 // How many bytes were asked for.
 size_t pool_size_of(const void* data) noexcept;
 
 // A request has been refused for good, by a cap or (-1) the system.
 void pool_refused(int64_t cap);
 
-// While it is closed, as it is at first, nothing is kept. `piece`: how much address space is taken from the system at a time.
+// While it is closed, as it is at first, nothing is kept, and addresses may come again. `piece`: how much address space is taken from the system at a time.
 void pool_open(Keep keep, size_t piece);
 void pool_close();
 // Gives back all that nobody uses; returns how many bytes.

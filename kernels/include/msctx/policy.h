@@ -1,4 +1,5 @@
-// What is asked for, as a snapshot that does not change, and what it decides for each call: decided once, then looked up.
+// What is asked for, as a snapshot that does not change, and what it decides for each call: decided once, then looked up. Policies that ask
+// for the same are one: what was decided stays decided when a context is entered again.
 #pragma once
 
 #include <atomic>
@@ -46,23 +47,24 @@ std::string in_words(double number);  // the fewest digits that give it back
 
 struct Decision {
   const ConvRow* row = nullptr;  // null: torch's own path
-  Choice* choice = nullptr;
+  std::shared_ptr<Choice> choice;  // nullptr: nothing is asked for
   bool fell_back = false;        // the named algorithm did not run
   bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is what `normal` says
   std::string message;           // for the warning or the error of a fallback
-  mutable std::atomic<bool> told{false};  // the warning was given
+  mutable std::atomic<int64_t> told{0};  // the warning was given, among those of this number: see tell_again
 };
+using Decided = std::shared_ptr<const Decision>;  // nullptr: nothing is asked for in this direction
 
 class Policy {
  public:
   Policy(const PolicyText&, const ConvTable&);
 
-  // nullptr: nothing is asked for in this direction. `threads` are those that torch would use.
-  const Decision* decide(const ConvCall&, Direction, int threads);
+  // `threads` are those that torch would use.
+  Decided decide(const ConvCall&, Direction, int threads);
   // Decides a call of `performance` anew, for good: by the result that is known by now, or as `normal` would, and why.
-  const Decision* decide_again(const ConvCall&, Direction, int threads, const std::string& why_not_measured);
-  // A call that is not ours to compute: counted and refused. nullptr: nothing is asked for.
-  const Decision* refuse(Direction, const ConvText&, const std::string& reason);
+  Decided decide_again(const ConvCall&, Direction, int threads, const std::string& why_not_measured);
+  // A call that is not ours to compute: to be refused.
+  Decided refuse(Direction, const ConvText&, const std::string& reason);
 
   // Whether an algorithm is asked for in this direction, for some call at least.
   bool asks(Direction) const;
@@ -81,8 +83,8 @@ class Policy {
   Fallback fallback;
   bool thread_invariant, deterministic;
   bool allow_tf32, allow_fp32_emulation;
-  bool frozen_weights;   // a weight is looked at once under this policy
-  const int64_t number;  // from 1 on; no other policy of the process has it
+  bool frozen_weights;             // a weight is looked at once while this policy is in force
+  std::atomic<int64_t> number{0};  // from 1 on: another one each time that it comes into force
 
  private:
   struct Rule {
@@ -95,13 +97,15 @@ class Policy {
   const ConvRow* named(const ConvCall&, Direction, Choice&) const;
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
   bool is_exact(const ConvRow&, const ConvCall&) const;
+  std::string too_inexact() const;
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
   std::unique_ptr<Decision> make(const ConvCall&, Direction, int threads, const std::string& why_not_measured) const;
   void tune(const ConvCall&, Direction, int threads, const std::string& why_not_measured, Choice&, Decision&) const;
   bool follows(const Tuned&, const ConvCall&, Direction, Choice&, Decision&) const;
   void describe(Choice&, const ConvRow*, const ConvCall&, Op, int threads) const;
   std::string complaint(const Choice&, const ConvCall&, Direction) const;
-  const Decision* keep(const std::string& key, std::unique_ptr<Decision>);
+  Decided known(const std::string& key);
+  Decided keep(const std::string& key, Decided, bool instead = false);
 
   std::string asked_[3];
   std::vector<Rule> rules_;
@@ -110,8 +114,7 @@ class Policy {
   const ConvTable& table_;
   const ConvAlgorithm* safe_;  // what conv_run falls back to
   int32_t tuning_;
-  std::unordered_map<std::string, std::unique_ptr<Decision>> decisions_;
-  std::vector<std::unique_ptr<Decision>> retired_;
+  std::unordered_map<std::string, Decided> decisions_, before_;  // the latest ones, and those before them: see keep
 };
 
 // A row's name, and its arithmetic where that is not float32's own.
@@ -122,6 +125,8 @@ inline std::string label_of(const ConvRow& row) { return label_of(row.name, row.
 extern std::atomic<bool> has_policy[places];
 inline bool in_force(Place place) { return has_policy[int(place)].load(std::memory_order_relaxed); }
 std::shared_ptr<Policy> policy(Place);
-void set_policy(Place, std::shared_ptr<Policy>);
+void set_policy(Place, const PolicyText*, const ConvTable&);  // nullptr: none
+// Something has changed on which decisions depend, or one was made by what holds for now: policies that come into force decide anew.
+void decide_anew();
 
 }  // namespace msctx

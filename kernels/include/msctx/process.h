@@ -4,6 +4,8 @@
 #include <mutex>
 #include <string>
 
+#include "msctx/python.h"
+
 namespace msctx {
 
 // Whether this process was forked after the library was loaded. OpenMP's threads did not come along: waiting for them would never end.
@@ -15,6 +17,6 @@ std::mutex& fork_safe_mutex(bool is_short = true);
 
 // Tells Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
 bool tell(const std::string& kind, const std::string& text);
-void set_teller(int (*)(const char* message));
+void set_teller(PythonFunction);
 
 }  // namespace msctx

@@ -36,14 +36,18 @@ void learn(const TuningKey&, int threads, Tuned);
 // A result for Python to keep in the file.
 void report(const TuningKey&, int threads, const Tuned&);
 
-// What Python says when a problem is about to be measured.
+// What Python says when a problem is about to be measured, and while it is.
 enum class Permission : int32_t {
   now,
-  later,         // not at this call: code is being compiled or traced, or memory is near its cap
+  later,         // not for a second, in no thread: memory is near its cap
   for_next_run,  // rank 0 of several processes: measured, not used before the next run
   other_rank,    // one of the others
   forked,        // a worker that was forked before the library was loaded
+  not_this_call,  // code is being compiled or traced in this thread, or what a signal's handler raised is on its way
 };
-Permission permission(int32_t table);  // the one that the result is for, by which Python knows the kind of device
+inline bool is_put_off(Permission said) { return said == Permission::later || said == Permission::not_this_call; }
+// `table`: the one that the result is for, by which Python knows the kind of device. `later` is remembered: to ask costs more than a small
+// convolution, and each call of a problem that is not measured yet asks.
+Permission permission(int32_t table);
 
 }  // namespace msctx

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import NativeError
+from msctx.native.children import Children
 from msctx.native.cuda.manifest import Module
 
 INSTALL = "install nvcc (the CUDA toolkit 12 or newer), or `pip install 'msctx[cuda]'` for NVRTC"
@@ -52,27 +53,14 @@ class Nvcc:
         target = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
         macros = [f"-D{macro}" for macro in module.macros]
         words = [self.command, "-std=c++17", "-cubin", target, "-Xptxas", "-v", *macros, module.source, "-o", result.name]
-        environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
         try:
-            done = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=scratch,
-                env=environment,
-                encoding="utf-8",
-                errors="replace",
-                timeout=LIMIT,
-                check=False,
-            )
-        except OSError as error:
-            return Compiled(None, f"{self.command} cannot be run: {error.strerror or error}")
+            with Children(scratch) as children:
+                code, said = children.run(words, scratch, LIMIT)
         except subprocess.TimeoutExpired:
             return Compiled(None, f"{self.command} was ended: it took more than {LIMIT} seconds for {module}")
-        if done.returncode or not result.exists():
-            return Compiled(None, done.stdout or f"{self.command} ended with exit code {done.returncode}")
-        return Compiled(result.read_bytes(), done.stdout)
+        if code or not result.exists():
+            return Compiled(None, said or f"{self.command} ended with exit code {code}")
+        return Compiled(result.read_bytes(), said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import ctypes
-import threading
-from ctypes import POINTER, Structure, c_char, c_int, c_int32, c_int64, c_ubyte, c_uint32, c_void_p
+from ctypes import Structure, c_char, c_int32, c_int64, c_ubyte, c_uint32, c_void_p
 from typing import Any
 
+from msctx import locks
 from msctx.errors import NativeError
 from msctx.native.cuda import build, depthwise, driver
 from msctx.native.cuda.depthwise import OPS, Parameters, Problem
@@ -54,30 +53,27 @@ class CudaPlan(Structure):
     ]
 
 
-PLAN = ctypes.CFUNCTYPE(c_int, POINTER(ConvProblem), c_int, c_int, c_int, POINTER(CudaPlan))
-_lock = threading.Lock()
+_lock = locks.plain()
 _loaded: dict[tuple[int, Module], driver.Kernels] = {}
 """By context, of which there is one for each GPU."""
 
 
-def plan(asked: Any, op: int, channels_last: int, load: int, found: Any) -> int:
-    """Called by the core in the thread of the convolution, on its device; nothing may leave it.
+def plan(asked: int, op: int, channels_last: int, load: int, found: int) -> int:
+    """Called by the core in the thread of the convolution, on its device, with the places of a problem and of what to fill in.
 
     0: there is an ``obstacle``, which stays; -1: there is one this time.
     """
-    stays = True
+    into = CudaPlan.from_address(found)
     try:
-        fill(found[0], problem_of(asked[0], bool(channels_last)), OPS[op], bool(load))
+        fill(into, problem_of(ConvProblem.from_address(asked), bool(channels_last)), OPS[op], bool(load))
     except (NativeError, ValueError) as error:
-        obstacle = str(error)
-    except BaseException as error:  # an interrupt, no memory, no room on the disk
-        if isinstance(error, KeyboardInterrupt):
-            _thread.interrupt_main()
-        obstacle, stays = repr(error), False
+        obstacle, code = str(error), 0
+    except (OSError, MemoryError) as error:  # no room on the disk, say
+        obstacle, code = repr(error), -1
     else:
         return 1
-    found[0].obstacle = obstacle.encode(errors="replace")[:511].decode(errors="ignore").encode()
-    return 0 if stays else -1
+    into.obstacle = obstacle.encode(errors="replace")[:511].decode(errors="ignore").encode()
+    return code
 
 
 def problem_of(asked: ConvProblem, channels_last: bool) -> Problem:
@@ -132,7 +128,3 @@ def kernels(module: Module) -> driver.Kernels:
         if key not in _loaded:
             _loaded[key] = driver.Kernels(build.cubin(module, driver.arch()))
         return _loaded[key]
-
-
-serve = PLAN(plan)
-"""For the core, which calls it as long as the process lives."""

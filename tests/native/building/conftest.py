@@ -109,7 +109,8 @@ class Forked:
 
     @property
     def said(self) -> str:
-        return Path(f"{self.answer}.stderr").read_text()
+        path = Path(f"{self.answer}.stderr")
+        return path.read_text() if path.exists() else ""
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,18 +15,22 @@ from builds import ISAS, call, edit, leftovers, made
 from msctx.errors import MsctxError, NativeError
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("word", ["common/api.cpp", "-shared"])
-def test_a_build_that_is_killed_leaves_nothing_that_is_loaded(cache, sources, watched, forked, word):
+def test_a_build_that_is_ended_takes_its_compilers_with_it_and_leaves_nothing(cache, sources, watched, forked, word, number):
     watched.hold(word)
-    process = forked(lambda: made(sources).path)
+
+    def build():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return made(sources).path
+
+    process = forked(build)
     held = watched.until_stopped()
-    process.signal(signal.SIGKILL)
-    assert process.ended() == {"killed": -signal.SIGKILL}
-    assert [*cache.glob("tmp/*")] != []
+    process.signal(number)
+    assert process.ended() == {"killed": -number}
+    until(lambda: not any(map(is_running, held)) and not [*cache.glob("tmp/*")])
     assert [*cache.glob("native/*/*")] == []
     watched.let_go()
-    while any(is_running(number) for number in held):  # the compiler of the killed build, which now ends by itself
-        time.sleep(0.01)
     built = made(sources)
     assert not built.cached
     assert leftovers(cache) == []
@@ -71,6 +76,39 @@ def test_ctrl_c_while_another_process_builds(sources, watched, forked):
     watched.let_go()
     assert "returned" in builder.ended()
     assert len(watched.compiled) == ISAS + 1
+
+
+def test_a_compiler_ends_with_all_that_it_started(sources, watched, forked):
+    script = watched.folder / "c++"
+    script.write_text(script.read_text().replace("echo $$", "sleep 60 & echo $!"))
+    watched.hold("common/api.cpp")
+    process = forked(lambda: made(sources).path)
+    held = watched.until_stopped()
+    process.signal(signal.SIGTERM)
+    process.ended()
+    until(lambda: not any(map(is_running, held)))
+
+
+def test_a_users_handler_of_sigterm_is_called_and_ends_the_compilers(cache, sources, watched, forked):
+    watched.hold("common/api.cpp")
+
+    def build():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("the user's own"))
+        return made(sources).path
+
+    process = forked(build)
+    held = watched.until_stopped()
+    process.signal(signal.SIGTERM)
+    assert process.ended() == {"raised": "SystemExit", "text": "the user's own"}
+    assert not any(map(is_running, held))
+    assert leftovers(cache) == []
+
+
+def until(holds):
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def is_running(number):

@@ -14,7 +14,9 @@ def test_many_processes_at_once_build_once(sources, watched, forked):
     watched.hold("common/api.cpp")
     processes = [forked(lambda: made(sources).path) for _ in range(6)]
     watched.until_stopped()
-    time.sleep(1.3)  # so that the others have waited long enough to say so
+    end = time.monotonic() + 10
+    while sum("waiting for it" in process.said for process in processes) < 5 and time.monotonic() < end:
+        time.sleep(0.05)
     watched.let_go()
     answers = [process.ended() for process in processes]
     assert len({answer["returned"] for answer in answers}) == 1

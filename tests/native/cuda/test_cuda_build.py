@@ -250,12 +250,14 @@ def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_an_nvcc_that_does_not_end_is_ended_and_told(tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilers, "LIMIT", 1)
     program = tmp_path / "nvcc"
-    program.write_text("#!/bin/sh\nexec sleep 30\n")
+    program.write_text(f"#!/bin/sh\nsleep 30 & echo $! > {tmp_path}/started; wait\n")
     program.chmod(0o755)
     started = time.monotonic()
     (report,) = build.build(["sm_80"], kernels={"copy": COPY}, tool=compilers.Nvcc(str(program), "99"), sources=sources)
     assert report.error == f"{program} was ended: it took more than 1 seconds for copy.cu -DFACTOR=2"
     assert time.monotonic() - started < 15
+    stat = Path(f"/proc/{(tmp_path / 'started').read_text().strip()}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z", "what it started ends with it"
 
 
 def test_missing_sources_are_told(tmp_path: Path) -> None:

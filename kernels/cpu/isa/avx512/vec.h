@@ -1,7 +1,7 @@
 // Sixteen floats: AVX-512.
 #pragma once
 
-#include <immintrin.h>
+#include "intrinsics.h"
 
 namespace msctx::avx512 {
 

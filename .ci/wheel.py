@@ -1,0 +1,156 @@
+"""The package as others get it: sdist and wheel are built, and the wheel is used where there is no checkout.
+
+It is installed with its dependencies into an environment of its own; home and working folder are empty ones, and nothing may
+be written into the installed packages: their files are compared before and after, as modes do not bind root.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MIGRATED = ROOT / "tests" / "data" / "migrate" / "resnet.py"
+
+EVERY_MODULE = """
+import importlib, sys
+from pathlib import Path
+import msctx
+package = Path(msctx.__file__).parent
+assert package.is_relative_to(sys.prefix), f"{package} is not what was installed"
+paths = [p.relative_to(package.parent).with_suffix("") for p in package.rglob("*.py")]
+names = [".".join(p.parts).removesuffix(".__init__") for p in paths if not p.parts[1].startswith("_con")]
+for name in sorted({*names} - {"msctx.__main__"}):
+    importlib.import_module(name)
+print(len(names), "modules")
+"""
+CONVOLUTION = """
+import torch, msctx
+from msctx.native import core, recipe
+from pathlib import Path
+assert recipe.source_folder() == Path(msctx.__file__).parent / "_kernels", recipe.source_folder()
+x, w = torch.randn(1, 8, 16, 16), torch.randn(8, 8, 3, 3)
+with msctx.context(conv_fprop_algo="winograd", fallback="error") as ctx:
+    y = torch.nn.functional.conv2d(x, w, padding=1)
+(row,) = ctx.choices()
+assert (row.asked, row.ran, row.provider) == ("winograd", "winograd", "msctx"), row
+error = (y - torch.nn.functional.conv2d(x.double(), w.double(), padding=1)).abs().max()
+assert error < 1e-3, error
+print(row)
+"""
+COMMANDS = """
+msctx --version
+python -m msctx --version
+msctx doctor
+msctx explain deterministic=ON conv_fprop_algo=winograd
+msctx explain --all
+msctx options conv_fprop_algo
+msctx schema
+msctx schema --result
+msctx init mine.yaml
+msctx explain mine.yaml
+msctx run digits args.epochs=1 conv_fprop_algo=gemm --out run
+msctx state
+msctx diff run run
+msctx compare matmul --shape 16x16x16 --axis deterministic=OFF,ON --seconds 0.001 --out compared
+msctx migrate mindspore.py
+"""
+"""What is done with the wheel, in a folder that holds mindspore.py alone; nothing of it may fail."""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="msctx-wheel-") as name:
+        folder = Path(name).resolve()
+        wheel = built(folder)
+        python = installed(folder / "env", wheel)
+        used(folder, python)
+
+
+def built(folder: Path) -> Path:
+    """The wheel of a copy of the checkout, after it was found to be the wheel of the sdist, too."""
+    tree, tools, out = folder / "tree", folder / "tools", folder / "sdist"
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    for name in filter(None, listed.split("\0")):
+        if os.path.lexists(ROOT / name):
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
+    pip(sys.executable, "install", "--target", tools, "setuptools>=77")
+    sdist = f"from setuptools import build_meta; build_meta.build_sdist({str(out)!r})"
+    run(sys.executable, "-c", sdist, cwd=shutil.copytree(tree, folder / "for-sdist", symlinks=True), PYTHONPATH=str(tools))
+    (archive,) = out.iterdir()
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-sdist", archive)
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-tree", tree)
+    (of_sdist,), (of_tree,) = (folder / "of-sdist").iterdir(), (folder / "of-tree").iterdir()
+    differing = contents(of_sdist) ^ contents(of_tree)
+    assert not differing, f"the wheels of checkout and sdist differ: {sorted(differing)}"
+    print(f"{archive.name}, {of_tree.name}: {len(contents(of_tree))} files", flush=True)
+    return of_tree
+
+
+def contents(wheel: Path) -> set[tuple[str, int]]:
+    with zipfile.ZipFile(wheel) as file:
+        return {(entry.filename, entry.CRC) for entry in file.infolist()}
+
+
+def installed(environment: Path, wheel: Path) -> Path:
+    """The Python of an environment in which the wheel is installed as a user does."""
+    venv.create(environment, with_pip=True, symlinks=True)
+    python = environment / "bin" / "python"
+    pip(python, "install", "-c", ROOT / "constraints.txt", f"{wheel}[experiments]")
+    return python
+
+
+def used(folder: Path, python: Path) -> None:
+    home, work = folder / "home", folder / "work"
+    home.mkdir()
+    work.mkdir()
+    shutil.copy(MIGRATED, work / "mindspore.py")
+    packages = next((python.parents[1] / "lib").glob("python*/site-packages"))
+    before = listing(packages)
+    run("chmod", "-R", "a-w", packages)
+    alone = {"PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        for words in (
+            ["python", "-c", EVERY_MODULE],
+            ["python", "-c", CONVOLUTION],
+            *map(str.split, COMMANDS.split("\n")[1:-1]),
+        ):
+            began = time.monotonic()
+            said = run(*words, cwd=work, alone=alone).splitlines()
+            last = said[-1] if said else ""
+            print(f"{time.monotonic() - began:5.1f} s  $ {' '.join(words[:2] if '-c' in words else words)}: {last}", flush=True)
+    finally:
+        run("chmod", "-R", "u+w", packages)
+    changed = before ^ listing(packages)
+    assert not changed, f"written into the installed packages: {sorted(changed)}"
+
+
+def listing(packages: Path) -> set[tuple[str, int, int]]:
+    found = [(path, path.lstat()) for path in packages.rglob("*")]
+    return {(str(path), status.st_size, status.st_mtime_ns) for path, status in found}
+
+
+def pip(python: object, *words: object) -> None:
+    run(python, "-m", "pip", *words, "--quiet", "--disable-pip-version-check")
+
+
+def run(*words: object, cwd: Path | None = None, alone: dict[str, str] | None = None, **more: str) -> str:
+    """What a command prints; its whole output is shown where it fails."""
+    environment = alone or {**os.environ, **more}
+    command = [str(word) for word in words]
+    program = shutil.which(command[0], path=environment["PATH"]) or command[0]
+    done = subprocess.run([program, *command[1:]], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}ended with exit code {done.returncode}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Which choice to take: the fastest beyond the noise that it and torch have themselves; among equals the plainest.
+
+A plan is a choice for each row, torch's own path where its name is empty. It gains where its time on the whole is beyond the margin
+of its own figures and the noise of torch beside itself. The fastest such plan is the front runner. Another one is as good unless the
+front runner beats it, round by round, beyond the margin of these two alone: a third choice has no say. Of those that are as good,
+precision is not given away for nothing, and what sets the fewest options is the plainest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msctx.compare.grid import besides
+from msctx.compare.measure import is_faster, margin, ratio_of
+
+Row = Mapping[str, Any]
+ALIKE = 4
+"""How many times the smallest error that of a plan may be which is as exact."""
+
+
+def measured(row: Row) -> list[Mapping[str, Any]]:
+    """The cells of a row that have a time."""
+    return [cell for cell in row["cells"] if "ratio" in cell]
+
+
+def noise_of(row: Row) -> float:
+    """How far torch differs from itself in a row: a ratio within this shows nothing."""
+    return max(
+        abs(row.get("control", 1.0) - 1), margin(row["control_spread"], row["rounds"]) if "control_spread" in row else 0.0
+    )
+
+
+def is_gain(row: Row, cell: Mapping[str, Any]) -> bool:
+    """Whether a choice is faster than torch beyond the noise of its row; one that was stopped early has shown nothing."""
+    return "ratio" in cell and is_faster(cell["ratio"], _margin(row, cell), noise_of(row))
+
+
+def _margin(row: Row, cell: Mapping[str, Any]) -> float:
+    return margin(cell["spread"], len(cell["times"]) if cell.get("times") else row["rounds"])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice for each row, and the options that bring it about."""
+
+    points: tuple[str, ...]
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    """Options that hold in all rows, whatever their choice."""
+    options: int = 0
+    """How many are to be set."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How many times as fast as another plan one is, and how far that may be off, as a part of it."""
+
+    ratio: float
+    margin: float
+    noise: float = 0.0
+
+    @property
+    def is_gain(self) -> bool:
+        return is_faster(self.ratio, self.margin, self.noise)
+
+
+def cell_of(row: Row, point: str) -> Mapping[str, Any] | None:
+    """The cell of a choice, if it has a time."""
+    return next((cell for cell in measured(row) if cell["point"] == point), None)
+
+
+def estimate(rows: Sequence[Row], plan: Plan, other: Plan | None = None) -> Estimate:
+    """A plan beside another one, or beside torch's own path, over all rows as often as they occur."""
+    own = theirs = again = 0.0
+    squares = noises = 0.0
+    for number, row in enumerate(rows):
+        if not row["baseline"]:
+            continue
+        base = row["count"] * row["baseline"]["ms"]
+        mine = cell_of(row, plan.points[number])
+        his = cell_of(row, other.points[number]) if other is not None else None
+        ratio, off = _beside(row, mine, his)
+        ms = base / (mine["ratio"] if mine else 1.0)
+        own, theirs = own + ms, theirs + ms * ratio
+        squares += (ms * ratio * off) ** 2 if off else 0.0
+        again += base / row.get("control", 1.0)
+        noises += (base * margin(row["control_spread"], row["rounds"])) ** 2 if "control_spread" in row else 0.0
+    if not own:
+        return Estimate(1.0, math.inf)
+    noise = 0.0 if other is not None else max(abs(theirs / again - 1), math.sqrt(noises) / theirs)
+    return Estimate(theirs / own, math.sqrt(squares) / theirs, noise)
+
+
+def _beside(row: Row, mine: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[float, float]:
+    """How many times as fast as the other a choice is in a row, and the margin of that: of the rounds that both took part in."""
+    if mine is other or (mine and other and mine["point"] == other["point"]):
+        return 1.0, 0.0
+    if mine and other and mine.get("times") and other.get("times"):
+        ratio, spread = ratio_of(other["times"], mine["times"])
+        return ratio, margin(spread, len(mine["times"]))
+    off = [_margin(row, cell) for cell in (mine, other) if cell]
+    ratio = (mine["ratio"] if mine else 1.0) / (other["ratio"] if other else 1.0)
+    return ratio, math.hypot(*off)
+
+
+def best(rows: Sequence[Row], plans: Iterable[Plan]) -> tuple[Plan | None, float]:
+    """The plan to take, and how many times as fast as torch it is; ``None``: torch's own path."""
+    found = [(plan, one) for plan in plans if (one := estimate(rows, plan)).is_gain]
+    if not found:
+        return None, 1.0
+    front, _ = max(found, key=lambda each: each[1].ratio)
+    alike = [(plan, one) for plan, one in found if plan is front or not estimate(rows, front, plan).is_gain]
+    least = min(_error(rows, plan) for plan, _ in alike)
+    exact = [(plan, one) for plan, one in alike if _error(rows, plan) <= ALIKE * least]
+    plan, one = min(exact, key=lambda each: (each[0].options, -each[1].ratio))
+    return plan, one.ratio
+
+
+def _error(rows: Sequence[Row], plan: Plan) -> float:
+    cells = [cell_of(row, point) or row["baseline"] for row, point in zip(rows, plan.points, strict=True)]
+    return max((cell.get("error") or 0.0 for cell in cells), default=0.0)
+
+
+def for_all(rows: Sequence[Row], points: Iterable[Mapping[str, Any]]) -> list[Plan]:
+    """Of each choice that is right in every row, the plan to take it everywhere."""
+    return [
+        Plan((point["name"],) * len(rows), point["options"], len(point["options"]))
+        for point in points
+        if all(cell_of(row, point["name"]) for row in rows)
+    ]
+
+
+def by_row(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -> list[Plan]:
+    """For each set of options beside algorithms the plan with the best choice of each row, of those that have these options.
+
+    So what is gained is what one file of settings gains: rules choose algorithms by layer, and the other options hold everywhere.
+    """
+    rests: list[dict[str, Any]] = []
+    for point in points:
+        if (rest := besides(point["options"])) not in rests:
+            rests.append(rest)
+    return [plan for rest in rests if (plan := _with(rows, points, rest)) is not None]
+
+
+def _with(rows: Sequence[Row], points: Sequence[Mapping[str, Any]], rest: Mapping[str, Any]) -> Plan | None:
+    wanted = {point["name"]: point["options"] for point in points if besides(point["options"]) == rest}
+    chosen: list[str] = []
+    for row in rows:
+        cells = [cell for cell in row["cells"] if cell["point"] in wanted]
+        plan, _ = best([row], [Plan((cell["point"],), {}, len(cell["asked"])) for cell in cells if "ratio" in cell])
+        chosen.append(plan.points[0] if plan else "")
+        if rest and plan is None and row["cells"]:  # the options hold here, too, whatever they do
+            most = max((cell for cell in cells if "ratio" in cell), key=lambda cell: cell["ratio"], default=None)
+            if most is None and any(cell["status"] != "no_say" for cell in cells):
+                return None
+            chosen[-1] = most["point"] if most else ""
+    return Plan(tuple(chosen), rest, len(rest) + sum(map(bool, chosen)))

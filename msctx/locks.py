@@ -1,0 +1,33 @@
+"""Locks that a forked child finds free: a thread that held one at the fork does not exist there, and would never release it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def plain() -> threading.Lock:
+    return _known(threading.Lock())
+
+
+def reentrant() -> threading.RLock:
+    return _known(threading.RLock())
+
+
+def _known(lock: Any) -> Any:
+    _made.add(lock)
+    return lock
+
+
+def _after_fork() -> None:
+    for lock in _made:
+        if not (hasattr(lock, "_is_owned") and lock._is_owned()):  # by the thread that forked, which goes on
+            lock._at_fork_reinit()  # as the standard library does with its own
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

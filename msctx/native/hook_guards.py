@@ -1,0 +1,54 @@
+"""Dynamo's guards on the hooks of modules: on while a policy names modules, so that compiled code sees these hooks come and go.
+
+By itself Dynamo takes it that a module without hooks stays so. A policy's number, by which compiled code is guarded too, knows only
+what the policy says, not which modules there are: so it is the same at each entry.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from msctx.native.holders import Held
+from msctx.torch_config import is_threads_own, override, put_override
+
+KEY = "skip_nnmodule_hook_guards"
+
+
+_missed = False  # policies named modules while Dynamo was not loaded: what it compiled since may have no such guards
+
+
+def _install() -> Callable[[], None]:
+    global _missed
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is None:  # loading it takes seconds
+        _missed = True
+        return lambda: None
+    renew()
+    _missed = False
+    found = override(config, KEY)
+    setattr(config, KEY, False)
+    return lambda: put_override(config, KEY, found)
+
+
+def renew() -> None:
+    """Hooks have come: forget compiled code that may not see them."""
+    if _missed and (dynamo := sys.modules.get("torch._dynamo")) is not None and hasattr(dynamo, "reset"):
+        dynamo.reset()
+
+
+class _Own(threading.local):
+    def __init__(self) -> None:
+        self.held = Held(_install)
+
+
+_own, _process = _Own(), Held(_install)
+
+
+def held() -> Held:
+    """This thread's holders, where each thread has a configuration of its own; else those of the process."""
+    import torch.compiler.config as config
+
+    return _own.held if is_threads_own(config, "cache_key_tag") else _process

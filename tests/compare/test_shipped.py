@@ -1,0 +1,80 @@
+"""The shipped comparisons: they can be read, and what one recommends on this machine holds in a timing of its own, as a rank."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from comparisons import needs_core
+
+import msctx
+from msctx.compare.config import Given, read
+from msctx.compare.run import run
+from msctx.options.layers import shipped
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = sorted(path.stem for path in shipped("compare").glob("*.yaml"))
+ROUNDS, TRIES = 9, 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_can_be_read(name: str) -> None:
+    found = read(name, Given())
+    assert found.points
+    assert Path(str(found.file)).stem == name
+
+
+def ranked(choices: dict[str, dict[str, Any]], case: Any) -> dict[str, list[float]]:
+    """Choice → seconds of a step in each of some rounds, as a user would time it: a scope, a step, and the next one timed."""
+    found: dict[str, list[float]] = {name: [] for name in choices}
+    for number in range(ROUNDS + 1):
+        for name in list(choices)[:: 1 if number % 2 else -1]:
+            with msctx.context(**choices[name]) as ctx:
+                ctx.watch(case.module)
+                case.run()
+                start = time.perf_counter()
+                case.run()
+                found[name].append(time.perf_counter() - start)
+    return {name: times[1:] for name, times in found.items()}
+
+
+def wins(one: list[float], other: list[float], by: float = 1.0) -> int:
+    return sum(a * by < b for a, b in zip(one, other, strict=True))
+
+
+def test_what_is_recommended_is_first_in_a_timing_of_its_own() -> None:
+    """Times on a busy machine are what they are, so the ranks of a round count, and there are some tries."""
+    from msctx.compare.cases import of_model
+    from msctx.compare.model import load
+
+    needs_core()
+    told = []
+    for _ in range(TRIES):
+        of = read("precision", Given(keys={"seconds": 0.03}))
+        object.__setattr__(of, "phases", ("inference",))
+        if not torch.cpu._is_amx_tile_supported():  # bfloat16 has loops of reference there: no match, and minutes
+            object.__setattr__(of, "points", tuple(point for point in of.points if "precision_mode" not in point.options))
+        found = run(of)
+        cells = {cell["point"]: cell for cell in found["rows"][0]["cells"] if cell.get("spread") is not None}
+        assert cells, "not all choices are hopeless"
+        common = found["context"]
+        (taken,) = set(found["best"]["points"])
+        same = {taken, cells[taken].get("same_as") or taken} if taken else {""}  # the same kernels: no rank between them
+        choices = {"": common} | {name: {**common, **cell["asked"]} for name, cell in cells.items() if not cell.get("same_as")}
+        choices = {name: options for name, options in choices.items() if name not in same}
+        set_ = yaml.safe_load(found["recommended"])["context"] if taken else common
+        (case,) = of_model(load(of.of, of.file, of.place), ["inference"])
+        with case.scope(), torch.no_grad():
+            times = ranked({**choices, "taken": set_}, case)
+        # where nothing is recommended, gains were no larger than what a busy machine shows of luck
+        by, least = (1.1, ROUNDS - 1) if taken else (1.2, ROUNDS)
+        beaten = [name for name in choices if wins(times[name], times["taken"], by) >= least]
+        lost = wins(times[""], times["taken"]) > ROUNDS // 2 if taken else False
+        if not beaten and not lost:
+            return
+        told.append((taken, lost, beaten, {name: round(cell["ratio"], 2) for name, cell in cells.items()}, times))
+    pytest.fail(f"in each try another was ahead of what was recommended: {told}")

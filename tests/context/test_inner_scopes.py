@@ -1,0 +1,188 @@
+"""What an inner scope switches off is off: the state in any nesting is that of the merged options alone, on torch as it was found."""
+
+from typing import Any
+
+import pytest
+import torch
+from context_helpers import Elsewhere, State, context_module, quiet, threads
+
+import msctx
+from msctx import apply, plan
+from msctx.effects import Facts
+from msctx.options import Settings, make_layer
+from msctx.rebase import rebase
+from msctx.switches import SWITCHES
+
+pytestmark = quiet
+OFF: list[Any] = [
+    ({"thread_invariant": True}, {"thread_invariant": False}, "native.thread_invariant"),
+    ({"runtime_num_threads": 1}, {"runtime_num_threads": 0}, "torch.num_threads"),
+    ({"enable_reduce_precision": True}, {"enable_reduce_precision": False}, "native.precision.cpu"),
+    ({"static_memory_policy": 2}, {"static_memory_policy": 0}, "native.memory_pool"),
+    ({"enable_small_channel": 1}, {"enable_small_channel": 0}, "native.enable_small_channel"),
+    ({"device_target": "CPU", "default_device": True}, {"default_device": False}, "torch.default_device"),
+    ({"device_target": "CPU", "default_device": True}, {"use_off_line": True, "default_device": False}, "torch.default_device"),
+]
+ids = [switch for *_, switch in OFF]
+
+
+def on_its_own(ctx: Any) -> Any:
+    """A context of everything that holds inside an open one."""
+    return context_module.Context(ctx.settings.layers)
+
+
+@pytest.mark.parametrize("below", ["a scope", "set_context"])
+@pytest.mark.parametrize(("outer", "inner", "switch"), OFF, ids=ids)
+def test_an_inner_scope_switches_off(
+    base: None, exact_state: State, below: str, outer: dict[str, Any], inner: dict[str, Any], switch: str
+) -> None:
+    before = exact_state()
+    around = msctx.context(**outer) if below == "a scope" else None
+    around.__enter__() if around else msctx.set_context(**outer)
+    between = exact_state()
+    assert between[switch] != before[switch], "the outer options do nothing"
+    with msctx.context(**inner) as ctx:
+        inside, alone = exact_state(), on_its_own(ctx)
+        with msctx.context(**outer):
+            assert exact_state() == between, "switched on again"
+        assert exact_state() == inside
+    assert inside[switch] == before[switch], "the inner scope left it on"
+    assert exact_state() == between
+    around.__exit__() if around else msctx.reset_context()
+    assert exact_state() == before
+    with alone:
+        assert exact_state() == inside
+
+
+def test_the_kernel_of_a_preset_is_switched_off(base: None) -> None:
+    convolution, image = torch.nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)
+    msctx.set_context("reproducible")
+    with msctx.context(thread_invariant=False, strict=False) as ctx:
+        convolution(image)
+    assert not ctx.choices(), "it still ran the thread-invariant kernel"
+
+
+@pytest.mark.parametrize(("outer", "inner", "switch"), OFF, ids=ids)
+def test_set_context_does_not_reach_into_a_scope_that_has_it_off(
+    base: None, exact_state: State, outer: dict[str, Any], inner: dict[str, Any], switch: str
+) -> None:
+    before = exact_state()
+    with msctx.context(**inner):
+        msctx.set_context(**outer)
+        assert exact_state()[switch] == before[switch]
+        with msctx.context(max_call_depth=99):
+            assert exact_state()[switch] == before[switch]
+    set_alone = exact_state()
+    assert set_alone[switch] != before[switch], "what was set under the scope holds when it has closed"
+    msctx.reset_context()
+    assert exact_state() == before
+    msctx.set_context(**outer)
+    assert exact_state() == set_alone
+
+
+def test_a_scope_follows_what_set_context_changes_of_its_plan(base: None, exact_state: State) -> None:
+    """Its own options may come to more over another base."""
+    with msctx.context(deterministic="ON"):
+        assert not SWITCHES["native.deterministic"].read()
+        msctx.set_context(conv_fprop_algo="gemm")
+        assert SWITCHES["native.deterministic"].read()
+        msctx.reset_context()
+        assert not SWITCHES["native.deterministic"].read()
+
+
+def test_what_the_user_set_between_two_scopes_comes_back(exact_state: State) -> None:
+    found = threads()
+    with msctx.context(runtime_num_threads=found + 1):
+        torch.set_num_threads(found + 2)
+        with msctx.context(runtime_num_threads=0):
+            assert threads() == found
+        assert threads() == found + 2
+        torch.set_num_threads(found + 1)
+
+
+def test_seeds_and_generators_are_not_switched_off() -> None:
+    """seed_scope puts the generators back when its own scope closes, not for one inside."""
+    with msctx.context(seed=3, seed_scope=True):
+        torch.rand(1)
+        state = torch.get_rng_state()
+        with msctx.context(seed_scope=False):
+            assert torch.equal(torch.get_rng_state(), state)
+            torch.rand(1)
+        assert not torch.equal(torch.get_rng_state(), state)
+
+
+def test_seed_scope_holds_over_set_context(base: None) -> None:
+    state = torch.get_rng_state()
+    with msctx.context(seed=3, seed_scope=True):
+        msctx.set_context(seed_scope=True)
+        torch.rand(1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_bound_function_has_off_what_its_scope_has_off(base: None) -> None:
+    found = threads()
+    msctx.set_context(runtime_num_threads=found + 1)
+    with msctx.context(runtime_num_threads=0) as ctx:
+        assert threads() == found
+        bound = ctx.bind(threads)
+        with Elsewhere() as other:
+            assert other.do(bound) == found
+
+
+def test_limits_of_depth_go_back(exact_state: State) -> None:
+    read = SWITCHES["python.recursion_limit"].read
+    with msctx.context(max_call_depth=5000):
+        high = read()
+        with msctx.context(max_call_depth=300):
+            low = read()
+        assert read() == high
+    with msctx.context(max_call_depth=300):
+        assert read() == low < high
+
+
+# --- switches that share state ----------------------------------------------------------------------------------------
+
+TF32 = ("torch.cuda.matmul.allow_tf32", "torch.cudnn.allow_tf32")
+
+
+def test_emulation_is_allowed_again_on_cuda() -> None:
+    facts = Facts(devices=("cpu", "cuda"))
+    layers = [make_layer(options, "test") for options in (
+        {"conv_fprop_algo": "gemm", "allow_fp32_emulation": False}, {"allow_fp32_emulation": True}
+    )]  # fmt: skip
+    outer, inner = plan.make(Settings(layers[:1]), facts), plan.make(Settings(layers), facts)
+    assert outer.assignments["torch.cudnn.allow_tf32"] is False
+    assert inner.beyond(outer, layers[1:])["torch.cudnn.allow_tf32"] is plan.AS_FOUND
+
+
+@pytest.mark.parametrize("order", [TF32, TF32[::-1]], ids=["matmul first", "cudnn first"])
+@pytest.mark.parametrize("found", ["highest", "high", "medium", "the tree"])
+@pytest.mark.usefixtures("torch_as_found")
+def test_one_of_two_switches_that_share_state_is_changed(exact_state: State, order: tuple[str, str], found: str) -> None:
+    if found == "the tree":
+        torch._C._set_fp32_precision_setter("cuda", "all", "tf32")
+    else:
+        torch.set_float32_matmul_precision(found)
+    before = exact_state()
+    for values in ((True, True), (True, False), (False, True), (False, False)):
+        outer = dict(zip(order, values, strict=True))
+        for changed in TF32:
+            for want in (True, False, plan.AS_FOUND):
+                alone = {n: want if n == changed else outer[n] for n in order}
+                hold = apply.apply({n: v for n, v in alone.items() if v is not plan.AS_FOUND}, "alone")
+                expected = exact_state()
+                apply.undo(hold)
+                assert exact_state() == before
+                holds = [apply.apply({n: v}, n) for n, v in outer.items()]
+                between = exact_state()
+                holds.append(apply.apply({changed: want}, "inside"))
+                assert exact_state() == expected, (outer, changed, want)
+                apply.undo(holds.pop())
+                assert exact_state() == between
+                while holds:
+                    apply.undo(holds.pop())
+                assert exact_state() == before
+        base = apply.Hold("set_context", base=True)
+        rebase(base, outer)
+        rebase(base, {})
+        assert exact_state() == before, "taken back in the wrong order"

@@ -1,0 +1,37 @@
+"""The bound that each row states, on data that is made to break it; ``MSCTX_ADVERSARY=1000`` searches as many rounds, not a few."""
+
+import os
+
+import pytest
+from adversary import ATTACKED, worst
+from cases import case
+from checks import distance, largest, stored, takes, truth_of
+
+from kernels import BACKWARD_WEIGHT, ROWS, Kernels, Row
+
+ROUNDS = int(os.environ.get("MSCTX_ADVERSARY", "6"))
+
+
+@pytest.mark.parametrize("row", ROWS, indirect=True)
+def test_no_data_breaks_the_bound(kernels: Kernels, row: Row) -> None:
+    broken = []
+    for isa in row.isas[:1] if row.same_on_every_isa else row.isas:
+        for each in (c for c in ATTACKED if takes(row, c)):
+            value, attack = worst(kernels, row, each, isa, ROUNDS)
+            broken += [f"{isa}, {each}: {value:.3g} times the bound by {attack}"] if not value <= 1 else []
+    assert not broken
+
+
+@pytest.mark.parametrize("outlier", [1e4, 1e12])
+@pytest.mark.parametrize("row", [row for row in ROWS if "tiles" in row], indirect=True)
+def test_an_outlier_that_nothing_reads_costs_no_digits(kernels: Kernels, row: Row, outlier: float) -> None:
+    """Sums of so few products that the outlier is never far above the mean: a tap over padding alone, and a row past the windows."""
+    of_weights = row.direction == BACKWARD_WEIGHT
+    each = case(2, 4, 5, (10, 9), 3, 2) if of_weights else case(1, 2, 3, (1, 9), 3, padding=1)
+    assert takes(row, each)
+    x, w, y = (t.copy() for t in stored(each))
+    (x if of_weights else w)[0, 0, 9 if of_weights else 0, 1] = outlier
+    right = truth_of(kernels, row.direction, each, (x, w, y))
+    assert largest(right) < 100, "it is read"
+    for isa in row.isas:
+        assert distance(kernels.run(row, each, (x, w, y), isa), right) <= kernels.error(row, each) * largest(right), isa

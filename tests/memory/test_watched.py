@@ -1,0 +1,395 @@
+"""A context acts on the models that it watches while it is open, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from trained_blocks import rows
+
+import msctx
+from msctx.errors import MsctxWarning
+from msctx.memory import parameters, recompute, watched
+from msctx.native import holders, watching
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def weights_in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ASCEND_WORK_PATH", str(tmp_path))
+
+
+def model_of(channels: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Conv2d(4, 4, 3))
+
+
+def moved() -> int:
+    return parameters.placed()["moved"]
+
+
+def test_a_later_context_leaves_the_models_of_one_that_was_left_alone() -> None:
+    model = model_of()
+    with msctx.context(deterministic="OFF") as ctx:
+        ctx.watch(model)
+    with msctx.context(external_weight=True) as later:
+        assert moved() == 0
+        with ctx:
+            assert moved() == 4, "it keeps its models, also inside another"
+        assert moved() == 0
+        later.watch(model)
+        assert moved() == 4
+    assert moved() == 0
+    with later:
+        assert moved() == 4, "entered again it has them, too"
+
+
+def test_contexts_inside_one_that_watches_act_on_its_models() -> None:
+    one, other = model_of(), model_of()
+    with msctx.context(deterministic="OFF") as outer:
+        outer.watch(one)
+        with msctx.context(external_weight=True) as inner:
+            assert moved() == 4
+            inner.watch(other).watch(one)
+            assert moved() == 8
+        assert moved() == 0
+    with msctx.context(external_weight=True) as outer:
+        outer.watch(one)
+        with msctx.context(deterministic="OFF") as inner:
+            inner.watch(one).watch(other)
+            assert moved() == 8
+        assert moved() == 4, "the inner one's own are put back"
+
+
+def test_nothing_is_recomputed_for_a_context_that_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 3), nn.Tanh()))
+    calls: list[int] = []
+    found = recompute.checkpoint
+    monkeypatch.setattr(recompute, "checkpoint", lambda *args, **options: (calls.append(1), found(*args, **options))[1])
+
+    def checkpoints() -> int:
+        calls.clear()
+        model(torch.randn(1, 3, 8, 8)).sum().backward()
+        return len(calls)
+
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+        assert checkpoints() == 1
+    with msctx.context(memory_optimize_level="O1") as later:
+        assert checkpoints() == 0
+        later.watch(nn.Linear(2, 2))
+    with ctx:
+        assert checkpoints() == 1
+
+
+def test_names_and_rules_are_those_of_open_contexts() -> None:
+    one, other = model_of(), model_of()
+    x = torch.randn(1, 3, 8, 8)
+    with msctx.context(conv_fprop_algo="gemm") as first:
+        first.watch(one)
+        one(x)
+    assert [row.module for row in first.choices()] == ["0", "1"]
+    with msctx.context(conv_algo_rules={"0": "direct"}) as second:
+        second.watch(other)
+        one(x)
+        other(x)
+    assert {row.module: row.ran for row in second.choices()} == {"0": "direct"}, "the first model's 0 is not meant"
+    with first:
+        one(x)
+    assert {row.module: row.calls for row in first.choices()} == {"0": 2, "1": 2}
+
+
+def test_outside_of_every_block_it_is_for_the_process() -> None:
+    msctx.current().watch(model := model_of())
+    with msctx.context(external_weight=True):
+        assert moved() == 4
+    assert len(watched.models()) == 1
+    del model
+    gc.collect()
+    assert watched.models() == []
+
+
+def test_a_function_that_is_bound_has_the_models_of_its_context() -> None:
+    model = model_of()
+    with msctx.context(external_weight=True) as ctx:
+        ctx.watch(model)
+        bound = ctx.bind(moved)
+    assert bound() == 4
+    assert moved() == 0
+    with pytest.warns(MsctxWarning, match="no model was watched"):
+        assert pickle.loads(pickle.dumps(bound))() == 0
+
+
+def test_copies_and_pickles_of_watched_models_are_not_watched() -> None:
+    model = model_of()
+    with msctx.context(external_weight=True, memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+        others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.copy(model)[0:1]]
+        assert moved() == 4
+        assert not any(other in recompute._budgets for other in others)
+        for other in others[:2]:
+            assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "option",
+    [{"conv_fprop_algo": "gemm", "fallback": "silent"}, {"memory_optimize_level": "O1"}, {"external_weight": True}],
+    ids=str,
+)
+def test_scripted_and_traced_models_can_be_watched(option: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 3), nn.Tanh()), nn.Sequential(nn.Conv2d(3, 3, 3), nn.Tanh()))
+    x = torch.randn(1, 3, 8, 8)
+    expected = model(x)
+    for other in (torch.jit.script(model), torch.jit.trace(model, x)):
+        with msctx.context(**option) as ctx:
+            ctx.watch(other)
+            found = other(x)
+            found.sum().backward()
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
+# --- models that die --------------------------------------------------------------------------------------------------
+
+
+class Dying:
+    """Garbage that a collection finds: a cycle that holds a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.itself = model, self
+
+
+def test_models_that_die_while_others_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collections of garbage at every step of looking, each of which ends one more model."""
+    living = model_of()
+    found = watching._weight
+
+    def with_garbage(module: nn.Module) -> Any:
+        gc.collect()
+        return found(module)
+
+    with msctx.context(conv_fprop_algo="gemm") as ctx:
+        ctx.watch(living)
+        for _ in range(3):
+            ctx.watch(dying := model_of())
+            Dying(dying)
+            del dying
+        monkeypatch.setattr(watching, "_weight", with_garbage)
+        living[0].weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+        living(torch.randn(1, 3, 8, 8))
+        with msctx.context(conv_fprop_algo="direct"):
+            living(torch.randn(1, 3, 8, 8))
+        gc.collect()
+        assert len([key for key, (module, _) in watching._modules.items() if module() is not None]) == 2
+        assert len(watching._modules) == 2
+
+
+def test_a_model_that_dies_in_the_middle_of_looking_is_forgotten_afterwards() -> None:
+    with msctx.context(conv_fprop_algo="gemm") as ctx:
+        models = [model_of()]
+        ctx.watch(models[0])
+        begin = len(watching._modules)
+        with watching._looking():
+            for _ in watching._modules:  # as every loop over it
+                models.clear()
+                gc.collect()
+            assert len(watching._modules) == begin
+        assert len(watching._modules) == begin - 2
+
+
+def test_what_is_found_about_models_is_read_while_others_come_and_go() -> None:
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def read() -> None:
+        try:
+            while not over.is_set():
+                msctx.memory_stats()
+                watched.models()
+                recompute._stepped()
+        except BaseException as error:
+            errors.append(error)
+
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for _ in range(100):
+                ctx.watch(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh())))
+        finally:
+            over.set()
+            reader.join()
+    assert errors == []
+
+
+# --- what entering costs ----------------------------------------------------------------------------------------------
+
+
+def test_entering_does_not_look_at_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(20)])
+    other, x = nn.Conv2d(3, 3, 3), torch.randn(1, 3, 8, 8)
+    looked: list[int] = []
+    found = watching._look_at
+    ctx = msctx.context(conv_fprop_algo="gemm", fallback="silent").watch(model)
+    with ctx:
+        model(x)
+        other(x)
+    with ctx:
+        pass
+    monkeypatch.setattr(watching, "_look_at", lambda *args: (looked.append(1), found(*args))[1])
+    for _ in range(10):
+        with ctx:
+            model(x)
+            other(x)
+    assert looked == []
+    model[3].weight.data = torch.randn(3, 3, 3, 3)
+    with ctx:
+        model(x)
+    with ctx:
+        model(x)
+    assert len(looked) == len(watching._models), "once, since a weight was met that nobody had named"
+    assert {row.module: row.calls for row in ctx.choices()}["3"] >= 12
+
+
+@pytest.mark.parametrize("lives_on", [False, True])
+def test_entering_looks_seldom_where_weights_are_new_each_time(monkeypatch: pytest.MonkeyPatch, lives_on: bool) -> None:
+    model = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(50)])
+    other, x = nn.Conv2d(3, 3, 3), torch.randn(1, 3, 8, 8)
+    nn.utils.parametrize.register_parametrization(other, "weight", nn.Softplus())
+    looked: list[nn.Module] = []
+    found = watching._look_at
+    ctx = msctx.context(conv_fprop_algo="gemm", fallback="silent").watch(model)
+    with ctx:
+        model(x)
+    with ctx:
+        pass
+    monkeypatch.setattr(watching, "_look_at", lambda *args: (looked.append(args[2]), found(*args))[1])
+    kept: list[torch.Tensor] = []
+    for _ in range(200):
+        with ctx, torch.no_grad():
+            weight = other.weight
+            kept += [weight] if lives_on else []
+            nn.functional.conv2d(x, weight)
+        del weight
+    assert looked.count(model) <= (6 + 200 // 50 if lives_on else 0)
+    model[3].weight.data = torch.randn(3, 3, 3, 3)
+    looked.clear()
+    for _ in range(2):
+        with ctx:
+            model(x)
+    assert looked.count(model) == 1, "where a named weight is gone, at once"
+    assert {row.module: row.calls for row in ctx.choices()}["3"] >= 2
+
+
+def test_entering_does_not_ask_the_models_of_closed_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [nn.Linear(1, 1) for _ in range(50)]
+    with msctx.context(deterministic="OFF") as ctx:
+        for model in models:
+            ctx.watch(model)
+    asked: list[int] = []
+    found = watching.model_of
+    monkeypatch.setattr(watching, "model_of", lambda number: (asked.append(number), found(number))[1])
+    monkeypatch.setattr(watched, "_numbers", None)  # nobody goes through all that were ever watched
+    with msctx.context(deterministic="OFF"):
+        assert watched.models() == []
+    assert asked == []
+    with ctx:
+        assert {*map(id, watched.models())} == {*map(id, models)}
+
+
+def test_models_of_the_process_that_die_are_no_longer_open() -> None:
+    base = msctx.current()
+    kept = nn.Linear(1, 1)
+    base.watch(kept)
+    for _ in range(5):
+        base.watch(nn.Linear(1, 1))
+    gc.collect()
+    assert watched.models() == [kept]
+    assert len(watched._open) == len(watched.OF_PROCESS._models) == 1
+    del kept
+    gc.collect()
+    assert watched.models() == []
+    assert not watched._open
+
+
+def test_two_threads_train_two_watched_models() -> None:
+    def trained(model: nn.Module, seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8, generator=generator)).square().mean().backward()
+            optimizer.step()
+        return [value.clone() for value in model.state_dict().values()]
+
+    def made(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()) for _ in range(4)])
+
+    expected = [trained(made(seed), seed) for seed in range(2)]
+    found: dict[int, list[torch.Tensor]] = {}
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        models = [made(seed) for seed in range(2)]
+        for model in models:
+            ctx.watch(model)
+        threads = [
+            threading.Thread(target=lambda seed=seed: found.update({seed: trained(models[seed], seed)})) for seed in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(row["recomputed"] for model in models for row in rows(model))
+    for seed in range(2):
+        assert all(torch.equal(one, other) for one, other in zip(expected[seed], found[seed], strict=True))
+
+
+def test_a_signal_in_any_line_of_watching_leaves_nothing_held() -> None:
+    """Its handler raises, in turn, at each line of ours while a context that has no options watches a model and is left."""
+    ours = str(Path(msctx.__file__).parent)
+    found, tracer = signal.getsignal(signal.SIGALRM), sys.gettrace()
+    line, done, before = 0, False, watched._open.copy()
+
+    def raises(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, raises)
+    try:
+        while not done:
+            left = line = line + 1
+
+            def trace(frame: FrameType, event: str, _: object) -> Any:
+                nonlocal left
+                if not frame.f_code.co_filename.startswith(ours):
+                    return None
+                if event == "line":
+                    left -= 1
+                    if not left:
+                        sys.settrace(None)
+                        signal.raise_signal(signal.SIGALRM)
+                return trace
+
+            model, ctx = nn.Sequential(nn.Conv2d(1, 1, 1)), msctx.context()
+            with suppress(TimeoutError), ctx:
+                sys.settrace(trace)
+                ctx.watch(model)
+                sys.settrace(None)
+                done = left > 0
+            assert not holders.at_work.lock.locked()
+            assert watched._open == before, f"line {line}"
+            assert msctx.current().origin == "base"
+    finally:
+        sys.settrace(tracer)
+        signal.signal(signal.SIGALRM, found)
+    assert line > 20

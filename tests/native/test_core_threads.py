@@ -1,0 +1,200 @@
+"""Threads that plan, enter, compute and leave at the same time; and what each question to the core costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Passes = Callable[..., str]
+TOGETHER = """
+import gc, os, sys, threading, torch, msctx
+from torch.nn import functional as fn
+from msctx.native import core
+
+torch.set_num_threads(1)
+
+def together(*functions):
+    errors = []
+    def guarded(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not errors, errors
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+"""
+
+
+def test_threads_that_only_plan(passes: Passes) -> None:
+    passes(
+        TOGETHER
+        + """
+library = core.load()
+def plan():
+    for _ in range(2000):
+        assert "conv_fprop_algo" in str(msctx.explain({"conv_fprop_algo": "gemm"}).rows[0])
+def ask():
+    for _ in range(100000):
+        assert library.hook_problem() == ""
+together(plan, plan, ask, ask)
+"""
+    )
+
+
+def test_asking_whose_kernels_are_in_force_keeps_no_memory(passes: Passes) -> None:
+    passes(
+        TOGETHER
+        + """
+library = core.load()
+for _ in range(1000):
+    library.hook_problem()
+before = resident()
+for _ in range(100000):
+    library.hook_problem()
+assert resident() - before < 2**21, resident() - before
+"""
+    )
+
+
+def test_planning_while_another_library_comes_and_goes(passes: Passes) -> None:
+    """Each answer is one of the two that there are, and the last one is right."""
+    passes(
+        TOGETHER
+        + """
+import warnings
+warnings.simplefilter("ignore")
+library = core.load()
+done = threading.Event()
+def register():
+    for _ in range(300):
+        other = torch.library.Library("aten", "IMPL")
+        other.impl("convolution", lambda *args: args[0], "CPU")
+        assert "aten::convolution is served by another library" in library.hook_problem()
+        other._destroy()
+        assert library.hook_problem() == ""
+    done.set()
+def ask():
+    while not done.is_set():
+        answer = library.hook_problem()
+        assert answer == "" or "aten::convolution is served by another library" in answer
+together(register, ask, ask)
+"""
+    )
+
+
+def test_threads_that_enter_compute_and_leave(passes: Passes) -> None:
+    """Contexts of one thread each: what another one holds is refused, and nothing else happens."""
+    passes(
+        TOGETHER
+        + """
+core.load()
+x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
+right = fn.conv2d(x, w)
+entered = []
+def enter(algorithm):
+    for _ in range(150):
+        try:
+            with msctx.context(conv_fprop_algo=algorithm) as ctx:
+                assert torch.allclose(fn.conv2d(x, w), right, atol=1e-4)
+                assert {row.asked for row in ctx.choices()} == {algorithm}
+                entered.append(algorithm)
+        except msctx.ScopeError:
+            pass
+def compute():
+    for _ in range(3000):
+        assert torch.allclose(fn.conv2d(x, w), right, atol=1e-4)
+together(lambda: enter("gemm"), lambda: enter("direct"), compute, lambda: [msctx.choices() for _ in range(200)])
+assert entered
+assert torch.equal(fn.conv2d(x, w), right)
+"""
+    )
+
+
+def test_a_context_that_is_entered_again_sends_one_policy_and_decides_nothing(passes: Passes) -> None:
+    passes(
+        TOGETHER
+        + """
+from msctx.native import tuning, watching
+library = core.load()
+x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
+sent = []
+def counting(where, name):
+    function = getattr(where, name)
+    def counted(*args, **kwargs):
+        sent.append(name)
+        return function(*args, **kwargs)
+    setattr(where, name, counted)
+counting(core.Core, "set_policy")
+counting(core.Core, "clear_policy")
+counting(watching, "refresh")
+options = dict(conv_fprop_algo="performance", conv_dgrad_algo="normal", conv_workspace_limit="1MB")
+options |= dict(fallback="silent", conv_max_error=1e-5)
+made = []
+for turn in range(3):
+    with msctx.context(**options) as ctx:
+        assert sorted(sent) == ["refresh", "set_policy"], sent
+        fn.conv2d(x, w)
+        sent.clear()
+        before = library.measurements()
+    assert sent == ["clear_policy"], sent
+    sent.clear()
+    made.append(library.measurements())
+assert made[1:] == [made[0]] * 2
+""",
+        env={"MSCTX_CACHE_DIR": ""},
+    )
+
+
+def test_the_log_is_bounded_and_says_what_it_dropped(passes: Passes) -> None:
+    passes(
+        TOGETHER
+        + """
+w = torch.randn(1, 1, 1, 1)
+with msctx.context(conv_fprop_algo="gemm") as outer:
+    with msctx.context(conv_fprop_algo="direct") as inner:
+        fn.conv2d(torch.ones(1, 1, 1, 7), w)
+    for width in range(1, 5001):
+        fn.conv2d(torch.ones(1, 1, 1, width), w)
+    before = resident()
+    for width in range(5001, 10001):
+        fn.conv2d(torch.ones(1, 1, 1, width), w)
+    grown = resident() - before
+found = outer.choices()
+assert 3000 <= len(found) <= 4096 and len(found) + found.dropped == 10001, (len(found), found.dropped)
+assert found[-1].problem.input == (1, 1, 1, 10000), "the latest are kept"
+assert f"{found.dropped} rows used longer ago were dropped" in str(found[-3:])
+(row,) = inner.choices()  # a context that is closed keeps its own
+assert (row.calls, inner.choices().dropped) == (1, 0)
+assert len(msctx.choices()) <= 4096 and msctx.choices().dropped >= 5904
+assert grown < 20 * 2**20, grown
+"""
+    )
+
+
+def test_many_entries_leave_nothing_behind(passes: Passes) -> None:
+    passes(
+        TOGETHER
+        + """
+x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
+rules = {"conv_algo_rules": "weight=3x*: fprop=direct", "fallback": "silent"}
+kinds = [{"conv_fprop_algo": "gemm"}, rules, {"thread_invariant": True}]
+def enter(times):
+    for n in range(times):
+        with msctx.context(**kinds[n % 3]) as outer:
+            fn.conv2d(x, w)
+            with msctx.context(conv_dgrad_algo="normal"):
+                pass
+        if n % 100 == 0:
+            assert [row.calls for row in outer.choices()] == [1]
+enter(600)
+gc.collect()
+before = resident()
+enter(1200)
+gc.collect()
+assert resident() - before < 4 * 2**20, resident() - before
+"""
+    )

@@ -1,0 +1,85 @@
+"""What a signal's handler raises while the core asks Python something: it is not lost, and what is being measured ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Passes = Callable[..., str]
+LATE = """
+import ctypes, os, signal, sys, threading, torch, msctx
+from msctx.native import core, tuning
+library = core.load()
+class Alarm(Exception):
+    pass
+"""
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("handler", ["default", "raises"])
+def test_a_signal_while_a_problem_is_measured(passes: Passes, tmp_path: Path, backward: bool, handler: str) -> None:
+    """It arrives before the second problem of a call is measured: none is, and it is raised once the call is done."""
+    passes(
+        LATE
+        + f"""
+backward, number = {backward}, signal.SIGINT if {handler == "default"} else signal.SIGALRM
+wanted = KeyboardInterrupt if number == signal.SIGINT else Alarm
+def raises(*_):
+    raise Alarm("time is up")
+if wanted is Alarm:
+    signal.signal(signal.SIGALRM, raises)
+asked = []
+ask = tuning._permission
+def permission(*of):
+    asked.append(of)
+    answer = ask(*of)
+    if len(asked) == 1:
+        os.kill(os.getpid(), number)
+    return answer
+tuning._permission = permission
+layers = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3 + 2 * n, padding=1 + n) for n in range(4)))
+x = torch.randn(1, 3, 12, 12, requires_grad=True)
+caught = None
+options = dict(conv_dgrad_algo="performance", conv_wgrad_algo="performance") if backward else dict(conv_fprop_algo="performance")
+with msctx.context(**options, tuning_file={str(tmp_path / "tuning.json")!r}) as ctx:
+    try:
+        y = layers(x).sum()
+        if backward:
+            y.backward()
+        for _ in range(100):
+            pass
+    except wanted as error:
+        caught = error
+    except BaseException as error:
+        raise SystemExit(f"another error: {{error!r}}")
+    assert caught is not None, "it was lost"
+    assert wanted is not Alarm or caught.args == ("time is up",)
+    assert library.measurements() == 0, library.measurements()
+    with torch.no_grad():
+        layers(x)  # and the process goes on
+"""
+    )
+
+
+def test_a_handler_that_raises_while_a_warning_is_given(passes: Passes) -> None:
+    passes(
+        LATE
+        + """
+import warnings
+shown = []
+def show(*_, **__):
+    shown.append(1)
+    os.kill(os.getpid(), signal.SIGINT)
+warnings.showwarning = show
+with msctx.context(conv_fprop_algo="winograd"):
+    try:
+        torch.conv2d(torch.randn(1, 2, 6, 6), torch.randn(2, 2, 2, 2))
+        for _ in range(100):
+            pass
+    except KeyboardInterrupt:
+        shown.append(2)
+assert shown == [1, 2], shown
+"""
+    )

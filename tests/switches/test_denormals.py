@@ -1,0 +1,75 @@
+"""Flushed denormals: in every thread of the pool, in compiled arithmetic of Python's own, and exactly as before afterwards."""
+
+import threading
+
+import pytest
+import torch
+
+import msctx
+from msctx.switches import SWITCHES
+
+TINY = 1e-39
+
+
+def shares() -> tuple[float, bool]:
+    """How much of an operator's result is zero that the whole pool computes, and a single product."""
+    many = torch.full((1 << 20,), TINY)
+    return float((many * 1.0 == 0).float().mean()), bool(torch.tensor([TINY]) * 1.0 == 0)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_every_thread_of_the_pool_follows_and_follows_back() -> None:
+    assert shares() == (0.0, False)  # the pool's threads are there before the switch is moved
+    with msctx.context(flush_denormal=True):
+        assert shares() == (1.0, True)
+        with msctx.context(flush_denormal=False):
+            assert shares() == (0.0, False)
+        assert shares() == (1.0, True)
+    assert shares() == (0.0, False)
+
+
+def test_what_was_found_is_put_back() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        with msctx.context(flush_denormal=False):
+            assert SWITCHES["torch.flush_denormal"].read() is False
+        assert SWITCHES["torch.flush_denormal"].read() is True
+    finally:
+        SWITCHES["torch.flush_denormal"].write(False)
+
+
+def test_new_threads_follow_and_running_ones_keep_theirs() -> None:
+    enter, found = threading.Event(), []
+
+    def look(wait: bool) -> None:
+        if wait:
+            enter.wait()
+        found.append(SWITCHES["torch.flush_denormal"].read())
+
+    running = threading.Thread(target=look, args=(True,))
+    running.start()
+    with msctx.context(flush_denormal=True):
+        begun = threading.Thread(target=look, args=(False,))
+        begun.start()
+        begun.join()
+        enter.set()
+        running.join()
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("algorithm", ["gemm", "winograd", "direct", "fft_tiling", "implicit_gemm"])
+def test_convolutions_of_our_own_follow(algorithm: str) -> None:
+    x, w = torch.full((1, 16, 12, 12), 1e-21), torch.full((16, 16, 3, 3), 1e-21)
+    for flushed in (False, True):
+        with msctx.context(conv_fprop_algo=algorithm, flush_denormal=flushed) as ctx:
+            y = torch.nn.functional.conv2d(x, w, padding=1)
+        assert [row.ran for row in ctx.choices()] == [algorithm]
+        assert (y == 0).all() if flushed else (y != 0).all()
