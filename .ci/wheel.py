@@ -33,9 +33,10 @@ print(len(names), "modules")
 """
 CONVOLUTION = """
 import torch, msctx
-from msctx.native import core, recipe
+from msctx.native import core
+from msctx.shipped import KERNEL_SOURCES
 from pathlib import Path
-assert recipe.source_folder() == Path(msctx.__file__).parent / "_kernels", recipe.source_folder()
+assert KERNEL_SOURCES == Path(msctx.__file__).parent / "_kernels", KERNEL_SOURCES
 x, w = torch.randn(1, 8, 16, 16), torch.randn(8, 8, 3, 3)
 with msctx.context(conv_fprop_algo="winograd", fallback="error") as ctx:
     y = torch.nn.functional.conv2d(x, w, padding=1)
@@ -78,20 +79,33 @@ def built(folder: Path) -> Path:
     tree, tools, out = folder / "tree", folder / "tools", folder / "sdist"
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     for name in filter(None, listed.split("\0")):
-        if os.path.lexists(ROOT / name):
+        if (ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
-    pip(sys.executable, "install", "--target", tools, "setuptools>=77")
-    sdist = f"from setuptools import build_meta; build_meta.build_sdist({str(out)!r})"
-    run(sys.executable, "-c", sdist, cwd=shutil.copytree(tree, folder / "for-sdist", symlinks=True), PYTHONPATH=str(tools))
+            shutil.copy2(ROOT / name, tree / name)
+    pip(sys.executable, "install", "--target", tools, "hatchling>=1.27")
+    sdist = f"from hatchling import build; build.build_sdist({str(out)!r})"
+    run(sys.executable, "-c", sdist, cwd=shutil.copytree(tree, folder / "for-sdist"), PYTHONPATH=str(tools))
     (archive,) = out.iterdir()
     pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-sdist", archive)
     pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-tree", tree)
     (of_sdist,), (of_tree,) = (folder / "of-sdist").iterdir(), (folder / "of-tree").iterdir()
     differing = contents(of_sdist) ^ contents(of_tree)
     assert not differing, f"the wheels of checkout and sdist differ: {sorted(differing)}"
+    missing = files(tree) - {name for name, _ in contents(of_tree)}
+    assert not missing, f"not in the wheel: {sorted(missing)}"
     print(f"{archive.name}, {of_tree.name}: {len(contents(of_tree))} files", flush=True)
     return of_tree
+
+
+def files(tree: Path) -> set[str]:
+    """The files that travel with msctx, as the wheel names them."""
+    folders = {"msctx": "msctx", "configs": "msctx/_configs", "kernels": "msctx/_kernels"}
+    return {
+        f"{name}/{path.relative_to(tree / folder).as_posix()}"
+        for folder, name in folders.items()
+        for path in (tree / folder).rglob("*")
+        if path.is_file()
+    }
 
 
 def contents(wheel: Path) -> set[tuple[str, int]]:

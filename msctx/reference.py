@@ -10,8 +10,8 @@ from msctx.effects import Facts, Outcome, Want, translate
 from msctx.effects.base import NOTHING_ASKED
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, device_of, make_layer, rules
-from msctx.options.layers import shipped
 from msctx.plan import DONE, TARGETS, Plan, Row, make
+from msctx.shipped import CONFIGS
 
 DICTIONARIES: Mapping[str, str] = {
     "aoe_config": "What aoe_tune_mode tunes, as a dictionary.",
@@ -103,7 +103,7 @@ def _values(option: Option) -> list[Any]:
 
 def typical(option: Option) -> Any:
     """The example of an option, as it can be set: a file that is there."""
-    return str(shipped("files") / option.example) if option.names_file else option.example
+    return str(CONFIGS / "files" / option.example) if option.names_file else option.example
 
 
 def _group(group: str, members: list[dict[str, Any]]) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def describe(option: Option) -> dict[str, Any]:
         "replaced_by": option.replaced_by or None,
         "source": option.source,
         "example": option.example,
-        "file": (shipped("files") / option.example).read_text(encoding="utf-8") if option.names_file else None,
+        "file": (CONFIGS / "files" / option.example).read_text(encoding="utf-8") if option.names_file else None,
     }
 
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from msctx.options import OPTIONS, UNSET, Option
-from msctx.options.layers import shipped
+from msctx.shipped import CONFIGS
 
-DATA = shipped("files")
+DATA = CONFIGS / "files"
 
 
 def example(option: Option) -> Any:

@@ -164,6 +164,7 @@ RANKS = {
     "_version": 0,
     "dynamo": 0,
     "errors": 0,
+    "shipped": 0,
     "locks": 1,
     "notices": 1,
     "torch_config": 1,

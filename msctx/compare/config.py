@@ -14,10 +14,10 @@ from msctx.compare.workload import Workload
 from msctx.errors import FileError, Mark, MsctxError, OptionError, Problem, nearest, searching
 from msctx.options import find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
-from msctx.options.layers import shipped
 from msctx.options.yamlfile import Document, load, parse
 from msctx.run.config import COMPARED, Experiment, read_document
 from msctx.run.sweep import is_same, values_of
+from msctx.shipped import CONFIGS
 
 PHASES = ("inference", "training")
 SUBJECTS = ("workload", "model", "experiment")
@@ -134,7 +134,7 @@ def find_file(name: str) -> Path | None:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or (path.is_file() and path.suffix != ".py"):
         return path
-    return {p.stem: p for p in sorted(shipped("compare").glob("*.yaml"))}.get(name)
+    return {p.stem: p for p in sorted((CONFIGS / "compare").glob("*.yaml"))}.get(name)
 
 
 @dataclass
@@ -257,10 +257,10 @@ def _kind_of(subject: str) -> str:
         raise FileError([Problem("", "is a file of Python", subject, suggestion=hint)])
     if subject in workload.known():
         return "workload"
-    names = {p.stem for p in shipped("experiments").glob("*.yaml")}
+    names = {p.stem for p in (CONFIGS / "experiments").glob("*.yaml")}
     if subject in names:
         return "experiment"
-    comparisons = {p.stem for p in shipped("compare").glob("*.yaml")}
+    comparisons = {p.stem for p in (CONFIGS / "compare").glob("*.yaml")}
     allowed = (
         f"a YAML file; conv, matmul; package.module:function; {', '.join(sorted({*comparisons, *names, *workload.known()}))}"
     )

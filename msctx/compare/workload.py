@@ -17,8 +17,8 @@ import yaml
 
 from msctx.errors import FileError, OptionError, Problem, nearest, searching
 from msctx.options.kinds import INVALID
-from msctx.options.layers import shipped
 from msctx.options.yamlfile import Document, load
+from msctx.shipped import CONFIGS
 
 Shape = tuple[int, ...]
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -114,7 +114,7 @@ def text(shape: Iterable[int]) -> str:
 
 def known() -> dict[str, Path]:
     """The workloads that msctx ships, by name."""
-    return {path.stem: path for path in sorted(shipped("workloads").glob("*.yaml"))}
+    return {path.stem: path for path in sorted((CONFIGS / "workloads").glob("*.yaml"))}
 
 
 def read(name: str) -> Workload:

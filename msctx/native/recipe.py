@@ -14,6 +14,7 @@ from typing import Any
 
 from msctx.errors import NativeError
 from msctx.native.compiler import Compiler
+from msctx.shipped import KERNEL_SOURCES
 
 FORMAT = 1
 """Part of every key: to be raised when what a build means changes."""
@@ -52,11 +53,6 @@ def _has_avx512() -> bool:
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
         flags = next((line.split() for line in file if line.startswith("flags")), [])
     return all(flag.removeprefix("-m") in flags for flag in AVX512)
-
-
-def source_folder() -> Path:
-    """The sources that travel with msctx: inside the package, which in a checkout links to ``kernels/``."""
-    return (Path(__file__).parents[1] / "_kernels").resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +126,7 @@ def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
         )
     import torch
 
-    root = (sources or source_folder()).resolve()
+    root = (sources or KERNEL_SOURCES).resolve()
     # use-after-scope: what unrolled loops keep in registers would each be watched, which takes minutes to compile
     no_scope = "-fno-sanitize-address-use-after-scope"
     # -g1: the lines that a report names; with the variables, which it does not, compiling takes nearly twice as long

@@ -11,6 +11,7 @@ from msctx.errors import FileError, OptionError, Problem, nearest, searching
 from msctx.options.kinds import BoolKind
 from msctx.options.layer import Layer, Setting
 from msctx.options.registry import OPTIONS, Marks, contradictions, find, ge_key, ge_name, is_dictionary, make_layer
+from msctx.shipped import CONFIGS
 
 LEVELS = ("preset", "yaml", "environment", "command line", "set_context")
 """The layers below all with-blocks, low to high."""
@@ -22,13 +23,7 @@ RESERVED = {"MSCTX_CACHE_DIR", "MSCTX_ISA"}
 
 def presets() -> dict[str, Path]:
     """The presets that msctx ships, by name."""
-    folder = shipped("presets")
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def shipped(folder: str) -> Path:
-    """A folder of the configurations that travel with msctx: inside the package, which in a checkout links to ``configs/``."""
-    return (Path(__file__).parents[1] / "_configs" / folder).resolve()
+    return {path.stem: path for path in sorted((CONFIGS / "presets").glob("*.yaml"))}
 
 
 def with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from typing import Any
 from msctx.errors import FileError, Mark, OptionError, Problem, nearest, searching
 from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
-from msctx.options.layers import environment_layers, flatten, from_text, preset_layer, shipped
+from msctx.options.layers import environment_layers, flatten, from_text, preset_layer
 from msctx.options.registry import shown
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
+from msctx.shipped import CONFIGS
 
 
 class _Arguments(Kind):
@@ -79,7 +80,7 @@ def find_file(name: str) -> Path:
     path = Path(name)
     if path.exists() or path.suffix in (".yaml", ".yml"):
         return path
-    known = {p.stem: p for p in sorted(shipped("experiments").glob("*.yaml"))}
+    known = {p.stem: p for p in sorted((CONFIGS / "experiments").glob("*.yaml"))}
     if name in known:
         near = Path(os.path.relpath(known[name]))
         return known[name] if ".." in near.parts else near

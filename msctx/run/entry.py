@@ -15,6 +15,7 @@ from typing import Any
 
 from msctx.errors import MOST, EntryError, EntryFailed, Mark, did_you_mean
 from msctx.run.config import Experiment
+from msctx.shipped import CONFIGS
 
 Entry = Callable[..., Any]
 
@@ -130,7 +131,7 @@ def users_traceback(error: BaseException) -> str:
     """The traceback of a user's error without our own frames, and without those of the import system."""
     package = Path(__file__).resolve().parents[1]
     hidden = (f"{package}{os.sep}", "<frozen", runpy.__file__, importlib.__file__)
-    shown = f"{package / '_configs'}{os.sep}"  # what is shipped is a user's like any other
+    shown = f"{CONFIGS}{os.sep}"  # what is shipped is a user's like any other
     told = traceback.TracebackException.from_exception(error)
     chained: traceback.TracebackException | None = told
     while chained is not None:

@@ -11,7 +11,7 @@ from msctx.compare import config
 from msctx.compare.config import Comparison, Given, combined, pairs, read
 from msctx.compare.workload import Matmul
 from msctx.errors import FileError, OptionError
-from msctx.options.layers import shipped
+from msctx.shipped import CONFIGS
 
 
 def file(tmp_path: Path, text: str) -> str:
@@ -40,7 +40,7 @@ axes:
     assert found.seconds == 3
 
 
-@pytest.mark.parametrize("path", sorted(shipped("compare").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((CONFIGS / "compare").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_comparisons(path: Path) -> None:
     found = read(path.stem, Given())
     assert len(found.points) > 1

@@ -14,10 +14,10 @@ from comparisons import needs_core
 import msctx
 from msctx.compare.config import Given, read
 from msctx.compare.run import run
-from msctx.options.layers import shipped
+from msctx.shipped import CONFIGS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NAMES = sorted(path.stem for path in shipped("compare").glob("*.yaml"))
+NAMES = sorted(path.stem for path in (CONFIGS / "compare").glob("*.yaml"))
 ROUNDS, TRIES = 9, 3
 
 

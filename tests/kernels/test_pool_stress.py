@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from msctx.native import build, compiler, recipe
+from msctx.native import build, compiler
+from msctx.shipped import KERNEL_SOURCES
 
 SOURCE = Path(__file__).with_name("pool_stress.cpp")
 PARTS = ("common/memory_pool.cpp", "common/process.cpp", "common/python.cpp")
@@ -17,7 +18,7 @@ PARTS = ("common/memory_pool.cpp", "common/process.cpp", "common/python.cpp")
 def test_threads_at_random(sanitizers: str, tmp_path: Path) -> None:
     if why := build.obstacle():
         pytest.skip(why)
-    tool, root, program = compiler.find(), recipe.source_folder(), tmp_path / "stress"
+    tool, root, program = compiler.find(), KERNEL_SOURCES, tmp_path / "stress"
     flags = (
         "-std=c++20",
         "-O1",

@@ -10,9 +10,10 @@ import pytest
 import tuned
 
 from msctx.errors import MsctxWarning, NativeError
-from msctx.native import core, recipe, tuning
+from msctx.native import core, tuning
 from msctx.native.cuda import build, compilers
 from msctx.native.stamp import Stamp, mixed, stamp
+from msctx.shipped import KERNEL_SOURCES
 
 Gpus = Callable[..., None]
 
@@ -42,9 +43,9 @@ def test_results_of_other_kernels_are_not_used_and_those_of_another_compiler_are
     assert before.differs(of_cuda()) == ([], ["compiler"])
     folder = tmp_path / "cuda"
     folder.mkdir()
-    for path in (recipe.source_folder() / "cuda").iterdir():
+    for path in (KERNEL_SOURCES / "cuda").iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "KERNEL_SOURCES", tmp_path)
     assert not before.differs(of_cuda())[0]
     with (folder / "depthwise.cuh").open("a") as file:
         file.write("// faster\n")
@@ -59,7 +60,7 @@ def test_it_is_there_without_a_compiler_or_sources(gpus: Gpus, monkeypatch: pyte
 
     monkeypatch.setattr(compilers, "find", none)
     assert of_cuda()._replace(kernels="") == of_cuda()
-    monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
+    monkeypatch.setattr(build, "KERNEL_SOURCES", tmp_path)
     assert (of_cuda().kernels, of_cuda().compiler) == ("", "")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import msctx
 from msctx.errors import EntryError, EntryFailed
+from msctx.run import entry
 from msctx.run.config import Experiment
 from msctx.run.entry import resolve, users_traceback
 
@@ -111,9 +112,11 @@ def test_an_entry_that_runs_nothing_is_refused(make, source):
         resolve(make(source, "job_of_a_test.py:f"))
 
 
-def test_a_shipped_experiment_is_a_users_in_a_traceback():
+def test_a_shipped_experiment_is_a_users_in_a_traceback(monkeypatch):
     """In a wheel it lies inside the package."""
-    file = str(Path(msctx.__file__).resolve().parent / "_configs" / "experiments" / "mine.py")
+    configs = Path(msctx.__file__).resolve().parent / "_configs"
+    monkeypatch.setattr(entry, "CONFIGS", configs)
+    file = str(configs / "experiments" / "mine.py")
     with pytest.raises(ValueError, match="mine") as caught:
         exec(compile("def train():\n    raise ValueError('mine')\ntrain()", file, "exec"), {})
     assert f'File "{file}", line 2, in train' in users_traceback(caught.value)

@@ -23,7 +23,8 @@ from msctx.native import cachedir
 from msctx.native.cuda import compilers
 from msctx.native.cuda.compilers import Compiled, Tool
 from msctx.native.cuda.manifest import ARCHS, KERNELS, Kernel, Module
-from msctx.native.recipe import digest, sha256, source_folder
+from msctx.native.recipe import digest, sha256
+from msctx.shipped import KERNEL_SOURCES
 
 FORMAT = 1
 """Part of every key: to be raised when what a build means changes."""
@@ -106,7 +107,7 @@ def build(
     Raises:
         NativeError: there is no compiler, no source, or no cache to write to.
     """
-    tool, root = tool or compilers.find(), sources or source_folder() / "cuda"
+    tool, root = tool or compilers.find(), sources or KERNEL_SOURCES / "cuda"
     cachedir.usable()
     work = list(dict.fromkeys((kernel.module, arch) for kernel in kernels.values() for arch in archs if arch in kernel.archs))
     files = _read(root, [module for module, _ in work])
@@ -137,7 +138,7 @@ def cubin(module: Module, arch: str, *, tool: Tool | None = None, sources: Path 
     Raises:
         NativeError: as build(), or the compiler refuses the source.
     """
-    tool, root = tool or compilers.find(), sources or source_folder() / "cuda"
+    tool, root = tool or compilers.find(), sources or KERNEL_SOURCES / "cuda"
     found, _ = _made(tool, _read(root, [module]), module, arch)
     if found.cubin is None:
         raise NativeError(f"{root / module.source} cannot be compiled for {arch} by {tool}:\n{_shown(found.log)}")
@@ -150,7 +151,7 @@ def origin(sources: Path | None = None) -> str:
     Raises:
         NativeError: there are none.
     """
-    return digest(FORMAT, {name: sha256(data) for name, data in _read(sources or source_folder() / "cuda", []).items()})
+    return digest(FORMAT, {name: sha256(data) for name, data in _read(sources or KERNEL_SOURCES / "cuda", []).items()})
 
 
 def _read(root: Path, modules: Sequence[Module]) -> dict[str, bytes]:

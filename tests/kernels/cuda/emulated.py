@@ -16,6 +16,7 @@ from msctx.native import cachedir, compiler, recipe
 from msctx.native.compiler import Step
 from msctx.native.cuda.depthwise import Launch, Problem, launches, workspace
 from msctx.native.cuda.manifest import KERNELS, Module
+from msctx.shipped import KERNEL_SOURCES
 
 HERE = Path(__file__).resolve().parent
 FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
@@ -30,7 +31,7 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
         NativeError: it cannot be compiled.
         StepFailed: nor this, and the compiler says why.
     """
-    tool, kernels = compiler.find(), recipe.source_folder() / "cuda"
+    tool, kernels = compiler.find(), KERNEL_SOURCES / "cuda"
     files = [*sorted(kernels.glob("*.cu*")), HERE / "emulation.h", HERE / "emulation.cpp"]
     flags = (*FLAGS, *(SANITIZED if sanitize else ("-O2",)), f"-I{kernels}", f"-I{HERE}")
     sources = [recipe.sha256(path.read_bytes()) for path in files]

@@ -14,6 +14,7 @@ from msctx.errors import NativeError
 from msctx.native import build as native
 from msctx.native import compiler, recipe
 from msctx.native.recipe import recipe_of
+from msctx.shipped import KERNEL_SOURCES
 
 
 def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
@@ -196,7 +197,7 @@ def test_no_kernels(tmp_path):
 
 
 def test_the_sources_that_travel_with_msctx():
-    assert (recipe.source_folder() / "cpu").is_dir()
+    assert (KERNEL_SOURCES / "cpu").is_dir()
 
 
 # --- what is seen of it ------------------------------------------------------------------------------------------------

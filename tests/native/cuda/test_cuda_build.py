@@ -19,6 +19,7 @@ from msctx.native import recipe
 from msctx.native.cuda import build, compilers
 from msctx.native.cuda.build import Usage, code_sizes, usages
 from msctx.native.cuda.manifest import ARCHS, DTYPES, KERNELS, LAYOUTS, REGISTERS, THREADS, Kernel, Module
+from msctx.shipped import KERNEL_SOURCES
 
 SMALL = 'extern "C" __global__ void copy(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * FACTOR; }\n'
 MODULE = Module("copy.cu", ("FACTOR=2",))
@@ -92,7 +93,7 @@ def test_the_manifest_is_sound() -> None:
     assert len(KERNELS) == 3 * 2 * (3 * 6 + 1) + 4
     for name, kernel in KERNELS.items():
         assert name == kernel.name
-        assert (recipe.source_folder() / "cuda" / kernel.module.source).exists()
+        assert (KERNEL_SOURCES / "cuda" / kernel.module.source).exists()
         assert 2 * kernel.threads * kernel.registers <= 65536
         assert kernel.shared <= 48 << 10
         assert kernel.spills == 0

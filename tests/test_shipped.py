@@ -1,0 +1,22 @@
+"""What travels with msctx is found in a checkout; `make wheel` looks at what is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from msctx import shipped
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_a_checkout_uses_its_own_folders() -> None:
+    assert ROOT / "configs" == shipped.CONFIGS
+    assert ROOT / "kernels" == shipped.KERNEL_SOURCES
+
+
+def test_what_is_installed_lies_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "PACKAGE", tmp_path)
+    (tmp_path / "_kernels").mkdir()
+    assert shipped._folder("kernels") == tmp_path / "_kernels"
