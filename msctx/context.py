@@ -108,19 +108,20 @@ def _open(context: Context) -> _Scope:
 
 def _close(scope: _Scope) -> None:
     scope.open = False
-    try:
-        if scope.hold is not None:
-            from msctx import apply
-
-            BASE.scopes.pop(scope.hold, None)
-            apply.undo(scope.hold, strict=scope.plan.strict)
-    finally:  # only then what may raise where a warning is an error
+    found: list[str] = []
+    try:  # first: what other threads run by what is put back now is not counted as this context's
+        found = scope.context._remember(scope)
+    finally:
         try:
-            found = scope.context._remember(scope)
-        finally:
+            if scope.hold is not None:
+                from msctx import apply
+
+                BASE.scopes.pop(scope.hold, None)
+                apply.undo(scope.hold, strict=scope.plan.strict)
+        finally:  # only then what may raise where a warning is an error
             scope.context._watched.close()
-        for text in found:
-            tell(text.partition(":")[0], text, text)
+            for text in found:
+                tell(text.partition(":")[0], text, text)
 
 
 def _close_late(scopes: list[_Scope]) -> None:  # one that raises does not keep the others from being closed
@@ -354,19 +355,19 @@ def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[
 
     settings = scopes[-1].settings if scopes else Settings(layers)
     plan = scopes[-1].plan if scopes else explain(settings)
-    guest = _Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, None)
     visitors = scopes[-1].visitors if scopes else set()
-    try:
-        with apply.visiting(plan.assignments) as guest.hold:
+    with apply.visiting(plan.assignments) as hold:
+        guest = _Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, hold)
+        try:
             visitors.add(guest)
             _stack.scopes.append(guest)
             yield
-    finally:
-        visitors.discard(guest)
-        _stack.scopes[:] = [s for s in _stack.scopes if s is not guest]
-        guest.open = False
-        guest.context._tally.close()
-        guest.context._computed.close()
+        finally:
+            visitors.discard(guest)
+            _stack.scopes[:] = [s for s in _stack.scopes if s is not guest]
+            guest.open = False
+            guest.context._tally.close()
+            guest.context._computed.close()
 
 
 # --- the public functions ---------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ struct Same {
 };
 
 std::mutex& lock = fork_safe_mutex();
+std::atomic<int64_t> opened{0};
 struct Log {
   std::unordered_set<std::shared_ptr<Choice>, Hash, Same> known;
   std::vector<Book*> open{new Book};  // in the order of opening; the first one is the process's
@@ -114,12 +115,15 @@ std::shared_ptr<Choice> record(std::unique_ptr<Choice> given) {
   return choice;
 }
 
-void count(const std::shared_ptr<Choice>& choice, const Counts& counts, bool computed_again) {
+int64_t books_opened() { return opened.load(std::memory_order_acquire); }
+
+void count(const std::shared_ptr<Choice>& choice, const Counts& counts, bool computed_again, int64_t books) {
   Log& all = log();
   const std::lock_guard<std::mutex> guard(lock);
   choice->used = ++all.uses;
   choice->computed_again += computed_again;
-  all.open.back()->own_.add(choice, counts);
+  const auto book = std::find_if(all.open.rbegin(), all.open.rend(), [&](const Book* one) { return one->opened_ <= books; });
+  (*book)->own_.add(choice, counts);
 }
 
 void Book::Rows::add(const std::shared_ptr<Choice>& choice, const Counts& counts) {
@@ -136,6 +140,7 @@ void Book::open() {
   Log& all = log();
   const std::lock_guard<std::mutex> guard(lock);
   all.open.push_back(this);
+  opened_ = opened.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
 Book::Rows Book::latest() const {

@@ -100,9 +100,10 @@ std::string text_of(const PolicyText& t, const ConvTable& table) {
 
 void decide_anew() { changes++; }
 
-std::shared_ptr<Policy> policy(Place place) {
+Taken policy(Place place) {
   const std::lock_guard<std::mutex> guard(policy_lock);
-  return policies().in_force[int(place)];
+  const int64_t books = books_opened();
+  return {policies().in_force[int(place)], books};
 }
 
 void set_policy(Place place, const PolicyText* wanted, const ConvTable& table) {

@@ -74,17 +74,19 @@ struct Told {
 // A convolution under a policy: the geometry in plain integers, and the call, if it is one of ours.
 struct Asked {
   const Place place;
-  std::shared_ptr<Policy> policy;
+  const std::shared_ptr<Policy> policy;
+  const int64_t books;  // see count
   std::vector<int64_t> stride, padding, dilation, output_padding;
   Geometry geometry;
   const char* reason = "";
   std::optional<ConvCall> call;
 
   Asked(
-      Place place_, std::shared_ptr<Policy> policy_, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
+      Place place_, Taken taken, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
       SymInts o, const c10::SymInt& groups, const Told& told = {})
       : place(place_),
-        policy(std::move(policy_)),
+        policy(std::move(taken.policy)),
+        books(taken.books),
         stride(plain(s)),
         padding(plain(p)),
         dilation(plain(d)),
@@ -152,8 +154,8 @@ struct Asked {
   }
 };
 
-void count(const Decision& decision, const Ran& ran = {}) {
-  msctx::count(decision.choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again);
+void count(const Asked& asked, const Decision& decision, const Ran& ran = {}) {
+  msctx::count(decision.choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again, asked.books);
 }
 
 // For calls that are mostly a mistake: torch comes first, whose own error is the better one, and what it takes has fallen back.
@@ -161,7 +163,7 @@ void tell_refused(const Asked& asked, Direction direction, const char* reason) {
   const Decided decision = asked.policy->refuse(direction, text_of(*asked.call), reason);
   if (decision == nullptr) return;
   complain(*asked.policy, *decision);
-  count(*decision);
+  count(asked, *decision);
 }
 
 // What a decision comes to. Where cuDNN cannot run an algorithm after all, the call is decided anew without it.
@@ -171,7 +173,7 @@ at::Tensor computed(
   while (decision->row) {
     try {
       at::Tensor result = ours(*decision->row);
-      count(*decision, ran);
+      count(asked, *decision, ran);
       return result;
     } catch (const CudaFailed&) {
       const CudaCall about(&*asked.call, asked.policy->number);
@@ -180,7 +182,7 @@ at::Tensor computed(
       complain(*asked.policy, *decision);
     }
   }
-  count(*decision);
+  count(asked, *decision);
   return torch();
 }
 
@@ -253,9 +255,9 @@ at::Tensor convolution(
         input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, context.benchmarkCuDNN(),
         context.deterministicCuDNN(), context.userEnabledCuDNN(), context.allowTF32CuDNN(at::Float32Op::CONV));
   }
-  auto policy = msctx::policy(place);
-  if (!policy) return torch();
-  const Asked asked(place, std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  Taken taken = msctx::policy(place);
+  if (!taken.policy) return torch();
+  const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   return forward(asked, input, weight, bias, torch);
 }
 
@@ -270,10 +272,10 @@ at::Tensor traced_convolution(
         cudnn_enabled, allow_tf32);
   };
   if (inside_torch > 0 || !in_force(place)) return torch();
-  auto policy = msctx::policy(place);
-  if (!policy) return torch();
+  Taken taken = msctx::policy(place);
+  if (!taken.policy) return torch();
   const Told told{benchmark, deterministic, cudnn_enabled, allow_tf32};
-  const Asked asked(place, std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups, told);
+  const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups, told);
   return forward(asked, input, weight, bias, torch);
 }
 
@@ -299,9 +301,9 @@ Three convolution_backward(
     notice_late_backward(storage_of(weight));
     return torch(output_mask);
   }
-  auto policy = msctx::policy(place);
-  if (!policy) return torch(output_mask);
-  const Asked asked(place, std::move(policy), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  Taken taken = msctx::policy(place);
+  if (!taken.policy) return torch(output_mask);
+  const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   forget_forward(storage_of(weight));
   const auto is_its_gradient = [&] {
     return grad_output.scalar_type() == input.scalar_type() && grad_output.sizes() == result_shape(*asked.call, Direction::fprop);

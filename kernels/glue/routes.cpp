@@ -54,14 +54,14 @@ bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
 bool is_asked(Place place) { return inside_torch == 0 && in_force(place); }
 
 void count_route(Place place, const std::string& name, bool is_backward, const at::Tensor& input, const at::Tensor& weight) {
-  const auto policy = msctx::policy(place);
+  const auto [policy, books] = msctx::policy(place);
   if (!policy) return;
   const std::string reason = name + " is an operator of its own, which no algorithm of msctx replaces";
   for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad})
     if (is_backward == (direction != Direction::fprop))
       if (const Decided decision = policy->refuse(direction, text_of_tensors(input, weight, "packed"), reason)) {
         complain(*policy, *decision);
-        count(decision->choice, {1}, false);
+        count(decision->choice, {1}, false, books);
       }
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -204,6 +206,44 @@ def test_the_order_is_that_in_which_problems_were_met() -> None:
             fn.conv2d(torch.randn(1, 3, size, 5), W)
         fn.conv2d(torch.randn(1, 3, 29, 5), W)
     assert [(r.problem.input[2], r.calls) for r in ctx.choices()] == [(31, 1), (29, 2), (30, 1)]
+
+
+def when_told(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Act in the thread that warns, where it warns."""
+    warnings.simplefilter("always")
+    monkeypatch.setattr(warnings, "showwarning", lambda *_: act())
+
+
+def test_a_call_that_began_before_a_context_is_not_among_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs by what was in force when it began."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go_on.wait()
+
+    x = torch.randn(2, 3, 8, 27)  # no other test has met it
+    when_told(monkeypatch, wait)
+    caller = threading.Thread(target=lambda: fn.conv2d(x, W, stride=2))
+    with asking("fprop", "winograd"):
+        caller.start()
+        assert begun.wait(60)
+    with asking("fprop", "gemm") as ctx:
+        go_on.set()
+        caller.join()
+        assert calls(ctx.choices()) == {}
+        fn.conv2d(X, W)
+    assert calls(ctx.choices()) == {("gemm", "gemm"): 1}
+    assert [row.calls for row in msctx.choices() if row.problem.input == x.shape] == [1], "the process has it"
+
+
+def test_a_call_after_a_context_was_put_back_is_not_among_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    when_told(monkeypatch, lambda: fn.conv2d(X, W))
+    threads = torch.get_num_threads()
+    with asking("fprop", "gemm") as outer, asking("fprop", "reference", runtime_num_threads=threads + 1) as inner:
+        torch.set_num_threads(threads + 2)  # which is told where the context has put its own back
+    assert calls(inner.choices()) == {}
+    assert calls(outer.choices()) == {("gemm", "gemm"): 1}
 
 
 def test_it_prints_as_a_table() -> None:

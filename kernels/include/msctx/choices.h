@@ -31,10 +31,15 @@ std::shared_ptr<Choice> record(std::unique_ptr<Choice>);
 struct Counts {
   int64_t calls = 0, weights_kept = 0, weights_prepared = 0;  // the latter: forms of weights that were found, that were made
 };
-void count(const std::shared_ptr<Choice>&, const Counts&, bool computed_again);
+// `books`: of books_opened, taken before the call's policy.
+void count(const std::shared_ptr<Choice>&, const Counts&, bool computed_again, int64_t books);
+
+// How many books have been opened until now. A call counts in none that was opened after it began: it may run by what held before.
+int64_t books_opened();
 
 // What was counted while something was open: a process, a context. A call belongs to all that are open. To count costs the same with any
-// number of them: it is counted for the one that was opened last, which gives what it has to the one before when it closes.
+// number of them: it is counted for the one that was opened last, which gives what it has to the one before when it closes. A context's
+// is opened once its policy is in force, and closed before that is put back.
 class Book {
  public:
   static constexpr size_t most_rows = 4096;
@@ -53,10 +58,11 @@ class Book {
     void add(const std::shared_ptr<Choice>&, const Counts&);
     void add(const Rows&);
   };
-  friend void count(const std::shared_ptr<Choice>&, const Counts&, bool);
+  friend void count(const std::shared_ptr<Choice>&, const Counts&, bool, int64_t);
   Rows latest() const;  // the lock is held
 
   Rows before_, own_;
+  int64_t opened_ = 0;  // as the how manieth of all; the process's is before all others
 };
 
 }  // namespace msctx

@@ -124,7 +124,12 @@ inline std::string label_of(const ConvRow& row) { return label_of(row.name, row.
 // The policy in force, or nullptr. `in_force` is the one load that a convolution costs when there is none.
 extern std::atomic<bool> has_policy[places];
 inline bool in_force(Place place) { return has_policy[int(place)].load(std::memory_order_relaxed); }
-std::shared_ptr<Policy> policy(Place);
+// As a call takes it; `books` is how many were opened by then: see count.
+struct Taken {
+  std::shared_ptr<Policy> policy;
+  int64_t books;
+};
+Taken policy(Place);
 void set_policy(Place, const PolicyText*, const ConvTable&);  // nullptr: none
 // Something has changed on which decisions depend, or one was made by what holds for now: policies that come into force decide anew.
 void decide_anew();
