@@ -87,17 +87,16 @@ together(register, ask, ask)
 
 
 def test_threads_that_enter_compute_and_leave(passes: Passes) -> None:
-    """Contexts of one thread each: what another one holds is refused, and nothing else happens. On one processor, and with short
-    turns, threads stop inside calls."""
+    """Contexts of one thread each: what another one holds is refused, and nothing else happens. On one processor
+    threads stop inside calls; the larger ones more often."""
     passes(
         TOGETHER
         + """
 core.load()
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-sys.setswitchinterval(1e-5)
-x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
-right = fn.conv2d(x, w)
-entered = []
+x, w, large = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3), torch.randn(1, 2, 64, 64)
+right, larger = fn.conv2d(x, w), fn.conv2d(large, w)
+entered, done = [], threading.Event()
 def enter(algorithm):
     for _ in range(1000):
         try:
@@ -109,11 +108,16 @@ def enter(algorithm):
                 entered.append(algorithm)
         except msctx.ScopeError:
             pass
+def enter_both():
+    try:
+        together(lambda: enter("gemm"), lambda: enter("direct"))
+    finally:
+        done.set()
 def compute():
-    for _ in range(3000):
-        found = fn.conv2d(x, w)
-        assert torch.allclose(found, right, atol=1e-4), (found, right)
-together(lambda: enter("gemm"), lambda: enter("direct"), compute, compute, lambda: [msctx.choices() for _ in range(200)])
+    while not done.is_set():
+        found = fn.conv2d(large, w)
+        assert torch.allclose(found, larger, atol=1e-4), (found, larger)
+together(enter_both, compute, compute, lambda: [msctx.choices() for _ in range(200)])
 assert entered
 assert torch.equal(fn.conv2d(x, w), right)
 """
