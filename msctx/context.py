@@ -142,7 +142,7 @@ class Context:
         self.layers = layers
         self.origin = origin
         self._watched = Watched() if models is None else models
-        self._tally = Tally()
+        self._tally = Tally(s.value for layer in layers if (s := layer.settings.get("conv_algo_rules")) is not None)
         self._computed = precisions.Tally()
 
     @untraced
@@ -260,10 +260,9 @@ class Context:
 
     def _remember(self, scope: _Scope) -> list[str]:
         """Keep the counts of a scope that closes; returns what is to be said of it."""
-        rules = [s.value for layer in self.layers if (s := layer.settings.get("conv_algo_rules")) is not None]
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
         found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
-        found += [f"conv_algo_rules: no convolution matched {rule}" for rule in self._tally.close(rules)]
+        found += [f"conv_algo_rules: no convolution matched {rule}" for rule in self._tally.close()]
         self._computed.close()
         return [*found, *precisions.unmatched(self.layers), *unwatched(scope.plan, self.layers, self._watched.since())]
 

@@ -162,6 +162,12 @@ void Book::close() {
   all.open.erase(place);
 }
 
+int Book::unmatched(int from) const {
+  for (int i = from; i < int(rules_.size()); i++)
+    if (rules_[size_t(i)]->failed_since(opened_)) return i;
+  return -1;
+}
+
 Book::~Book() {
   try {
     close();
@@ -171,12 +177,12 @@ Book::~Book() {
   }
 }
 
-std::string Book::rows(bool only_latest) const {
+std::string Book::rows() const {
   std::vector<std::pair<std::shared_ptr<Choice>, Counts>> found;
   std::string json;
   const std::lock_guard<std::mutex> guard(lock);
   Rows all = latest();
-  if (!only_latest) all.add(before_);
+  all.add(before_);
   std::unordered_map<std::shared_ptr<Choice>, Counts, Hash, Same> merged;
   for (const auto& [choice, counts] : all.counted) {
     const auto [row, is_new] = merged.try_emplace(choice);
@@ -193,8 +199,10 @@ std::string Book::rows(bool only_latest) const {
 using msctx::Book;
 
 // Books; nullptr: that of the process, and where one is to be made: there was no memory.
-MSCTX_API Book* msctx_book_new() try {
-  return new Book;
+MSCTX_API Book* msctx_book_new(const msctx::RuleText* rule, int rules) try {
+  std::vector<std::shared_ptr<msctx::Conditions>> found;
+  for (int i = 0; i < rules; i++) found.push_back(msctx::Conditions::of(rule[i]));
+  return new Book(std::move(found));
 } catch (const std::exception&) {
   return nullptr;
 }
@@ -212,9 +220,10 @@ MSCTX_API int msctx_book_close(Book* book) try {
 } catch (const std::exception&) {
   return 0;
 }
+MSCTX_API int msctx_book_unmatched(const Book* book, int from) { return book->unmatched(from); }
 // To be freed.
-MSCTX_API char* msctx_book_rows(const Book* book, int latest) try {
-  return strdup((book ? book : msctx::log().open.front())->rows(latest != 0).c_str());
+MSCTX_API char* msctx_book_rows(const Book* book) try {
+  return strdup((book ? book : msctx::log().open.front())->rows().c_str());
 } catch (const std::exception&) {
   return nullptr;
 }

@@ -1,8 +1,6 @@
 // Decides, for each call, which algorithm runs: what is named, what a rule says, what the heuristic of `normal` expects.
 #include "msctx/policy.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstring>
@@ -145,31 +143,26 @@ Policy::Policy(const PolicyText& t, const ConvTable& table)
       safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr),
       tuning_(t.tuning) {
   for (int i = 0; i < t.rules; i++) {
-    Rule rule;
-    for (int j = 0; j < t.rule[i].conditions; j++)
-      rule.conditions.emplace_back(text(t.rule[i].condition[j].field), text(t.rule[i].condition[j].pattern));
+    Rule rule{Conditions::of(t.rule[i]), {}};
     for (int d = 0; d < 3; d++) rule.asked[d] = text(t.rule[i].asked[d]);
     rules_.push_back(std::move(rule));
   }
 }
 
-bool Policy::Rule::matches(const ConvText& t) const {
-  const std::string dims = std::to_string(std::count(t.weight.begin(), t.weight.end(), 'x') - 1);
-  const std::pair<const char*, const std::string*> fields[] = {
-      {"module", &t.module},     {"input", &t.input},   {"weight", &t.weight},         {"stride", &t.stride}, {"padding", &t.padding},
-      {"dilation", &t.dilation}, {"groups", &t.groups}, {"transposed", &t.transposed}, {"dtype", &t.dtype},   {"layout", &t.layout},
-      {"dims", &dims},
-  };
-  for (const auto& [name, pattern] : conditions)
-    for (const auto& [field, value] : fields)
-      if (name == field && (value->empty() || fnmatch(pattern.c_str(), value->c_str(), 0) != 0)) return false;
-  return true;
+std::vector<bool> Policy::holding(const ConvText& t) const {
+  std::vector<bool> found;
+  for (const Rule& rule : rules_) found.push_back(rule.conditions->hold_for(t));
+  return found;
+}
+
+void Policy::note(const std::vector<bool>& held, int64_t books) const {
+  for (size_t i = 0; i < rules_.size(); i++) rules_[i].conditions->note(held[i], books);
 }
 
 // The first rule that matches and speaks of the direction, else the option.
-std::string Policy::asked_for(Direction direction, const ConvText& t) const {
-  for (const Rule& rule : rules_)
-    if (!rule.asked[int(direction)].empty() && rule.matches(t)) return rule.asked[int(direction)];
+std::string Policy::asked_for(Direction direction, const std::vector<bool>& held) const {
+  for (size_t i = 0; i < rules_.size(); i++)
+    if (held[i] && !rules_[i].asked[int(direction)].empty()) return rules_[i].asked[int(direction)];
   const std::string& asked = asked_[int(direction)];
   return asked.empty() && thread_invariant ? "thread_invariant" : asked;
 }
@@ -284,11 +277,12 @@ Decided Policy::keep(const std::string& key, Decided decision, bool instead) {
   return kept;
 }
 
-Decided Policy::decide(const ConvCall& call, Direction direction, int threads) {
-  if (!asks(direction)) return nullptr;
+Decided Policy::decide(const ConvCall& call, Direction direction, int threads, int64_t books) {
+  if (!asks(direction) && rules_.empty()) return nullptr;
   const std::string key = key_of(call, direction, threads);
   Decided found = known(key);
   if (!found) found = keep(key, make(call, direction, threads, ""));
+  note(found->held, books);
   return found->choice ? found : nullptr;
 }
 
@@ -303,7 +297,8 @@ std::unique_ptr<Decision> Policy::make(
   auto choice = std::make_unique<Choice>();
   choice->direction = name_of(direction);
   choice->problem = problem;
-  choice->asked = asked_for(direction, problem);
+  decision->held = holding(problem);
+  choice->asked = asked_for(direction, decision->held);
   if (choice->asked.empty()) return decision;
 
   if (choice->asked == "performance") {
@@ -412,9 +407,11 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
   return words;
 }
 
-Decided Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason) {
+Decided Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason, int64_t books) {
+  const std::vector<bool> held = holding(problem);
+  note(held, books);
   auto choice = std::make_unique<Choice>();
-  choice->asked = asked_for(direction, problem);
+  choice->asked = asked_for(direction, held);
   if (choice->asked.empty()) return nullptr;
   choice->direction = name_of(direction);
   choice->problem = problem;

@@ -126,9 +126,9 @@ struct Asked {
   Decided decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
     if (call) {
       const CudaCall about(place == Place::cuda ? &*call : nullptr, policy->number);
-      return policy->decide(*call, direction, threads());
+      return policy->decide(*call, direction, threads(), books);
     }
-    return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason) : nullptr;
+    return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason, books) : nullptr;
   }
 
   // `ours(row)` and `torch()` do all that is done where they are chosen, on the call's own tensors.
@@ -160,7 +160,7 @@ void count(const Asked& asked, const Decision& decision, const Ran& ran = {}) {
 
 // For calls that are mostly a mistake: torch comes first, whose own error is the better one, and what it takes has fallen back.
 void tell_refused(const Asked& asked, Direction direction, const char* reason) {
-  const Decided decision = asked.policy->refuse(direction, text_of(*asked.call), reason);
+  const Decided decision = asked.policy->refuse(direction, text_of(*asked.call), reason, asked.books);
   if (decision == nullptr) return;
   complain(*asked.policy, *decision);
   count(asked, *decision);

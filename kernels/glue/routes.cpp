@@ -59,7 +59,7 @@ void count_route(Place place, const std::string& name, bool is_backward, const a
   const std::string reason = name + " is an operator of its own, which no algorithm of msctx replaces";
   for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad})
     if (is_backward == (direction != Direction::fprop))
-      if (const Decided decision = policy->refuse(direction, text_of_tensors(input, weight, "packed"), reason)) {
+      if (const Decided decision = policy->refuse(direction, text_of_tensors(input, weight, "packed"), reason, books)) {
         complain(*policy, *decision);
         count(decision->choice, {1}, false, books);
       }

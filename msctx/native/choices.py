@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from msctx import locks
@@ -130,26 +129,30 @@ def rows() -> Choices:
     return _rows(None)
 
 
-def _rows(book: int | None, *, latest: bool = False) -> Choices:
+def _rows(book: int | None) -> Choices:
     if (library := core.loaded()) is None:
         return Choices()
-    found = library.rows(book, latest=latest)
+    found = library.rows(book)
     return Choices(map(_choice, found["rows"]), found["dropped"])
 
 
 class Tally:
-    """The calls made while a context was open, by whichever of its scopes: a call inside several of them counts once."""
+    """The calls made while a context was open, by whichever of its scopes: a call inside several of them counts once.
 
-    def __init__(self) -> None:
+    *rules* are its own, canonical texts: see :meth:`close`.
+    """
+
+    def __init__(self, rules: Iterable[str] = ()) -> None:
+        self._rules = tuple(rules)
         self._lock = locks.plain()
         self._open = 0
         self._book: int | None = None
 
     def __deepcopy__(self, memo: object) -> Tally:
-        return Tally()
+        return Tally(self._rules)
 
-    def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
-        return Tally, ()  # what was counted in one process says nothing in another
+    def __reduce__(self) -> tuple[type[Tally], tuple[tuple[str, ...]]]:
+        return Tally, (self._rules,)  # what was counted in one process says nothing in another
 
     def open(self) -> None:
         """A scope opens."""
@@ -163,13 +166,15 @@ class Tally:
 
     def _begin(self, library: core.Core) -> None:
         if self._book is None:
-            self._book = library.new_book()
+            self._book = library.new_book(self._parsed())
             weakref.finalize(self, library.delete_book, self._book).atexit = False
         library.open_book(self._book)
 
-    def close(self, rules: Iterable[str] = ()) -> list[str]:
-        """A scope closes; returns the conditions of *rules* (canonical texts) that no call has fulfilled, if there were any calls.
-        Where rows were dropped nobody knows: the call may have been in one of them."""
+    def _parsed(self) -> tuple[Rule, ...]:
+        return tuple(rule for text in self._rules for rule in rules_of(text))
+
+    def close(self) -> list[str]:
+        """A scope closes; returns the conditions of the rules that no convolution matched, though some ran under them."""
         with self._lock:
             self._open -= 1
             if self._open:
@@ -179,14 +184,9 @@ class Tally:
                     _early.remove(self)
             if self._book is None or (library := core.loaded()) is None:
                 return []
-            parsed = [rule for text in rules for rule in rules_of(text)]
-            made = _rows(self._book, latest=True) if parsed else Choices()
+            unmatched = library.unmatched(self._book)
             library.close_book(self._book)
-        return [
-            str(rule).partition(": ")[0]
-            for rule in parsed
-            if made and not made.dropped and not any(_fulfils(row, rule) for row in made)
-        ]
+        return [str(self._parsed()[place]).partition(": ")[0] for place in unmatched]
 
     def choices(self) -> Choices:
         with self._lock:
@@ -205,21 +205,6 @@ def _begin_early(library: core.Core) -> None:
 
 
 core.ON_LOAD.append(_begin_early)
-
-
-def _fulfils(row: Choice, rule: Rule) -> bool:
-    return all(fnmatchcase(_field(row, field), pattern) for field, pattern in rule.conditions)
-
-
-def _field(row: Choice, field: str) -> str:
-    if field == "dims":
-        return str(len(row.problem.weight) - 2)
-    value = row.module if field == "module" else getattr(row.problem, field)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return str(value[0]) if field not in ("input", "weight") and len(set(value)) == 1 else "x".join(map(str, value))
-    return str(value)
 
 
 def _choice(entry: dict[str, Any]) -> Choice:

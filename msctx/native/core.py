@@ -75,11 +75,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_torch_threads": (c_int, []),
     "msctx_set_policy": (c_int, [c_int, POINTER(_Policy)]),
     "msctx_free": (None, [c_void_p]),
-    "msctx_book_new": (c_void_p, []),
+    "msctx_book_new": (c_void_p, [POINTER(_Rule), c_int]),
     "msctx_book_delete": (None, [c_void_p]),
     "msctx_book_open": (c_int, [c_void_p]),
     "msctx_book_close": (c_int, [c_void_p]),
-    "msctx_book_rows": (c_void_p, [c_void_p, c_int]),
+    "msctx_book_rows": (c_void_p, [c_void_p]),
+    "msctx_book_unmatched": (c_int, [c_void_p, c_int]),
     "msctx_learn": (c_int, [c_int32, POINTER(_Tuned), c_int]),
     "msctx_measured": (c_void_p, []),
     "msctx_measurements": (c_int64, []),
@@ -177,9 +178,9 @@ class Core:
     def clear_policy(self, place: str) -> None:
         self._c.msctx_set_policy(PLACES.index(place), None)
 
-    def new_book(self) -> int:
-        """A book in which the calls are counted that are made while it is open; to be deleted."""
-        if not (book := self._c.msctx_book_new()):
+    def new_book(self, rules: tuple[Any, ...]) -> int:
+        """A book in which the calls are counted that are made while it is open, by a context with these rules; to be deleted."""
+        if not (book := self._c.msctx_book_new(_rules(rules), len(rules))):
             raise MemoryError
         return int(book)
 
@@ -194,10 +195,16 @@ class Core:
         if not self._c.msctx_book_close(book):
             raise MemoryError
 
-    def rows(self, book: int | None, *, latest: bool = False) -> dict[str, Any]:
-        """What a book has (``None``: that of the process), or, with *latest*, got since it was opened: the rows, and how many were
-        dropped since there were too many."""
-        if not (text := self._c.msctx_book_rows(book, latest)):
+    def unmatched(self, book: int) -> list[int]:
+        """Which of its rules matched no convolution since it was opened, though convolutions were run under them."""
+        found: list[int] = []
+        while (place := self._c.msctx_book_unmatched(book, found[-1] + 1 if found else 0)) >= 0:
+            found.append(place)
+        return found
+
+    def rows(self, book: int | None) -> dict[str, Any]:
+        """What a book has (``None``: that of the process): the rows, and how many were dropped since there were too many."""
+        if not (text := self._c.msctx_book_rows(book)):
             raise MemoryError
         return dict(self._read(text))
 
@@ -264,11 +271,6 @@ def policy_of(
     **flags: bool,
 ) -> Any:
     """What is asked for, as the library takes it."""
-    rule_array = (_Rule * max(1, len(rules)))()
-    for slot, rule in zip(rule_array, rules, strict=False):
-        conditions = [_Condition(field.encode(), pattern.encode()) for field, pattern in rule.conditions]
-        slot.conditions, slot.condition = len(conditions), (_Condition * len(conditions))(*conditions)
-        slot.asked = _names(dict(rule.asked))
     return _Policy(
         asked=_names(asked),
         fallback=FALLBACKS.index(fallback),
@@ -276,9 +278,18 @@ def policy_of(
         workspace_limit=-1 if workspace_limit is None else workspace_limit,
         max_error=max_error or 0.0,
         rules=len(rules),
-        rule=rule_array,
+        rule=_rules(rules),
         **flags,
     )
+
+
+def _rules(rules: tuple[Any, ...]) -> Any:
+    found = (_Rule * max(1, len(rules)))()
+    for slot, rule in zip(found, rules, strict=False):
+        conditions = [_Condition(field.encode(), pattern.encode()) for field, pattern in rule.conditions]
+        slot.conditions, slot.condition = len(conditions), (_Condition * len(conditions))(*conditions)
+        slot.asked = _names(dict(rule.asked))
+    return found
 
 
 def _names(asked: dict[str, str | None]) -> Any:

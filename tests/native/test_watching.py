@@ -159,12 +159,61 @@ def test_a_rule_for_other_images_is_told(recwarn: pytest.WarningsRecorder) -> No
     assert "dims=3" in found
 
 
+def test_rules_alone_that_matched_nothing_are_told(recwarn: pytest.WarningsRecorder) -> None:
+    """Then nothing was asked for, and choices() is empty."""
+    with msctx.context(conv_algo_rules={"layer9.*": "gemm", "stride=7": {"wgrad": "reference"}}) as ctx:
+        fn.conv2d(X, torch.randn(4, 3, 3, 3))
+    assert not ctx.choices()
+    found = told(recwarn)
+    assert [text.rpartition(" ")[2] for text in found] == ["layer9.*", "stride=7"]
+
+
 def test_a_rule_whose_row_was_dropped_is_not_told(recwarn: pytest.WarningsRecorder) -> None:
+    """One that matched nothing is, all the same."""
     w = torch.randn(1, 1, 1, 1)
-    with msctx.context(conv_algo_rules={"input=1x1x1x7": {"fprop": "direct"}}, conv_fprop_algo="gemm") as ctx:
+    rules = {"input=1x1x1x7": {"fprop": "direct"}, "stride=5": {"fprop": "direct"}}
+    with msctx.context(conv_algo_rules=rules, conv_fprop_algo="gemm") as ctx:
         for n in range(7, 4250):
             fn.conv2d(torch.ones(1, 1, 1, n), w)
     assert ctx.choices().dropped
+    (found,) = told(recwarn)
+    assert "stride=5" in found
+
+
+def test_a_rule_that_matches_what_was_decided_before_is_not_told(recwarn: pytest.WarningsRecorder) -> None:
+    for _ in range(2):
+        with msctx.context(conv_algo_rules={"weight=4x3x3x3": "gemm"}) as ctx:
+            fn.conv2d(X, torch.randn(4, 3, 3, 3))
+        assert len(ctx.choices()) == 1
+    assert not told(recwarn)
+    with msctx.context(conv_algo_rules={"weight=4x3x3x3": "gemm"}):
+        fn.conv2d(X, torch.randn(5, 3, 3, 3))
+    (found,) = told(recwarn)
+    assert "weight=4x3x3x3" in found, "what matched before this context was entered does not count"
+
+
+def test_a_rule_that_an_inner_context_replaced_is_judged_by_what_ran_under_it(recwarn: pytest.WarningsRecorder) -> None:
+    w = torch.randn(4, 3, 3, 3)
+    with msctx.context(conv_algo_rules={"stride=3": "gemm"}), msctx.context(conv_algo_rules={"weight=4x*": "gemm"}):
+        fn.conv2d(X, w)
+    assert not told(recwarn)
+
+
+def test_a_rule_that_matched_stays_so_while_policies_come_and_go(recwarn: pytest.WarningsRecorder) -> None:
+    with msctx.context(conv_algo_rules={"weight=4x*": "gemm"}):
+        with msctx.context(conv_dgrad_algo="normal"):  # the rules hold inside, too
+            fn.conv2d(X, torch.randn(4, 3, 3, 3))
+        for n in range(40):  # more than are kept
+            with msctx.context(conv_algo_rules={f"stride={n + 2}": "gemm"}):
+                pass
+        fn.conv2d(X, torch.randn(5, 3, 3, 3))
+    assert not told(recwarn)
+
+
+def test_patterns_mean_the_same_to_the_warning_and_to_the_choice(recwarn: pytest.WarningsRecorder) -> None:
+    with msctx.context(conv_algo_rules={"weight=[^5]x*": {"fprop": "gemm"}}) as ctx:
+        fn.conv2d(X, torch.randn(4, 3, 3, 3))
+    assert [row.ran for row in ctx.choices()] == ["gemm"]
     assert not told(recwarn)
 
 

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "msctx/call.h"
+#include "msctx/rules.h"
 
 namespace msctx {
 
@@ -44,12 +44,15 @@ class Book {
  public:
   static constexpr size_t most_rows = 4096;
 
+  explicit Book(std::vector<std::shared_ptr<Conditions>> rules = {}) : rules_(std::move(rules)) {}
   void open();
   void close();
   ~Book();
 
-  // As JSON, in the order of their numbers; `latest`: only what was counted since it was opened.
-  std::string rows(bool latest) const;
+  // As JSON, in the order of their numbers.
+  std::string rows() const;
+  // The first of its rules, from this one on, for which there was no call since it was opened, though there were others under it. -1: none.
+  int unmatched(int from) const;
 
  private:
   struct Rows {
@@ -59,8 +62,9 @@ class Book {
     void add(const Rows&);
   };
   friend void count(const std::shared_ptr<Choice>&, const Counts&, bool, int64_t);
-  Rows latest() const;  // the lock is held
+  Rows latest() const;  // what was counted since it was opened; the lock is held
 
+  const std::vector<std::shared_ptr<Conditions>> rules_;
   Rows before_, own_;
   int64_t opened_ = 0;  // as the how manieth of all; the process's is before all others
 };

@@ -20,14 +20,6 @@ constexpr int places = 2;
 enum class Fallback : int32_t { warn, error, silent };
 
 // From Python. A null name is one that nobody asked for.
-struct CondText {
-  const char *field, *pattern;
-};
-struct RuleText {
-  int32_t conditions;
-  const CondText* condition;
-  const char* asked[3];
-};
 struct PolicyText {
   const char* asked[3];
   int32_t fallback, deterministic, thread_invariant, allow_tf32, allow_fp32_emulation, frozen_weights;
@@ -48,6 +40,7 @@ std::string in_words(double number);  // the fewest digits that give it back
 struct Decision {
   const ConvRow* row = nullptr;  // null: torch's own path
   std::shared_ptr<Choice> choice;  // nullptr: nothing is asked for
+  std::vector<bool> held;        // for which rules of the policy: their conditions
   bool fell_back = false;        // the named algorithm did not run
   bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is what `normal` says
   std::string message;           // for the warning or the error of a fallback
@@ -59,12 +52,12 @@ class Policy {
  public:
   Policy(const PolicyText&, const ConvTable&);
 
-  // `threads` are those that torch would use.
-  Decided decide(const ConvCall&, Direction, int threads);
+  // `threads` are those that torch would use; `books` as in count.
+  Decided decide(const ConvCall&, Direction, int threads, int64_t books);
   // Decides a call of `performance` anew, for good: by the result that is known by now, or as `normal` would, and why.
   Decided decide_again(const ConvCall&, Direction, int threads, const std::string& why_not_measured);
   // A call that is not ours to compute: to be refused.
-  Decided refuse(Direction, const ConvText&, const std::string& reason);
+  Decided refuse(Direction, const ConvText&, const std::string& reason, int64_t books);
 
   // Whether an algorithm is asked for in this direction, for some call at least.
   bool asks(Direction) const;
@@ -88,11 +81,12 @@ class Policy {
 
  private:
   struct Rule {
-    std::vector<std::pair<std::string, std::string>> conditions;
+    std::shared_ptr<Conditions> conditions;
     std::string asked[3];
-    bool matches(const ConvText&) const;
   };
-  std::string asked_for(Direction, const ConvText&) const;
+  std::vector<bool> holding(const ConvText&) const;
+  void note(const std::vector<bool>& held, int64_t books) const;
+  std::string asked_for(Direction, const std::vector<bool>& held) const;
   bool allows_math(const ConvRow&) const;
   const ConvRow* named(const ConvCall&, Direction, Choice&) const;
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;

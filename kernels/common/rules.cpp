@@ -1,0 +1,61 @@
+#include "msctx/rules.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "msctx/process.h"
+
+namespace msctx {
+namespace {
+
+std::mutex& lock = fork_safe_mutex();
+auto& known() {
+  static auto* all = new std::unordered_map<std::string, std::weak_ptr<Conditions>>;
+  return *all;
+}
+
+void raise_to(std::atomic<int64_t>& to, int64_t value) {
+  int64_t now = to.load(std::memory_order_relaxed);
+  while (now < value && !to.compare_exchange_weak(now, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Conditions> Conditions::of(const RuleText& rule) {
+  auto made = std::make_shared<Conditions>();
+  std::string text;
+  for (int i = 0; i < rule.conditions; i++) {
+    const auto& [field, pattern] = made->all_.emplace_back(rule.condition[i].field, rule.condition[i].pattern);
+    text += field + '=' + pattern + '\n';
+  }
+  const std::lock_guard<std::mutex> guard(lock);
+  if (const auto found = known().find(text); found != known().end())
+    if (auto same = found->second.lock()) return same;
+  std::erase_if(known(), [](const auto& one) { return one.second.expired(); });
+  known()[text] = made;
+  return made;
+}
+
+bool Conditions::hold_for(const ConvText& t) const {
+  const std::string dims = std::to_string(std::count(t.weight.begin(), t.weight.end(), 'x') - 1);
+  const std::pair<const char*, const std::string*> fields[] = {
+      {"module", &t.module},     {"input", &t.input},   {"weight", &t.weight},         {"stride", &t.stride}, {"padding", &t.padding},
+      {"dilation", &t.dilation}, {"groups", &t.groups}, {"transposed", &t.transposed}, {"dtype", &t.dtype},   {"layout", &t.layout},
+      {"dims", &dims},
+  };
+  for (const auto& [name, pattern] : all_)
+    for (const auto& [field, value] : fields)
+      if (name == field && (value->empty() || fnmatch(pattern.c_str(), value->c_str(), 0) != 0)) return false;
+  return true;
+}
+
+void Conditions::note(bool held, int64_t books) {
+  if (held) raise_to(held_, books);
+  raise_to(compared_, books);
+}
+
+}  // namespace msctx
