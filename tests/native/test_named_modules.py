@@ -15,9 +15,16 @@ from msctx.native.holders import at_work
 
 CALLS = {
     "want": named_modules.want,
-    "without_module": named_modules.without_module,
+    "without_module": lambda names: named_modules.without_module(names, 0),
     "release": named_modules.release,
 }
+
+
+@pytest.fixture
+def ctx():
+    """Open, and without options."""
+    with msctx.context() as entered:
+        yield entered
 
 
 def hooked(model: nn.Module) -> list[str]:
@@ -25,10 +32,10 @@ def hooked(model: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_collection_in_the_midst_of_a_search(call, monkeypatch):
+def test_a_collection_in_the_midst_of_a_search(call, monkeypatch, ctx):
     kept, doomed = nn.Sequential(nn.ReLU(), nn.ReLU()), [nn.Sequential(nn.ReLU(), nn.ReLU())]
     for model in (doomed[0], kept):
-        named_modules.watch(model)
+        ctx.watch(model)
     named_modules.want(["other*", *(["1", "2"] if call == "release" else [])])
     match = named_modules.fnmatchcase
 
@@ -38,17 +45,17 @@ def test_a_collection_in_the_midst_of_a_search(call, monkeypatch):
         return match(path, name)
 
     monkeypatch.setattr(named_modules, "fnmatchcase", collected)
-    named_modules._by_name.clear()
+    named_modules._models[kept]._by_name.clear()
     CALLS[call](["2", "1"])
     assert not doomed
     assert hooked(kept) == (["1"] if call == "want" else [])
     named_modules.release(["other*", *(["1", "2"] if call == "want" else [])])
 
 
-def test_hooks_are_there_while_a_name_is_wanted():
+def test_hooks_are_there_while_a_name_is_wanted(ctx):
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
     named_modules.want(["0"])
-    named_modules.watch(model)
+    ctx.watch(model)
     assert hooked(model) == ["0"]
     named_modules.want(["*"])
     named_modules.want(["0"])
@@ -61,10 +68,10 @@ def test_hooks_are_there_while_a_name_is_wanted():
     assert not hooked(model)
 
 
-def test_watched_modules_are_searched_once(monkeypatch):
+def test_watched_modules_are_searched_once(monkeypatch, ctx):
     """Not at each entry: that costs what the named modules cost."""
     model, match, calls = nn.Sequential(*(nn.ReLU() for _ in range(100))), named_modules.fnmatchcase, []
-    named_modules.watch(model)
+    ctx.watch(model)
 
     def counted(path, name):
         calls.append(name)
@@ -74,11 +81,11 @@ def test_watched_modules_are_searched_once(monkeypatch):
     for _ in range(3):
         named_modules.want(["7", "no such"])
         assert hooked(model) == ["7"]
-        assert named_modules.without_module(["no such"]) == ["no such"]
+        assert named_modules.without_module(["no such"], 0) == ["no such"]
         named_modules.release(["7", "no such"])
     searched = len(calls)
     for _ in range(10):
-        named_modules.watch(model)  # nothing new
+        ctx.watch(model)  # nothing new
         named_modules.want(["7", "no such"])
         named_modules.release(["7", "no such"])
     assert len(calls) == searched
