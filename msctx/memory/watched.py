@@ -22,7 +22,7 @@ _next = itertools.count(1)
 _open: Counter[int] = Counter()
 """Number of a model → how many open contexts watch it."""
 _times = 0
-"""How often a model has been acted on from then on, or no longer."""
+"""How often a model has begun or ceased to be acted on."""
 _gone: deque[int] = deque()
 """Numbers of models that have died. A collection of garbage tells so in the middle of anything: whoever asks next forgets them."""
 

@@ -33,7 +33,7 @@ class Model:
         self.is_open = False
         """Whether an open context watches it: rules act on it."""
         self.left = -1
-        """The moment when the last context that watched it was left: see memory.watched."""
+        """The moment when the last context that watched it was left, in the count of memory.watched."""
 
     def look_at(self, model: nn.Module) -> None:
         for path, module in model.named_modules():
@@ -64,7 +64,7 @@ class Model:
 
 _models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
 _open: dict[int, Model] = {}
-"""Number of a model → the model."""
+"""Number of a model → what is known of it, while a context that watches it is open."""
 _held: Counter[Model] = Counter()
 """Model → who needs its hooks: the contexts, and each checkpoint of a forward pass that was made when rules acted on it."""
 _wanted: Counter[str] = Counter()
