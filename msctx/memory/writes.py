@@ -1,9 +1,9 @@
 """What a trial of a forward pass writes to that was there before it: noticed, and taken back.
 
 Tensors are seen below autograd, at each operator that writes to one, and where ``tensor.data`` is assigned. Of Python's objects
-those are looked at that a module reaches by its attributes, its classes and the names in its ``forward``; generators that are met there,
-or are given to torch, are looked at, too: see sources. What is written behind all of these (files, memory of NumPy, objects of
-extensions) is not noticed.
+those are looked at that a module reaches by its attributes, its classes and the names in its ``forward``; of generators those, too,
+that are given to torch: see sources. What is written behind all of these (files, memory of NumPy, objects of extensions) is not
+noticed.
 """
 
 from __future__ import annotations
