@@ -264,7 +264,8 @@ class Context:
         found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
         found += [f"conv_algo_rules: no convolution matched {rule}" for rule in self._tally.close()]
         self._computed.close()
-        return [*found, *precisions.unmatched(self.layers), *unwatched(scope.plan, self.layers, self._watched.since())]
+        since = self._watched.since()
+        return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
     def watch(self, model: nn.Module) -> Context:
         """Name the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory act on it.

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from msctx.memory import watched
 from msctx.memory.budget import Budget
 from msctx.memory.replay import Rehearsal, State, Trial, hook_of_user, is_rehearsing, own_containers
+from msctx.memory.sources import sources_of
 from msctx.native.holders import Held
 from msctx.notices import tell
 
@@ -95,7 +96,7 @@ class _Block:
             with next(forwards, nullcontext()):  # when it is computed again, nothing is measured
                 return call(block, *values[:count], **dict(zip(names, values[count:], strict=True)))
 
-        state = State(block, known.changing, known.sources)
+        state = State(block, known.changing, sources_of(block, (args, kwargs)) if known.draws else [])
         return checkpoint(function, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: (nullcontext(), state))
 
     def _tried(self, call: Call, block: nn.Module, args: Any, kwargs: Any) -> Rehearsal | None:
@@ -157,7 +158,7 @@ def measured_modules(modules: list[nn.Module], x: torch.Tensor) -> tuple[list[Si
     given: list[Sizes] = []
     saved: list[Sizes] = []
     writing: set[int] = set()
-    with Trial(nn.Sequential(*modules), ((x,), {}), []) as trial:
+    with Trial(nn.Sequential(*modules), ((x,), {})) as trial:
         numbers = {parameter.untyped_storage()._cdata for parameter in trial.block.parameters()}
         held: list[Any] = []  # or another storage would get the number of one that is gone
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from msctx.memory.saved import span
+from msctx.memory.sources import Draws, Source
 from msctx.memory.writes import OF_ALL_MODULES, Objects, Tensors, own_count
 
 Part = tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -33,7 +32,7 @@ class State:
     """What a block's forward pass depends on beside its inputs, when it is made; a context in which that holds again.
 
     Buffers that the block writes to are *changing*: they are copied, and each time computed with a fresh copy. torch's random
-    numbers are the checkpoint's affair; of others, those of *sources* are kept.
+    numbers are the checkpoint's affair; those of *sources* are kept.
     """
 
     def __init__(self, block: nn.Module, changing: set[Name], sources: list[Source]) -> None:
@@ -84,7 +83,7 @@ class Trial:
     other threads may call meanwhile, is not touched. On leaving, what it has changed elsewhere is as it was.
     """
 
-    def __init__(self, block: nn.Module, inputs: Any, sources: list[Source], *, keeps: bool = False) -> None:
+    def __init__(self, block: nn.Module, inputs: Any, *, keeps: bool = False) -> None:
         """*keeps*: what is saved for a backward pass is there, at the cost of the memory that O1 is to save."""
         originals = _parts(block)
         self._names = [
@@ -102,14 +101,15 @@ class Trial:
         self._given = _copied(inputs)
         self.block, self.inputs = self._modules[0], own_containers(self._given)
         tensors = [value for value in tree_leaves(self._given) if isinstance(value, torch.Tensor)]
-        self._objects, self._tensors = Objects(self.block, inputs), Tensors([*self._copies, *tensors])
-        self._numbers = [(source, source.read()) for source in sources]
+        self._draws = Draws(block, inputs)
+        self._objects = Objects(self.block, inputs, self._draws)
+        self._tensors = Tensors([*self._copies, *tensors], self._draws)
         self._stack = ExitStack()
         self._hooks = nullcontext() if keeps else saved_tensors_hooks(lambda _: None, _is_gone)
         self.changing: set[Name] = set()
         """The buffers that it has written to."""
-        self.sources: list[Source] = []
-        """Of random numbers beside torch's: those that it has drawn from."""
+        self.draws = False
+        """Whether it has drawn random numbers beside torch's."""
         self.obstacle = ""
 
     def __enter__(self) -> Trial:
@@ -120,9 +120,8 @@ class Trial:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.sources = [source for source, state in self._numbers if not _is_same_state(state, source.read())]
-        for source, state in self._numbers:
-            source.write(state)
+        self._draws.put_back()
+        self.draws = self._draws.from_own
         self._stack.__exit__(*error)
         changed = self._changed()
         self.changing = {name for name in changed if name[1] == BUFFERS}
@@ -132,6 +131,8 @@ class Trial:
             self.obstacle = "it writes to tensors that are not its own"
         elif self._objects.wrote:
             self.obstacle = "it changes Python objects that stay"
+        elif self._draws.from_others:
+            self.obstacle = "it draws from a generator that is neither an attribute of its modules nor an input"
         else:
             self.obstacle = _changed(self._given, self.inputs)
 
@@ -230,41 +231,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return begin + count <= tensor.untyped_storage().nbytes()
 
 
-class Source(NamedTuple):
-    """Random numbers that are not torch's own."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-
-def _sources(block: nn.Module) -> list[Source]:
-    """Python's and NumPy's, and generators that modules have in attributes."""
-    found = [
-        Source(random.getstate, random.setstate),
-        Source(lambda: numpy.random.get_state(legacy=False), numpy.random.set_state),
-    ]
-    attributes = {id(value): value for module in block.modules() for value in vars(module).values()}
-    return found + [source for value in attributes.values() if (source := _source_of(value))]
-
-
-def _source_of(value: Any) -> Source | None:
-    if isinstance(value, random.Random):
-        return Source(value.getstate, value.setstate)
-    if isinstance(value, torch.Generator):
-        return Source(value.get_state, value.set_state)
-    if isinstance(value, numpy.random.RandomState):
-        return Source(lambda: value.get_state(legacy=False), value.set_state)
-    if isinstance(value, numpy.random.Generator):
-        return Source(lambda: value.bit_generator.state, lambda state: setattr(value.bit_generator, "state", state))
-    return None
-
-
-def _is_same_state(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return all(_is_same_state(value, other[key]) for key, value in one.items())
-    return bool(numpy.array_equal(one, other)) if isinstance(one, (numpy.ndarray, torch.Tensor)) else bool(one == other)
-
-
 def own_containers(value: Any) -> Any:
     """The same with lists and dictionaries of its own: what is given may change after the call."""
     if type(value) in (list, tuple):
@@ -283,8 +249,8 @@ class Rehearsal:
         self.obstacle = ""
         self.changing: set[Name] = set()
         """The buffers that the block writes to."""
-        self.sources = _sources(block)
-        """Of random numbers beside torch's: those that it draws from."""
+        self.draws = False
+        """Whether it draws random numbers beside torch's."""
         results = []
         for _ in range(2):
             try:
@@ -295,7 +261,7 @@ class Rehearsal:
             except Exception as error:  # the real call raises it, too, or does not mind
                 self.obstacle = f"trying it fails: {type(error).__name__}: {error}"
                 return
-            self.changing, self.sources, self.obstacle = trial.changing, trial.sources, trial.obstacle
+            self.changing, self.draws, self.obstacle = trial.changing, trial.draws, trial.obstacle
             del trial  # with its copies
             if self.obstacle:
                 return
@@ -305,7 +271,7 @@ class Rehearsal:
     def _try(
         self, results: list[Any], call: Callable[..., Any], block: nn.Module, args: Any, kwargs: Any, *, keeps: bool = False
     ) -> Trial:
-        with Trial(block, (args, kwargs), self.sources, keeps=keeps) as trial:
+        with Trial(block, (args, kwargs), keeps=keeps) as trial:
             made = call(trial.block, *trial.inputs[0], **trial.inputs[1])
             results.append([_detached(value) for value in tree_leaves(made)])
         return trial

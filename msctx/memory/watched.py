@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from msctx import locks
-from msctx.native import watching
+from msctx.native import named_modules, watching
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +22,7 @@ _next = itertools.count(1)
 _open: Counter[int] = Counter()
 """Number of a model → how many open contexts watch it."""
 _times = 0
+"""How often a model has begun or ceased to be acted on."""
 _gone: deque[int] = deque()
 """Numbers of models that have died. A collection of garbage tells so in the middle of anything: whoever asks next forgets them."""
 
@@ -47,6 +48,7 @@ class Watched:
             number = _numbers.get(model)
             if number is None:
                 number = _numbers[model] = next(_next)
+            named_modules.watch(model)
             watching.watch(model, number)
             if number in self._models:
                 return
@@ -90,6 +92,7 @@ def _count(number: int) -> bool:
         return False
     _times += 1
     watching.turn(number, on=True)
+    named_modules.turn(number, watching.model_of(number), on=True, moment=_times)
     return True
 
 
@@ -101,11 +104,14 @@ def _tell(begun: Iterable[nn.Module | None]) -> None:
 
 
 def _end(number: int, model: nn.Module | None) -> None:
+    global _times
     _open[number] -= 1
     if _open[number]:
         return
     del _open[number]
+    _times += 1
     watching.turn(number, on=False)
+    named_modules.turn(number, model, on=False, moment=_times)
     if model is not None:
         for listener in _ends:
             listener(model)
@@ -141,12 +147,12 @@ def now() -> int:
     """A moment, for :func:`any_since`."""
     with lock:
         _forget_the_gone()
-        return _times - bool(_open)
+        return _times
 
 
 def any_since(moment: int) -> bool:
     """Whether any model was acted on at some time since then, or could be."""
-    return _times > moment
+    return _times > moment or bool(_open)
 
 
 def listen(begin: Listener, end: Listener | None = None) -> None:

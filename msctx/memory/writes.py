@@ -1,8 +1,9 @@
 """What a trial of a forward pass writes to that was there before it: noticed, and taken back.
 
 Tensors are seen below autograd, at each operator that writes to one, and where ``tensor.data`` is assigned. Of Python's objects
-those are looked at that a module reaches by its attributes, its classes and the names in its ``forward``. What is written behind all
-of these (files, memory of NumPy, objects of extensions) is not noticed.
+those are looked at that a module reaches by its attributes, its classes and the names in its ``forward``; of generators those, too,
+that are given to torch: see sources. What is written behind all of these (files, memory of NumPy, objects of extensions) is not
+noticed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from msctx.memory.sources import GENERATORS, Draws
+
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 UNDECLARED = ("running_mean", "running_var")
@@ -31,13 +34,13 @@ UNDECLARED = ("running_mean", "running_var")
 class Tensors(TorchDispatchMode):
     """While it is entered, what is written to memory of tensors that were there before; on leaving they are as they were."""
 
-    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+    def __init__(self, own: Iterable[torch.Tensor], draws: Draws) -> None:
         """*own*: copies, which may be written to."""
         super().__init__()
         self._made = {storage._cdata for tensor in own if (storage := _storage_of(tensor)) is not None}
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._assigned: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._assignments = _Assignments(self.assigns)
+        self._calls = _Calls(self.assigns, draws)
         self.wrote = False
         """Whether any of them has other values now; known after leaving."""
 
@@ -47,14 +50,14 @@ class Tensors(TorchDispatchMode):
         return True
 
     def __enter__(self) -> Tensors:
-        self._assignments.__enter__()
+        self._calls.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._assignments.__exit__(*error)
-        del self._assignments  # it holds this, in a circle
+        self._calls.__exit__(*error)
+        del self._calls  # it holds this, in a circle
         with torch.no_grad():
             for tensor, data in reversed(self._assigned):
                 self.wrote = True
@@ -91,16 +94,18 @@ class Tensors(TorchDispatchMode):
             self._before[storage._cdata] = storage, storage.clone()
 
 
-class _Assignments(TorchFunctionMode):
-    """``tensor.data = …``, which no operator sees."""
+class _Calls(TorchFunctionMode):
+    """``tensor.data = …``, which no operator sees, and generators, of which an operator sees only copies."""
 
-    def __init__(self, assigns: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, assigns: Callable[[torch.Tensor], None], draws: Draws) -> None:
         super().__init__()
-        self._assigns = assigns
+        self._assigns, self._draws = assigns, draws
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__name__", "") == "__set__" and getattr(function.__self__, "__name__", "") == "data":
             self._assigns(args[0])
+        for value in (*args, *(kwargs or {}).values()):
+            self._draws.meet_in_call(value)
         return function(*args, **(kwargs or {}))
 
 
@@ -149,7 +154,8 @@ class Objects:
     Attributes of the block's own modules may be bound to other objects.
     """
 
-    def __init__(self, block: nn.Module, inputs: Any) -> None:
+    def __init__(self, block: nn.Module, inputs: Any, draws: Draws) -> None:
+        self._draws = draws
         self._kept: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = []
         modules = list(block.modules())
         self._seen = {id(module) for module in modules}
@@ -179,6 +185,8 @@ class Objects:
         if id(value) in self._seen or len(self._kept) >= MOST or (isinstance(value, CONTAINERS) and len(value) > MOST):
             return
         self._seen.add(id(value))
+        if self._draws.meet(value):
+            return
         if isinstance(value, dict):
             self._keep(lambda: dict(value), lambda before: _become(value, before))
         elif isinstance(value, list | deque):
@@ -205,7 +213,7 @@ class Objects:
             self._keep(lambda: dict(vars(kind)), lambda before: _assign(kind, before))
 
     def _look_at_names(self, forward: FunctionType) -> None:
-        """What a function names: only numbers and containers, not what hangs on them."""
+        """What a function names: only numbers, containers and generators, not what hangs on them."""
         names, cells = forward.__code__.co_names, [cell for cell in forward.__closure__ or () if _is_simple(_content(cell))]
         known = forward.__globals__
 
@@ -231,7 +239,7 @@ def _is_users(value: Any) -> bool:
 
 
 def _is_simple(value: Any) -> bool:
-    return type(value) in (*PLAIN, list, dict, set, deque, itertools.count)
+    return type(value) in (*PLAIN, list, dict, set, deque, itertools.count) or isinstance(value, GENERATORS)
 
 
 def _content(cell: Any) -> Any:

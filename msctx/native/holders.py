@@ -57,6 +57,13 @@ class Held:
             if self._holders and self._remove is None:
                 self._remove = self._install()
 
+    def renew(self) -> None:
+        """Install again what is installed."""
+        with self._lock:
+            if self._remove is not None:
+                self._remove()
+                self._remove = self._install()
+
     def release(self, count: int) -> None:
         with self._lock:
             self._holders -= count

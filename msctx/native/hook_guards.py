@@ -26,17 +26,24 @@ def _install() -> Callable[[], None]:
     if config is None:  # loading it takes seconds
         _missed = True
         return lambda: None
-    renew()
+    _forget()
     _missed = False
     found = override(config, KEY)
     setattr(config, KEY, False)
     return lambda: put_override(config, KEY, found)
 
 
-def renew() -> None:
-    """Hooks have come: forget compiled code that may not see them."""
+def _forget() -> None:
+    """Compiled code that may not see hooks."""
     if _missed and (dynamo := sys.modules.get("torch._dynamo")) is not None and hasattr(dynamo, "reset"):
         dynamo.reset()
+
+
+def renew() -> None:
+    """Hooks have come. Where Dynamo has been loaded since policies name modules, what it compiles from now on has its guards."""
+    if _missed and "torch._dynamo.config" in sys.modules:
+        _forget()
+        held().renew()
 
 
 class _Own(threading.local):

@@ -96,10 +96,26 @@ _in_force: Counter[int] = Counter()
 """Number of a policy → in how many threads it is in force."""
 
 
+class _ActsOn(NamedTuple):
+    """The models that rules act on in a thread: those of the open contexts; while a checkpoint is computed again, those of its
+    forward pass, not those that are open around it.
+    """
+
+    carried: frozenset[named_modules.Model] = frozenset()
+    hidden: frozenset[named_modules.Model] = frozenset()
+
+    def has(self, model: named_modules.Model) -> bool:
+        return model in self.carried or (model.is_open and model not in self.hidden)
+
+    def models(self) -> frozenset[named_modules.Model]:
+        return self.carried | (named_modules.open_models() - self.hidden)
+
+
 class _Here(threading.local):
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}  # device → what is in force
-        self.around: list[dict[str, str]] = []  # what was in force around the checkpoints that are computed again
+        self.around: list[tuple[dict[str, str], _ActsOn]] = []  # the two around the checkpoints that are computed again
+        self.acts_on = _ActsOn()
         self.noted = -1  # what the tag now says: see msctx_precision_note_autocast
 
 
@@ -314,11 +330,11 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     library, words = _library(), _words()
     noted = library.msctx_precision_note_autocast(next((i for i, name in enumerate(DEVICES) if words[name] == device), -1))
     while len(_here.around) > library.msctx_precision_agains():
-        _here.texts = _here.around.pop()
+        _here.texts, _here.acts_on = _here.around.pop()
     if checkpoint is not None:
         noted = library.msctx_precision_again(checkpoint.number)
-        _here.around.append(_here.texts)
-        _here.texts = checkpoint.texts
+        _here.around.append((_here.texts, _here.acts_on))
+        _here.texts, _here.acts_on = checkpoint.texts, _ActsOn(checkpoint.models, named_modules.open_models())
     if noted == -2:
         raise NativeError(_TOO_MANY)
     if noted == _here.noted or not (_here.texts or cache_tag.is_put()):
@@ -336,6 +352,7 @@ class Carried(NamedTuple):
 
     number: int
     texts: dict[str, str]
+    models: frozenset[named_modules.Model]
 
 
 def is_in_force() -> bool:
@@ -343,26 +360,28 @@ def is_in_force() -> bool:
 
 
 def carried() -> Carried:
-    return Carried(int(_library().msctx_precision_number()), dict(_here.texts))
+    return Carried(int(_library().msctx_precision_number()), dict(_here.texts), _here.acts_on.models())
 
 
 def keep_hooks(state: Carried) -> Callable[[], None]:
     """A checkpoint that may be computed again needs the hooks of its policies, also after the block. Returns what releases them."""
     names = [name for text in state.texts.values() for name in _send(text).modules]
     with at_work.lock:
-        named_modules.want(names)
+        named_modules.want(names, state.models)
         autocasts.want(1)
     at_work.tidy()
 
     def release() -> None:
-        named_modules.release(names)
+        named_modules.release(names, state.models)
         autocasts.release(1)
 
     return release
 
 
-def inside(match: Callable[[Iterable[str]], str | None]) -> int | None:
-    """The combination inside a module, whose name among those of a policy's rules *match* finds; ``None``: no rule has it."""
+def inside(model: named_modules.Model, match: Callable[[Iterable[str]], str | None]) -> int | None:
+    """The combination inside a module of *model*, whose name among those of a policy's rules *match* finds; ``None``: none acts."""
+    if not _here.acts_on.has(model):
+        return None
     numbers, is_named = [], False
     for device in DEVICES:
         text = _here.texts.get(device)

@@ -130,13 +130,13 @@ def of_process() -> Precisions:
     return Precisions(_rows(precision.counts(precision.known())))
 
 
-def unmatched(layers: Iterable[Layer]) -> list[str]:
-    """What is to be said of the names of modules in the files of *layers* that no watched module has."""
+def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
+    """What is to be said of the names of modules in the files of *layers* that no module watched since then has."""
     found = []
     for setting in (setting for layer in layers for setting in layer.settings.values()):
         if setting.option.name in ("op_precision_mode", "customize_dtypes"):
             names = (setting.content or {}).get("ByNodeName", ())
-            for name in named_modules.without_module(names):
+            for name in named_modules.without_module(names, since):
                 told = "ctx.watch(model) tells the names of a model's modules"
                 found.append(f"{setting.spelling}: no module is named {name}; {told}")
     return found

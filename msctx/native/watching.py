@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msctx import locks
-from msctx.native import core, named_modules
+from msctx.native import core
 from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ def _of(found: Any, name: str) -> Any:
 
 def watch(model: nn.Module, number: int) -> None:
     """Name the convolutions of *model* by their paths, from now on while :func:`turn` says so."""
-    named_modules.watch(model)
     with _looking():
         _models[number] = model
         if (library := core.loaded()) is not None:

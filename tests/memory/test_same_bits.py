@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "nothing_left_in_the_pool")
 WIDTH = 6
 COUNTS: dict[str, int] = {}
 CALLS = 0
+NOISE, DICE, CHANCE = torch.Generator(), np.random.default_rng(0), random.Random(0)
 
 
 class Block(nn.Module):
@@ -294,6 +297,87 @@ class Drops(Block):
         return fn.dropout(x, 0.3) + torch.rand_like(x)
 
 
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return fn.dropout(x + torch.rand(x.shape, generator=NOISE).normal_(generator=NOISE), 0.3)
+
+
+class DrawsElsewhere(Block):
+    """From a generator of the program, in a function that it calls."""
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        return noise(x)
+
+
+class DrawsByName(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.f(x * (1 + DICE.random() + CHANCE.random())))
+
+
+class DrawsFromObjects(Block):
+    dice = np.random.default_rng(0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.meter = [random.Random(0)], Meter()
+        self.meter.dice = np.random.RandomState(0)
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (1 + self.dice.random() + self.all[0].random() + self.meter.dice.random())
+
+
+class DrawsFromList(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = {"first": [torch.Generator().manual_seed(0)]}
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.empty_like(x).uniform_(generator=self.all["first"][0])
+
+
+class DrawsFromAttribute(Block):
+    """Which the program replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = torch.Generator().manual_seed(0)
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.bernoulli(torch.full_like(x, 0.5), generator=self.noise)
+
+
+class MakesGenerator(Block):
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
+
+
+class Given(Block):
+    def forward(self, x: torch.Tensor, noise: torch.Generator | None = None) -> torch.Tensor:
+        return torch.tanh(self.f(x + torch.rand(x.shape, generator=noise)))
+
+
+class Giver(nn.Module):
+    """Its blocks draw from a generator that is another at each call."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.blocks = nn.Linear(WIDTH, WIDTH), nn.ModuleList(Given() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        noise = torch.Generator().manual_seed(self.calls)
+        for block in self.blocks:
+            x = block(x, noise=noise)
+        return x
+
+
+def gives(model: nn.Sequential) -> None:
+    """The blocks are those inside the giver."""
+    del model[1:]
+    model.append(Giver())
+
+
 class Gradients(Block):
     """Of its own, inside."""
 
@@ -359,6 +443,11 @@ def teacher_outside(model: nn.Sequential, step: int) -> None:
             block.follow()
 
 
+def other_generators(model: nn.Sequential, step: int) -> None:
+    for number, block in enumerate(model[1:]):
+        block.noise = torch.Generator().manual_seed(10 * step + number)
+
+
 class OnlyTeaches(WithTeacher):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.f(x)) - self.teacher(x)
@@ -371,7 +460,16 @@ CASES: dict[str, Any] = {
             *(WithTeacher, FollowsByData, FollowsByAssignment, FollowsAtOnce, FollowsByCopy, FollowsBySetting, NewTeacher),
             *(OnlyWithGradients, HiddenAverages, BatchNorm, Queue, QueueInAttribute, FlatBuffer, BuffersThatShare),
             *(PowerIteration, OldPowerIteration, WeightNorm, Keeps, OfObjects, OfClass, OfTheProgram, Initialises, Remembers),
-            *(Drops, Gradients),
+            *(
+                Drops,
+                Gradients,
+                DrawsElsewhere,
+                DrawsByName,
+                DrawsFromObjects,
+                DrawsFromList,
+                DrawsFromAttribute,
+                MakesGenerator,
+            ),
         )
     },
     **{f"hidden {kind.__name__}": (hidden(kind),) for kind in (WithTeacher, FollowsByData, FollowsByAssignment, FollowsAtOnce)},
@@ -383,6 +481,8 @@ CASES: dict[str, Any] = {
     "flat views of blocks that write nothing": (Block, flat_views),
     "a teacher that follows outside": (OnlyTeaches, None, teacher_outside),
     "a part that begins to train": (LateTraining, None, late),
+    "generators that are replaced": (DrawsFromAttribute, None, other_generators),
+    "a generator that is given": (Block, gives),
 }
 
 
@@ -395,6 +495,9 @@ def trained(
     global CALLS
     CALLS = 0
     COUNTS.clear()
+    NOISE.manual_seed(0)
+    CHANCE.seed(0)
+    DICE.bit_generator.state = DrawsFromObjects.dice.bit_generator.state = np.random.default_rng(0).bit_generator.state
     if "count" in vars(kind):
         kind.count = 0  # type: ignore[attr-defined]
     torch.manual_seed(0)
@@ -419,6 +522,7 @@ def trained(
         found += [str(getattr(block, name, "")) for name in ("seen", "times", "last", "numbers", "count")]
         found.append(getattr(getattr(block, "meter", None), "total", 0))
     found += [*model.parameters(), *model.buffers(), torch.rand(3), CALLS, COUNTS.get("calls", 0)]
+    found += [torch.rand(3, generator=NOISE), DICE.random(), CHANCE.random(), DrawsFromObjects.dice.random()]
     return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in found], model
 
 
@@ -448,7 +552,15 @@ RECOMPUTED = [
         "Initialises",
         "Remembers",
     ),
-    *("Drops", "Gradients", "shared", "flat views of blocks that write nothing", "a part that begins to train"),
+    *(
+        "Drops",
+        "Gradients",
+        "DrawsFromAttribute",
+        "MakesGenerator",
+        "generators that are replaced",
+        "a generator that is given",
+    ),
+    *("shared", "flat views of blocks that write nothing", "a part that begins to train"),
     "a teacher that follows outside",
 ]
 
@@ -463,3 +575,12 @@ def test_what_can_be_computed_again_is_and_what_cannot_has_its_reason(name: str)
         assert any(not recomputed and reason for recomputed, reason in found), found
     for block in model:
         vars(block).pop("average", None)
+
+
+ELSEWHERE = "it draws from a generator that is neither an attribute of its modules nor an input"
+
+
+@pytest.mark.parametrize("name", ["DrawsElsewhere", "DrawsByName", "DrawsFromObjects", "DrawsFromList"])
+def test_generators_elsewhere_are_the_reason(name: str) -> None:
+    _, model = trained(*CASES[name], memory_optimize_level="O1")
+    assert {(row["recomputed"], row["reason"]) for row in rows(model)} == {(False, ELSEWHERE)}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import threading
+from itertools import pairwise
 
 import pytest
+import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import msctx
 from msctx.native import autocasts, named_modules, precision
@@ -15,9 +19,23 @@ from msctx.native.holders import at_work
 
 CALLS = {
     "want": named_modules.want,
-    "without_module": named_modules.without_module,
+    "without_module": lambda names: named_modules.without_module(names, 0),
     "release": named_modules.release,
 }
+
+
+@pytest.fixture
+def ctx():
+    """Open, and without options."""
+    with msctx.context() as entered:
+        yield entered
+
+
+@pytest.fixture
+def rules(tmp_path):
+    names = tmp_path / "names.ini"
+    names.write_text("[ByNodeName]\n0=high_precision\n")
+    return {"op_precision_mode": str(names), "precision_mode": "allow_mix_precision_bf16"}
 
 
 def hooked(model: nn.Module) -> list[str]:
@@ -25,10 +43,10 @@ def hooked(model: nn.Module) -> list[str]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_collection_in_the_midst_of_a_search(call, monkeypatch):
+def test_a_collection_in_the_midst_of_a_search(call, monkeypatch, ctx):
     kept, doomed = nn.Sequential(nn.ReLU(), nn.ReLU()), [nn.Sequential(nn.ReLU(), nn.ReLU())]
     for model in (doomed[0], kept):
-        named_modules.watch(model)
+        ctx.watch(model)
     named_modules.want(["other*", *(["1", "2"] if call == "release" else [])])
     match = named_modules.fnmatchcase
 
@@ -38,17 +56,17 @@ def test_a_collection_in_the_midst_of_a_search(call, monkeypatch):
         return match(path, name)
 
     monkeypatch.setattr(named_modules, "fnmatchcase", collected)
-    named_modules._by_name.clear()
+    named_modules._models[kept]._by_name.clear()
     CALLS[call](["2", "1"])
     assert not doomed
     assert hooked(kept) == (["1"] if call == "want" else [])
     named_modules.release(["other*", *(["1", "2"] if call == "want" else [])])
 
 
-def test_hooks_are_there_while_a_name_is_wanted():
+def test_hooks_are_there_while_a_name_is_wanted(ctx):
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
     named_modules.want(["0"])
-    named_modules.watch(model)
+    ctx.watch(model)
     assert hooked(model) == ["0"]
     named_modules.want(["*"])
     named_modules.want(["0"])
@@ -61,10 +79,10 @@ def test_hooks_are_there_while_a_name_is_wanted():
     assert not hooked(model)
 
 
-def test_watched_modules_are_searched_once(monkeypatch):
+def test_watched_modules_are_searched_once(monkeypatch, ctx):
     """Not at each entry: that costs what the named modules cost."""
     model, match, calls = nn.Sequential(*(nn.ReLU() for _ in range(100))), named_modules.fnmatchcase, []
-    named_modules.watch(model)
+    ctx.watch(model)
 
     def counted(path, name):
         calls.append(name)
@@ -74,22 +92,20 @@ def test_watched_modules_are_searched_once(monkeypatch):
     for _ in range(3):
         named_modules.want(["7", "no such"])
         assert hooked(model) == ["7"]
-        assert named_modules.without_module(["no such"]) == ["no such"]
+        assert named_modules.without_module(["no such"], 0) == ["no such"]
         named_modules.release(["7", "no such"])
     searched = len(calls)
     for _ in range(10):
-        named_modules.watch(model)  # nothing new
+        ctx.watch(model)  # nothing new
         named_modules.want(["7", "no such"])
         named_modules.release(["7", "no such"])
     assert len(calls) == searched
 
 
-def test_a_checkpoint_that_is_collected_while_we_are_at_work(tmp_path):
+def test_a_checkpoint_that_is_collected_while_we_are_at_work(rules):
     """Its hooks are released then, by no lock that the same thread may hold."""
-    names = tmp_path / "names.ini"
-    names.write_text("[ByNodeName]\n0=high_precision\n")
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
-    with msctx.context(op_precision_mode=str(names)) as ctx:
+    with msctx.context(**rules) as ctx:
         ctx.watch(model)
         held = [autocasts.Carried({})]
     assert hooked(model) == ["0"]
@@ -106,3 +122,183 @@ def test_a_checkpoint_that_is_collected_while_we_are_at_work(tmp_path):
     thread.join(30)
     assert not thread.is_alive()
     assert not hooked(model)
+
+
+# --- whose modules ----------------------------------------------------------------------------------------------------
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def acts_on(model: nn.Module) -> bool:
+    """Whether the rule for the module 0 acts in a forward pass."""
+    with msctx.context() as ctx:
+        model(torch.ones(2, 4))
+    return "0" in {row.module for row in ctx.precisions()}
+
+
+UNMATCHED = "no module is named 0"
+
+
+def test_models_of_contexts_that_were_left_are_not_acted_on(rules):
+    model, ctx = net(), msctx.context()
+    with ctx.watch(model):
+        pass
+    later = msctx.context(**rules)
+    later.__enter__()
+    assert not hooked(model)
+    assert not acts_on(model)
+    with pytest.warns(msctx.MsctxWarning, match=UNMATCHED):
+        later.__exit__()
+    with later:
+        with ctx:
+            assert acts_on(model)
+        assert not hooked(model)
+        assert not acts_on(model)
+    with ctx, msctx.context(**rules):
+        assert acts_on(model)
+    assert not hooked(model)
+
+
+def test_a_model_watched_further_inside_has_the_name(rules, recwarn):
+    """A model that was there while a context was open, though no longer when it is left."""
+    with msctx.context(**rules), msctx.context() as inner:
+        inner.watch(model := net())
+        assert acts_on(model)
+    assert not [found for found in recwarn if UNMATCHED in str(found.message)]
+
+
+def test_the_same_names_in_two_contexts(rules):
+    models, contexts = [net(), net()], [msctx.context(**rules), msctx.context(**rules)]
+    for ctx, model in zip(contexts, models, strict=True):
+        ctx.watch(model)
+    for _ in range(2):
+        for number, ctx in enumerate(contexts):
+            with ctx:
+                assert [acts_on(model) for model in models] == [number == 0, number == 1]
+    with contexts[0], contexts[1]:
+        assert all(map(acts_on, models))
+
+
+def test_a_part_of_two_models(rules):
+    """It goes by the path in those that are watched now."""
+    part = net()
+    whole = nn.Sequential(nn.Identity(), part[0])
+    part_ctx, whole_ctx = msctx.context(**rules), msctx.context(**rules)
+    whole_ctx.watch(whole)
+    with part_ctx.watch(part):
+        assert acts_on(part[0])
+    with whole_ctx:
+        assert not acts_on(part[0])
+    whole[0], whole[1] = whole[1], whole[0]
+    with whole_ctx.watch(whole):
+        assert acts_on(part[0])
+    assert not hooked(whole)
+
+
+def test_what_the_process_watches_is_always_acted_on(rules):
+    msctx.current().watch(model := net())
+    with msctx.context(**rules):
+        assert acts_on(model)
+
+
+@pytest.mark.parametrize("still_open", [True, False])
+def test_a_bound_function_acts_on_the_models_of_its_context(rules, still_open):
+    model, other, found = net(), net(), []
+    ctx = msctx.context(**rules)
+    ctx.watch(model)
+    with ctx:
+        bound = ctx.bind(lambda: found.extend([acts_on(model), acts_on(other)]))
+        if still_open:
+            thread = threading.Thread(target=bound)
+            thread.start()
+            thread.join(30)
+    if not still_open:
+        bound()
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_not_watched(rules, copied):
+    model = net()
+    with msctx.context(**rules) as ctx:
+        ctx.watch(model)
+        other = copied(model)
+        assert acts_on(model)
+        assert not acts_on(other)
+
+
+class Seen(nn.Module):
+    """Notes in which dtype it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append((x @ x.t()).dtype)
+        return x * x
+
+
+@pytest.mark.filterwarnings("ignore:.*no module is named")
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("in_thread", [True, False])
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_checkpoint_is_computed_again_with_the_models_of_its_forward_pass(customs, reentrant, in_thread, is_watched):
+    """Whatever is watched around its backward pass."""
+    model, other = nn.Sequential(Seen()), nn.Sequential(Seen())
+    with msctx.context(**customs) as ctx:
+        if is_watched:
+            ctx.watch(model)
+        y = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=reentrant)
+    gc.collect()
+    assert bool(hooked(model)) == is_watched
+    with msctx.context(**customs) as around:
+        around.watch(other if is_watched else model)
+        if is_watched:  # held for the checkpoint only
+            model(torch.ones(2, 4))
+            assert model[0].seen[-1] == torch.float32
+        if in_thread:
+            thread = threading.Thread(target=y.sum().backward)
+            thread.start()
+            thread.join(30)
+        else:
+            y.sum().backward()
+        other(torch.ones(2, 4))
+    assert other[0].seen == [torch.float16 if is_watched else torch.float32]
+    assert model[0].seen[0] == model[0].seen[-1] == (torch.float16 if is_watched else torch.float32)
+    assert len(model[0].seen) == 2 + is_watched
+    del y
+    gc.collect()
+    assert not hooked(model)
+
+
+@pytest.fixture
+def customs(tmp_path):
+    path = tmp_path / "dtypes.cfg"
+    path.write_text("0::InputDtype:float16,float16,OutputDtype:float16\n")
+    return {"customize_dtypes": str(path)}
+
+
+def test_compiled_code_sees_models_that_come_and_go(rules, passes):
+    """Also where a policy was in force before Dynamo was loaded: each step finds what the first has compiled."""
+    code = f"""
+    import sys, torch, msctx
+    from torch import nn
+
+    net, ctx = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), msctx.context()
+    ctx.watch(net)
+    with msctx.context(**{rules!r}) as outer:
+        assert "torch._dynamo" not in sys.modules
+        compiled = torch.compile(net, backend="eager")
+        from torch._dynamo.utils import counters
+        for step in range(4):
+            compiled(torch.ones(2, 4))
+            with ctx:
+                compiled(torch.ones(2, 4))
+            print(counters["stats"]["unique_graphs"], sum(row.calls for row in outer.precisions() if row.module))
+    """
+    graphs, calls = zip(*(map(int, line.split()) for line in passes(code).splitlines()), strict=True)
+    assert len({*graphs}) == 1
+    assert [more - less for less, more in pairwise(calls)] == [1, 1, 1]
