@@ -9,7 +9,7 @@ from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing, within
+from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing, tell_late, within
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import ScopeError
@@ -95,10 +95,11 @@ def _open(context: Context) -> _Scope:
         return _Scope(context, layers, settings, outer, None)
     plan = plan_here(settings)
     refuse(plan)
+    tell_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
     hold = apply.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
         BASE.scopes[hold] = above, context.layers
-        tell_failing(plan, context.layers, hold, outer)
+        tell_late(hold)
         return _Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
         BASE.scopes.pop(hold, None)

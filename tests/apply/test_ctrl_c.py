@@ -121,6 +121,8 @@ def attempt(action, n):
         if not any(part in frame.f_code.co_filename for part in WATCHED):
             return None
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and line.startswith(("begun: ", "entered: ")):
+            return trace  # between the first instruction of __exit__ and its first call Python looks for no signal
         between = line.startswith("with ") or (frame.f_code.co_name == "__exit__" and "contextlib" in frame.f_code.co_filename)
         if event == "line" and not (HOW == "any" and between):  # there Python has begun to leave a with-block, and nothing helps
             count += 1
@@ -196,7 +198,7 @@ def test_an_exception_on_any_line_of_leaving(sweep: list[list[Any]]) -> None:
 
     def too_early(phase: str, file: str, function: str, line: int, offset: int, problems: list[str]) -> bool:
         if (file, function) != ("context.py", "__exit__"):
-            return file == "dynamo.py"
+            return False
         above = source[line - offset : line - 1]
         return not any(text.strip().startswith(("try:", "with ")) for text in above)
 
