@@ -52,13 +52,6 @@ def test_a_signal_as_an_inner_scope_is_left(alarm: Alarm, exact_state: State) ->
     assert exact_state() == before
 
 
-def test_a_signal_as_a_decorated_function_returns(alarm: Alarm, exact_state: State) -> None:
-    before = exact_state()
-    with pytest.raises(OwnError):
-        msctx.context(**OPTIONS)(lambda: alarm.rings)()
-    assert exact_state() == before
-
-
 def test_an_exception_that_leaves_an_outer_scope_closes_the_inner_ones(exact_state: State) -> None:
     before = exact_state()
     inner = msctx.context(deterministic="ON")
