@@ -152,17 +152,18 @@ def _check_threads(switches: list[Switch], hold: Hold) -> None:
 
 def _check_writable(switches: list[Switch], assignments: Mapping[str, Any], hold: Hold, strict: bool) -> None:
     """Find what can no longer be written, and (in a scope) what could not be put back, before anything is written."""
-    for switch in switches:
-        if not switch.can_be_blocked:
-            continue
-        value = assignments[switch.name]
-        if not switch.is_satisfied(value) and (reason := switch.blocked(value)):
+    unserved = [s for s in switches if (s.can_be_blocked or s.restore == "never") and not s.is_satisfied(assignments[s.name])]
+    for switch in unserved:
+        if reason := switch.blocked(assignments[switch.name]):
             hold.late[switch.name] = reason
+    lasting = [s for s in unserved if s.restore == "never" and not hold.base]
     if strict:
-        lasting = [] if hold.base else [s for s in switches if s.restore == "never" and not s.is_satisfied(assignments[s.name])]
         reasons = [*hold.late.values(), *(f"{s.name} cannot be put back (it holds from {_until(s)})" for s in lasting)]
         if reasons:
             raise StrictError.of(reasons)
+    for switch in lasting:
+        if switch.name not in hold.late:
+            _warn_stays(switch, assignments[switch.name])
 
 
 def _until(switch: Switch) -> str:
@@ -179,7 +180,7 @@ def _write(switch: Switch, want: Any, hold: Hold) -> None:
         found = switch.take()
         hold.records[switch.name] = record = _Record(switch, lambda: switch.put_back(found), want)
         _insert(switch, hold)
-    if reason := _bring(switch, want, lowest.put_back if lowest and is_new else None, hold):
+    if reason := _bring(switch, want, lowest.put_back if lowest and is_new else None):
         hold.late[switch.name] = reason
     elif switch.restore == "kept":
         hold.kept[switch.name] = want
@@ -193,22 +194,11 @@ def _lowest(switch: Switch) -> _Record | None:
     return next((h.records[switch.name] for h in holds if (h.base or h.is_here) and switch.name in h.records), None)
 
 
-def _bring(switch: Switch, want: Any, back: Callable[[], None] | None, hold: Hold | None = None) -> str:
+def _bring(switch: Switch, want: Any, back: Callable[[], None] | None) -> str:
     """Bring a switch to what is wanted; *back*: to what it was before anybody wrote it. Returns why it is too late, or ``""``."""
     if back is not None and (want is AS_FOUND or switch.family):
         _go_back(switch, back)
-    if want is AS_FOUND or switch.is_satisfied(want):
-        return ""
-    before = switch.read() if switch.restore == "never" else None
-    reason = _set(switch, want)
-    if not reason and switch.restore == "never" and hold is not None and not hold.base:
-        try:
-            _warn_stays(switch, want)
-        except MsctxWarning:  # warnings turned into errors: nobody has read the variable yet
-            with suppress(RuntimeError):
-                switch.set(before)
-            raise
-    return reason
+    return "" if want is AS_FOUND or switch.is_satisfied(want) else _set(switch, want)
 
 
 def _go_back(switch: Switch, back: Callable[[], None]) -> None:
@@ -244,7 +234,7 @@ def _set(switch: Switch, value: Any) -> str:
 
 
 def _warn_stays(switch: Switch, value: Any) -> None:
-    text = f"{switch.name}={value!r} stays after this with-block: it is read only before {switch.only_before}"
+    text = f"{switch.name}={value!r}, once set, stays after this with-block: it is read only before {switch.only_before}"
     warnings.warn(text + ". set_context or `msctx run` say so openly.", MsctxWarning, stacklevel=user_frame()[1])
 
 

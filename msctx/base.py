@@ -100,13 +100,17 @@ def refuse(plan: Plan) -> None:
         raise StrictError.of([str(row) for row in plan.failing])
 
 
-def tell_failing(plan: Plan, own: Sequence[Layer] | None, hold: Hold, outer: Plan = NOTHING) -> None:
+def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:
     """One warning for each option that is not carried out; *own*: only for what these layers set, and what was carried out in the
     *outer* plan and is so no longer."""
     spellings = None if own is None else {*outer.carried_out, *(s for layer in own for s in layer.settings)}
     for row in plan.failing:
         if spellings is None or row.spelling in spellings:
             tell(row.spelling, row.status + row.device + row.reason, str(row))
+
+
+def tell_late(hold: Hold) -> None:
+    """One warning for each switch that could not be written any more."""
     for switch, reason in hold.late.items():
         tell(switch, reason, reason)
 
@@ -202,12 +206,13 @@ class Base:
             self.hold = apply.Hold("set_context", base=True)
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
             refuse(plan)
+        tell_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         with uninterrupted():  # values and switches change together
             covered = rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=self._wanted_above(merged))
             plan = plan.without(self.hold.late)
             try:
-                tell_failing(plan, None, self.hold)
+                tell_late(self.hold)
             except BaseException:  # warnings turned into errors
                 rebase(self.hold, self.plan.written, above=self._wanted_above(*self.layers))
                 raise

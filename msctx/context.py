@@ -9,7 +9,7 @@ from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing, within
+from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing, tell_late, within
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import ScopeError
@@ -21,7 +21,7 @@ from msctx.notices import tell, user_frame
 from msctx.options import Layer, Settings
 from msctx.options.layers import layer_of, with_preset
 from msctx.plan import Plan
-from msctx.signals import uninterrupted
+from msctx.signals import begins_with_try, uninterrupted
 from msctx.unwatched import unwatched
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Scope:
         self._settings, self._plan, self._version = settings, plan, BASE.version
         self.who = threading.current_thread()
         self.open = True
-        self.leaving = False  # __exit__ came while an inner scope was open; it closes with that one
+        self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[_Scope] = set()  # of bound functions that run in other threads under this scope
         context._tally.open()
         context._computed.open()
@@ -95,10 +95,11 @@ def _open(context: Context) -> _Scope:
         return _Scope(context, layers, settings, outer, None)
     plan = plan_here(settings)
     refuse(plan)
+    tell_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
     hold = apply.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
         BASE.scopes[hold] = above, context.layers
-        tell_failing(plan, context.layers, hold, outer)
+        tell_late(hold)
         return _Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
         BASE.scopes.pop(hold, None)
@@ -146,44 +147,27 @@ class Context:
         self._computed = precisions.Tally()
 
     @untraced
+    @begins_with_try
     def __enter__(self) -> Context:
         try:
             entered: list[_Scope] = []
             call_outside(_enter, self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
-            for scope in locals().get("entered", ()):
-                _abandon(scope)
+            if entered:
+                self.__exit__()
             raise
 
     @untraced
+    @begins_with_try
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
-        try:  # the first statement: what a Ctrl-C interrupts from here on is left all the same
-            begun: list[_Scope] = []
-            call_outside(_exit, self, begun)
-        except BaseException as raised:
-            if not (begun := locals().get("begun", [])) and not isinstance(raised, ScopeError):
-                _exit(self, [])
-            for scope in begun:
-                _abandon(scope)
+        try:
+            begun: list[_Scope | None] = []
+            call_outside(_exit, self, error, begun)
+        except BaseException:
+            if not begun:  # a signal came before; as many as may come, the context is left
+                self.__exit__(kind, error, trace)
             raise
-
-    def _leave(self, scopes: list[_Scope], begun: list[_Scope]) -> None:
-        if scopes and scopes[-1].context is self and not scopes[-1].leaving:
-            try:
-                begun.append(scopes.pop())
-                _close(begun[0])
-            finally:
-                _close_late(scopes)
-            return
-        late = next((s for s in reversed(scopes) if s.context is self and not s.leaving), None)
-        if late is None:
-            raise ScopeError(f"the {self.origin} is not open in this thread; a context is left by the thread that entered it")
-        late.leaving = True
-        raise ScopeError(
-            f"the {self.origin} was left before the {scopes[-1].context.origin} inside it; both stay in force, and close together "
-            "when the inner one is left"
-        )
 
     def __call__(self, function: F) -> F:
         """Decorate a function: each call runs inside the context."""
@@ -199,11 +183,16 @@ class Context:
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            self.__enter__()  # not a with statement: here Dynamo gives our reason when it refuses
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.__exit__()
+            entered: list[_Scope] = []
+            try:  # not a with statement: here Dynamo gives our reason when it refuses
+                call_outside(_enter, self, entered)
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                if entered:
+                    self.__exit__(error=error)
+                raise
+            self.__exit__()
+            return result
 
         return cast(F, inside)
 
@@ -292,20 +281,33 @@ def _enter(context: Context, entered: list[_Scope]) -> None:
         make_ready(within(_settings_in_force(), context.layers))
     with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
         with context._watched.opening():
-            entered.append(_open(context))
-        _stack.scopes.append(entered[0])
+            scope = _open(context)
+        _stack.scopes.append(scope)
+        entered.append(scope)
 
 
-def _abandon(scope: _Scope) -> None:
+def _exit(context: Context, error: Any, begun: list[_Scope | None]) -> None:
+    scopes = _stack.scopes
     with uninterrupted():
-        if scope.open:
-            _stack.scopes[:] = [s for s in _stack.scopes if s is not scope]
-            _close(scope)
-
-
-def _exit(context: Context, begun: list[_Scope]) -> None:
-    with uninterrupted():
-        context._leave(_stack.scopes, begun)
+        mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
+        if mine is None:
+            begun.append(None)
+            raise ScopeError(
+                f"the {context.origin} is not open in this thread; a context is left by the thread that entered it"
+            )
+        mine.leaving, begun[:] = True, [mine]  # from here on whoever is next in this thread would close it
+        inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
+        if inside and error is None:
+            raise ScopeError(
+                f"the {context.origin} was left before the {inside[-1].context.origin} inside it; both stay in force, and close "
+                "together when the inner one is left"
+            )
+        for scope in inside:  # an exception has passed by whoever was to leave it
+            scope.leaving = True
+        _close_late(scopes)
+        for scope in inside:
+            text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
+            tell("with-block", text, text)
 
 
 class Bound:
@@ -420,6 +422,7 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
 def reset_context() -> None:
     """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back; and what
     scopes could not put back, since something was raised while they were left, or their threads ended inside them."""
+    _close_late(_stack.scopes)
     BASE.reset([scope.hold for scope in _stack.scopes if scope.hold is not None])
 
 

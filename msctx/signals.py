@@ -7,7 +7,23 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from opcode import opmap
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def begins_with_try(function: F) -> F:
+    """For a function whose first statement is a ``try``: what the handler of a signal raises is caught from its first instruction on.
+
+    Python 3.11 and later look for signals at that instruction, RESUME, before the ``try``; here they do so no more, as where a
+    generator goes on in a ``yield from``. Python 3.10 never does in front of a ``try``.
+    """
+    code = function.__code__
+    if (resume := opmap.get("RESUME")) is not None:
+        start, inside = (bytes((resume, context)) for context in (0, 2))
+        function.__code__ = code.replace(co_code=code.co_code.replace(start, inside, 1))
+    return function
 
 
 class _Waiting(list[Any]):
@@ -23,13 +39,16 @@ class _Waiting(list[Any]):
         if self.is_done:  # a signal came while the handlers were put back
             self.deliver()
 
+    @begins_with_try
     def deliver(self) -> None:
         """Call the handlers; one that raises does not keep the others from being called."""
-        while self:
-            number, frame = self.pop(0)
-            try:
+        try:
+            if self:
+                number, frame = self[0]
+                del self[0]  # not pop(): after a call, a handler may raise
                 self.handlers[number](number, frame)
-            finally:
+        finally:
+            if self:
                 self.deliver()
 
     def install(self) -> None:
@@ -41,12 +60,18 @@ class _Waiting(list[Any]):
                 self.handlers[number] = handler
                 _signal.signal(number, self)
 
+    @begins_with_try
     def remove(self) -> None:
+        """Put the handlers back: all of them, even if one that is back raises already."""
         global waiting_now
-        self.is_done = True
-        for number, handler in self.handlers.items():
-            _signal.signal(number, handler)
-        waiting_now = None
+        try:
+            self.is_done = True
+            for number, handler in self.handlers.items():
+                _signal.signal(number, handler)
+            waiting_now = None
+        except BaseException:
+            self.remove()
+            raise
 
 
 _SIGNALS = tuple(int(number) for number in signal.valid_signals())
@@ -74,6 +99,4 @@ def uninterrupted() -> Iterator[Callable[[], None]]:
         finally:
             waiting.remove()
     finally:
-        if waiting_now is waiting:  # something came between
-            waiting.remove()
         waiting.deliver()

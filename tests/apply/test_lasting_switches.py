@@ -1,6 +1,5 @@
 """Switches that cannot be put back: they stay, which is told once, refused under strict, and silent in the base."""
 
-import os
 import warnings
 
 import pytest
@@ -20,7 +19,7 @@ def lasting(library: Globals, monkeypatch: pytest.MonkeyPatch) -> Globals:
 
 
 def test_a_lasting_switch_stays_and_says_so_once(lasting: Globals) -> None:
-    with pytest.warns(MsctxWarning, match="b=2 stays after this with-block") as told:
+    with pytest.warns(MsctxWarning, match="b=2, once set, stays after this with-block") as told:
         apply.undo(apply.apply(NEW, "one"))
     assert len(told) == 1
     with warnings.catch_warnings():
@@ -106,10 +105,29 @@ def test_inter_op_threads_by_set_context(passes: Passes) -> None:
     """)
 
 
-def test_a_variable_that_would_stay_is_taken_back_when_warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HCCL_DETERMINISTIC", raising=False)
+def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting: Globals) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(MsctxWarning, match="stays after this with-block"):
-            apply.apply({"env.HCCL_DETERMINISTIC": "true"}, "one")
-    assert "HCCL_DETERMINISTIC" not in os.environ
+            apply.apply(NEW, "one")
+    assert lasting == FOUND
+    assert not lasting.log, "something was written before the warning"
+
+
+def test_nothing_stays_when_a_warning_of_another_option_is_an_error(passes: Passes) -> None:
+    passes("""
+        import warnings, torch, msctx
+        warnings.simplefilter("error")
+        found = torch.get_num_interop_threads()
+        for own in (dict(), dict(enable_dump=True)):
+            options = dict(inter_op_parallel_num=found + 3, **own)
+            enters = [lambda: msctx.context(**options).__enter__()]
+            enters += [lambda: msctx.set_context(**options)] if own else []
+            for enter in enters:
+                try:
+                    enter()
+                    raise SystemExit(f"{options}: no warning")
+                except msctx.MsctxWarning:
+                    assert torch.get_num_interop_threads() == found, options
+        assert msctx.get_context("inter_op_parallel_num", origin=True).origin == "default"
+    """)
