@@ -1,7 +1,10 @@
-"""What many entries do to the time and the memory of the next: each kind of context is entered over and over in one process.
+"""What many entries do to the time and the memory of the next: each kind of context is entered over and over in a process of its own.
 
-`python bench/entries.py [--entries 100000] [--kind NAME …] [--json FILE]`. The first and the last twentieth are compared: the median
-of their times as a ratio, and how much memory the process holds after each. It does nothing between the entries.
+After a thousand to warm up, the first and the last thousand are compared: the median of their CPU times, and what is held.
+In the same thousands a piece of plain Python takes turns with the entries: its ratio tells what the machine did meanwhile (A/A).
+
+    python bench/entries.py --out bench/results/NAME-entries.json [--entries 100000] [--kind NAME …]
+    python bench/entries.py --readme bench/results/NAME-entries.json
 """
 
 from __future__ import annotations
@@ -10,11 +13,16 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
+from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import contest
 import torch
 
 import msctx
@@ -57,56 +65,92 @@ KINDS: dict[str, Kind] = {
 }
 
 
+PART = 1000
+"""Entries whose median counts."""
+
+
 def resident() -> int:
     """Bytes."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def measured(kind: Kind, entries: int) -> dict[str, float]:
-    part = max(1, entries // 20)
-    times: list[list[float]] = []
-    memory = []
     convolves = kind in (KINDS["algorithms"], KINDS["one context, watched models"])
-    for number in range(entries):
-        begun = time.perf_counter()
-        with kind():
-            entered = time.perf_counter() - begun
-            if convolves and number % 100 == 0:  # so that there are rows to count
-                MODEL[0](X)
-            left = time.perf_counter()
-        took = entered + time.perf_counter() - left
-        if number % part == 0:
-            times.append([])
-            memory.append(resident())
-        times[-1].append(took)
-    first, last = statistics.median(times[0]), statistics.median(times[19])
-    return {
-        "entries": entries,
-        "first_us": first * 1e6,
-        "last_us": last * 1e6,
-        "ratio": last / first,
-        "grown_bytes": resident() - memory[1],
-    }
+
+    def enter(count: int, times: array[float] | None = None, controls: array[float] | None = None) -> None:
+        for number in range(count):
+            begun = time.thread_time()
+            with kind():
+                entered = time.thread_time()
+                if convolves and number % 100 == 0:  # so that there are rows to count
+                    MODEL[0](X)
+                left = time.thread_time()
+            ended = time.thread_time()
+            if times is not None and controls is not None:
+                times[number] = entered - begun + ended - left
+                begun = time.thread_time()
+                sum(range(PART))
+                controls[number] = time.thread_time() - begun
+
+    first, last, control, later_control = (array("d", bytes(8 * PART)) for _ in range(4))  # theirs is not what grows
+    enter(PART)
+    enter(PART, first, control)
+    held = resident()
+    enter(entries - 3 * PART)
+    enter(PART, last, later_control)
+    grown = resident() - held
+    us, later_us = (statistics.median(times) * 1e6 for times in (first, last))
+    aside = statistics.median(later_control) / statistics.median(control)
+    return {"entries": entries, "first_us": us, "last_us": later_us, "control": aside, "grown_bytes": grown}
+
+
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line for each kind."""
+    lines = ["| context | entries | the first 1,000, each | last over first | A/A | memory |", "|---|---|---|---|---|---|"]
+    for name, row in ((name, row) for result in results for name, row in result["kinds"].items()):
+        ratio, grown = row["last_us"] / row["first_us"], row["grown_bytes"] / 1e6
+        cells = (
+            name,
+            f"{row['entries']:,}",
+            f"{row['first_us']:.0f} µs",
+            f"{ratio:.2f}",
+            f"{row['control']:.2f}",
+            f"{grown:+.1f} MB",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    load = max(row["load"] for result in results for row in result["kinds"].values())
+    busy = (
+        f" The machine was busy with other work (load up to {load:.1f}): the times are no measure of an entry, their ratios are."
+        if load > 1.5
+        else ""
+    )
+    return [*lines, "", f"{contest.described(results)}; one process for each.{busy}"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--kind", choices=KINDS, action="append")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept, beside the kinds that are there")
+    parser.add_argument(
+        "--readme", type=Path, nargs="+", metavar="FILE", help="write the table into the README; measures nothing"
+    )
+    parser.add_argument("--work", choices=KINDS, default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    found = {}
-    for name in given.kind or KINDS:
-        found[name] = measured(KINDS[name], given.entries)
-        row = found[name]
-        print(
-            f"{name:30} {row['entries']:>7.0f} entries  {row['first_us']:7.1f} -> {row['last_us']:7.1f} us  "
-            f"{row['ratio']:.2f}  {row['grown_bytes'] / 1e6:+.1f} MB",
-            flush=True,
-        )
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    if given.work:
+        torch.set_num_threads(1)
+        print(json.dumps(measured(KINDS[given.work], given.entries)))
+    elif given.readme:
+        contest.into_readme("entries", table(contest.read(given.readme)))
+    else:
+        kept = contest.read([given.out])[0]["kinds"] if given.out and given.out.exists() else {}
+        result = {"machine": contest.machine(), "kinds": kept}
+        for name in given.kind or KINDS:
+            command = [sys.executable, __file__, "--work", name, "--entries", str(given.entries)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            kept[name] = json.loads(done.stdout) | {"load": os.getloadavg()[0]}
+            contest.keep(given.out, result)
+        print("\n".join(table([result])))
 
 
 if __name__ == "__main__":

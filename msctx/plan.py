@@ -170,15 +170,19 @@ def _target(settings: Settings) -> str | None:
 
 
 def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
+    silent = set()  # those that mean another device: they take nobody's place here
     for found in settings.on(device).values():
         setting = found[0]
         outcome = translate(Want(setting.option, setting.value, device, settings, facts))
         if outcome is None:
+            silent.add(setting.option.name)
             continue
         if outcome.status != "inert" and (obstacle := rules.obstacle(setting, lambda name: settings.get(name, device))):
             outcome = Outcome(obstacle[0], {}, obstacle[1])
         yield _row(setting, device, outcome)
     for setting, winner, expected in settings.overridden(device):
+        if winner.option.name in silent:
+            continue
         reason = f"overridden by {winner.spelling}={winner.value!r} from {winner.origin}"
         yield _row(setting, device, Outcome("inert", {}, reason), winner.spelling, shadowed=expected)
 

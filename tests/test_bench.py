@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,23 @@ def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(bench: Calla
     assert head.split(" | ")[5:] == ["msctx", "jemalloc", "tcmalloc |"]
     assert lines[0].startswith("| one | 1 | 100 | 12.5% → 0.0% | 10 → 0 |")
     assert [line.split("|")[6:9] for line in lines] == [[" 1.50 ", " 2.00 ", "  "], [" 1.25 ", "  ", " 3.00 "]]
+
+
+def test_what_many_entries_cost_is_a_ratio_beside_its_control_and_tells_of_a_busy_machine(bench: Callable[[str], Any]) -> None:
+    entries = bench("entries")
+    of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
+    kind = {"entries": 100_000, "first_us": 200.0, "last_us": 210.0, "control": 1.02, "grown_bytes": 1_250_000}
+    for load, is_busy in ((1.0, False), (7.25, True)):
+        *lines, _, below = entries.table([{"machine": of, "kinds": {"cap": kind | {"load": load}}}])
+        assert lines[2] == "| cap | 100,000 | 200 µs | 1.05 | 1.02 | +1.2 MB |"
+        assert ("busy with other work (load up to 7.2)" in below) is is_busy
+
+
+def test_each_kind_is_entered_as_often_as_is_asked(bench: Callable[[str], Any], native: None) -> None:
+    entries, entered = bench("entries"), []
+    found = entries.measured(lambda: entered.append(1) or nullcontext(), 3 * entries.PART + 10)
+    assert len(entered) == found["entries"] == 3 * entries.PART + 10
+    assert found["first_us"] > 0 < found["last_us"]
 
 
 def test_a_figure_is_bold_only_where_its_interval_and_the_control_bear_it_out(bench: Callable[[str], Any]) -> None:

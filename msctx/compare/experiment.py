@@ -13,6 +13,7 @@ from typing import Any
 
 from msctx.compare.comparison import FAILED, MEASURED, SKIPPED, TORCH, UNABLE, Outcome, Watch
 from msctx.compare.config import Comparison, combined
+from msctx.native.children import Children
 from msctx.run.sweep import run_point, why, words_of
 
 OUR_KEYS = {"status", "started", "seconds", "restored", "run_dir", "error", "left_changed"}
@@ -33,7 +34,7 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
     outcome = Outcome()
     deadline = None if comparison.total is None else time.perf_counter() + comparison.total
     given = [*_of_file(comparison), *comparison.overrides]
-    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder:
+    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, Children(Path(folder)) as children:
         try:
             for number in range(first, rounds):
                 order = list(choices) if number % 2 == 0 else list(reversed(choices))
@@ -43,7 +44,7 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
                         outcome.partial = f"--quick ends after {comparison.total:.0f} seconds; the other choices did not run"
                     elif name not in impossible and not _has_failed(found[name]) and not _has_failed(found[TORCH]):
                         place = Path(folder) / f"{number}-{list(choices).index(name)}"
-                        result = run_point(comparison.of, [*given, *words_of(choices[name])], place)
+                        result = run_point(children, comparison.of, [*given, *words_of(choices[name])], place)
                         result["ran"] = _what_ran(place)
                         if number >= 0 or result["status"] != "completed":
                             found[name].append(result)

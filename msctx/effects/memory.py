@@ -19,10 +19,15 @@ SHOW_FREE = ("max_device_memory", "mempool_block_size")
 """The options of which a plan that is shown tells how much memory is free."""
 PIECE = 64 << 20
 SHARED = (
-    "one pool for all code of the process: what one graph releases the next one takes; it is not planned by the biggest graph"
+    "one pool for all code of the process: what one graph releases the next one takes. It holds what was in use at most, which is "
+    "counted as it runs and not planned from the graphs"
 )
 EXTENDS = "the pool grows by pages, which go back from places that nobody uses"
-STATIC = {2: approximated({}, SHARED), 3: honoured(reason=EXTENDS), 4: approximated({}, f"{SHARED}; {EXTENDS}")}
+STATIC = {
+    2: approximated({}, SHARED),
+    3: honoured(reason=EXTENDS),
+    4: approximated({}, f"{SHARED}; as 2 does here, since {EXTENDS} under each policy"),
+}
 """static_memory_policy → what the pool gives of it."""
 NOT_KEPT = "nothing is kept while env_config_path.sys.mem_reuse is false"
 IN_GRAPHS = {
@@ -37,6 +42,11 @@ IN_GRAPHS = {
 LARGEST_SEGMENT = 512
 """The most MB that torch_npu's documentation allows a segment; the setting is one for all accelerators that are here."""
 
+AGAIN = (
+    "a tensor's memory goes back to the driver when it is released, which may give its address to the next one; code that "
+    "torch.compile makes inside reuses no buffer"
+)
+"""What comes of memory that is not reused, on an accelerator: its allocator has no way to hold addresses back."""
 CAP = {
     "cuda": "counts torch's caching allocator, and what NVML says that the device's context and other libraries hold when the cap is "
     "set; what these take later is not counted",
@@ -71,7 +81,8 @@ def pool(want: Want) -> dict[str, Any]:
         return setting.value if setting is not None else None
 
     first = asked("memory_optimize_level") == "O1" and not recomputes_graphs(want)
-    keep = "nothing" if asked("env_config_path.sys.mem_reuse") is False else "some" if first else "all"
+    most = first or asked("static_memory_policy") in (2, 4)
+    keep = "nothing" if asked("env_config_path.sys.mem_reuse") is False else "some" if most else "all"
     return {"native.memory_pool": {"keep": keep, "piece": asked("mempool_block_size") or PIECE}}
 
 
@@ -208,7 +219,8 @@ def on_accelerator(want: Want) -> Outcome:
     asked, name = (want.option.name, want.value), ALLOCATOR[want.device]
     found = allocator(want) | (recomputation(want) if want.option.name == "memory_optimize_level" else {})
     if want.option.name == "env_config_path.sys.mem_reuse":
-        return honoured(CACHING[want.device][want.value] | IN_GRAPHS[want.value])
+        found = CACHING[want.device][want.value] | IN_GRAPHS[want.value]
+        return honoured(found) if want.value else approximated(found, AGAIN)
     if asked in KEPT:
         return honoured(found, KEPT[asked])
     if asked in WAITING or (want.option.name == "memory_optimize_level" and recomputes_graphs(want)):

@@ -1,10 +1,10 @@
-"""Watched models: activations and parameters that are kept on the host, or in files."""
+"""What is not on the device: activations and parameters of watched models, and operators that are not compiled."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 
 ALWAYS = "what the forward pass saves goes to the host always, also while the device has room for it"
 WATCHED = "parameters of the models that ctx.watch names"
@@ -47,3 +47,13 @@ def external_weight(want: Want) -> Outcome:
     how = "mapped from files named by their content; equal ones share memory until one is written to"
     copied = "" if want.device == "cpu" else ", and copied to the device by each operator that needs them"
     return honoured(placement(want), f"{WATCHED}: {how}{copied}")
+
+
+@effect("mix_compile_mode")
+def mix_compile_mode(want: Want) -> Outcome:
+    """PyTorch computes so as it is; to forbid it, and to compile a program without being told, is graph mode's."""
+    if not want.value or want.other("mode") == 0:
+        return not_built("graph mode")
+    return approximated(
+        {}, "eager code stays in PyTorch, and so does what torch.compile cannot compile, unless a call asks for fullgraph=True"
+    )

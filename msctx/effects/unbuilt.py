@@ -24,7 +24,6 @@ UNBUILT: dict[str, tuple[str, ...]] = {
         "dynamic_dims",
         "dynamic_node_type",
         "compile_dynamic_mode",
-        "mix_compile_mode",
         "in_out_pair_flag",
         "in_out_pair",
         "fusion_switch_file",

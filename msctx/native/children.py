@@ -26,17 +26,27 @@ this one meanwhile) keeps it waiting.
 """
 
 
+GRACE = 10.0
+"""Seconds that a program has after Ctrl-C to end by itself."""
+
+
 class Children:
     """The programs that are started in a with-block; none is running when it has been left.
 
-    *scratch* is the folder of what is in progress: theirs for temporary files, and removed if this process does not live to do it.
+    *scratch* is the folder of what is in progress, removed if this process does not live to do it; *how*: as for Popen.
     """
 
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+    def __init__(self, scratch: Path | None = None, **how: Any) -> None:
+        self._scratch, self._how = scratch, how
         self._guard, self._running = locks.plain(), set[subprocess.Popen[str]]()
         self._ended = False
         self._theirs, self._ours = os.pipe()
+
+    @classmethod
+    def compilers(cls, scratch: Path) -> Children:
+        """They say all in one text, in English; their temporary files are in *scratch*, for the user alone."""
+        env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
+        return cls(scratch, env=env, umask=0o077, stderr=subprocess.STDOUT)
 
     def __enter__(self) -> Children:
         return self
@@ -46,48 +56,54 @@ class Children:
         os.close(self._theirs)
         os.close(self._ours)
 
-    def run(self, command: Sequence[str], cwd: Path, limit: float | None = None) -> tuple[int, str]:
-        """Run a program to its end, from any thread; its exit code (below 0: the signal) and all that it said.
+    def run(
+        self, command: Sequence[str], cwd: Path | None = None, limit: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end, from any thread; Ctrl-C is passed on to it.
 
         Raises:
             subprocess.TimeoutExpired: after *limit* seconds.
         """
         with self._guard:
             if self._ended:
-                return 0, ""
+                return subprocess.CompletedProcess(command, 0, "", "")
             process = self._start(command, cwd)
             self._running.add(process)
         with process:
             try:
-                output, _ = process.communicate(timeout=limit)
+                said = process.communicate(timeout=limit)
+            except KeyboardInterrupt:
+                _signal(process, signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=GRACE)
+                raise
             finally:
                 with self._guard:
                     self._running.discard(process)
-                    _kill(process)
-        return process.returncode, output
+                    _signal(process, signal.SIGKILL)
+        return subprocess.CompletedProcess(command, process.returncode, *said)
 
     def end(self) -> None:
         """End what is running, and start nothing any more."""
         with self._guard:
             self._ended = True
             for process in self._running:
-                _kill(process)
+                _signal(process, signal.SIGKILL)
 
-    def _start(self, command: Sequence[str], cwd: Path) -> subprocess.Popen[str]:
+    def _start(self, command: Sequence[str], cwd: Path | None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["/bin/sh", "-c", _BESIDE, str(self._scratch), *command],
+            ["/bin/sh", "-c", _BESIDE, str(self._scratch or ""), *command],
             stdin=self._theirs,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             cwd=cwd,
-            env={**os.environ, "LC_ALL": "C", "TMPDIR": str(self._scratch)},
             encoding="utf-8",
             errors="replace",
-            umask=0o077,
             start_new_session=True,
+            **{"stderr": subprocess.PIPE, **self._how},
         )
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _signal(process: subprocess.Popen[str], number: int) -> None:
+    """To it and all that it started."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, number)

@@ -80,14 +80,17 @@ def run(steps: Sequence[Step], scratch: Path, cwd: Path, done: Callable[[Step, s
     Raises:
         StepFailed: the first that failed. Whatever the reason for leaving, no step is running any more.
     """
-    with Children(scratch) as children, ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(steps)) or 1) as pool:
+    with (
+        Children.compilers(scratch) as children,
+        ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(steps)) or 1) as pool,
+    ):
         try:
             pending = {pool.submit(children.run, step.command, cwd): step for step in steps}
             for future in as_completed(pending):
-                (code, output), step = future.result(), pending[future]
-                if code or not step.result.exists():
-                    raise StepFailed(step, _why(code), output)
-                done(step, output)
+                ended, step = future.result(), pending[future]
+                if ended.returncode or not step.result.exists():
+                    raise StepFailed(step, _why(ended.returncode), ended.stdout)
+                done(step, ended.stdout)
         finally:
             children.end()
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from msctx.options.option import DEVICES
+
 if TYPE_CHECKING:
     from msctx.options.layer import Setting
 
@@ -53,7 +55,7 @@ class Overrides:
     winner: When
     loser: When
     always: bool = False
-    devices: tuple[str, ...] = ("cpu", "cuda", "ascend")
+    devices: tuple[str, ...] = DEVICES
     """Where the winner has an effect: elsewhere it takes nobody's place."""
 
 
@@ -130,6 +132,9 @@ OVERRIDES = (
     Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),
     Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
     Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True, devices=("cuda", "ascend")),
+    Overrides(  # passes that save memory are off; there the pool is all that either comes to
+        When("memory_optimize_level", ("O0",)), When("static_memory_policy", (2, 3, 4)), always=True, devices=("cpu",)
+    ),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
     Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
     Overrides(
@@ -311,10 +316,11 @@ def sentences(name: str) -> list[str]:
     """What the rules say of an option, for the reference."""
     found = []
     for o in OVERRIDES:
+        where = "" if o.devices == DEVICES else f" on {' and '.join(o.devices)}"
         if o.loser.name == name:
-            found.append(f"{o.winner} wins over {'it' if not o.loser.values else o.loser}")
+            found.append(f"{o.winner} wins over {'it' if not o.loser.values else o.loser}{where}")
         if o.winner.name == name:
-            found.append(f"{'it' if not o.winner.values else o.winner} wins over {o.loser}")
+            found.append(f"{'it' if not o.winner.values else o.winner} wins over {o.loser}{where}")
     for e in EXCLUDES:
         if name in (e.first.name, e.second.name):
             found.append(f"{e.first} and {e.second}: {e.why}")

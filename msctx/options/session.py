@@ -479,8 +479,8 @@ OPTIONS = (
                 "Host": "in host memory, copied when a module runs",
             }
         ),
-        help="Where the parameters of watched models live: Host saves device memory and costs time. CANN asks for "
-        "mix_compile_mode=true beside Host, PyTorch for nothing; on a CPU the two are one place.",
+        help="Where the parameters of watched models live: Host saves device memory and costs time; it needs "
+        "mix_compile_mode=true. On a CPU the two are one place.",
         default="Device",
         groups=SESSION,
         source=SOURCE,

@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from msctx.errors import FileError, OptionError, Problem, nearest
+from msctx.native.children import Children
 from msctx.options import OPTIONS, find
 from msctx.options.layers import from_text
 from msctx.options.option import device_of
@@ -138,10 +138,10 @@ def _reads_as(key: str, text: str) -> bool:
     return isinstance(found, str) and found == text
 
 
-def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
-    """One run in a process of its own; what result.json holds, or ``{"status": "failed", "error": …}``."""
+def run_point(children: Children, file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
+    """One run in a process of its own, which ends with this one; what result.json holds, or ``{"status": "failed", "error": …}``."""
     command = [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = children.run(command)
     try:  # standard output may hold more than ours: a library may write to it beside Python
         return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -186,16 +186,17 @@ def sweep(
     record = Record.create(out, parent, f"{name}-sweep")
     grid = points(values)
     found: dict[str, Any] = {"sweep": {key: list(each) for key, each in values.items()}, "partial": False, "points": []}
-    for number, point in enumerate(grid, 1):
-        folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
-        try:
-            result = run_point(file, [*words, *words_of(point)], folder)
-        except KeyboardInterrupt:
-            found["partial"] = True
+    with Children() as children:
+        for number, point in enumerate(grid, 1):
+            folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
+            try:
+                result = run_point(children, file, [*words, *words_of(point)], folder)
+            except KeyboardInterrupt:
+                found["partial"] = True
+                record.json("sweep.json", found)
+                raise Interrupted(record.folder) from None
+            found["points"].append({"point": point, "result": result})
             record.json("sweep.json", found)
-            raise Interrupted(record.folder) from None
-        found["points"].append({"point": point, "result": result})
-        record.json("sweep.json", found)
-        record.text("sweep.csv", as_csv(found["points"]))
-        told(number, len(grid), point, result)
+            record.text("sweep.csv", as_csv(found["points"]))
+            told(number, len(grid), point, result)
     return found | {"dir": str(record.folder)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from msctx.compare.comparison import Watch
-from msctx.compare.config import Given, read
+from msctx.compare.config import Comparison, Given, read
 from msctx.compare.experiment import compare
 from msctx.compare.run import run
 
@@ -29,8 +31,13 @@ def experiment(tmp_path: Path, scale: float = 1.0) -> str:
     return str(tmp_path / "train.yaml")
 
 
+def once(name: str, **given: object) -> Comparison:
+    """One run of each choice, as ``--quick`` has it, with all the time that a busy machine takes for them."""
+    return replace(read(name, Given(**given, quick=True)), total=math.inf)  # type: ignore[arg-type]
+
+
 def test_each_choice_is_a_run(tmp_path: Path) -> None:
-    found = run(read(experiment(tmp_path), Given(axes=["deterministic=ON,OFF"], quick=True)))
+    found = run(once(experiment(tmp_path), axes=["deterministic=ON,OFF"]))
     (row,) = found["rows"]
     on, off = row["cells"]
     assert (row["direction"], row["baseline"]["metrics"]["loss"]) == ("run", 2.0)
@@ -42,12 +49,12 @@ def test_each_choice_is_a_run(tmp_path: Path) -> None:
 
 def test_words_of_the_command_line_and_the_files_own_options_are_of_every_run(tmp_path: Path) -> None:
     name = experiment(tmp_path)
-    (row,) = run(read(name, Given(overrides=["args.scale=2.5"], axes=["deterministic=ON"], quick=True)))["rows"]
+    (row,) = run(once(name, overrides=["args.scale=2.5"], axes=["deterministic=ON"]))["rows"]
     assert [one["metrics"]["loss"] for one in (row["baseline"], row["cells"][0])] == [5.0, 5.0]
     (tmp_path / "mine.yaml").write_text(
         "compare: {experiment: train.yaml}\ncontext: {deterministic: 'ON'}\naxes: {runtime_num_threads: [1, 2]}\n"
     )
-    (row,) = run(read(str(tmp_path / "mine.yaml"), Given(quick=True)))["rows"]
+    (row,) = run(once(str(tmp_path / "mine.yaml")))["rows"]
     assert row["baseline"]["metrics"]["deterministic"] is True
     assert all("ratio" in cell for cell in row["cells"])
 
@@ -56,21 +63,19 @@ def test_an_experiments_own_file_may_have_axes(tmp_path: Path) -> None:
     name = experiment(tmp_path)
     with open(name, "a") as file:
         file.write("axes: {deterministic: [ON, OFF]}\n")
-    (row,) = run(read(name, Given(quick=True)))["rows"]
+    (row,) = run(once(name))["rows"]
     assert [cell["metrics"]["deterministic"] for cell in row["cells"]] == [True, False]
 
 
 def test_a_run_that_fails_is_a_reason(tmp_path: Path) -> None:
-    (row,) = compare(read(experiment(tmp_path, 3.0), Given(axes=["deterministic=ON,OFF"], quick=True))).rows
+    (row,) = compare(once(experiment(tmp_path, 3.0), axes=["deterministic=ON,OFF"])).rows
     on, off = row["cells"]
     assert on["reason"].endswith("AssertionError: never so")
     assert "ratio" in off
 
 
 def test_where_time_is_short_the_others_do_not_run(tmp_path: Path) -> None:
-    of = read(experiment(tmp_path), Given(axes=["deterministic=ON"], quick=True))
-    object.__setattr__(of, "total", 1e-9)
-    outcome = compare(of)
+    outcome = compare(replace(once(experiment(tmp_path), axes=["deterministic=ON"]), total=1e-9))
     assert "--quick ends after" in outcome.partial
     assert outcome.rows[0]["reason"] == outcome.partial
 

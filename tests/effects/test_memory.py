@@ -119,7 +119,8 @@ def test_without_reuse_an_accelerator_caches_nothing(device: str, reuse: bool, t
     row = rows.pop("env_config_path.sys.mem_reuse")
     graphs = {"torch.inductor.allow_buffer_reuse": reuse, "torch.inductor.inplace_buffers": reuse}
     never = {} if reuse else {"torch.inductor.memory_planning": False}
-    assert (row.status, row.assignments) == ("honoured", REUSE[device][reuse] | graphs | never)
+    assert (row.status, row.assignments) == ("honoured" if reuse else "approximated", REUSE[device][reuse] | graphs | never)
+    assert ("the driver" in row.reason and "may give its address to the next one" in row.reason) is not reuse
     for option in ("max_device_memory", "mempool_block_size"):
         assert rows[option].status == ("approximated" if reuse else "refused")
         assert ("keeps and counts nothing while env_config_path.sys.mem_reuse is false" in rows[option].reason) is not reuse
@@ -168,9 +169,10 @@ def test_beside_an_accelerator_the_host_is_capped_where_that_is_said(options: di
     [
         ({"memory_optimize_level": "O0"}, "all", 2**26),
         ({"memory_optimize_level": "O1"}, "some", 2**26),
-        ({"session": {"static_memory_policy": 2}}, "all", 2**26),
+        ({"session": {"static_memory_policy": 2}}, "some", 2**26),
         ({"session": {"static_memory_policy": 3}}, "all", 2**26),
-        ({"session": {"static_memory_policy": 4}, "memory_optimize_level": "O0"}, "all", 2**26),
+        ({"session": {"static_memory_policy": 4}, "max_device_memory": "4GB"}, "some", 2**26),
+        ({"session": {"static_memory_policy": 3}, "memory_optimize_level": "O1"}, "some", 2**26),
         ({"mempool_block_size": "2GB"}, "all", 2 * GB),
         ({"mempool_block_size": "2GB", "memory_optimize_level": "O1", "max_device_memory": "4GB"}, "some", 2 * GB),
     ],
@@ -184,8 +186,9 @@ def test_the_pool_has_one_policy(options: dict[str, object], keep: str, piece: i
 def test_without_reuse_nothing_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "env.json"
     file.write_text('{"sys": {"mem_reuse": false}}')
-    options = {"memory_optimize_level": "O0", "mempool_block_size": "2GB", "static_memory_policy": 3}
+    options = {"mempool_block_size": "2GB", "static_memory_policy": 3}
     rows = on_cpu(env_config_path=str(file), **options)
+    assert on_cpu(env_config_path=str(file), memory_optimize_level="O0")["memory_optimize_level"].status == "refused"
     assert rows.pop("env_config_path.sys.mem_reuse").assignments == {
         "native.memory_pool": {"keep": "nothing", "piece": 2 * GB},
         "torch.inductor.allow_buffer_reuse": False,
@@ -200,15 +203,47 @@ def test_without_reuse_nothing_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "status", "says"),
     [
+        (1, "approximated", ["one pool for all code"]),
         (2, "approximated", ["one pool for all code"]),
         (3, "honoured", ["by pages"]),
-        (4, "approximated", ["one pool", "by pages"]),
+        (4, "approximated", ["one pool", "as 2 does here", "by pages"]),
     ],
 )
 def test_each_static_policy_tells_what_is_had_of_it(policy: int, status: str, says: list[str]) -> None:
     row = on_cpu(static_memory_policy=policy)["static_memory_policy"]
     assert row.status == status
     assert all(part in row.reason for part in says)
+
+
+def test_static_policies_that_mean_different_things_are_not_honoured_alike() -> None:
+    """What 4 adds to 2 is in each of them: alike in both, and no more than approximated."""
+    rows = [on_cpu(static_memory_policy=policy)["static_memory_policy"] for policy in range(5)]
+    none, _, biggest, grows, both = (row.assignments for row in rows)
+    assert none == {}
+    assert biggest == both != grows
+    alike = [row.value for row in rows if row.assignments == biggest]
+    assert alike == [2, 2, 4], "1 is the old form of 2"
+    assert {row.status for row in rows if row.value in alike} == {"approximated"}
+
+
+@pytest.mark.parametrize("policy", [1, 2, 3, 4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_speed_first_takes_the_place_of_a_static_policy(policy: int, nested: bool) -> None:
+    given: list[dict[str, object]] = [{"memory_optimize_level": "O0"}, {"static_memory_policy": policy}]
+    layers = [make_layer(one, "test") for one in (given if nested else [given[0] | given[1]])]
+    rows = {row.option: row for row in plan.make(Settings(layers), ONLY_CPU).rows}
+    row = rows["static_memory_policy"]
+    assert (row.status, row.winner, row.assignments) == ("inert", "memory_optimize_level", {})
+    assert row.reason == "overridden by memory_optimize_level='O0' from test"
+    assert rows["memory_optimize_level"].assignments["native.memory_pool"] == POOL
+
+
+def test_speed_first_leaves_the_policies_of_an_accelerator_which_act() -> None:
+    facts = Facts(devices=("cpu", "cuda"))
+    options = {"memory_optimize_level": "O0", "static_memory_policy": 3}
+    found = plan.make(Settings([make_layer(options, "test")]), facts)
+    assert {(row.option, row.device): row.status for row in found.rows} == {(name, "cuda"): "honoured" for name in options}
+    assert found.assignments[ALLOCATOR] == GROWS
 
 
 def test_a_block_is_no_larger_than_what_is_free() -> None:

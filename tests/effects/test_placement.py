@@ -1,4 +1,4 @@
-"""memory_offload, variable_placement and external_weight: where activations and parameters of watched models are."""
+"""memory_offload, variable_placement, external_weight: where activations and parameters are; and what is not compiled."""
 
 import pytest
 
@@ -65,6 +65,26 @@ def test_parameters_have_one_place(device: str, options: dict[str, object], plac
 def test_the_host_needs_mixed_computing(device: str) -> None:
     (row,) = (r for r in plan.make(Settings([make_layer({"variable_placement": "Host"}, "test")]), Facts.only(device)).rows)
     assert (row.status, row.reason) == ("refused", "it needs mix_compile_mode=True")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_the_host_needs_can_be_had(device: str) -> None:
+    """Also by strict, which refuses each row of ``failing``."""
+    found = plan.make(
+        Settings([make_layer({"variable_placement": "Host", "mix_compile_mode": True}, "test")]), Facts.only(device)
+    )
+    assert found.failing == ()
+    assert {row.option: row.status for row in found.rows} == {
+        "variable_placement": "honoured",
+        "mix_compile_mode": "approximated",
+    }
+
+
+@pytest.mark.parametrize("options", [{"mix_compile_mode": False}, {"mix_compile_mode": True, "mode": 0}])
+def test_that_all_is_compiled_waits_for_graph_mode(options: dict[str, object]) -> None:
+    rows = plan.make(Settings([make_layer(options, "test")]), Facts.only("cpu")).rows
+    (row,) = (row for row in rows if row.option == "mix_compile_mode")
+    assert (row.status, row.reason) == ("not_built", "it comes with graph mode")
 
 
 def test_files_are_host_memory_too() -> None:

@@ -9,6 +9,7 @@ import pytest
 from samples import example
 
 import msctx
+from msctx.effects.unbuilt import UNBUILT
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, Settings, conv_rules, make_layer, rules
 from msctx.plan import Row
@@ -81,6 +82,7 @@ def ini(tmp_path: Path) -> str:
         ("op_precision_mode", None, "optypelist_for_implmode", "Pooling"),
         ("dynamic_dims", "2,2;4,4", "dynamic_inputs_shape_range", "data:[128,-1]"),
         ("memory_optimize_level", "O1", "memory_offload", "ON"),
+        ("memory_optimize_level", "O0", "static_memory_policy", 3),
         ("memory_offload", "ON", "mempool_block_size", "2GB"),
         ("graph_run_mode", 0, "enable_small_channel", 0),
         ("op_debug_level", 1, "op_compiler_cache_mode", "force"),
@@ -103,6 +105,8 @@ def test_the_source_names_a_winner(winner: str, value: Any, loser: str, other: A
     ("winner", "value", "loser", "other"),
     [
         ("memory_optimize_level", "O0", "memory_offload", "ON"),
+        ("memory_optimize_level", "O0", "static_memory_policy", 0),
+        ("memory_optimize_level", "O1", "static_memory_policy", 3),
         ("graph_run_mode", 1, "enable_small_channel", 0),
         ("graph_run_mode", 0, "enable_small_channel", 1),
         ("op_debug_level", 0, "op_compiler_cache_mode", "force"),
@@ -412,6 +416,14 @@ def test_some_modes_allow_what_others_forbid() -> None:
     for mode in ({"precision_mode": "allow_fp32_to_fp16"}, {"precision_mode_v2": "origin"}):
         assert row({**given, **mode}, ACCELERATE).status == "not_built"
     assert row({"deterministic": "ON", "aoe_tune_mode": "offline"}, "aoe_tune_mode").status == "not_built"
+
+
+def test_no_option_that_is_built_asks_for_one_that_is_not() -> None:
+    """Else strict would ask for what it then refuses."""
+    waiting = {name for names in UNBUILT.values() for name in names}
+    asking = [rule for rule in rules.NEEDS if rule.option.name not in waiting]
+    assert asking
+    assert [rule.option.name for rule in asking if waiting.issuperset(other.name for other in rule.others)] == []
 
 
 def test_checked_kernels_are_not_cached_unless_they_are_listed(tmp_path: Path) -> None:

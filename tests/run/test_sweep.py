@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +117,84 @@ def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any
     found = json.loads(text)
     assert (code, found["partial"], len(found["points"])) == (130, True, 1)
     assert "holds what was run, marked as partial" in err
+
+
+WAITS = """
+import os, pathlib, subprocess, time
+def train(number: int = 0):
+    beside = subprocess.Popen(["sleep", "600"])
+    part = pathlib.Path("pids.part")
+    part.write_text(f"{os.getpid()} {beside.pid}")
+    part.rename("pids")
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        beside.kill()
+        beside.wait()
+        raise
+"""
+
+
+@pytest.fixture
+def waits(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[int]]]]:
+    """Starts msctx in a process of its own; that and the processes of a run that waits, when it does."""
+    (tmp_path / "entry.py").write_text(WAITS)
+    (tmp_path / "train.yaml").write_text("experiment: {entry: entry.py:train}\n")
+    (tmp_path / "tmp").mkdir()
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> tuple[subprocess.Popen[str], list[int]]:
+        command = [sys.executable, "-m", "msctx", *words]
+        env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True))
+        until((tmp_path / "pids").exists)
+        return started[-1], [int(number) for number in (tmp_path / "pids").read_text().split()]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 300  # however busy the machine is
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_running(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "train.yaml", "--sweep", "args.number=1,2", "--out", "out"),
+        ("compare", "train.yaml", "--axis", "deterministic=ON"),
+    ],
+    ids=["sweep", "compare"],
+)
+def test_whoever_is_ended_takes_the_run_with_it(waits: Any, tmp_path: Path, words: tuple[str, ...], number: int) -> None:
+    process, runs = waits(*words)
+    assert all(map(is_running, runs))
+    process.send_signal(number)
+    assert process.wait() == -number
+    until(lambda: not any(map(is_running, runs)))
+    until(lambda: not [*(tmp_path / "tmp").glob("msctx-compare-*")])
+
+
+def test_ctrl_c_lets_the_run_write_its_record(waits: Any, tmp_path: Path) -> None:
+    process, runs = waits("run", "train.yaml", "--sweep", "args.number=1,2", "--out", "out")
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    until(lambda: not any(map(is_running, runs)))
+    assert json.loads((tmp_path / "out" / "1" / "result.json").read_text())["status"] == "interrupted"
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text())["partial"] is True
 
 
 def test_a_dry_run_shows_the_grid(experiment: str, tmp_path: Path, capsys: Any) -> None:

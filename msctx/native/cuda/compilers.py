@@ -54,13 +54,13 @@ class Nvcc:
         macros = [f"-D{macro}" for macro in module.macros]
         words = [self.command, "-std=c++17", "-cubin", target, "-Xptxas", "-v", *macros, module.source, "-o", result.name]
         try:
-            with Children(scratch) as children:
-                code, said = children.run(words, scratch, LIMIT)
+            with Children.compilers(scratch) as children:
+                done = children.run(words, scratch, LIMIT)
         except subprocess.TimeoutExpired:
             return Compiled(None, f"{self.command} was ended: it took more than {LIMIT} seconds for {module}")
-        if code or not result.exists():
-            return Compiled(None, said or f"{self.command} ended with exit code {code}")
-        return Compiled(result.read_bytes(), said)
+        if done.returncode or not result.exists():
+            return Compiled(None, done.stdout or f"{self.command} ended with exit code {done.returncode}")
+        return Compiled(result.read_bytes(), done.stdout)
 
 
 @dataclass(frozen=True, slots=True)
