@@ -30,8 +30,8 @@ from msctx.native.compiler import Compiler, Step, StepFailed
 from msctx.native.recipe import Recipe, check_platform, identity, isas, machine, recipe_of, sha256
 
 KEEP_DAYS = 30
-FULL = 2**24
-"""With fewer bytes left, a build that fails may have failed for that; a compiler does not always say so."""
+FULL = 2**26
+"""With fewer bytes left, a build that fails may have failed for that: what a compiler had written it has removed by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +228,9 @@ class _Work:
             _say(self.log[-1].rstrip("\n"))
 
     def _failure(self, failed: StepFailed) -> NativeError:
-        full = ""
-        if "No space left on device" in failed.output or shutil.disk_usage(self.stored).free < FULL:
-            full = f"{self.scratch.parent} has no room left: make room there, or {cachedir.ELSEWHERE}. "
+        full, free = "", shutil.disk_usage(self.scratch).free
+        if free < FULL:
+            full = f"{self.scratch.parent} has {free >> 20} MiB left: make room there, or {cachedir.ELSEWHERE}. "
         lines = [line for line in failed.output.splitlines() if line.strip()]
         shown = "".join(f"\n  {line}" for line in [*lines[:12], *(["…"] if len(lines) > 12 else [])])
         return NativeError(

@@ -13,6 +13,7 @@ import pytest
 from builds import ISAS, call, edit, leftovers, made
 
 from msctx.errors import MsctxError, NativeError
+from msctx.native import build
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
@@ -153,12 +154,17 @@ def test_a_compiler_that_leaves_nothing(sources, watched):
         made(sources)
 
 
-def test_a_full_disk_while_compiling(sources, watched):
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_full_disk_while_compiling(sources, watched, monkeypatch, is_full):
+    """What is left decides, not what the compiler says of it."""
     script = watched.folder / "c++"
-    full = "echo 'cannot write: No space left on device' >&2; exit 1"
-    script.write_text(script.read_text().replace("exec ", f'case "$*" in *common/api*) {full};; esac\nexec '))
-    with pytest.raises(NativeError, match="has no room left: make room there, or set MSCTX_CACHE_DIR"):
+    fails = "exit 1" if is_full else "echo 'cannot write: No space left on device' >&2; exit 1"
+    script.write_text(script.read_text().replace("exec ", f'case "$*" in *common/api*) {fails};; esac\nexec '))
+    monkeypatch.setattr(build, "FULL", 2**62 if is_full else 0)
+    with pytest.raises(NativeError) as raised:
         made(sources)
+    assert (" MiB left: make room there, or set MSCTX_CACHE_DIR" in str(raised.value)) == is_full
+    assert ("make room" in str(raised.value)) == is_full
 
 
 def test_a_limit_on_what_may_be_written(cache, sources, forked):

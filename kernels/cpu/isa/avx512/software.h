@@ -46,6 +46,13 @@ static inline __attribute__((always_inline)) V each(const Body& body) {
   for (int i = 0; i < lanes; i++) v[i] = body(i);
   return v;
 }
+// Lane `at` of b, or of a. Not `(of_b ? b : a)[at]`: GCC 12.2 moves that subscript to both sides, whatever is subscripted, and with
+// -fsanitize=undefined computes what it has in common (sums, shifts, quotients) on the first side alone. The other reads anything:
+//   [[gnu::noinline]] int pick(int i, const int* a, const int* b) { return (i & 1 ? b : a)[i / 2]; }  // pick(4, a, b) is not a[2]
+template <class V>
+static inline __attribute__((always_inline)) auto lane(const V& a, const V& b, bool of_b, int at) {
+  return of_b ? b[at] : a[at];
+}
 }  // namespace msctx_software
 
 #undef MSCTX_VECTOR
@@ -187,30 +194,30 @@ MSCTX_I __m512 _mm512_cvtph_ps(__m256i v) {
 
 // Within each 16 bytes.
 MSCTX_I __m512 _mm512_unpacklo_ps(__m512 a, __m512 b) {
-  return MSCTX_S::each<__m512, 16>([&](int i) { return (i & 1 ? b : a)[(i & ~3) + (i & 3) / 2]; });
+  return MSCTX_S::each<__m512, 16>([&](int i) { return MSCTX_S::lane(a, b, i & 1, (i & ~3) + (i & 3) / 2); });
 }
 MSCTX_I __m512 _mm512_unpackhi_ps(__m512 a, __m512 b) {
-  return MSCTX_S::each<__m512, 16>([&](int i) { return (i & 1 ? b : a)[(i & ~3) + 2 + (i & 3) / 2]; });
+  return MSCTX_S::each<__m512, 16>([&](int i) { return MSCTX_S::lane(a, b, i & 1, (i & ~3) + 2 + (i & 3) / 2); });
 }
 MSCTX_I __m512d _mm512_unpacklo_pd(__m512d a, __m512d b) {
-  return MSCTX_S::each<__m512d, 8>([&](int i) { return (i & 1 ? b : a)[i & ~1]; });
+  return MSCTX_S::each<__m512d, 8>([&](int i) { return MSCTX_S::lane(a, b, i & 1, i & ~1); });
 }
 MSCTX_I __m512d _mm512_unpackhi_pd(__m512d a, __m512d b) {
-  return MSCTX_S::each<__m512d, 8>([&](int i) { return (i & 1 ? b : a)[i | 1]; });
+  return MSCTX_S::each<__m512d, 8>([&](int i) { return MSCTX_S::lane(a, b, i & 1, i | 1); });
 }
 MSCTX_I __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int order) {
-  return MSCTX_S::each<__m512, 16>([&](int i) { return (i < 8 ? a : b)[(order >> (2 * (i / 4)) & 3) * 4 + i % 4]; });
+  return MSCTX_S::each<__m512, 16>([&](int i) { return MSCTX_S::lane(a, b, i >= 8, (order >> (2 * (i / 4)) & 3) * 4 + i % 4); });
 }
 MSCTX_I __m512 _mm512_permutex2var_ps(__m512 a, __m512i index, __m512 b) {
   const auto at = MSCTX_S::as<MSCTX_S::Int32>(index);
-  return MSCTX_S::each<__m512, 16>([&](int i) { return (at[i] & 16 ? b : a)[at[i] & 15]; });
+  return MSCTX_S::each<__m512, 16>([&](int i) { return MSCTX_S::lane(a, b, at[i] & 16, at[i] & 15); });
 }
 // With a mask: of all lanes is how they are used.
 MSCTX_I __m512 _mm512_maskz_unpacklo_ps(__mmask16, __m512 a, __m512 b) { return _mm512_unpacklo_ps(a, b); }
 MSCTX_I __m512 _mm512_maskz_unpackhi_ps(__mmask16, __m512 a, __m512 b) { return _mm512_unpackhi_ps(a, b); }
 MSCTX_I __m512 _mm512_maskz_shuffle_f32x4(__mmask16, __m512 a, __m512 b, int order) { return _mm512_shuffle_f32x4(a, b, order); }
 MSCTX_I __m512 _mm512_maskz_shuffle_ps(__mmask16, __m512 a, __m512 b, int order) {
-  return MSCTX_S::each<__m512, 16>([&](int i) { return (i % 4 < 2 ? a : b)[(i & ~3) + (order >> (2 * (i % 4)) & 3)]; });
+  return MSCTX_S::each<__m512, 16>([&](int i) { return MSCTX_S::lane(a, b, i % 4 >= 2, (i & ~3) + (order >> (2 * (i % 4)) & 3)); });
 }
 
 #undef MSCTX_I
