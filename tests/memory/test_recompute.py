@@ -220,7 +220,7 @@ def vgg() -> nn.Sequential:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     before = 3
-    for channels, count in ((8, 2), (16, 2), (32, 3)):
+    for channels, count in ((8, 4), (16, 4), (32, 6)):
         for _ in range(count):
             layers += [nn.Conv2d(before, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
             before = channels
