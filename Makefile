@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint wheel bench clean
+.PHONY: run test lint docs wheel bench clean
 
 run: .venv/experiments
 	$(BIN)/msctx run configs/experiments/digits.yaml
@@ -15,6 +15,11 @@ test: .venv/test
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Warnings are errors. The second command checks links; docs/conf.py says which.
+docs: .venv/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs/html
+	$(BIN)/python -m sphinx -q -W --keep-going -b linkcheck docs build/docs/linkcheck
 
 # Built, installed where there is no checkout, and used there.
 wheel: .venv/made

@@ -1,4 +1,4 @@
-"""The table of comparisons in the README, from results of msctx compare: several of one comparison are processes of it.
+"""The table of comparisons in the documentation, from results of msctx compare: several of one comparison are processes of it.
 
 for n in 1 2 3; do msctx compare precision --out DIR$n; done; python bench/compared.py DIR*/result.json
 """
@@ -23,12 +23,12 @@ def table(results: list[Result]) -> list[str]:
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result["name"], []).append(result)
-    lines = ["| comparison | choice | speed, torch's own path is 1 | worst error | rows measured |", "|---|---|---|---|---|"]
+    lines = ["| comparison | choice | speed (PyTorch = 1) | worst error | rows measured |", "|---|---|---|---|---|"]
     for name, group in groups.items():
         noisy, count = sum(bool(row.get("noisy")) for r in group for row in r["rows"]), sum(len(r["rows"]) for r in group)
         controls = [control(result) for result in group]
         shown = " to ".join(f"{c:.2f}" for c in sorted({min(controls), max(controls)}))
-        lines.append(f"| `{name}` | torch again: A/A | {shown} |  | {count // len(group)} ({noisy / count:.0%} noisy) |")
+        lines.append(f"| `{name}` | PyTorch again: A/A | {shown} |  | {count // len(group)} ({noisy / count:.0%} noisy) |")
         totals = sorted(group[0]["totals"], key=lambda total: -total["ratio"])
         told: set[str] = set()
         for total in totals:
@@ -54,8 +54,8 @@ def table(results: list[Result]) -> list[str]:
         *lines,
         "",
         f"{', '.join(sorted(processors))}, torch {', '.join(sorted(versions))}; {fewest} or more processes for each comparison. In "
-        "brackets the range over processes, of a single one three standard errors; bold: it holds neither 1 nor what A/A was off, "
-        f"of {figures.LEAST} processes or more.",
+        "brackets: the range over processes, or three standard errors of a single process. Bold: it contains neither 1 nor the "
+        f"deviation of A/A, with {figures.LEAST} processes or more.",
     ]
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     files = [Path(word) for word in sys.argv[1:]]
     if not files or any(word.startswith("-") for word in sys.argv[1:]):
         sys.exit(__doc__)
-    contest.into_readme("compare", table(contest.read(files)), by="bench/compared.py")
+    contest.into_docs("compare", table(contest.read(files)))
 
 
 if __name__ == "__main__":

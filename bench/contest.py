@@ -8,6 +8,8 @@ import math
 import os
 import platform
 import random
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 HOPELESS = 2.5
 """How many times slower than the fastest of its side a contender is in two warm-up runs when it is run no more."""
 LONG = 8.0
@@ -136,7 +138,11 @@ def arguments(doc: str | None, names: Iterable[str], batches: list[int]) -> argp
     parser.add_argument("--only", default="", metavar="NAME,NAME", help=", ".join(names))
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept; written after each process")
     parser.add_argument(
-        "--readme", type=Path, nargs="+", metavar="FILE", help="write the table of results into the README; measures nothing"
+        "--docs",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="write the table of results into the documentation; measures nothing",
     )
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--without-errors", action="store_true", help=argparse.SUPPRESS)
@@ -155,14 +161,14 @@ def do(
     collect: Callable[[argparse.Namespace], dict[str, Any]],
     table: Callable[[list[dict[str, Any]]], list[str]],
 ) -> None:
-    """One of three things: be a process that measures, write a table of results into the README, or measure and print it."""
+    """One of three things: be a process that measures, write a table of results into the documentation, or measure and print it."""
     if given.work:
         import torch
 
         torch.set_num_threads(given.threads[0])
         work(given)
-    elif given.readme:
-        into_readme(table_name, table(read(given.readme)))
+    elif given.docs:
+        into_docs(table_name, table(read(given.docs)))
     else:
         print("\n".join(table([collect(given)])))
 
@@ -190,12 +196,13 @@ def keep(path: Path | None, result: dict[str, Any]) -> None:
         part.replace(path)
 
 
-def into_readme(name: str, lines: Iterable[str], by: str = "a script of bench/ with --readme") -> None:
-    """Puts lines between the markers of a name."""
-    begin, end = f"<!-- {name}: written by {by} -->", f"<!-- /{name} -->"
-    text = README.read_text(encoding="utf-8")
-    if begin not in text:
-        sys.exit(f"{README} has no place for this table: add the lines {begin} and {end}")
-    head, _, rest = text.partition(begin)
-    _, _, tail = rest.partition(end)
-    README.write_text("\n".join([head + begin, *lines, end + tail]), encoding="utf-8")
+def into_docs(name: str, lines: Iterable[str]) -> None:
+    """Puts lines between the markers of a name, wherever these stand; the first marker says by which command."""
+    command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        if found := re.search(rf"<!-- {name}: .*? -->\n.*?<!-- /{name} -->", text, re.DOTALL):
+            table = "\n".join([f"<!-- {name}: {command} -->", *lines, f"<!-- /{name} -->"])
+            page.write_text(text[: found.start()] + table + text[found.end() :], encoding="utf-8")
+            return
+    sys.exit(f"no page has a place for this table: add the lines <!-- {name}: --> and <!-- /{name} -->")

@@ -5,7 +5,7 @@ change with every call (three sets take turns); weights do before each data grad
 otherwise, which do not. What ``performance`` measures for its choice is not timed.
 
     python bench/convolutions.py --threads 1,2 --out bench/results/NAME.json
-    python bench/convolutions.py --readme bench/results/NAME.json
+    python bench/convolutions.py --docs bench/results/NAME.json
     MSCTX_ISA=avx2 python bench/convolutions.py --only normal-fprop,normal-dgrad,normal-wgrad --out bench/results/NAME-avx2.json
 """
 
@@ -220,16 +220,21 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def figure(problems: list[dict[str, Any]]) -> str:
-    """The geometric mean over layers. Each problem's processes are kept in order, so the interval is the widest there can be."""
+def of_layers(problems: list[dict[str, Any]]) -> tuple[float, list[float], list[float]]:
+    """The geometric mean over layers, that of each process, and A/A of each layer. Each problem's processes are kept in order, so
+    their range is the widest there can be."""
     each = [contest.geomean(ratios) for ratios in zip(*(p["ratios"] for p in problems), strict=False)]
     each[-1] = contest.geomean([p["ratios"][-1] for p in problems])
-    return figures.of_processes(contest.geomean([p["ratio"] for p in problems]), each, [p["control"] for p in problems])
+    return contest.geomean([p["ratio"] for p in problems]), each, [p["control"] for p in problems]
+
+
+def figure(problems: list[dict[str, Any]]) -> str:
+    return figures.of_processes(*of_layers(problems))
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each group and number of threads."""
-    head = ("what", "threads", "geomean", "from", "to", "lowest bound", "A/A", "error, torch's", "processes")
+    head = ("what", "threads", "geomean", "from", "to", "lowest bound", "A/A", "error, PyTorch's", "processes")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     problems = [p for result in results for p in result["problems"]]
     for group, threads in itertools.product(GROUPS, sorted({p["threads"] for p in problems})):
@@ -247,7 +252,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     beyond = sum(not p["within"] for p in problems)
     batches = ", ".join(map(str, sorted({p["batch"] for p in problems})))
-    told = f"{len(problems)} problems measured, {beyond} of them beyond their error bound"
+    told = f"{len(problems)} problems, {beyond} of them beyond their error bound"
     return [*lines, "", f"{contest.described(results)}; batch {batches}; {told}. {figures.legend(True, least(results))}"]
 
 
@@ -269,16 +274,17 @@ def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     processes = min(result["processes"] for result in results)
     threads, batches = (sorted({p[of] for result in results for p in result["problems"]}) for of in ("threads", "batch"))
-    told = f"{' and '.join(map(str, threads))} threads, batch {' and '.join(map(str, batches))}, {processes} or more processes"
-    return [*lines, "", f"{contest.described(results)}; {told}. {figures.legend(True, least(results))}"]
+    told = f"{' and '.join(map(str, threads))} thread{'s' * (threads != [1])}, batch {' and '.join(map(str, batches))}"
+    last = f"{contest.described(results)}; {told}, {processes} or more processes. {figures.legend(True, least(results))}"
+    return [*lines, "", last]
 
 
 def main() -> None:
     parser = contest.arguments(__doc__, BY_NAME, [1, 8])
-    parser.add_argument("--readme-isas", type=Path, nargs="+", metavar="FILE", help="the same of results for each MSCTX_ISA")
+    parser.add_argument("--docs-isas", type=Path, nargs="+", metavar="FILE", help="the same of results for each MSCTX_ISA")
     given = parser.parse_args()
-    if given.readme_isas:
-        contest.into_readme("isas", of_each_isa(contest.read(given.readme_isas)))
+    if given.docs_isas:
+        contest.into_docs("isas", of_each_isa(contest.read(given.docs_isas)))
     else:
         contest.do(given, "convolutions", work, collect, table)
 

@@ -16,7 +16,7 @@ import cuda_figures
 import models
 import pytest
 import torch
-from contest import README
+from contest import ROOT
 from cuda_figures import Case, Say
 from networks import Bottleneck
 from torch import nn
@@ -27,7 +27,6 @@ from msctx.native import build, stamp
 from msctx.native.cuda import build as cuda_build
 from msctx.native.cuda import driver
 
-ROOT = README.parent
 CALLS = 500
 """Of the smallest convolution in one go: fewer launches than a GPU takes before it makes the host wait."""
 STEPS = 3.0

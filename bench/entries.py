@@ -4,7 +4,7 @@ After a thousand to warm up, the first and the last thousand are compared: the m
 In the same thousands a piece of plain Python takes turns with the entries: its ratio tells what the machine did meanwhile (A/A).
 
     python bench/entries.py --out bench/results/NAME-entries.json [--entries 100000] [--kind NAME …]
-    python bench/entries.py --readme bench/results/NAME-entries.json
+    python bench/entries.py --docs bench/results/NAME-entries.json
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
     load = max(row["load"] for result in results for row in result["kinds"].values())
     busy = (
-        f" The machine was busy with other work (load up to {load:.1f}): the times are no measure of an entry, their ratios are."
-        if load > 1.5
-        else ""
+        f" The machine was busy with other work (load up to {load:.1f}): use the ratios, not the times." if load > 1.5 else ""
     )
     return [*lines, "", f"{contest.described(results)}; one process for each.{busy}"]
 
@@ -133,15 +131,15 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept, beside the kinds that are there")
     parser.add_argument(
-        "--readme", type=Path, nargs="+", metavar="FILE", help="write the table into the README; measures nothing"
+        "--docs", type=Path, nargs="+", metavar="FILE", help="write the table into the documentation; measures nothing"
     )
     parser.add_argument("--work", choices=KINDS, default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
         torch.set_num_threads(1)
         print(json.dumps(measured(KINDS[given.work], given.entries)))
-    elif given.readme:
-        contest.into_readme("entries", table(contest.read(given.readme)))
+    elif given.docs:
+        contest.into_docs("entries", table(contest.read(given.docs)))
     else:
         kept = contest.read([given.out])[0]["kinds"] if given.out and given.out.exists() else {}
         result = {"machine": contest.machine(), "kinds": kept}

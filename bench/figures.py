@@ -33,10 +33,10 @@ def of_processes(median: float, each: Sequence[float] | None, controls: Sequence
 
 
 def legend(kept: bool, processes: int) -> str:
-    """What is said of bold under a table."""
-    dash = '"-": no more than A/A was off, by over 10 %.'
+    """The sentence under a table that explains bold figures."""
+    dash = '"-": within the deviation of A/A, which exceeds 10 %.'
     if not kept:
-        return f"What each process found was not kept: no figure has an interval, and none is bold. {dash}"
+        return f"The processes' own figures were not stored: no figure has an interval, and none is bold. {dash}"
     if processes < LEAST:
-        return f"In brackets the range over processes; with fewer than {LEAST} nothing is bold. {dash}"
-    return f"In brackets the range over processes; bold: it holds neither 1 nor the most that A/A was off. {dash}"
+        return f"In brackets: the range over processes. With fewer than {LEAST} processes no figure is bold. {dash}"
+    return f"In brackets: the range over processes. Bold: it contains neither 1 nor the largest deviation of A/A. {dash}"

@@ -6,7 +6,7 @@ take turns; a turn is judged by its fastest step, beside the same turn of torch'
 What a step spends in the system (on new pages, almost all of it) is the most that an allocator can spare.
 
     python bench/memory.py --threads 1,2 --out bench/results/NAME.json
-    python bench/memory.py --readme bench/results/NAME.json
+    python bench/memory.py --docs bench/results/NAME.json
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     subjects = [row for result in results for row in result["subjects"]]
     contenders = [c for c in (POOL, *PRELOADED, AGAIN) if any(c in row["ratios"] for row in subjects)]
     lines = [
-        "| step | threads | torch, ms | in the system | new pages | " + " | ".join(contenders) + " |",
+        "| step | threads | PyTorch, ms | in the system | page faults | " + " | ".join(contenders) + " |",
         "|---" * (len(contenders) + 5) + "|",
     ]
     for row in subjects:

@@ -5,7 +5,7 @@ under a context. bf16 autocast and other runtimes stand beside them, and count f
 against float64, over its largest value; for a training step those of the last weight's gradient in the first step.
 
     python bench/models.py --threads 1,2 --out bench/results/NAME.json
-    python bench/models.py --readme bench/results/NAME.json
+    python bench/models.py --docs bench/results/NAME.json
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
 def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each network, phase, batch size and number of threads."""
     sides = [*CLASSES, "bf16 autocast", *runtimes.RUNTIMES]
-    lines = ["| network | batch | threads | torch, ms, error | " + " | ".join(f"{s}, error" for s in sides) + " | A/A |"]
+    lines = ["| network | batch | threads | PyTorch, ms, error | " + " | ".join(f"{s}, error" for s in sides) + " | A/A |"]
     lines.append("|---" * (5 + len(sides)) + "|")
     for row in (row for result in results for row in result["networks"]):
         best = f"{row['ms']['torch']:.0f} ({' or '.join(row['winners']['torch'])}), {row['errors']['torch']:.0e}"
@@ -199,11 +199,31 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     return [*lines, "", f"{contest.last_line(results)} {figures.legend(kept, min(r['processes'] for r in results))}"]
 
 
+def short(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: what stands in the README, float32 alone and the larger batches."""
+    rows = [row for result in results for row in result["networks"] if row["batch"] > 1]
+    threads = sorted({row["threads"] for row in rows})
+    head = [f"{n} thread{'s' * (n > 1)}: PyTorch | with msctx | PyTorch again" for n in threads]
+    lines = ["| network | " + " | ".join(head) + " |", "|---" * (1 + 3 * len(threads)) + "|"]
+    for network, phase, batch in dict.fromkeys((row["network"], row["phase"], row["batch"]) for row in rows):
+        cells = [f"{network}, {phase}, batch {batch}"]
+        for n in threads:
+            (row,) = (r for r in rows if (r["network"], r["phase"], r["batch"], r["threads"]) == (network, phase, batch, n))
+            each, controls = row.get("each", {}), row.get("controls", [row["control"]])
+            ratio = figures.of_processes(row["ratios"]["fp32-grade"], each.get("fp32-grade"), controls)
+            cells += [f"{row['ms']['torch']:.0f} ms", ratio, f"{row['control']:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, "", contest.last_line(results)]
+
+
 def main() -> None:
     parser = contest.arguments(__doc__, NETWORKS, [1, 8])
     parser.add_argument("--phases", default=",".join(PHASES), metavar="NAME,NAME")
     parser.add_argument("--without-inductor", action="store_true", help="eager alone: compiling takes minutes a process")
-    contest.do(parser.parse_args(), "networks", work, collect, table)
+    given = parser.parse_args()
+    contest.do(given, "networks", work, collect, table)
+    if given.docs:
+        contest.into_docs("networks-short", short(contest.read(given.docs)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ A step is forward and backward pass of a whole network, in its faster memory for
 over its largest value; dtypes are what matrix operators computed in.
 
     python bench/precision.py --threads 1 --out bench/results/NAME.json
-    python bench/precision.py --readme bench/results/NAME.json
+    python bench/precision.py --docs bench/results/NAME.json
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Counted is what a step takes at once, gradients included, as a cap counts it (th
 a time is the fastest step of a turn over that of O0 in the same round; a figure is the median over rounds (--processes).
 
     python bench/recompute.py --out bench/results/NAME.json
-    python bench/recompute.py --readme bench/results/NAME.json
+    python bench/recompute.py --docs bench/results/NAME.json
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             lines.append(f"| {name} | {row['choice']} | {row['recomputed']:.0%} | {share} | {time} |")
     rounds = min(result["processes"] for result in results)
     kept = all("each" in row for result in results for subject in result["subjects"] for row in subject["rows"])
-    told = figures.legend(kept, rounds).replace("process found", "round found").replace("over processes", "over rounds")
-    told += " There was no A/A." * (not kept)
+    told = figures.legend(kept, rounds).replace("processes", "rounds")
+    told += " A/A was not measured." * (not kept)
     return [*lines, "", f"{contest.described(results)}; {rounds} or more rounds in one process. {told}"]
 
 

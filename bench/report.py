@@ -1,4 +1,4 @@
-"""Runs the benchmarks and writes their figures into the README, between the markers."""
+"""Runs the benchmarks and writes their figures into the documentation, between the markers."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def main() -> None:
         f"{mm['outside']:.1f} µs, {mm['policy that leaves it']:.1f} µs |",
         "",
         f"Measured on {found['machine_info']['cpu'].get('brand_raw', 'an unnamed CPU')}, "
-        f"Python {found['machine_info']['python_version']}; one process, and no A/A: for orders of magnitude.",
+        f"Python {found['machine_info']['python_version']}; one process, without A/A: orders of magnitude only.",
     ]
-    contest.into_readme("bench", lines, by="`make bench`")
+    contest.into_docs("bench", lines)
 
 
 if __name__ == "__main__":

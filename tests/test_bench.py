@@ -91,7 +91,7 @@ def test_a_table_of_comparisons_has_its_processes_its_control_and_equal_kernels_
         return {"name": "some", "rows": [row], "totals": totals, "best": {"points": ["a"]}, "costs": [], "environment": machine}
 
     _, _, control, first, second, _, last = compared.table([result(1.3, 1.02), result(1.4, 0.99), result(1.35, 1.0)])
-    assert control == "| `some` | torch again: A/A | 0.99 to 1.02 |  | 1 (0% noisy) |"
+    assert control == "| `some` | PyTorch again: A/A | 0.99 to 1.02 |  | 1 (0% noisy) |"
     assert first == "|  | a = b (the same kernels) | **1.35 (1.30 to 1.40)** | 1e-06 | 1 |"
     assert second.startswith("|  | c | 1.00 (")
     assert last.startswith("a CPU (AVX2), torch 2; 3 or more processes for each comparison.")

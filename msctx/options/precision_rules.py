@@ -1,7 +1,7 @@
 """precision_mode and its family: in which dtype each operator computes. One canonical text, and the rules it comes to.
 
 The text is a JSON object of the options that are set and of what the files hold that they name. Lists and tables here are the
-documentation: README's table is made from them, and so are the tests.
+documentation: the table of docs/precision.md is made from them, and so are the tests.
 """
 
 from __future__ import annotations

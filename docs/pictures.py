@@ -1,0 +1,218 @@
+"""Draws the pictures of the documentation, as SVG: figures from bench/results, and the layers of msctx from its imports.
+
+python docs/pictures.py
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PACKAGE = ROOT / "bench" / "results", ROOT / "msctx"
+sys.path.append(str(ROOT / "bench"))
+
+import convolutions  # noqa: E402 (found by the line above)
+import figures  # noqa: E402
+
+BLUE, ORANGE, GREEN, GREY, INK = "#2563eb", "#ea580c", "#059669", "#cbd5e1", "#1e293b"
+
+
+def text(x: float, y: float, words: object, anchor: str = "start", size: int = 12, fill: str = INK) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{fill}">{escape(str(words))}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, stroke: str = GREY, width: float = 1) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width}"/>'
+
+
+def dot(x: float, y: float, colour: str, is_filled: bool = True) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" stroke="{colour}" stroke-width="1.5" fill="{colour if is_filled else "white"}"/>'
+
+
+def picture(width: float, height: float, title: str, parts: Iterable[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" font-family="sans-serif">'
+    back = f'<title>{escape(title)}</title>\n<rect width="100%" height="100%" fill="white"/>'
+    return "\n".join([head, back, *parts, "</svg>\n"])
+
+
+def stored(*names: str) -> list[dict[str, Any]]:
+    return [json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+
+
+def ratios(
+    marks: Iterable[float], left: float, right: float, top: float, bottom: float
+) -> tuple[Callable[[float], float], list[str]]:
+    """A logarithmic axis: where a ratio lies, and the lines and numbers of some."""
+    shown = list(marks)
+    low, high = math.log(shown[0]), math.log(shown[-1])
+
+    def place(ratio: float) -> float:
+        return left + (right - left) * (math.log(ratio) - low) / (high - low)
+
+    parts = [line(place(m), top, place(m), bottom, INK if m == 1 else GREY) for m in shown]
+    return place, parts + [text(place(m), bottom + 16, f"{m:g}", "middle") for m in shown]
+
+
+def of_convolutions() -> str:
+    """Groups of layers: the geometric mean, the range over processes, and whether the figure is proven."""
+    names = ("1-thread", "2-threads", "2-threads-more", "normal-2-threads", "performance", "performance-2-threads")
+    problems = [p for result in stored(*(f"emerald-rapids-{name}" for name in names)) for p in result["problems"]]
+    groups = [g for g in convolutions.GROUPS if g.name not in convolutions.OUTDATED]
+    colours, left, top, step = {1: BLUE, 2: ORANGE}, 290, 46, 26
+    bottom = top + step * len(groups)
+    place, parts = ratios((0.5, 1, 2, 4, 8, 12), left, 760, top, bottom)
+    parts += [text(12, 26, "PyTorch's time / msctx's time (above 1 msctx is faster)", size=14)]
+    for n, (threads, colour) in enumerate(colours.items()):
+        parts += [dot(580 + n * 90, 22, colour), text(590 + n * 90, 26, f"{threads} thread{'s' * (threads > 1)}")]
+    for n, group in enumerate(groups):
+        y = top + step * (n + 0.5)
+        parts.append(text(left - 12, y + 4, group.title.replace("`", ""), "end"))
+        for threads, colour in colours.items():
+            if found := [p for p in problems if (p["group"], p["threads"]) == (group.name, threads)]:
+                ratio, each, controls = convolutions.of_layers(found)
+                shown, at = figures.of_processes(ratio, each, controls), y + (threads - 1.5) * 9
+                parts.append(line(place(min(each)), at, place(max(each)), at, colour, 2))
+                parts.append(dot(place(ratio), at, colour, "**" in shown))
+    machine = convolutions.contest.described(stored("emerald-rapids-1-thread"))
+    parts.append(text(12, bottom + 38, f"{machine}. Lines: range over processes.", size=11))
+    parts.append(text(12, bottom + 54, "Hollow: the range contains 1, or PyTorch differs from itself by as much.", size=11))
+    return picture(790, bottom + 66, "PyTorch's time over the time of msctx, by group of convolution layers", parts)
+
+
+def of_networks() -> str:
+    """Whole networks on one thread, and what else runs them."""
+    (result,) = stored("emerald-rapids-networks")
+    rows = [row for row in result["networks"] if row["threads"] == 1]
+    colours = {
+        "fp32-grade": BLUE,
+        "TF32 class": GREEN,
+        "bf16 autocast": "#64748b",
+        "ONNX Runtime": ORANGE,
+        "OpenVINO": "#a855f7",
+    }
+    left, top, step = 210, 46, 26
+    bottom = top + step * len(rows)
+    place, parts = ratios((0.8, 1, 1.5, 2, 3, 4), left, 760, top, bottom)
+    parts.append(text(12, 26, "Time of PyTorch's fastest way / time", size=14))
+    for n, (side, colour) in enumerate(colours.items()):
+        parts += [dot(300 + n * 98, 22, colour), text(308 + n * 98, 26, side, size=11)]
+    for n, row in enumerate(rows):
+        y = top + step * (n + 0.5)
+        parts.append(text(left - 12, y + 4, f"{row['network']}, {row['phase']}, batch {row['batch']}", "end"))
+        parts += [dot(place(row["ratios"][side]), y, colour) for side, colour in colours.items() if side in row["ratios"]]
+    machine = convolutions.contest.described([result])
+    parts.append(text(12, bottom + 38, f"{machine}, 1 thread. fp32-grade and TF32 class are msctx's.", size=11))
+    return picture(790, bottom + 50, "Whole networks: the time of PyTorch's fastest way over that of others", parts)
+
+
+def of_recomputation() -> str:
+    """What a training step needs and how long it takes when more and more blocks are recomputed."""
+    (result,) = stored("emerald-rapids-recompute")
+    left, right, top, bottom = 70, 560, 40, 300
+    highest = 1.6
+
+    def at(memory: float, time: float) -> tuple[float, float]:
+        return left + (right - left) * memory, bottom - (bottom - top) * (time - 1) / (highest - 1)
+
+    parts = [
+        text(12, 22, "Time of a training step (O0 = 1)", size=14),
+        text(right, bottom + 36, "memory of a step (O0 = 1)", "end"),
+    ]
+    for n in range(6):
+        (x, low), (_, y) = at(n / 5, 1), at(0, 1 + n * (highest - 1) / 5)
+        parts += [line(x, top, x, low), text(x, low + 16, f"{n / 5:g}", "middle")]
+        parts += [line(left, y, right, y), text(left - 8, y + 4, f"{1 + n * (highest - 1) / 5:.2f}", "end")]
+    for subject, colour in zip(result["subjects"], (BLUE, ORANGE, GREEN), strict=True):
+        most = subject["rows"][0]["bytes"]
+        places = [at(row["bytes"] / most, row["slower"]) for row in subject["rows"]]
+        parts += [line(*one, *other, colour, 2) for one, other in pairwise(places)]
+        parts += [dot(*place, colour) for place in places]
+        parts.append(text(places[-1][0], places[-1][1] - 10, subject["subject"].partition(",")[0], "middle", fill=colour))
+    return picture(590, bottom + 50, "Time over memory of a training step under memory_optimize_level=O1", parts)
+
+
+# --- The layers of msctx ----------------------------------------------------------------------------------------------
+
+
+@cache
+def units() -> dict[str, list[Path]]:
+    """The files and packages right under msctx → their files."""
+    found = {path.stem: [path] for path in PACKAGE.glob("*.py") if path.stem != "__main__"}
+    found |= {path.parent.name: sorted(path.parent.rglob("*.py")) for path in PACKAGE.glob("*/__init__.py")}
+    return dict(sorted(found.items()))
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The units that a file imports, anywhere in it; ``__init__``: names of msctx itself, whose own later imports are on demand."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if path == PACKAGE / "__init__.py" else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for first, *rest in (name.split(".") for name in names):
+            if first == "msctx":
+                is_public = rest[:1] == ["context"] and len(rest) == 1  # the function of that name, not the module
+                yield rest[0] if rest and rest[0] in units() and not is_public else "__init__"
+
+
+@cache
+def imports(unit: str) -> frozenset[str]:
+    return frozenset(name for path in units()[unit] for name in imported(path)) - {unit}
+
+
+@cache
+def level(unit: str) -> int:
+    """0 for what imports nothing of msctx; otherwise one more than the highest that it imports."""
+    return 1 + max((level(name) for name in imports(unit)), default=-1)
+
+
+def of_layers() -> str:
+    rows: dict[int, list[str]] = {}
+    for unit in units():
+        rows.setdefault(level(unit), []).append(unit)
+    width, height, parts = 900, 40, []
+    for number in sorted(rows, reverse=True):
+        gap, boxes = 10.0, [(unit, 8.2 * len(unit) + 22) for unit in rows[number]]
+        x = (width - sum(w for _, w in boxes) - gap * (len(boxes) - 1)) / 2
+        y = 44 + (max(rows) - number) * height
+        for unit, wide in boxes:
+            is_package, name = len(units()[unit]) > 1, "msctx" if unit == "__init__" else unit
+            tree = ast.parse(units()[unit][0].read_text(encoding="utf-8"))
+            help_ = (ast.get_docstring(tree) or "").partition("\n")[0]
+            box = f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="28" rx="5" fill="{BLUE if is_package else "#e2e8f0"}"/>'
+            label = text(x + wide / 2, y + 18, name, "middle", 13, "white" if is_package else INK)
+            parts.append(f"<g><title>{escape(help_)}</title>{box}{label}</g>")
+            x += wide + gap
+    parts.append(text(12, 24, "Each box imports only from the rows below it. Blue: packages.", size=14))
+    return picture(width, 44 + height * (max(rows) + 1), "The layers of msctx", parts)
+
+
+PICTURES = {
+    "convolutions": of_convolutions,
+    "networks": of_networks,
+    "recomputation": of_recomputation,
+    "layers": of_layers,
+}
+
+
+def main() -> None:
+    folder = ROOT / "docs" / "pictures"
+    folder.mkdir(exist_ok=True)
+    for name, draw in PICTURES.items():
+        (folder / f"{name}.svg").write_text(draw(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

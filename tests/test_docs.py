@@ -1,0 +1,255 @@
+"""The documentation is true: its examples run, its commands exist, its tables and pictures are those that the code gives."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from msctx.cli import app, main
+from msctx.compare import config as comparisons
+from msctx.effects.unbuilt import UNBUILT
+from msctx.options import DEVICES, OPTIONS, Option
+from msctx.options.operators import CLASSES
+from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, Rule
+from msctx.plan import DONE
+from msctx.reference import is_partial, on_device
+
+ROOT = Path(__file__).parents[1]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+UPDATE = "UPDATE_DOCS=1 pytest tests/test_docs.py"
+
+
+def blocks(language: str) -> list[Any]:
+    """The code blocks marked as *language*, named by page and line; fences pair up in order."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in re.finditer(r"^```([\w-]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            if block[1] == language:
+                found.append(pytest.param(block[2], id=f"{page.stem}:{text.count(chr(10), 0, block.start()) + 1}"))
+    return found
+
+
+def lines() -> list[str]:
+    """What the blocks of commands and of output have."""
+    return [line.removeprefix("$ ") for (text,) in (block.values for block in blocks("")) for line in text.splitlines()]
+
+
+def commands() -> Iterator[list[str]]:
+    for line in lines():
+        if line.startswith("msctx "):
+            yield shlex.split(line, comments=True)[1:]
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "example", "exec"), {})
+
+
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_yaml_is_read_without_an_error(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "configs" / "experiments", tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text(block, encoding="utf-8")
+    if "compare:" in block:
+        assert comparisons.read("x.yaml", comparisons.Given()).points
+        return
+    with pytest.raises(SystemExit) as end:
+        main(["run", "x.yaml", "--dry-run"] if "experiment:" in block else ["explain", "x.yaml"])
+    assert not end.value.code
+
+
+def test_commands_and_their_flags_exist() -> None:
+    known = typer.main.get_command(app)
+    shown = list(commands())
+    assert len(shown) > 10
+    for words in shown:
+        command: Any = known
+        while hasattr(command, "commands"):
+            assert words[0] in command.commands, words
+            command, words = command.commands[words[0]], words[1:]
+        flags = {flag for parameter in command.params for flag in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= flags, words
+
+
+def test_dry_runs_of_the_commands_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    runs = [words for words in commands() if words[0] == "run" and "FILE" not in words]
+    assert len(runs) >= 3
+    for words in runs:
+        with pytest.raises(SystemExit) as end:
+            main([*words, "--dry-run"])
+        assert not end.value.code, words
+
+
+def holds(page: Path, name: str, text: str, update: bool) -> bool:
+    """Whether a page has *text* between the markers of a name; or it is written there."""
+    whole = page.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name}: {UPDATE} -->\n", f"<!-- /{name} -->"
+    head, found, rest = whole.partition(begin)
+    inside, _, tail = rest.partition(end)
+    assert found, f"{page.name} has no place for {name}"
+    if update:
+        page.write_text(head + begin + text + end + tail, encoding="utf-8")
+    return update or inside == text
+
+
+@pytest.fixture
+def update(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether generated parts are written anew instead of compared."""
+    asked = bool(os.environ.get("UPDATE_DOCS"))
+    monkeypatch.delenv("UPDATE_DOCS", raising=False)
+    return asked
+
+
+def test_the_explanation_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, update: bool) -> None:
+    words = next(words for words in commands() if words[0] == "explain")
+    monkeypatch.setenv("COLUMNS", "128")
+    out = io.StringIO()
+    with redirect_stdout(out), pytest.raises(SystemExit):
+        main(words)
+    shown = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    assert holds(README, "explain", f"```\n{shown}\n```\n", update)
+
+
+def test_the_error_shown_is_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = next(text for (text,) in (b.values for b in blocks("")) if text.startswith("error: x.yaml"))
+    monkeypatch.chdir(tmp_path)
+    Path("x.yaml").write_text("context:\n  determinstic: ON\n")
+    with pytest.raises(SystemExit):
+        main(["explain", "x.yaml"])
+    assert capsys.readouterr().err == block
+
+
+def carried_out(option: Option) -> bool:
+    return any(on_device(option, device).status in DONE for device in DEVICES)
+
+
+def cell(option: Option, device: str) -> str:
+    return on_device(option, device).status + " for some values" * is_partial(option, device)
+
+
+def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
+    table = ["| option | what it does | CPU | NVIDIA | Ascend |", "|---|---|---|---|---|"]
+    for option in sorted(filter(carried_out, OPTIONS.values()), key=lambda o: o.source == "msctx"):
+        cells = " | ".join(cell(option, device) for device in DEVICES)
+        own = " (msctx)" * (option.source == "msctx")
+        table.append(f"| `{option.name}`{own} | {re.split(r'(?<=[a-z)])[.:;] ', option.help)[0].rstrip('.')} | {cells} |")
+    assert holds(DOCS / "options.md", "options", "\n".join(table) + "\n", update)
+    inert = [f"- `{option.name}`: use {option.replaced_by}\n" for option in OPTIONS.values() if option.replaced_by]
+    assert holds(DOCS / "options.md", "deprecated", "".join(inert), update)
+    later = []
+    for phrase, names in UNBUILT.items():
+        keys = Counter(whole for name in names for whole in names if name.startswith(f"{whole}."))
+        wholes = [name for name in names if not any(name.startswith(f"{whole}.") for whole in keys)]
+        shown = [f"`{name}`" + (f" (with {keys[name]} keys)" if keys[name] else "") for name in wholes]
+        later.append(f"- {phrase}: {', '.join(shown)}\n")
+    assert holds(DOCS / "options.md", "not-built", "".join(later), update)
+
+
+def rule_text(rule: Rule) -> str:
+    """What the table shows of a rule: the dtype that each dtype computes in, and the dtype of the result where that differs."""
+    if rule.widest:
+        return "widest"
+    computed = {dtype: rule.computes_in(dtype) for dtype in DTYPES}
+    if len(set(computed.values())) == 1:
+        return computed["float32"] + f", inputs rounded to {rule.through}" * bool(rule.through)
+    cells = []
+    for dtype, compute in computed.items():
+        if compute != dtype:
+            cells.append(f"{dtype} in {compute}" + (f", returns {rule.gives(dtype)}" if rule.gives(dtype) != compute else ""))
+    return "; ".join(cells) or "as given"
+
+
+def test_the_precision_modes_shown_are_those_that_are_carried_out(update: bool) -> None:
+    table = ["| `precision_mode` | `_v2` | " + " | ".join(CLASSES) + " |", "|---" * (2 + len(CLASSES)) + "|"]
+    for mode, by_class in MODES.items():
+        v2 = ", ".join(f"`{name}`" for name, same in V2.items() if same == mode)
+        cells = " | ".join(rule_text(by_class.get(kind, LEAVE)) for kind in CLASSES)
+        table.append(f"| `{mode}` | {v2} | {cells} |")
+    assert holds(DOCS / "precision.md", "precision", "\n".join(table) + "\n", update)
+
+
+def written_by() -> dict[str, list[str]]:
+    """The tables that a script of bench/ makes from stored results → its command."""
+    found = {}
+    for page in PAGES:
+        for name, command in re.findall(
+            r"^<!-- ([\w-]+): python (bench/.*) -->$", page.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            found[name] = shlex.split(command)
+    return {name: words for name, words in found.items() if len(words) > 1}
+
+
+@pytest.mark.parametrize("name", written_by())
+def test_the_tables_of_figures_are_those_of_the_stored_results(
+    name: str, bench: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, *words = written_by()[name]
+    monkeypatch.chdir(ROOT)
+    shutil.copy(README, tmp_path)
+    shutil.copytree(DOCS, tmp_path / "docs")
+    monkeypatch.setattr(bench("contest"), "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    bench(Path(script).stem).main()
+    for page in PAGES:
+        assert (tmp_path / page.relative_to(ROOT)).read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
+
+
+def test_the_pictures_are_those_that_are_drawn(bench: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do about one that is not: `python docs/pictures.py`."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.delitem(sys.modules, "pictures", raising=False)
+    for name, draw in bench("pictures").PICTURES.items():
+        assert (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == draw(), name
+
+
+def test_the_diffs_shown_apply_and_do_what_the_page_says(tmp_path: Path) -> None:
+    """Each in turn, to a copy of the tree in which the page's checks (blocks marked py) run."""
+    if not shutil.which("git"):
+        pytest.skip("git is missing")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for folder in ("msctx", "kernels", "configs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    diffs, checks = ([text for (text,) in (block.values for block in blocks(kind))] for kind in ("diff", "py"))
+    assert len(diffs) >= 3
+    assert len(checks) >= 2
+    for diff in diffs:
+        subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
+    code = "\n".join([f"import msctx; assert msctx.__file__.startswith({str(tmp_path)!r})", *checks])
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
+def test_the_paths_named_exist() -> None:
+    folders = "msctx|kernels|configs|bench|tests|docs"
+    named = {
+        (page.name, path)
+        for page in PAGES
+        for path in re.findall(rf"`((?:{folders})/[\w/.*-]+)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert {(page, path) for page, path in named if not list(ROOT.glob(path))} == set()
+
+
+def test_the_readme_stays_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
