@@ -15,6 +15,7 @@ test: .venv/test
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # Warnings are errors. The second command checks links; docs/conf.py says which.
 docs: .venv/docs

@@ -23,7 +23,8 @@ from msctx.effects.base import AS_FOUND
 from msctx.errors import MsctxError, MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.notices import user_frame
 from msctx.signals import uninterrupted
-from msctx.switches import SWITCHES, Switch, together
+from msctx.switches import SWITCHES as SWITCHES
+from msctx.switches import Switch, together
 
 
 @dataclass(slots=True)

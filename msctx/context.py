@@ -189,7 +189,7 @@ class Context:
                 result = function(*args, **kwargs)
             except BaseException as error:
                 if entered:
-                    self.__exit__(error=error)
+                    self.__exit__(None, error)
                 raise
             self.__exit__()
             return result

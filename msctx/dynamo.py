@@ -35,7 +35,8 @@ def call_outside(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
         return function(*args, **kwargs)
     if function not in _disabled:
         _disabled[function] = dynamo.disable(function, reason=REASON, wrapping=False)
-    return _disabled[function](*args, **kwargs)
+    outside: Callable[..., R] = _disabled[function]
+    return outside(*args, **kwargs)
 
 
 def outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:

@@ -67,8 +67,7 @@ def _devices() -> dict[str, Any]:
 
     from msctx import devices
 
-    count = {"cuda": lambda: torch.cuda.device_count(), "ascend": lambda: torch.npu.device_count(), "cpu": lambda: 1}
-    return {device: count[device]() for device in devices.here()}
+    return {device: getattr(torch, {"ascend": "npu"}.get(device, device)).device_count() for device in devices.here()}
 
 
 def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any
+from typing import Any, TypeVar
+
+Lock = TypeVar("Lock")
 
 _made: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -18,7 +20,7 @@ def reentrant() -> threading.RLock:
     return _known(threading.RLock())
 
 
-def _known(lock: Any) -> Any:
+def _known(lock: Lock) -> Lock:
     _made.add(lock)
     return lock
 

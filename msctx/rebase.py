@@ -41,11 +41,11 @@ def rebase(
         hold.late.clear()
         _check_base_thread(hold, switches)
         apply._check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
-        wanted = {hold: {n: v for n, v in assignments.items() if n not in hold.late}}
+        wanted: dict[apply.Hold, Mapping[str, Any]] = {hold: {n: v for n, v in assignments.items() if n not in hold.late}}
         wanted |= {scope: wants for scope, wants in above if not scope.closed}
-        names = dict.fromkeys((*(s.name for s in switches), *(n for h in [*wanted][1:] for n in (*wanted[h], *h.records))))
+        touched = dict.fromkeys((*(s.name for s in switches), *(n for h in [*wanted][1:] for n in (*wanted[h], *h.records))))
         try:
-            for name in names:
+            for name in touched:
                 if apply.SWITCHES[name].restore == "exact":
                     covered += [name] if _lay_anew(apply.SWITCHES[name], hold, wanted, undone) else []
                 elif apply.SWITCHES[name] in switches:

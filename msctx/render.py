@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -228,7 +228,7 @@ class Progress:
         if not self.console.is_terminal:
             yield from steps
             return
-        total = len(steps) if hasattr(steps, "__len__") else None
+        total = len(steps) if isinstance(steps, Sized) else None
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

@@ -155,7 +155,7 @@ def _define(node: dict[str, Any], path: str, definitions: dict[str, Any]) -> str
 
 
 def _name(node: dict[str, Any], path: str) -> str:
-    return node.get("", path)
+    return str(node.get("", path))
 
 
 def _is_whole(schema: dict[str, Any] | None) -> bool:
@@ -197,7 +197,7 @@ def _option(option: Option) -> dict[str, Any]:
         facts["Also written"] = ", ".join(f"`{spelling}`" for spelling in option.spellings[1:])
     if option.default is not UNSET and option.source != "msctx":
         facts["Default of MindSpore" if option.source.startswith("mindspore") else "Default of CANN"] = _shown(option.default)
-    schema = {**_text(option.help, facts), "examples": [option.example]}
+    schema: dict[str, Any] = {**_text(option.help, facts), "examples": [option.example]}
     schema |= _as_an_editor_reads(option.adapter.json_schema(), allowed(option))
     if "patternProperties" in schema:  # keys that fit the pattern, and no others
         schema["additionalProperties"] = False

@@ -61,7 +61,7 @@ class _Waiting(list[Any]):
                 _signal.signal(number, self)
 
     @begins_with_try
-    def remove(self) -> None:
+    def remove(self) -> None:  # type: ignore[override]  # it is no list to anybody else
         """Put the handlers back: all of them, even if one that is back raises already."""
         global waiting_now
         try:

@@ -32,4 +32,4 @@ def is_threads_own(config: ModuleType, key: str) -> bool:
 
 
 def _entry(config: ModuleType, key: str) -> Any:
-    return config._config[key]  # type: ignore[attr-defined]
+    return config._config[key]

@@ -121,14 +121,17 @@ def _convolution(
     output_padding: list[int],
     groups: int,
 ) -> Layer | None:
-    axes = x.ndim - 2
+
+    def along(values: list[int]) -> tuple[int, ...]:
+        return tuple(values) * (x.ndim - 2 if len(values) == 1 else 1)
+
     last = x.ndim in (4, 5) and not x.is_contiguous() and x.is_contiguous(memory_format=_LAST[x.ndim])
-    each = [tuple(values) * (axes if len(values) == 1 else 1) for values in (stride, padding, dilation, output_padding)]
     layout = "channels_last" if last else "channels_first"
     dtype = _dtype(x)
     if not dtype:
         return None
-    return Convolution(name, tuple(x.shape), tuple(weight.shape), *each, groups, transposed, dtype, layout)
+    shapes = (tuple(x.shape), tuple(weight.shape), along(stride), along(padding), along(dilation), along(output_padding))
+    return Convolution(name, *shapes, groups, transposed, dtype, layout)
 
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -28,9 +28,8 @@ def measured(row: Row) -> list[Mapping[str, Any]]:
 
 def noise_of(row: Row) -> float:
     """How far torch differs from itself in a row: a ratio within this shows nothing."""
-    return max(
-        abs(row.get("control", 1.0) - 1), margin(row["control_spread"], row["rounds"]) if "control_spread" in row else 0.0
-    )
+    apart: float = abs(row.get("control", 1.0) - 1)
+    return max(apart, margin(row["control_spread"], row["rounds"]) if "control_spread" in row else 0.0)
 
 
 def is_gain(row: Row, cell: Mapping[str, Any]) -> bool:

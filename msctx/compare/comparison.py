@@ -234,7 +234,7 @@ class Runner:
             if best == TORCH or figures[best] <= 1 or best in found or self.is_late():
                 break
             context = self._context(options[best])
-            entrants = [Entrant(TORCH, nullcontext, case.run), Entrant("again", lambda context=context: context, case.run)]
+            entrants = [Entrant(TORCH, nullcontext, case.run), entrant("again", context, case)]
             try:
                 with context:
                     if case.module is not None:
@@ -348,12 +348,16 @@ class Runner:
             if seconds > HOPELESS * plain:
                 found[point.name] = Ratio(seconds, plain / seconds, None, 1)
             else:
-                entrants.append(Entrant(point.name, lambda context=context: context, case.run))
+                entrants.append(entrant(point.name, context, case))
         try:
             return interleaved(entrants, self._comparison.seconds, self._device, self.is_late) | found
         except Interrupted as interrupted:
             self.interrupted = True
             return interrupted.found | found
+
+
+def entrant(name: str, context: Context, case: Case) -> Entrant:
+    return Entrant(name, lambda: context, case.run)
 
 
 def _has_no_say(point: Point, options: Mapping[str, Any], case: Case) -> bool:

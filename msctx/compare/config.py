@@ -12,7 +12,7 @@ from msctx.compare import grid, workload
 from msctx.compare.grid import DIRECTIONS, Axes, Point
 from msctx.compare.workload import Workload
 from msctx.errors import FileError, Mark, MsctxError, OptionError, Problem, nearest, searching
-from msctx.options import find, make_layer
+from msctx.options import all_at, find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
 from msctx.options.yamlfile import Document, load, parse
 from msctx.run.config import COMPARED, Experiment, read_document
@@ -201,8 +201,8 @@ def read(subject: str, given: Given) -> Comparison:
     elif named == ["workload"]:
         layers = _workload(str(keys["workload"]), path, document, problems)
     if layers is not None and subject in ("conv", "matmul"):
-        kind = workload.Convolution if subject == "conv" else workload.Matmul
-        layers = Workload(layers.name, tuple(layer for layer in layers.layers if isinstance(layer, kind)), layers.source)
+        only = workload.Convolution if subject == "conv" else workload.Matmul
+        layers = Workload(layers.name, tuple(layer for layer in layers.layers if isinstance(layer, only)), layers.source)
         if not layers.layers:
             what = "convolutions" if subject == "conv" else "products of matrices"
             problems.append(Problem("", f"{layers.name} has no {what} to compare", "command line"))
@@ -229,16 +229,16 @@ def read(subject: str, given: Given) -> Comparison:
     if kind == "experiment" and path and (path.parent / str(keys[kind])).is_file():
         keys[kind] = str(path.parent / str(keys[kind]))  # meant from the folder of the file that names it
     of = str(keys[kind]) if named else layers.name if layers else ""
-    more = {
+    more: dict[str, Any] = {
         key: keys[key]
         for key in ("directions", "phases", "batch", "seconds", "repetitions", "error_limit", "budget")
         if key in keys
     }
     if given.quick:
         more |= {"seconds": min(QUICK_SECONDS, more.get("seconds", QUICK_SECONDS)), "total": QUICK_TOTAL, "repetitions": 1}
-    place = document.mark(("compare", kind)) if path else None
     name = str(keys.get("name", path.stem if path else layers.name if layers else of))
-    more |= {"layers": layers, "command": given.command, "overrides": tuple(given.overrides), "file": path, "place": place}
+    more |= {"layers": layers, "command": given.command, "overrides": tuple(given.overrides), "file": path}
+    more["place"] = document.mark(("compare", kind)) if path else None
     return Comparison(name, kind, of, base, axes, tuple(points), **more)
 
 
@@ -407,7 +407,7 @@ def _points(axes: Axes, marks: Any, problems: list[Problem]) -> list[Point]:
         for number, options in enumerate(sets):
             mark = marks((key, list(values)[number] if isinstance(values, Mapping) else number))
             try:
-                make_layer(options or {}, "axes" if mark else "command line", (lambda place, mark=mark: mark) if mark else None)
+                make_layer(options or {}, "axes" if mark else "command line", all_at(mark) if mark else None)
             except OptionError as error:
                 problems += error.problems
     found = grid.points(axes) if len(problems) == before else []

@@ -21,7 +21,7 @@ import torch
 from msctx.compare import capture
 from msctx.compare.cases import Case, error_of, of_layer, of_model
 from msctx.compare.choose import is_gain, measured
-from msctx.compare.comparison import Runner, Watch
+from msctx.compare.comparison import Runner, Watch, entrant
 from msctx.compare.config import Comparison
 from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, algorithms, besides, name_of
 from msctx.compare.measure import PROVEN, Entrant, Ratio, interleaved, is_faster, margin
@@ -94,7 +94,7 @@ class _Search:
 
     def find(self, result: Mapping[str, Any]) -> dict[str, Any]:
         own = self._error({})
-        finalists: list[tuple[Mapping[str, Any], Setting, set[str], float]] = []
+        finalists: list[tuple[dict[str, Any], Setting, set[str], float]] = []
         for rest in _rests(self._comparison.points):
             self._rest, self._lowered = rest, set()
             candidates = self._precisions() | self._algorithms()
@@ -121,7 +121,7 @@ class _Search:
                 "float32": kept,
                 "options": dict(rest),
             }
-        for_all = {"point": "", "ratio": 1.0, "error": own, "options": {}}
+        for_all: dict[str, Any] = {"point": "", "ratio": 1.0, "error": own, "options": {}}
         if uniform is not None and ratios[-1] > 1:
             for_all = {"point": uniform["point"], "ratio": ratios[-1], "error": uniform["error"], "options": uniform["asked"]}
         # what holds for all is simpler, and so is taken where it is as fast
@@ -227,7 +227,7 @@ class _Search:
             with context:
                 context.watch(self._model.module)
                 self._case.run()
-            entrants.append(Entrant(str(number), lambda context=context: context, self._case.run))
+            entrants.append(entrant(str(number), context, self._case))
         found = interleaved(entrants, self._comparison.seconds, self._device)
         control = found["again"]
         noise = control.noise if isinstance(control, Ratio) else float("inf")

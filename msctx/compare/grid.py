@@ -56,8 +56,8 @@ def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
 def asked_algorithm(options: Mapping[str, Any], direction: str) -> str:
     """The algorithm that options name for a direction, in MindSpore's own word; ``""`` where they name none."""
     for key, value in options.items():
-        if name_of(key) == f"conv_{direction}_algo":
-            return str(OPTIONS[name_of(key)].kind.parse(value))
+        if name_of(key) == f"conv_{direction}_algo" and (kind := OPTIONS[name_of(key)].kind):
+            return str(kind.parse(value))
     return ""
 
 

@@ -14,7 +14,7 @@ DECIDING = (
     *("conv_allow_tf32", "allow_fp32_emulation", "conv_max_error", "conv_workspace_limit", "fallback"),
 )
 """Fields of the core's policy that do nothing but decide which kernels run: what came of them, the kernels show."""
-TORCH = (frozenset(), frozenset())
+TORCH: Identity = (frozenset(), frozenset())
 """What torch's own path comes to."""
 Identity = tuple[frozenset[tuple[str, str]], frozenset[Any]]
 """The switches moved, and the kernels."""

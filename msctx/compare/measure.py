@@ -201,4 +201,4 @@ def _cuda_clock(run: Callable[[], Any], runs: int, device: torch.device) -> floa
             run()
         end.record()
         end.synchronize()
-    return start.elapsed_time(end) / 1e3 / runs
+    return float(start.elapsed_time(end)) / 1e3 / runs

@@ -144,8 +144,10 @@ def _condition(layer: Convolution, layers: Sequence[Convolution]) -> str:
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
-COLUMNS = ("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound")
-COLUMNS += ("workspace", "peak_bytes", "noisy", "status", "same_as", "reason", "told")
+COLUMNS = (
+    *("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound"),
+    *("workspace", "peak_bytes", "noisy", "status", "same_as", "reason", "told"),
+)
 
 
 def as_csv(result: Mapping[str, Any]) -> str:

@@ -277,7 +277,7 @@ def sections(options: list[str]) -> dict[str, Any]:
     sets = {"type": "object", "minProperties": 1, "additionalProperties": {"type": ["object", "null"]}}
     plain = {"type": "string"}
     layers = {"type": "array", "minItems": 1, "items": LAYER}
-    workload = {"name": plain, "source": plain, "layers": layers}
+    workload: dict[str, dict[str, Any]] = {"name": plain, "source": plain, "layers": layers}
     return {
         "compare": {"type": ["object", "null"], "additionalProperties": False, "properties": keys},
         "axes": {

@@ -211,7 +211,7 @@ class _Row:
             self._wrong("weight", "input and weight must have the same number of axes", "3, 4 or 5 of each")
         if not self._fine():
             return None
-        each = {key: self._axes(key, default, axes) for key, default in DEFAULTS.items()}
+        each: dict[str, Any] = {key: self._axes(key, default, axes) for key, default in DEFAULTS.items()}
         layer = Convolution(
             *(self._name(name), x, w),
             **each,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from msctx.effects.unbuilt import UNBUILT
 from msctx.options import DEVICES, Option, Settings
@@ -106,14 +106,15 @@ STAYS = "stays after a with-block"
 """What a plan says of an assignment that cannot be put back."""
 
 Effect = Callable[[Want], Outcome | None]
+E = TypeVar("E", bound=Effect)
 EFFECTS: dict[str, Effect] = {}
 """Option name → its translation."""
 
 
-def effect(*names: str) -> Callable[[Effect], Effect]:
+def effect(*names: str) -> Callable[[E], E]:
     """Register a translation for the options *names*."""
 
-    def register(function: Effect) -> Effect:
+    def register(function: E) -> E:
         for name in names:
             if name in EFFECTS:
                 raise AssertionError(f"two translations for {name}")

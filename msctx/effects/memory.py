@@ -53,7 +53,7 @@ CAP = {
     "ascend": "counts what torch's caching allocator holds; the device context itself is not counted",
 }
 """Device → what differs of max_device_memory."""
-CACHING = {
+CACHING: dict[str, dict[bool, dict[str, Any]]] = {
     "cuda": {True: {"torch.cuda.caching_allocator": True}, False: {"torch.cuda.caching_allocator": False}},
     "ascend": {True: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": None}, False: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": "1"}},
 }
@@ -152,7 +152,7 @@ def pool_policy(want: Want) -> Outcome | None:
 
 def recomputes_graphs(want: Want) -> bool:
     """Whether memory first is asked for in graph mode, where it is up to the compiler what is computed again."""
-    return want.other("memory_optimize_level") == "O1" and want.other("mode") == 0
+    return bool(want.other("memory_optimize_level") == "O1" and want.other("mode") == 0)
 
 
 GRAPHS = "graph mode"
@@ -187,7 +187,7 @@ def block_size(want: Want) -> int | None:
     block, cap = want.other("mempool_block_size"), tightest(want)
     if block is None:
         return None
-    size = max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
+    size: int = max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
     return min(size, LARGEST_SEGMENT) if "ascend" in want.facts.devices else size
 
 

@@ -195,8 +195,7 @@ class Budget:
         now = self._now.shapes or next(reversed(self._of_shapes.values()), _Shapes())
         rows = [now.decisions.get(path) or Decision(path, now.bytes.get(path), 0.0, True, UNDECIDED) for path in self.paths]
         left = {path: NOT_CALLED for path in self.paths if path not in self._called} | self._left
-        left = {path: {"recomputed": False, "reason": reason} for path, reason in left.items()}
-        return [row._replace(**left.get(row.path, {})) for row in rows]
+        return [row._replace(recomputed=False, reason=left[row.path]) if row.path in left else row for row in rows]
 
     def _shapes_of(self, key: tuple[Any, ...]) -> _Shapes:
         if key not in self._of_shapes:

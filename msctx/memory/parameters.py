@@ -194,11 +194,11 @@ def _on_host(parameter: nn.Parameter) -> torch.Tensor:
 def _in_file(parameter: nn.Parameter) -> torch.Tensor:
     """The same values, mapped from a file that is named by them: equal weights share its pages until one is written to."""
     data = parameter.data if parameter.is_cpu else _uncounted(parameter).copy_(parameter.data)
-    content = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage(), 0, (data.nbytes,), (1,)).numpy()
+    content = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage(), 0, (data.nbytes,), (1,)).numpy().data
     path = _weights_folder() / f"weight_{hashlib.sha256(content).hexdigest()}"
     try:
         if not path.exists():
-            _write(path, memoryview(content))
+            _write(path, content)
         mapped = torch.from_file(str(path), shared=False, size=data.numel(), dtype=data.dtype)
     except OSError as error:
         raise SwitchError(f"external_weight: {path}: {error.strerror or error}") from error

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from msctx.memory import watched
 from msctx.memory.budget import Budget
-from msctx.memory.replay import Rehearsal, State, Trial, hook_of_user, is_rehearsing, own_containers
+from msctx.memory.replay import Rehearsal, State, Trial, hook_of_user, is_gone, is_rehearsing, own_containers
 from msctx.memory.sources import sources_of
 from msctx.native.holders import Held
 from msctx.notices import tell
@@ -169,7 +169,8 @@ def measured_modules(modules: list[nn.Module], x: torch.Tensor) -> tuple[list[Si
                 saved[-1][storage._cdata] = storage.nbytes()
 
         ((x,), _) = trial.inputs
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):  # nothing is kept
+        assert isinstance(trial.block, nn.Sequential)
+        with torch.autograd.graph.saved_tensors_hooks(pack, is_gone):  # nothing is kept
             for module in trial.block:
                 storage = x.untyped_storage()
                 held.append(StorageWeakRef(storage))
@@ -212,7 +213,7 @@ def _can_recompute() -> bool:
     return (
         torch.is_grad_enabled()
         and not is_rehearsing()
-        and not torch.jit.is_tracing()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined]  # torch.jit lacks it in its __all__
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch.autograd.forward_ad._current_level < 0
     )
@@ -238,7 +239,7 @@ def _install() -> Callable[[], None]:
     def our_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not installed or torch.compiler.is_compiling() or not _can_recompute():
             return call(self, *args, **kwargs)
-        model = self
+        model: Any = self
         if "_orig_mod" in self._modules:  # of a model that torch.compile has wrapped; a scripted one's have no get()
             model = self._modules["_orig_mod"]
         if (budget := _budgets.get(model)) is not None and budget.is_open():

@@ -19,8 +19,8 @@ from msctx.memory.saved import span
 from msctx.memory.sources import Draws, Source
 from msctx.memory.writes import OF_ALL_MODULES, Objects, Tensors, own_count
 
-Part = tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]
-"""A module, its attributes (whether it trains is one), its parameters and buffers."""
+Part = tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]
+"""A module, its attributes (whether it trains is one), its parameters and buffers. ``Any``: the tables are taken by number, too."""
 PARAMETERS, BUFFERS = KINDS = 2, 3
 """Where they are in a part."""
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -105,7 +105,7 @@ class Trial:
         self._objects = Objects(self.block, inputs, self._draws)
         self._tensors = Tensors([*self._copies, *tensors], self._draws)
         self._stack = ExitStack()
-        self._hooks = nullcontext() if keeps else saved_tensors_hooks(lambda _: None, _is_gone)
+        self._hooks = nullcontext() if keeps else saved_tensors_hooks(lambda _: None, is_gone)
         self.changing: set[Name] = set()
         """The buffers that it has written to."""
         self.draws = False
@@ -251,7 +251,7 @@ class Rehearsal:
         """The buffers that the block writes to."""
         self.draws = False
         """Whether it draws random numbers beside torch's."""
-        results = []
+        results: list[list[Any]] = []
         for _ in range(2):
             try:
                 try:
@@ -281,7 +281,7 @@ class _Gone(RuntimeError):
     """A trial does not keep what is saved for a backward pass."""
 
 
-def _is_gone(_: Any) -> torch.Tensor:
+def is_gone(_: Any) -> torch.Tensor:
     raise _Gone
 
 

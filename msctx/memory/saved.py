@@ -230,7 +230,7 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     if not tensor.numel():
         return 0, 0
     count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.storage_offset() * tensor.itemsize, count * tensor.itemsize
+    return int(tensor.storage_offset()) * tensor.itemsize, count * tensor.itemsize
 
 
 def is_pinnable(device: torch.device) -> bool:

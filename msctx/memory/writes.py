@@ -192,7 +192,7 @@ class Objects:
         elif isinstance(value, list | deque):
             self._keep(lambda: list(value), lambda before: (value.clear(), value.extend(before)))
         elif isinstance(value, set):
-            self._keep(lambda: set(value), lambda before: (value.clear(), value.update(before)))
+            self._keep(lambda: set(value), lambda before: _become(value, before))
         elif isinstance(value, tuple):
             for item in value:
                 self._look(item)
@@ -263,7 +263,8 @@ def _assign(kind: type, before: dict[str, Any]) -> None:
             setattr(kind, name, value)
 
 
-def _become(present: dict[Any, Any], wanted: dict[Any, Any]) -> None:
+def _become(present: Any, wanted: Any) -> None:
+    """Both are dictionaries, or both sets."""
     if [*present] != [*wanted]:
         present.clear()
     present.update(wanted)

@@ -28,7 +28,7 @@ PARAMETERS = {
 """Function → its parameters, in order. All others that set something take one value, whatever it is called."""
 SPELLINGS = {"set_seed.seed": "seed"}
 """Parameter → its spelling here, where that is not the dotted name itself."""
-IMPLIED = {"set_recursion_limit": {"recursion_limit": 1000}, "runtime.launch_blocking": {"": True}}
+IMPLIED: dict[str, dict[str, Any]] = {"set_recursion_limit": {"recursion_limit": 1000}, "runtime.launch_blocking": {"": True}}
 """What a call without arguments sets."""
 
 SPREAD = "how work is spread over devices is said to torch.distributed and its wrappers (DDP, FSDP)"

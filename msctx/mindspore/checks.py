@@ -140,13 +140,13 @@ class Bound:
 class Is:
     """What Python's code checks to be of one type."""
 
-    type: type
+    wanted: type
     kind: type[Exception] = TypeError
 
     def __call__(self, value: Any, look: Look) -> Any:
-        if isinstance(value, self.type):
+        if isinstance(value, self.wanted):
             return value
-        return look.wrong(self.kind, is_a(value), self.type.__name__)
+        return look.wrong(self.kind, is_a(value), self.wanted.__name__)
 
 
 @dataclass(frozen=True)

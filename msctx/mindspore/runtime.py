@@ -7,7 +7,7 @@ from typing import Any
 from msctx.dynamo import outside_dynamo
 from msctx.mindspore import state
 from msctx.mindspore.absent import Absent, names
-from msctx.mindspore.checks import DROP, RESERVE, Look, Note, OneOf, Size
+from msctx.mindspore.checks import DROP, RESERVE, Check, Look, Note, OneOf, Size
 from msctx.mindspore.errors import Found, raise_first
 from msctx.mindspore.functions import named, refuse_again, setter
 from msctx.mindspore.streams import (
@@ -44,7 +44,7 @@ class _Default(str):
     __slots__ = ()
 
 
-MEMORY = {
+MEMORY: dict[str, Check] = {
     "init_size": Size(zero=("0GB", "0.0GB")),
     "increase_size": Size(least=1.0),
     "max_size": Size(),
@@ -145,7 +145,7 @@ def memory_stats() -> dict[str, Any]:
 def _block_size() -> float:
     from msctx.mindspore.context import get_value
 
-    return get_value("mempool_block_size") * 2**30
+    return float(get_value("mempool_block_size")) * 2**30
 
 
 def memory_reserved() -> int:

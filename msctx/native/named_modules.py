@@ -147,9 +147,9 @@ def turn(number: int, model: nn.Module | None, *, on: bool, moment: int) -> None
             _open[number] = found = _models[model]
             found.is_open = True
             want((), [found])
-        elif not on and (found := _open.pop(number, None)) is not None:
-            found.is_open, found.left = False, moment
-            release((), [found])
+        elif not on and (closed := _open.pop(number, None)) is not None:
+            closed.is_open, closed.left = False, moment
+            release((), [closed])
     at_work.tidy()
 
 

@@ -82,9 +82,9 @@ class Policy:
             watching.refresh(library)
             number = tuning.table(library, said["tuning_file"], self.place) if _measures(said) else 0
             library.set_policy(self.place, _as_asked(tuple(said.values()), number))
-        elif (library := core.loaded()) is not None:
-            library.clear_policy(self.place)
-            tuning.keep(library)
+        elif (loaded := core.loaded()) is not None:
+            loaded.clear_policy(self.place)
+            tuning.keep(loaded)
         self._sent = dict(self.fields)
 
 

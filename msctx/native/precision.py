@@ -291,7 +291,7 @@ def _enter(device: str, text: str | None) -> None:
     try:
         combination = _combination(tuple(_number(texts.get(d)) for d in DEVICES)) if texts else -1
     except NativeError:
-        before, after, texts = after, before, None
+        before, after, texts = after, before, _here.texts
         raise
     else:
         _library().msctx_precision_switch(combination)
@@ -300,7 +300,7 @@ def _enter(device: str, text: str | None) -> None:
         hook_guards.held().release(sum(bool(sent.modules) for sent in before))
         optimizers.release(len(before))
         autocasts.release(len(before))
-        if texts is not None:
+        if texts is not _here.texts:
             with _lock:
                 _in_force.update(numbers)
                 for number in (number for sent in before for number in sent.numbers):

@@ -118,7 +118,7 @@ class Tally:
 
     def _sum(self) -> Counts:
         made = {number: found - self._since[number] for number, found in precision.counts(self._since).items()}
-        return {n: sum(each[n] for each in (self._made, made) if n in each) for n in {**self._made, **made}}
+        return self._made | {number: self._made.get(number, 0) + found for number, found in made.items()}
 
     def precisions(self) -> Precisions:
         with self._lock:
@@ -145,7 +145,7 @@ def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
 def _rows(made: Counts) -> Iterator[Computed]:
     for number, found in made.items():
         rules, module = precision.rules_of(number)
-        for place in found.any(axis=1).nonzero()[0]:
+        for place in dict.fromkeys(found.nonzero()[0]):  # the rows that hold a count
             counted = dict(zip(precision.COUNTED, (int(n) for n in found[place]), strict=True))
             name = precision.OPS[place]
             casts, again = counted.pop("casts"), counted.pop("again")

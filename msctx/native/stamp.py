@@ -114,7 +114,7 @@ def mixed(place: str) -> str:
 def driver() -> str:
     """The version of NVIDIA's driver, as its kernel module tells it."""
     try:
-        return re.findall(r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text())[0]
+        return str(re.findall(r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text())[0])
     except (OSError, IndexError):
         return "unknown"
 

@@ -175,7 +175,8 @@ def _is_compiling() -> bool:
     import torch
 
     guards = sys.modules.get("torch._guards")
-    return torch.jit.is_tracing() or (guards is not None and guards.TracingContext.try_get() is not None)
+    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # torch.jit lacks it in its __all__
+    return is_traced or (guards is not None and guards.TracingContext.try_get() is not None)
 
 
 def _is_near_memory_cap(number: int) -> bool:

@@ -212,7 +212,7 @@ class _Reading:
         return Entry(threads=threads, measured=measured, **texts)
 
     def _texts(self, found: Any, path: tuple[str | int, ...], names: tuple[str, ...]) -> dict[str, str]:
-        values = {name: found.get(name) if isinstance(found, dict) else None for name in names}
+        values: dict[str, Any] = {name: found.get(name) if isinstance(found, dict) else None for name in names}
         for name, value in values.items():
             if not isinstance(value, str) or not value.isprintable():
                 raise self.wrong((*path, name), f"{name} must be text")

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msctx import locks
@@ -163,14 +164,14 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
         key = (id(module), path.replace("_orig_mod.", ""), number)
         dtype = "" if is_computed else str(weight.dtype).removeprefix("torch.")
         storage = weight.untyped_storage()._cdata
-        place = _Place(storage, weight.storage_offset(), "x".join(map(str, weight.shape)), dtype)
+        place = _Place(storage, int(weight.storage_offset()), "x".join(map(str, weight.shape)), dtype)
         found, before = _modules.get(key, (None, None))
         if found is not None and found() is module and before == place:
             continue
         if before is not None:
             library.unwatch(before.storage, before.offset, key[1], number)
         library.watch(*place, key[1], number)
-        _modules[key] = weakref.ref(module, lambda dead, key=key: _died(key, dead)), place
+        _modules[key] = weakref.ref(module, partial(_died, key)), place
         changed = True
     return changed
 

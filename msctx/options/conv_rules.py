@@ -135,7 +135,7 @@ def _asked(algorithms: Any) -> list[tuple[str, str]]:
                     f"{show(words[0])} is not an algorithm", allowed=", ".join(names), suggestion=nearest(words[0], names)
                 )
             return found
-        algorithms = dict(word.split("=", 1) if "=" in word else (word, "") for word in words)
+        algorithms = dict(word.partition("=")[::2] for word in words)
     if not isinstance(algorithms, Mapping) or not algorithms:
         raise BadValue(f"{show(algorithms)} names no algorithms", allowed=RulesKind.ALLOWED)
     for direction, name in algorithms.items():

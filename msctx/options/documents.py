@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from json.decoder import scanstring
+from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed has it not
 from pathlib import Path as File
 from typing import Any, Protocol
 
@@ -304,7 +304,7 @@ def parse_ini(text: str, file: str, *, first: str | None = None, flat: bool = Fa
         lists: keys whose value is a list of texts, separated by commas.
     """
     source = Source(text, file)
-    data: dict[str, Any] = {}
+    data: dict[str | int, Any] = {}
     section: Path | None = () if flat else None if first is None else (first,)
     for line, start in source.lines():
         if line[0] == "[" and not flat:

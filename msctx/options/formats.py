@@ -97,8 +97,9 @@ class _Check:
                 hint = f'["{value}"]' if isinstance(value, str) and len(value) < 40 else ""
                 self.report(path, f"{show(value)} is not a list", allowed='["a", "b"]', suggestion=hint)
             case Names(inner, key) if isinstance(value, dict):
-                for name in value if key else ():
-                    self._key(key, name, (*path, name))
+                if key:
+                    for name in value:
+                        self._key(key, name, (*path, name))
                 return _readable({name: self.value(inner, part, (*path, name)) for name, part in value.items()})
             case Keys() if isinstance(value, dict):
                 return self._keys(shape, value, path)

@@ -101,7 +101,7 @@ class DumpStepKind(PartsKind):
         match = re.fullmatch(rf"({_NUMBER})(?:{_}-{_}({_NUMBER}))?", text)
         if not match:
             self.wrong(f"{show(text)} is neither a step nor a range of steps")
-        first, last = int(match[1]), match[2] and int(match[2])
+        first, last = int(match[1]), int(match[2]) if match[2] else None
         if last is not None and first >= last:
             fixed = f"{last}-{first}" if last < first else str(first)
             self.wrong(f"the range {show(text)} does not end after it begins", fixed)

@@ -96,7 +96,7 @@ class Settings:
     def __init__(self, layers: Sequence[Layer] = (), outer: Settings | None = None) -> None:
         """*outer*: what the layers are laid over, and need not go through again."""
         own = tuple(layer for layer in layers if layer.settings)
-        self.layers = own if outer is None else outer.layers + own
+        self.layers: tuple[Layer, ...] = own if outer is None else outer.layers + own
         self.plans: dict[Any, Any] = {}
         """Facts about a machine → what these come to there: kept with them, since a plan is pure."""
         self._outer = outer
@@ -181,7 +181,7 @@ class _OnDevice:
         known = 0 if below is None else below.height
         if below is not None and below.competes(s.option.name for layer in layers[known:] for s in layer.settings.values()):
             known, below = 0, None
-        self.height = len(layers)
+        self.height: int = len(layers)
         self.names: set[str] = set() if below is None else {*below.names}
         self.files: set[str] = set() if below is None else {*below.files}  # those of which a key is among the names
         self.laid: dict[str, list[Setting]] = {}  # before options yield by a rule that always holds

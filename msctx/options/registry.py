@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,8 +26,13 @@ _DICTIONARIES = {".".join(parts[:i]) for parts in (s.split(".") for s in _SPELLI
 _NAMES = [*_SPELLINGS, *_DICTIONARIES, "preset"]
 _GE = {option.ge: option for option in OPTIONS.values() if option.ge}
 
-Marks = Callable[[tuple[str, ...]], Mark | None]
+Marks = Callable[[tuple[Any, ...]], Mark | None]
 """Gives the place in a file of the value at a path of keys; ``(..., "")`` asks for the key itself."""
+
+
+def all_at(mark: Mark | None) -> Marks:
+    """Of values that all stand in one place."""
+    return lambda path: mark
 
 
 def find(spelling: str) -> Option | None:
@@ -193,7 +199,9 @@ class _Reading:
             if option is None:
                 self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
             elif inner not in self.settings or self.settings[inner].via:  # what stands beside the file wins
-                key = self._set(option, inner, found, inside, lambda at, p=keys[1:]: parsed.mark((*p, *at)), via=spelling)
+                key = self._set(
+                    option, inner, found, inside, partial(lambda p, at: parsed.mark((*p, *at)), keys[1:]), via=spelling
+                )
                 if key is not None and not form.is_file:
                     self.settings[inner] = replace(key, origin=setting.origin)
 
@@ -204,7 +212,7 @@ class _Reading:
                 place = self.written_out.get((setting.spelling, key), (*path, key))
                 mark = self.marks(place) if self.marks else None
                 spelling = f"{setting.spelling}.{key}"
-                found = self._set(option, spelling, _from_ge(option, text), mark, lambda at, m=mark: m, via=setting.spelling)
+                found = self._set(option, spelling, _from_ge(option, text), mark, all_at(mark), via=setting.spelling)
                 if found is not None and option.content:
                     self._open(found, mark)
 

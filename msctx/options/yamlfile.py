@@ -139,7 +139,7 @@ class Document:
             self._problem(path, node, str(error))
             return INVALID
 
-    def _mapping(self, node: yaml.MappingNode, path: tuple[Any, ...], above: set[int]) -> dict[Any, Any]:
+    def _mapping(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> dict[Any, Any]:
         pairs: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -171,7 +171,7 @@ class Document:
 
 def _is_tagged(node: yaml.ScalarNode) -> bool:
     """Whether the file itself says what a plain scalar is (``!!str 5``)."""
-    return _RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag
+    return bool(_RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag)
 
 
 def parse(text: str, file: str, *, collect: bool = False) -> Document:

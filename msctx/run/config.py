@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import FileError, Mark, OptionError, Problem, nearest, searching
-from msctx.options import Layer, Settings, find, make_layer
+from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, from_text, preset_layer
 from msctx.options.registry import shown
@@ -286,7 +286,7 @@ def _levels(
         try:
             levels[level] = make_layer(values, where, at)
             if seed is not None and "seed" not in values:
-                extra = make_layer({"seed": seed}, where, (lambda path, mark=seed_mark: mark) if at else None)
+                extra = make_layer({"seed": seed}, where, all_at(seed_mark) if at else None)
                 levels[level] = Layer({**levels[level].settings, **extra.settings})
         except OptionError as error:
             problems.extend(error.problems)

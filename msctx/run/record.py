@@ -42,7 +42,7 @@ class Record:
             raise FileError([Problem("", text, where=str(folder), suggestion="name a folder that is empty or not there yet")])
         return cls(folder.absolute())  # the entry may go elsewhere
 
-    def json(self, name: str, data: Mapping[str, Any]) -> None:
+    def json(self, name: str, data: Mapping[str, Any] | list[dict[str, Any]]) -> None:
         """Write a file whole or not at all."""
         self.text(name, json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
 

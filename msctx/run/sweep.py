@@ -126,7 +126,8 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 def _word(key: str, value: Any) -> str:
     if isinstance(value, str) and value[:1] not in ("[", "{", "'", '"') and _reads_as(key, value):
         return str(value)
-    return yaml.safe_dump(plain(value), default_flow_style=True, width=10**9).removesuffix("\n...\n").strip()
+    text: str = yaml.safe_dump(plain(value), default_flow_style=True, width=10**9)
+    return text.removesuffix("\n...\n").strip()
 
 
 def _reads_as(key: str, text: str) -> bool:

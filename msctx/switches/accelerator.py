@@ -51,7 +51,7 @@ def memory_cap(
     """Device → what the allocator was given, and the cap that it came from."""
 
     def total(device: int) -> int:
-        return module().get_device_properties(device).total_memory
+        return int(module().get_device_properties(device).total_memory)
 
     def fraction(device: int) -> float:
         """The allocator's limit; torch_npu makes the device it is asked about current, so the current one is kept."""

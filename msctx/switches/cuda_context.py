@@ -49,11 +49,11 @@ def used(uuid: str, library: str = LIBRARY) -> int | None:
     mine = [process for process in processes if process.pid == os.getpid()] or (processes if len(processes) == 1 else [])
     if not mine or any(process.used == NOT_AVAILABLE for process in mine):
         return None
-    return sum(process.used for process in mine)
+    return int(sum(process.used for process in mine))
 
 
 def _processes(nvml: Any, handle: ctypes.c_void_p) -> list[_Process]:
-    ask = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)  # older drivers lack it
+    ask: Any = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)  # older drivers lack it
     room = 16
     for _ in range(TRIES if ask else 0):
         count, found = ctypes.c_uint(room), (_Process * room)()

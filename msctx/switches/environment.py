@@ -12,6 +12,7 @@ import torch
 
 from msctx.switches.base import Switch
 from msctx.switches.torch_npu import is_here as npu_is_here
+from msctx.switches.torch_npu import npu
 
 
 def _read(name: str) -> Callable[[], str | None]:
@@ -43,7 +44,7 @@ def _cublas_late(value: str) -> str:
 
 def _npu_late(name: str) -> Callable[[str | None], str]:
     def late(value: str | None) -> str:
-        if npu_is_here() and torch.npu.is_initialized():
+        if npu_is_here() and npu().is_initialized():
             return f"{name} comes too late, torch_npu is already initialised; start with `msctx run`"
         return ""
 

@@ -15,7 +15,7 @@ POLICY = tuple(
         read=partial(one.read, field),
         write=partial(one.write, field),
         prepare=one.load if field in policy.ASKING else None,
-        **({"available": torch_cuda.is_here} if place == "cuda" else {}),
+        available=torch_cuda.is_here if place == "cuda" else lambda: True,
     )
     for place, one in policy.PLACES.items()
     for field in one.fields

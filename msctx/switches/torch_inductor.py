@@ -111,7 +111,7 @@ class _Forced:
         return _forced.get(self.key, _NOTHING), _NOTHING if entry is None else override(sys.modules[_MODULE], self.key)
 
     def holds(self, value: Any) -> bool:
-        return _forced.get(self.key, _NOTHING) == value
+        return bool(_forced.get(self.key, _NOTHING) == value)
 
     def write(self, value: Any) -> None:
         _forced[self.key] = value

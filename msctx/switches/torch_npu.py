@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op
@@ -12,13 +14,18 @@ def is_here() -> bool:
     return hasattr(torch, "npu") and torch.npu.is_available()
 
 
+def npu() -> Any:
+    """``torch.npu``, which torch_npu puts there."""
+    return vars(torch)["npu"]
+
+
 def _hf32(kind: str) -> Switch:
     def write(on: bool) -> None:
-        getattr(torch.npu, kind).allow_hf32 = on
+        getattr(npu(), kind).allow_hf32 = on
 
     return Switch(
         name=f"torch.npu.{kind}.allow_hf32",
-        read=lambda: getattr(torch.npu, kind).allow_hf32,
+        read=lambda: getattr(npu(), kind).allow_hf32,
         write=write,
         available=is_here,
     )
@@ -42,9 +49,9 @@ def _option(name: str, key: str) -> Switch:
 
 
 SWITCHES = (
-    current_device("torch.npu.current_device", lambda: torch.npu, is_here),
-    memory_cap("torch.npu.memory_cap", lambda: torch.npu, is_here),
-    synchronize_each_op("torch.npu.synchronize_each_op", lambda: torch.npu, is_here),
+    current_device("torch.npu.current_device", npu, is_here),
+    memory_cap("torch.npu.memory_cap", npu, is_here),
+    synchronize_each_op("torch.npu.synchronize_each_op", npu, is_here),
     _hf32("matmul"),
     _hf32("conv"),
     _option("torch.npu.precision_mode", "ACL_PRECISION_MODE"),

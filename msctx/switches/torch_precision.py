@@ -30,7 +30,7 @@ _NODES = {
 Nodes = dict[tuple[str, str], str]
 
 _get: Callable[[str, str], str] = _C._get_fp32_precision_getter
-_set: Callable[[str, str, str], None] = _C._set_fp32_precision_setter
+_set: Callable[[str, str, str], object] = _C._set_fp32_precision_setter
 
 
 def _set_all(nodes: Nodes) -> None:
