@@ -99,4 +99,6 @@ def uninterrupted() -> Iterator[Callable[[], None]]:
         finally:
             waiting.remove()
     finally:
+        if waiting_now is waiting:  # something was raised in front of that call
+            waiting.remove()
         waiting.deliver()
