@@ -2,15 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Two workers share the cores: OpenMP's threads must not spin while they wait.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --benchmark-disable
 
-.PHONY: run test lint docs wheel bench clean
+.PHONY: run test test-all lint docs wheel bench clean
 
 run: .venv/experiments
 	$(BIN)/msctx run configs/experiments/digits.yaml
 
-# Two workers share the cores: OpenMP's threads must not spin while they wait.
 test: .venv/test
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --benchmark-disable tests
+	$(PYTEST) -m "not full" tests
+
+# The rest: what is large (all of PyTorch's own samples, every bound, sanitizers, sweeps over every line).
+test-all: test
+	$(PYTEST) -m full tests
 
 lint: .venv/dev
 	$(BIN)/ruff check .

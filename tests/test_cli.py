@@ -252,6 +252,7 @@ def test_output_that_cannot_be_written():
         assert "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.full
 def test_warnings_are_one_line_and_name_no_line_of_ours():
     command = [sys.executable, "-m", "msctx", "state", "mode=0"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -260,6 +261,7 @@ def test_warnings_are_one_line_and_name_no_line_of_ours():
     assert (done.returncode, "Traceback" in done.stderr) == (7, False)
 
 
+@pytest.mark.full
 def test_the_result_is_printed_though_nobody_reads_the_progress(tmp_path):
     read_end, write_end = os.pipe()
     os.close(read_end)

@@ -202,6 +202,7 @@ def sweep(request: pytest.FixtureRequest) -> list[list[Any]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("phase", ["entering", "watching", "leaving", "setting", "resetting"])
 def test_an_exception_on_any_line(sweep: list[list[Any]], phase: str) -> None:
     assert [bad for bad in sweep if bad[0] == phase] == []

@@ -67,6 +67,7 @@ def test_an_experiments_own_file_may_have_axes(tmp_path: Path) -> None:
     assert [cell["metrics"]["deterministic"] for cell in row["cells"]] == [True, False]
 
 
+@pytest.mark.full
 def test_a_run_that_fails_is_a_reason(tmp_path: Path) -> None:
     (row,) = compare(once(experiment(tmp_path, 3.0), axes=["deterministic=ON,OFF"])).rows
     on, off = row["cells"]
@@ -80,6 +81,7 @@ def test_where_time_is_short_the_others_do_not_run(tmp_path: Path) -> None:
     assert outcome.rows[0]["reason"] == outcome.partial
 
 
+@pytest.mark.full
 def test_a_run_before_the_others_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment(tmp_path, 7)

@@ -91,6 +91,7 @@ def test_inductors_flag_in_every_thread() -> None:
     assert (config.deterministic, in_thread(there)) == (False, False)
 
 
+@pytest.mark.full
 def test_compiled_models_keep_their_memory_format_where_its_change_is_disabled() -> None:
     """Inductor lays a network of convolutions out as channels_last, unless it is told not to."""
     net = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Conv2d(16, 8, 3)).eval()
@@ -103,6 +104,7 @@ def test_compiled_models_keep_their_memory_format_where_its_change_is_disabled()
     assert layouts == [{"channels_last"}, {"channels_first"}]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variable", ["", "0", "1"])
 def test_inductor_loaded_inside_the_scope(passes: Passes, variable: str) -> None:
     passes(

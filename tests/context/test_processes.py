@@ -121,6 +121,7 @@ def test_a_forked_child_can_enter_contexts(passes: Passes) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lock", ["apply._lock", "base_module.BASE.lock"])
 def test_a_fork_while_another_thread_is_inside_msctx(passes: Passes, lock: str) -> None:
     passes(

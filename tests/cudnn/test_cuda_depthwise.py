@@ -34,6 +34,7 @@ def test_the_core_and_python_mean_the_same_bytes() -> None:
     assert library.msctx_conv_problem_size() == ctypes.sizeof(plans.ConvProblem)
 
 
+@pytest.mark.full
 def test_direct_is_our_own_kernel_in_every_dtype_and_layout(with_kernels: Run) -> None:
     with_kernels("""
     ask(conv_fprop_algo="direct", fallback="error")
@@ -114,6 +115,7 @@ def test_performance_measures_them_in_every_direction(
     passes(prelude + START + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
 
 
+@pytest.mark.full
 def test_gradients_by_a_tuning_file_are_right_and_repeat(
     far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
 ) -> None:

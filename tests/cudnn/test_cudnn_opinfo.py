@@ -38,6 +38,7 @@ def check() -> str:
     return CHECK.format(native=str(Path(__file__).parents[1] / "native"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_behind_the_stand_ins(asking: Callable[[str], str], check: str, operator: str) -> None:
     asking(f"""{check}

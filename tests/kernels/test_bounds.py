@@ -51,6 +51,7 @@ def problem(kernels: Kernels, op: int, each: Case, kind: str) -> tuple[Tensors, 
     return found, truth_of(kernels, op, each, found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", DATA)
 def test_error_is_what_the_row_says(kernels: Kernels, row: Row, kind: str) -> None:
     wrong = []
@@ -93,6 +94,7 @@ def test_products_that_vanish_are_zeros(kernels: Kernels, row: Row, scales: tupl
             assert (np.abs(kernels.run(row, each, tuple(given), isa)) <= 1e-40).all(), (isa, each)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("decades", [1, 1.5, 2, 3, 4.5, 6])
 def test_channels_scaled_in_opposite_ways(kernels: Kernels, row: Row, decades: float) -> None:
     """Large values meet small weights, as after folding a normalisation; or weights in an order of their own."""

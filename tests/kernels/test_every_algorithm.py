@@ -50,6 +50,7 @@ def test_right(kernels: Kernels, row: Row) -> None:
     assert not any(results), [text for text in results if text]
 
 
+@pytest.mark.full
 def test_same_bits_on_every_isa_and_with_any_number_of_threads(kernels: Kernels, row: Row) -> None:
     """Rows that promise neither must be right in each run nevertheless."""
     wrong: list[str] = []

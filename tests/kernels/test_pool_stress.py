@@ -14,6 +14,7 @@ SOURCE = Path(__file__).with_name("pool_stress.cpp")
 PARTS = ("common/memory_pool.cpp", "common/process.cpp", "common/python.cpp")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_threads_at_random(sanitizers: str, tmp_path: Path) -> None:
     if why := build.obstacle():

@@ -24,6 +24,7 @@ def test_sanitizers_see_what_ctypes_does(libraries: list[str]) -> None:
     assert "heap-buffer-overflow" in done.stderr
 
 
+@pytest.mark.full
 def test_no_row_does_what_it_must_not(libraries: list[str]) -> None:
     done = run_sanitized(libraries, str(SCRIPT), str(build.kernels_library("address,undefined")))
     reports = re.findall(r"^.*(?:runtime error|ERROR: \w+Sanitizer).*$", done.stderr, re.MULTILINE)

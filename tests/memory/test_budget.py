@@ -200,6 +200,7 @@ def test_threads_have_their_own_shapes() -> None:
     assert errors == []
 
 
+@pytest.mark.full
 def test_on_an_accelerator_its_caps_count_and_its_statistics_stay(far: Callable[..., str]) -> None:
     far("""
         import torch

@@ -313,6 +313,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_of_a_model(name: str) -> None:
     make, expected = MODELS[name]

@@ -119,6 +119,7 @@ def losses(kind: type[Plain], **options: Any) -> tuple[list[torch.Tensor], Any]:
     return [*found, *model.buffers()], (random.random(), np.random.rand(), torch.rand(3).tolist())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_of_all_kinds_have_the_same_bits(kind: type[Plain]) -> None:
     plain, again = losses(kind), losses(kind, memory_optimize_level="O1")

@@ -565,6 +565,7 @@ RECOMPUTED = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_what_can_be_computed_again_is_and_what_cannot_has_its_reason(name: str) -> None:
     _, model = trained(*CASES[name], memory_optimize_level="O1")

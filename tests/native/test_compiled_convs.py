@@ -64,6 +64,7 @@ def test_forward_and_backward() -> None:
     assert counted(ctx) == {"fprop": 4, "dgrad": 4, "wgrad": 4}, "compiled inside, run outside: torch's own"
 
 
+@pytest.mark.full
 def test_compiled_outside_and_run_inside_with_dynamic_shapes() -> None:
     model = network()
     call = torch.compile(model, dynamic=True)

@@ -255,6 +255,7 @@ CODE = """
 """
 
 
+@pytest.mark.full
 def test_code_on_disk(passes: Callable[..., str], tmp_path: Path):
     """Each process finds what the ones before it have compiled, and takes only what is its own."""
     # in an empty folder inductor would first compile ten programs that ask for vectors, which are not the subject

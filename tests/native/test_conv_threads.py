@@ -187,6 +187,7 @@ print(json.dumps([core.load().isa(), found]))
 """
 
 
+@pytest.mark.full
 def test_each_instruction_set_gives_the_same_bits(passes: Callable[..., str]) -> None:
     here = core.load().isas()
     assert here[-1] == "generic"

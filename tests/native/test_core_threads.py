@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 Passes = Callable[..., str]
 TOGETHER = """
 import gc, os, sys, threading, torch, msctx
@@ -29,6 +31,7 @@ def resident():
 """
 
 
+@pytest.mark.full
 def test_threads_that_only_plan(passes: Passes) -> None:
     passes(
         TOGETHER
@@ -60,6 +63,7 @@ assert resident() - before < 2**21, resident() - before
     )
 
 
+@pytest.mark.full
 def test_planning_while_another_library_comes_and_goes(passes: Passes) -> None:
     """Each answer is one of the two that there are, and the last one is right."""
     passes(
@@ -159,6 +163,7 @@ assert made[1:] == [made[0]] * 2
     )
 
 
+@pytest.mark.full
 def test_the_log_is_bounded_and_says_what_it_dropped(passes: Passes) -> None:
     passes(
         TOGETHER
@@ -185,6 +190,7 @@ assert grown < 20 * 2**20, grown
     )
 
 
+@pytest.mark.full
 def test_many_entries_leave_nothing_behind(passes: Passes) -> None:
     passes(
         TOGETHER

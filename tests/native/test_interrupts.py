@@ -17,6 +17,7 @@ class Alarm(Exception):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("handler", ["default", "raises"])
 def test_a_signal_while_a_problem_is_measured(passes: Passes, tmp_path: Path, backward: bool, handler: str) -> None:

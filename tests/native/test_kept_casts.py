@@ -130,6 +130,7 @@ def test_activations_are_no_weights():
             assert torch.equal(fn.linear(x, torch.eye(4)), x.to(BF16))
 
 
+@pytest.mark.full
 def test_other_memory_another_shape_and_another_tensor(layer):
     x = torch.randn(3, 5)
     with msctx.context(**FROZEN), torch.no_grad():

@@ -328,6 +328,7 @@ def test_a_forked_child_has_them_and_goes_its_own_way(passes: Callable[..., str]
     """)
 
 
+@pytest.mark.full
 def test_they_make_room_where_memory_runs_out(passes: Callable[..., str]) -> None:
     passes(
         """

@@ -70,6 +70,7 @@ def test_a_cap_holds_and_all_goes_on_after_it() -> None:
 SIZES = (2, 999, 1023, 1024, 1025, 10239, 2**20 - 1, 2**20 + 1, 123456789, 3 * 2**29, 2**40 + 2**37, 5 * 2**50 // 3, 2**62)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_read_as_in_the_plan(size: int) -> None:
     with msctx.context(max_device_memory=1), pytest.raises(torch.OutOfMemoryError) as caught:
@@ -279,6 +280,7 @@ def test_without_reuse_all_goes_back(without_reuse: str) -> None:
         assert memory.statistics()["reserved_bytes"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1, 1000, 5000, 20_000, 300_000, 5 * MB])
 def test_without_reuse_no_address_comes_again(size: int, without_reuse: str) -> None:
     with msctx.context(memory_optimize_level="O0"):
@@ -293,6 +295,7 @@ def test_without_reuse_no_address_comes_again(size: int, without_reuse: str) -> 
     assert memory.statistics()["reserved_bytes"] == 0
 
 
+@pytest.mark.full
 def test_without_reuse_compiled_code_reuses_no_buffer(without_reuse: str) -> None:
     from torch._inductor.utils import run_and_get_code
 
@@ -326,6 +329,7 @@ def test_idle_blocks_do_not_eat_into_a_cap() -> None:
             assert memory.statistics()["reserved_bytes"] <= 72 * MB
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 16383, 16384, 16385, 100_000, 2 * MB, 2 * MB + 1, 70 * MB])
 def test_every_size_is_aligned_and_whole(size: int) -> None:
     with msctx.context(memory_optimize_level="O0"):
@@ -348,6 +352,7 @@ def mappings() -> int:
         return sum(1 for _ in file)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [1000, 20_000, 140_000, 3_900_000])
 def test_holes_take_no_mappings(size: int) -> None:
     """The kernel allows a process some 65,530; what lies between holes is each one of its own."""
@@ -363,6 +368,7 @@ def test_holes_take_no_mappings(size: int) -> None:
         del held, again
 
 
+@pytest.mark.full
 def test_memory_goes_back_where_the_kernel_allows_no_more_mappings(passes: Callable[..., str]) -> None:
     """As somebody else has them all: a piece is given back whole, without splitting one."""
     passes("""

@@ -42,6 +42,7 @@ def hooked(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if module._forward_pre_hooks or module._forward_hooks]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("call", CALLS)
 def test_a_collection_in_the_midst_of_a_search(call, monkeypatch, ctx):
     kept, doomed = nn.Sequential(nn.ReLU(), nn.ReLU()), [nn.Sequential(nn.ReLU(), nn.ReLU())]

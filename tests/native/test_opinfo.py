@@ -80,6 +80,7 @@ def assert_right(operator: str, dtype: torch.dtype, options: dict[str, str], err
     return ran
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize(("direction", "name"), ROWS, ids=[f"{d}-{n}" for d, n in ROWS])
 def test_samples(operator: str, direction: str, name: str) -> None:
@@ -90,6 +91,7 @@ def test_samples(operator: str, direction: str, name: str) -> None:
         assert name in ran[direction]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("forward", "backward"), [("gemm", "algo_1"), ("reference", "reference")])

@@ -31,6 +31,7 @@ def start() -> str:
     return START.format(path=str(far_device.library(Path(__file__).with_name("other_allocator.cpp"))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("priority", [0, 1])
 def test_one_that_was_there_before_refuses_the_pool_with_the_reason(priority: int, start: str, passes: Passes) -> None:
     passes(f"""{start}

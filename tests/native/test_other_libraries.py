@@ -56,6 +56,7 @@ assert len(calls) == 4
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strict", [False, True])
 def test_one_registered_after_ours_refuses_the_context(passes: Passes, strict: bool) -> None:
     passes(

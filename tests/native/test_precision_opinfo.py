@@ -58,6 +58,7 @@ def test_most_operators_have_samples() -> None:
     assert len(infos()) > 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
 def test_samples(mode: str) -> None:
     """What float32 computes, a mode computes too, in the dtype that the table gives."""

@@ -81,6 +81,7 @@ def only_models_of_this_test() -> None:
     gc.collect()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("conditions", "matched"),
     [

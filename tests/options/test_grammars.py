@@ -248,6 +248,7 @@ def test_the_schema_refuses_what_a_pattern_can(name: str, value: str) -> None:
 BEYOND_PATTERNS = "twice|too many|backwards|after it begins|as many|not a ratio|pair|do not fit|names no|is not the name"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40)
 @given(data=st.data())

@@ -21,6 +21,7 @@ def run(folder: Path, *overrides: str) -> dict[str, Any]:
     return run_experiment(read(FILE, list(overrides), need_entry=True), str(folder))
 
 
+@pytest.mark.full
 def test_every_algorithm_reaches_the_same_accuracy(tmp_path: Path) -> None:
     result = run(tmp_path / "run", "args.epochs=2", "runtime_num_threads=1")
     accuracy = result["test_accuracy"]

@@ -93,6 +93,7 @@ def test_mistakes_are_told_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.full
 def test_types_and_what_an_entry_prints_do_not_matter(experiment: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "entry.py").write_text(
         "import os\ndef train(name='', scale=1):\n    os.system('echo {')\n    return {'kind': type(name).__name__, 'name': name}\n"

@@ -18,6 +18,7 @@ def libraries() -> list[str]:
     return runtime_libraries()
 
 
+@pytest.mark.full
 def test_kernels_do_nothing_undefined(libraries: list[str]) -> None:
     watched, plain = (str(library(modules(*ELEMENTS), sanitize)) for sanitize in (True, False))
     done = run_sanitized(libraries, str(SCRIPT), watched, plain, after_return=False)

@@ -123,6 +123,7 @@ def test_a_kernel_is_compiled_and_reported(tool: compilers.Tool, sources: Path, 
     assert build.cubin(MODULE, arch, tool=tool, sources=sources)[:4] == b"\x7fELF"
 
 
+@pytest.mark.full
 def test_modules_of_ours_are_within_their_budgets(tool: compilers.Tool) -> None:
     """One of each product; `msctx build --cuda` compiles all of them."""
     kernels = {
