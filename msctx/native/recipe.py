@@ -23,10 +23,11 @@ AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "
 VECTORS = {"generic": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512}
 """Instruction sets that all of cpu/*.cpp is compiled for."""
 # GCC 12 takes what its own headers leave undefined on purpose for a mistake
-TILES = dict.fromkeys(("amx", "amx_fp16"), (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Icpu/tiles"))
+INTRINSICS = (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized")
+TILES = dict.fromkeys(("amx", "amx_fp16"), (*INTRINSICS, "-Icpu/tiles"))
 """Those with a matrix unit: cpu/tiles/*.cpp is compiled for them, and what that does not compute is left to avx512."""
 SOFTWARE = ("-O2", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-DMSCTX_EMULATED_VECTORS")
-"""In the place of AVX512 where the processor lacks it."""
+"""In the place of INTRINSICS where the processor lacks it."""
 FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 SUFFIXES = (".cpp", ".h", ".hpp", ".inc")
 TORCH = "<torch>"
@@ -44,9 +45,8 @@ def _is_x86() -> bool:
 
 def emulated(has_avx512: bool) -> dict[str, tuple[str, ...]]:
     """TILES with a matrix unit in software, and its vectors where need be: for tests, not in the library that is used."""
-    vectors = AVX512 if has_avx512 else SOFTWARE
-    rest = {isa: [flag for flag in flags if flag not in AVX512] for isa, flags in TILES.items()}
-    return {f"{isa}_emulated": (*vectors, *flags, "-DMSCTX_EMULATED_TILES") for isa, flags in rest.items()}
+    vectors = INTRINSICS if has_avx512 else SOFTWARE
+    return {f"{isa}_emulated": (*vectors, "-Icpu/tiles", "-DMSCTX_EMULATED_TILES") for isa in TILES}
 
 
 def _has_avx512() -> bool:

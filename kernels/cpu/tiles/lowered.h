@@ -187,11 +187,10 @@ class Weights {
   float* exponents(int64_t group) const { return mantissas(l.groups + group); }
   int64_t offset_of_tiles() const { return 64 + int64_t(align64(sizeof(float) * size_t(2 * l.groups * padded()))); }
   char* tiles(int64_t phase, int64_t group, int64_t block) const {
-    const int64_t before = l.groups * l.result_blocks * l.blocks * l.taps_before[phase] * Lowered<S>::step_bytes;
-    return data + offset_of_tiles() + before + (group * l.result_blocks + block) * l.weight_bytes(phase);
+    return data + offset_of_phase(phase) + (group * l.result_blocks + block) * l.weight_bytes(phase);
   }
   size_t size() const {
-    const size_t all = size_t(tiles(l.result_phases(), 0, 0) - data);
+    const size_t all = size_t(offset_of_phase(l.result_phases()));
     const size_t spreads = size_t(offset_of_tiles()) + sizeof(Spread) * size_t(channels());
     return all > spreads ? all : spreads;
   }
@@ -226,6 +225,10 @@ class Weights {
   }
 
  private:
+  // Of the one after the last, too: where all ends.
+  int64_t offset_of_phase(int64_t phase) const {
+    return offset_of_tiles() + l.groups * l.result_blocks * l.blocks * l.taps_before[phase] * Lowered<S>::step_bytes;
+  }
   int64_t padded() const { return l.result_blocks * l.columns_together; }
   int64_t channels() const { return l.groups * l.merged * l.gk; }
 
