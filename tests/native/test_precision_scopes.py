@@ -153,7 +153,7 @@ def test_a_context_that_opens_while_a_policy_is_put_in_force_has_its_rows():
         product()
         product()
         other.do(late.__exit__)
-    assert [(row.operator, row.dtype, row.calls) for row in late.precisions()] == [("mm", "float16", 2)]
+    assert [(row.operator, row.dtype, row.calls) for row in late.precisions()] == [("matmul", "float16", 2)]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
