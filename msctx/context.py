@@ -92,10 +92,18 @@ class Context:
     A with-block enters it; so does each call of a function that it decorates. It may be entered again and nested.
     """
 
-    def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block", models: Watched | None = None) -> None:
+    def __init__(
+        self,
+        layers: tuple[Layer, ...] = (),
+        origin: str = "with-block",
+        models: Watched | None = None,
+        unmatched: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        """*unmatched* takes the warnings of rules that matched nothing, each time that this is left; by default they are issued."""
         self.layers = layers
         self.origin = origin
         self._watched = Watched() if models is None else models
+        self._unmatched = unmatched
         self._tally = Tally(s.value for layer in layers if (s := layer.settings.get("conv_algo_rules")) is not None)
         self._computed = precisions.Tally()
 
@@ -204,7 +212,8 @@ class Context:
         """Keep the counts of a scope that closes; returns what is to be said of it."""
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
         found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
-        found += [f"conv_algo_rules: no convolution matched {rule}" for rule in scope.end()]
+        rules = [f"conv_algo_rules: no convolution matched {rule}" for rule in scope.end()]
+        (found.extend if self._unmatched is None else self._unmatched)(rules)
         since = self._watched.since()
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
