@@ -7,12 +7,14 @@ guarded by the policy inside it. Dynamo itself sees where there are hooks: see h
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from msctx.dynamo import outside_dynamo
@@ -93,7 +95,7 @@ class _Enter:
 class _Leave(_Enter):
     def __call__(self, module: nn.Module, *_: Any) -> None:
         if self.hooks is not None:
-            _leave(self.hooks, module)
+            _leave(self.hooks)
 
 
 class _Entry:
@@ -102,6 +104,17 @@ class _Entry:
     def __init__(self, hooks: _Hooks, module: nn.Module, number: int) -> None:
         self.hooks, self.module, self.number = hooks, weakref.ref(module), number
         self.before = -1
+        self.call = sys._getframe()
+        while self.call.f_code is not sys.modules["torch"].nn.Module._call_impl.__code__ and self.call.f_back is not None:
+            self.call = self.call.f_back
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its call, or where that is compiled code one around it, has not ended: torch calls no hook after Ctrl-C."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.call:
+            frame = frame.f_back
+        return frame is not None
 
 
 class _Hooks:
@@ -243,6 +256,8 @@ def _match(path: str, names: Iterable[str]) -> str | None:
 def _enter(hooks: _Hooks, module: nn.Module) -> None:
     from msctx.native import precision
 
+    while _entered.stack and not _entered.stack[-1].is_running:
+        _leave_last()
     number = precision.inside(hooks.model, lambda names: _match(hooks.path, names))
     if number is None:
         return
@@ -256,23 +271,22 @@ def _enter(hooks: _Hooks, module: nn.Module) -> None:
 
 
 @outside_dynamo
-def _leave(hooks: _Hooks, module: nn.Module) -> None:
-    """Put back what was before this module was entered, if it was: its hooks may have come meanwhile.
+def _leave(hooks: _Hooks) -> None:
+    """Leave this module, if it was entered: its hooks may have come meanwhile."""
+    if any(entry.hooks is hooks for entry in _entered.stack):
+        while _leave_last() is not hooks:
+            pass
 
-    Those above it were never left: something other than an Exception was raised. What was put in force since by somebody else stays.
-    """
+
+def _leave_last() -> _Hooks:
+    """Put back what was in force before the last module was entered, unless somebody else has put something in force since."""
     from msctx.native import precision
 
-    stack = _entered.stack
-    if not any(entry.hooks is hooks for entry in stack):
-        return
-    is_left = False
-    while not is_left:
-        entry = stack.pop()
-        is_left = entry.hooks is hooks
-        if (found := precision.switch(entry.before)) != entry.number:
-            precision.switch(found)
-        _release(entry)
+    entry = _entered.stack.pop()
+    if (found := precision.switch(entry.before)) != entry.number:
+        precision.switch(found)
+    _release(entry)
+    return entry.hooks
 
 
 def leave_all() -> None:

@@ -438,6 +438,34 @@ def test_what_ctrl_c_left_entered_ends_with_the_context(customs):
     assert seen.seen == [torch.float32]
 
 
+def test_what_ctrl_c_left_entered_ends_with_the_next_call(customs):
+    """Where the policy stays in force. A module that calls itself has not been left."""
+
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def forward(self, x, times, raised=None):
+            if raised is not None:
+                raise raised
+            if times:
+                self(x, times - 1)
+            self.seen.append((x @ x.t()).dtype)
+
+    model, after, x = nn.ModuleList([Calls()]), Seen(), torch.ones(2, 4)
+    with msctx.context(**customs) as ctx:
+        ctx.watch(model)
+        with pytest.raises(KeyboardInterrupt):
+            model[0](x, 0, KeyboardInterrupt())
+        model[0](x, 2)
+        after(x)
+        assert not named_modules._entered.stack
+    assert model[0].seen == [torch.float16] * 3
+    assert after.seen == [torch.float32]
+    assert not hooked(model)
+
+
 def test_what_is_put_in_force_inside_a_module_stays(customs):
     """Leaving the module puts back what it put in force, not what somebody else did since."""
 
