@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msctx.base import BASE, plan_here, within
 from msctx.options import Layer, Settings
@@ -12,13 +12,12 @@ from msctx.plan import Plan
 
 if TYPE_CHECKING:
     from msctx.apply import Hold
-    from msctx.context import Context
 
 
 class Scope:
-    """One entry of one context by one thread."""
+    """One entry of one context (a :class:`msctx.Context`, whose file is above this one) by one thread."""
 
-    def __init__(self, context: Context, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
+    def __init__(self, context: Any, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
         self.context, self.layers, self.hold = context, layers, hold
         self._settings, self._plan, self._version = settings, plan, BASE.version
         self.who = threading.current_thread()
