@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -21,6 +20,7 @@ from msctx.notices import tell, user_frame
 from msctx.options import Layer, Settings
 from msctx.options.layers import layer_of, with_preset
 from msctx.plan import Plan
+from msctx.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.signals import begins_with_try, uninterrupted
 from msctx.unwatched import unwatched
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from msctx.apply import Hold
     from msctx.native.choices import Choices
     from msctx.native.precisions import Precisions
     from msctx.scaling import GradScaler
@@ -39,60 +38,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 # --- scopes -----------------------------------------------------------------------------------------------------------
 
 
-class _Scope:
-    """One entry of one context by one thread."""
-
-    def __init__(self, context: Context, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
-        self.context, self.layers, self.hold = context, layers, hold
-        self._settings, self._plan, self._version = settings, plan, BASE.version
-        self.who = threading.current_thread()
-        self.open = True
-        self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
-        self.visitors: set[_Scope] = set()  # of bound functions that run in other threads under this scope
-        context._tally.open()
-        context._computed.open()
-
-    @property
-    def settings(self) -> Settings:
-        """Every layer in force inside, the base's as it is now."""
-        if self._version != BASE.version:
-            self._settings, self._version = within(BASE.settings, self.layers), BASE.version
-            self._plan = plan_here(self._settings).without(self.hold.late if self.hold else {})
-        return self._settings
-
-    @property
-    def plan(self) -> Plan:
-        return self._plan if self.settings else BASE.plan
-
-
-class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.scopes: list[_Scope] = []
-
-
-_stack = _Stack()
-
-
-def _in_force() -> tuple[tuple[Layer, ...], Plan]:
-    """The layers of the scopes of this thread (without the base) and the plan in force."""
-    if _stack.scopes:
-        return _stack.scopes[-1].layers, _stack.scopes[-1].plan
-    return (), BASE.plan
-
-
-def _settings_in_force() -> Settings:
-    return _stack.scopes[-1].settings if _stack.scopes else BASE.settings
-
-
-def _open(context: Context) -> _Scope:
+def _open(context: Context) -> Scope:
     from msctx import apply
 
     BASE.start()
-    above, outer = _in_force()
+    above, outer = in_force()
     layers = above + context.layers
-    settings = within(_settings_in_force(), context.layers)
+    settings = within(settings_in_force(), context.layers)
     if not context.layers:  # nothing of its own: nothing to write
-        return _Scope(context, layers, settings, outer, None)
+        return Scope(context, layers, settings, outer, None)
     plan = plan_here(settings)
     refuse(plan)
     tell_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
@@ -100,15 +54,14 @@ def _open(context: Context) -> _Scope:
     try:
         BASE.scopes[hold] = above, context.layers
         tell_late(hold)
-        return _Scope(context, layers, settings, plan.without(hold.late), hold)
+        return Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
         BASE.scopes.pop(hold, None)
         apply.undo(hold, quiet=True)
         raise
 
 
-def _close(scope: _Scope) -> None:
-    scope.open = False
+def _close(scope: Scope) -> None:
     found: list[str] = []
     try:  # first: what other threads run by what is put back now is not counted as this context's
         found = scope.context._remember(scope)
@@ -125,7 +78,7 @@ def _close(scope: _Scope) -> None:
                 tell(text.partition(":")[0], text, text)
 
 
-def _close_late(scopes: list[_Scope]) -> None:  # one that raises does not keep the others from being closed
+def _close_late(scopes: list[Scope]) -> None:  # one that raises does not keep the others from being closed
     if scopes and scopes[-1].leaving:
         try:
             _close(scopes.pop())
@@ -139,10 +92,18 @@ class Context:
     A with-block enters it; so does each call of a function that it decorates. It may be entered again and nested.
     """
 
-    def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block", models: Watched | None = None) -> None:
+    def __init__(
+        self,
+        layers: tuple[Layer, ...] = (),
+        origin: str = "with-block",
+        models: Watched | None = None,
+        unmatched: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        """*unmatched* takes the warnings of rules that matched nothing, each time that this is left; by default they are issued."""
         self.layers = layers
         self.origin = origin
         self._watched = Watched() if models is None else models
+        self._unmatched = unmatched
         self._tally = Tally(s.value for layer in layers if (s := layer.settings.get("conv_algo_rules")) is not None)
         self._computed = precisions.Tally()
 
@@ -150,7 +111,7 @@ class Context:
     @begins_with_try
     def __enter__(self) -> Context:
         try:
-            entered: list[_Scope] = []
+            entered: list[Scope] = []
             call_outside(_enter, self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
@@ -162,7 +123,7 @@ class Context:
     @begins_with_try
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
         try:
-            begun: list[_Scope | None] = []
+            begun: list[Scope | None] = []
             call_outside(_exit, self, error, begun)
         except BaseException:
             if not begun:  # a signal came before; as many as may come, the context is left
@@ -183,7 +144,7 @@ class Context:
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            entered: list[_Scope] = []
+            entered: list[Scope] = []
             try:  # not a with statement: here Dynamo gives our reason when it refuses
                 call_outside(_enter, self, entered)
                 result = function(*args, **kwargs)
@@ -197,14 +158,14 @@ class Context:
         return cast(F, inside)
 
     @property
-    def _scope(self) -> _Scope | None:
-        return next((s for s in reversed(_stack.scopes) if s.context is self), None)
+    def _scope(self) -> Scope | None:
+        return next((s for s in reversed(stack.scopes) if s.context is self), None)
 
     @property
     def settings(self) -> Settings:
         """Every layer that holds inside this context, the base included."""
         scope = self._scope
-        return scope.settings if scope else Settings(BASE.layers + _in_force()[0] + self.layers)
+        return scope.settings if scope else Settings(BASE.layers + in_force()[0] + self.layers)
 
     @property
     def plan(self) -> Plan:
@@ -247,12 +208,12 @@ class Context:
 
         return scaler_for(self.plan, self.device.type, options)
 
-    def _remember(self, scope: _Scope) -> list[str]:
+    def _remember(self, scope: Scope) -> list[str]:
         """Keep the counts of a scope that closes; returns what is to be said of it."""
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
         found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
-        found += [f"conv_algo_rules: no convolution matched {rule}" for rule in self._tally.close()]
-        self._computed.close()
+        rules = [f"conv_algo_rules: no convolution matched {rule}" for rule in scope.end()]
+        (found.extend if self._unmatched is None else self._unmatched)(rules)
         since = self._watched.since()
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
@@ -268,26 +229,27 @@ class Context:
 
     def bind(self, function: Callable[..., Any]) -> Bound:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
-        scopes = _stack.scopes
+        scopes = stack.scopes
         depth = next((i for i in reversed(range(len(scopes))) if scopes[i].context is self), None)
         if depth is not None:
             return Bound(function, tuple(scopes[: depth + 1]), BASE.layers + scopes[depth].layers, True, self._watched)
-        return Bound(function, (), BASE.layers + _in_force()[0] + self.layers, not self.layers, self._watched)
+        return Bound(function, (), BASE.layers + in_force()[0] + self.layers, not self.layers, self._watched)
 
 
-def _enter(context: Context, entered: list[_Scope]) -> None:
+def _enter(context: Context, entered: list[Scope]) -> None:
     if any(name in NEED_CORE for layer in context.layers for name in layer.settings):
         BASE.start()
-        make_ready(within(_settings_in_force(), context.layers))
+        make_ready(within(settings_in_force(), context.layers))
     with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
         with context._watched.opening():
             scope = _open(context)
-        _stack.scopes.append(scope)
+        stack.scopes.append(scope)
+        opened.add(scope)
         entered.append(scope)
 
 
-def _exit(context: Context, error: Any, begun: list[_Scope | None]) -> None:
-    scopes = _stack.scopes
+def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
+    scopes = stack.scopes
     with uninterrupted():
         mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
         if mine is None:
@@ -320,7 +282,7 @@ class Bound:
     def __init__(
         self,
         function: Callable[..., Any],
-        scopes: tuple[_Scope, ...],
+        scopes: tuple[Scope, ...],
         layers: tuple[Layer, ...],
         here: bool,
         models: Watched,
@@ -348,9 +310,9 @@ class Bound:
 
 
 @contextmanager
-def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[None]:
+def _carried(scopes: tuple[Scope, ...], layers: tuple[Layer, ...]) -> Iterator[None]:
     """Be a guest, in this thread, of scopes that another one holds (none: of the base)."""
-    if scopes and scopes[-1] in _stack.scopes:  # called where it was bound
+    if scopes and scopes[-1] in stack.scopes:  # called where it was bound
         yield
         return
     from msctx import apply
@@ -359,17 +321,15 @@ def _carried(scopes: tuple[_Scope, ...], layers: tuple[Layer, ...]) -> Iterator[
     plan = scopes[-1].plan if scopes else explain(settings)
     visitors = scopes[-1].visitors if scopes else set()
     with apply.visiting(plan.assignments) as hold:
-        guest = _Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, hold)
+        guest = Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, hold)
         try:
             visitors.add(guest)
-            _stack.scopes.append(guest)
+            stack.scopes.append(guest)
             yield
         finally:
             visitors.discard(guest)
-            _stack.scopes[:] = [s for s in _stack.scopes if s is not guest]
-            guest.open = False
-            guest.context._tally.close()
-            guest.context._computed.close()
+            stack.scopes[:] = [s for s in stack.scopes if s is not guest]
+            guest.end()
 
 
 # --- the public functions ---------------------------------------------------------------------------------------------
@@ -422,8 +382,11 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
 def reset_context() -> None:
     """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back; and what
     scopes could not put back, since something was raised while they were left, or their threads ended inside them."""
-    _close_late(_stack.scopes)
-    BASE.reset([scope.hold for scope in _stack.scopes if scope.hold is not None])
+    _close_late(stack.scopes)
+    try:
+        BASE.reset([scope.hold for scope in stack.scopes if scope.hold is not None])
+    finally:
+        end_stranded()
 
 
 def get_context(name: str | None = None, *, origin: bool = False) -> Any:
@@ -434,7 +397,7 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
         origin: return an :class:`Origin`, (value, where it was set); ``"default"`` when nobody set it.
     """
     BASE.start()
-    settings, main = current().settings, _in_force()[1].main_device
+    settings, main = current().settings, in_force()[1].main_device
     if name is None:
         found = {n: look_up(n, settings, main) for n in settings if settings.speaks(n)}
         return {n: value if origin else value.value for n, value in found.items()}
@@ -444,7 +407,7 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
 
 def current() -> Context:
     """The innermost context that is open in this thread; outside every with-block, what holds for the process."""
-    return _stack.scopes[-1].context if _stack.scopes else Context(origin="base", models=OF_PROCESS)
+    return stack.scopes[-1].context if stack.scopes else Context(origin="base", models=OF_PROCESS)
 
 
 __all__ = ["Bound", "Context", "Origin", "context", "current", "explain", "get_context", "reset_context", "set_context"]

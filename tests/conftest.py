@@ -124,7 +124,7 @@ INDUCTORS_LIMIT = 2000
 def left_open() -> list[str]:
     """Scopes and settings of msctx that are still in force."""
     return [
-        *(f"{scope.context.origin} is still open" for scope in context_module._stack.scopes),
+        *(f"{scope.context.origin} is still open" for scope in context_module.stack.scopes),
         *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in apply._ledger.items() if holds),
         *(f"the {level} layer is still in force" for level in base_module.BASE.levels),
     ]
@@ -140,7 +140,7 @@ def clean_up(before: dict[str, Any]) -> None:
         with suppress(Exception):  # what a test broke is put right below
             record.put_back()
     apply._ledger.clear()
-    context_module._stack.scopes.clear()
+    context_module.stack.scopes.clear()
     for name, (value, _) in msctx.diff(before, snapshot()).items():
         if name in SWITCHES and SWITCHES[name].write is not None:
             SWITCHES[name].write(value)

@@ -184,6 +184,7 @@ RANKS = {
     "base": 5,
     "unwatched": 5,
     "reference": 5,
+    "scopes": 5.5,
     "context": 6,
     "inspection": 7,
     "render": 7,

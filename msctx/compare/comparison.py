@@ -22,6 +22,7 @@ from msctx.context import Context
 from msctx.effects.policies import PRECISION
 from msctx.errors import MsctxError
 from msctx.memory.meter import Meter
+from msctx.notices import tell
 from msctx.options import make_layer
 from msctx.plan import DONE
 
@@ -113,6 +114,8 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
                 if runner.interrupted:
                     raise KeyboardInterrupt
                 watch.end_row()
+            else:
+                runner.tell_unmatched()
     except KeyboardInterrupt:
         outcome.interrupt()
     return outcome
@@ -138,6 +141,8 @@ class Runner:
         self._impossible = combined(comparison.points)
         self.interrupted = False
         """By Ctrl-C, in a row that has its figures nevertheless."""
+        self._unmatched: dict[str, list[set[str]]] = {}
+        """Choice → for each case with convolutions, the warnings of rules that matched none there."""
 
     def is_late(self) -> bool:
         return self._deadline is not None and time.perf_counter() > self._deadline
@@ -277,13 +282,19 @@ class Runner:
                 told.append(f"{setting.spelling} {why}")
         return "; ".join(told), bool(settings) and len(told) == len(settings)
 
-    def _context(self, options: Mapping[str, Any]) -> Context:
+    def _context(self, options: Mapping[str, Any], unmatched: Callable[[list[str]], None] = lambda found: None) -> Context:
         """What a choice runs under: an algorithm that cannot run gives way to torch's own, and the row says so."""
         quiet = {"fallback": "silent"} if any(name_of(key) in ASKING for key in options) else {}
         if "fallback" in self._comparison.base.settings:
             quiet = {}
         layer = make_layer({**quiet, **options}, "comparison")
-        return Context((layer,) if layer.settings else (), "comparison")
+        return Context((layer,) if layer.settings else (), "comparison", unmatched=unmatched)
+
+    def tell_unmatched(self) -> None:
+        """Warn of rules that matched no convolution in any case."""
+        for found in self._unmatched.values():
+            for text in sorted(set.intersection(*found)):
+                tell("conv_algo_rules", text, text)
 
     def _check(self, case: Case, options: Mapping[str, Any], truth: list[torch.Tensor], limit: float) -> Checked:
         """Two runs under a choice: one held against float64, which also tunes, and one whose memory is counted.
@@ -293,7 +304,8 @@ class Runner:
         """
         found = Checked()
         try:
-            context = self._context(options)
+            unmatched: list[str] = []
+            context = self._context(options, unmatched.extend)
             moved = identity.moved(context, is_compiled=case.module is not None)
             with _Pool() as counted, context:
                 if case.module is not None:
@@ -306,6 +318,8 @@ class Runner:
         except Exception as error:  # whatever it is, it is this choice's own
             found.reason, found.status = _line(error), FAILED
             return found
+        if choices or unmatched:
+            self._unmatched.setdefault(repr(options), []).append({*unmatched})
         mine = [row for row in choices if case.direction not in DIRECTIONS or row.direction == case.direction]
         found.workspace = max((row.workspace for row in mine), default=0)
         found.ran = _what_ran(mine, computed)

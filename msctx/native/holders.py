@@ -22,8 +22,12 @@ class AtWork:
 
     def later(self, job: Callable[[], None]) -> None:
         """For finalizers: at once, if nobody is at work."""
-        self._jobs.append(job)
+        self.put_off(job)
         self.tidy()
+
+    def put_off(self, job: Callable[[], None]) -> None:
+        """Until somebody is at work."""
+        self._jobs.append(job)
 
     def tidy(self) -> None:
         """Do what waits, unless somebody is at work, who does it afterwards."""

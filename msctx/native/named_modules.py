@@ -7,11 +7,14 @@ guarded by the policy inside it. Dynamo itself sees where there are hooks: see h
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from msctx.dynamo import outside_dynamo
@@ -32,12 +35,13 @@ class Model:
         """Name or pattern → what it means, of those that were asked for since there are these modules."""
         self.is_open = False
         """Whether an open context watches it: rules act on it."""
-        self.left = -1
-        """The moment when the last context that watched it was left, in the count of memory.watched."""
+        self.paths: frozenset[str] = frozenset()
+        """Of all modules that it has had: it may be gone when somebody asks."""
 
     def look_at(self, model: nn.Module) -> None:
-        for path, module in model.named_modules():
-            path = path.replace("_orig_mod.", "")
+        modules = [(path.replace("_orig_mod.", ""), module) for path, module in model.named_modules()]
+        self.paths |= {path for path, _ in modules}
+        for path, module in modules:
             found = self._hooks.get(module)
             if found is not None and found.path == path:
                 continue
@@ -65,6 +69,9 @@ class Model:
 _models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
 _open: dict[int, Model] = {}
 """Number of a model → what is known of it, while a context that watches it is open."""
+_left: dict[frozenset[str], int] = {}
+"""Paths of a model → the moment when the last context that watched such a one was left, in the count of memory.watched."""
+_KEPT = 64
 _held: Counter[Model] = Counter()
 """Model → who needs its hooks: the contexts, and each checkpoint of a forward pass that was made when rules acted on it."""
 _wanted: Counter[str] = Counter()
@@ -74,43 +81,72 @@ _wanted: Counter[str] = Counter()
 class _Enter:
     """A hook of a watched model's module. In a copy or a pickle of the module it does nothing: nobody watches that."""
 
-    def __init__(self, path: str = "", model: Model | None = None) -> None:
-        self.path, self.model = path, model
+    def __init__(self, hooks: _Hooks | None = None) -> None:
+        self.hooks = hooks
 
     def __reduce__(self) -> tuple[type[_Enter], tuple[()]]:
         return type(self), ()
 
-    def __call__(self, *_: Any) -> None:
-        if self.model is not None:
-            _enter(self.path, self.model)
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        if self.hooks is not None:
+            _enter(self.hooks, module)
 
 
 class _Leave(_Enter):
-    def __call__(self, *_: Any) -> None:
-        if self.model is not None:
-            _leave()
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        if self.hooks is not None:
+            _leave(self.hooks)
+
+
+class _Entry:
+    """A forward pass that has come to a named module: what it put in force there, and what was before."""
+
+    def __init__(self, hooks: _Hooks, module: nn.Module, number: int) -> None:
+        self.hooks, self.module, self.number = hooks, weakref.ref(module), number
+        self.before = -1
+        self.call = sys._getframe()
+        while self.call.f_code is not sys.modules["torch"].nn.Module._call_impl.__code__ and self.call.f_back is not None:
+            self.call = self.call.f_back
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its call, or where that is compiled code one around it, has not ended: torch calls no hook after Ctrl-C."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.call:
+            frame = frame.f_back
+        return frame is not None
 
 
 class _Hooks:
-    """The hooks of a module of a model: there while the model is held and at least one name is wanted that means the module."""
+    """The hooks of a module of a model: there while the model is held and at least one name is wanted that means the module; and
+    until the forward passes that have entered it have left it, in whichever thread.
+    """
 
     def __init__(self, path: str, model: Model) -> None:
-        self.path = path
-        self._enter, self._leave = _Enter(path, model), _Leave(path, model)
+        self.path, self.model = path, model
+        self.inside: weakref.WeakSet[_Entry] = weakref.WeakSet()
+        """They belong to their threads: those of one that ends go with it."""
+        self._enter, self._leave = _Enter(self), _Leave(self)
         self._names = 0
+        self._are_there = False
         self._keys: tuple[int, int] | None = None
+
+    @property
+    def are_needed(self) -> bool:
+        return bool(self._names or self.inside)
 
     def want(self, module: nn.Module, names: int) -> None:
         """Registered by torch's own functions once; put and taken away by hand at each entry, which is six times as fast."""
-        had, self._names = self._names, self._names + names
-        if bool(had) == bool(self._names):
+        self._names += names
+        if self._are_there == self.are_needed:
             return
+        self._are_there = not self._are_there
         if self._keys is None:
             entering = module.register_forward_pre_hook(self._enter)
             self._keys = entering.id, module.register_forward_hook(self._leave, always_call=True).id
             return
         first, after = self._keys
-        if self._names:
+        if self._are_there:
             module._forward_pre_hooks[first] = self._enter
             module._forward_hooks[after] = self._leave
             module._forward_hooks_always_called[after] = True
@@ -128,7 +164,7 @@ class _Hooks:
 
 class _Entered(threading.local):
     def __init__(self) -> None:
-        self.before: list[int | None] = []
+        self.stack: list[_Entry] = []
 
 
 _entered = _Entered()
@@ -148,7 +184,11 @@ def turn(number: int, model: nn.Module | None, *, on: bool, moment: int) -> None
             found.is_open = True
             want((), [found])
         elif not on and (closed := _open.pop(number, None)) is not None:
-            closed.is_open, closed.left = False, moment
+            closed.is_open = False
+            _left.pop(closed.paths, None)
+            _left[closed.paths] = moment
+            if len(_left) > _KEPT:
+                del _left[next(iter(_left))]
             release((), [closed])
     at_work.tidy()
 
@@ -195,10 +235,15 @@ def _hook(names: Iterable[str], models: Iterable[Model], count: int) -> None:
 def without_module(names: Iterable[str], since: int) -> list[str]:
     """Those that no model has on which rules have acted since a moment."""
     with at_work.lock:
-        models = {*_open.values(), *(model for model in _models.values() if model.left > since)}
-        found = [name for name in names if not any(any(True for _ in model.named(name)) for model in models)]
+        seen = {*(model.paths for model in _open.values()), *(paths for paths, moment in _left.items() if moment > since)}
+        found = [name for name in names if not any(_has(paths, name) for paths in seen)]
     at_work.tidy()
     return found
+
+
+@lru_cache(1024)
+def _has(paths: frozenset[str], name: str) -> bool:
+    return any(fnmatchcase(path, name) for path in paths)
 
 
 def _match(path: str, names: Iterable[str]) -> str | None:
@@ -208,16 +253,51 @@ def _match(path: str, names: Iterable[str]) -> str | None:
 
 
 @outside_dynamo
-def _enter(path: str, model: Model) -> None:
+def _enter(hooks: _Hooks, module: nn.Module) -> None:
     from msctx.native import precision
 
-    number = precision.inside(model, lambda names: _match(path, names))
-    _entered.before.append(None if number is None else precision.switch(number))
+    while _entered.stack and not _entered.stack[-1].is_running:
+        _leave_last()
+    number = precision.inside(hooks.model, lambda names: _match(hooks.path, names))
+    if number is None:
+        return
+    entry = _Entry(hooks, module, number)
+    with at_work.lock:
+        hooks.inside.add(entry)
+        hooks.want(module, 0)  # another thread may have taken them away since torch has read them
+    at_work.tidy()
+    entry.before = precision.switch(number)
+    _entered.stack.append(entry)
 
 
 @outside_dynamo
-def _leave() -> None:
+def _leave(hooks: _Hooks) -> None:
+    """Leave this module, if it was entered: its hooks may have come meanwhile."""
+    if any(entry.hooks is hooks for entry in _entered.stack):
+        while _leave_last() is not hooks:
+            pass
+
+
+def _leave_last() -> _Hooks:
+    """Put back what was in force before the last module was entered, unless somebody else has put something in force since."""
     from msctx.native import precision
 
-    if _entered.before and (before := _entered.before.pop()) is not None:
-        precision.switch(before)
+    entry = _entered.stack.pop()
+    if (found := precision.switch(entry.before)) != entry.number:
+        precision.switch(found)
+    _release(entry)
+    return entry.hooks
+
+
+def leave_all() -> None:
+    """No policy is in force in this thread any more; the caller is at work."""
+    while _entered.stack:
+        _release(_entered.stack.pop())
+
+
+def _release(entry: _Entry) -> None:
+    """Its module needs no hooks for it. Torch may be going through them: whoever is at work next takes them away."""
+    hooks, module = entry.hooks, entry.module
+    hooks.inside.discard(entry)
+    if not hooks.are_needed:
+        at_work.put_off(lambda: hooks.want(found, 0) if (found := module()) is not None else None)

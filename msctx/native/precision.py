@@ -281,7 +281,9 @@ def _enter(device: str, text: str | None) -> None:
     before, after = ([_send(t) for t in found.values()] for found in (_here.texts, texts))
     numbers = Counter(number for sent in after for number in sent.numbers)
     _thaw([*before, *after])
-    for number in numbers:
+    with _lock:
+        _in_force.update(numbers)
+    for number in numbers:  # only now: a context that opens meanwhile finds it in force, or is called here
         for note in list(ON_ENTRY):
             note(number)
     named_modules.want(name for sent in after for name in sent.modules)
@@ -300,14 +302,14 @@ def _enter(device: str, text: str | None) -> None:
         hook_guards.held().release(sum(bool(sent.modules) for sent in before))
         optimizers.release(len(before))
         autocasts.release(len(before))
-        if texts is not _here.texts:
-            with _lock:
-                _in_force.update(numbers)
-                for number in (number for sent in before for number in sent.numbers):
-                    _in_force[number] -= 1
-                    if not _in_force[number]:
-                        del _in_force[number]
-            _here.texts = texts
+        with _lock:
+            for number in (number for sent in before for number in sent.numbers):
+                _in_force[number] -= 1
+                if not _in_force[number]:
+                    del _in_force[number]
+        _here.texts = texts
+        if not _here.texts:
+            named_modules.leave_all()
 
 
 def _thaw(policies: Iterable[_Sent]) -> None:

@@ -100,8 +100,8 @@ class Tally:
     def open(self) -> None:
         with self._lock:
             if not self._open:
+                precision.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
                 self._since = precision.counts(precision.in_force())
-                precision.ON_ENTRY.append(self._note)
             self._open += 1
 
     def _note(self, number: int) -> None:

@@ -74,7 +74,7 @@ from torch import nn
 from msctx import apply, signals
 from msctx.memory import watched
 HOW = sys.argv[1]
-stack = sys.modules["msctx.context"]._stack
+stack = sys.modules["msctx.context"].stack
 class TimeLimit(Exception):
     "What the handler of a signal raises, as that of pytest-timeout does."
 class Anything(BaseException):

@@ -424,3 +424,20 @@ def test_quick_begins_with_the_largest_and_ends(tmp_path: Path, monkeypatch: pyt
     assert "--quick ends" in outcome.partial
     object.__setattr__(found, "total", 100.0)
     assert [row["name"] for row in compare(found).rows] == ["first", "<b>second</b>", "product"]
+
+
+def test_rules_for_one_layer_are_not_unmatched_in_the_rows_of_others(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Only what matches in no row is."""
+    needs_core()
+    text = """
+compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}
+axes:
+  way:
+    one: {conv_algo_rules: {"weight=8x4x3x3": gemm, "stride=7": gemm}}
+    none: {conv_algo_rules: {"stride=9": gemm}}
+    layers: {conv_algo_rules: {"weight=8x4x3x3": gemm, "stride=2": gemm}}
+"""
+    rows = compare(made(tmp_path, text)).rows
+    assert [cells(row)["one"]["status"] for row in rows] == ["measured", "no_say", "no_say"]
+    told = [str(one.message) for one in recwarn if "no convolution matched" in str(one.message)]
+    assert told == [f"conv_algo_rules: no convolution matched stride={n}" for n in (7, 9)]

@@ -30,7 +30,7 @@ def test_bind_carries_a_context_into_a_thread(exact_state: State) -> None:
             with pytest.raises(OwnError):
                 other.do(ctx.bind(_raise_own_error))
             assert other.do(multithreading)
-            assert other.do(lambda: context_module._stack.scopes) == []
+            assert other.do(lambda: context_module.stack.scopes) == []
         assert bound() == (1, False, 1), "in the thread where it was bound"
     assert exact_state() == before
 

@@ -27,7 +27,7 @@ def test_a_with_block_inside_compiled_code(plain_state: State) -> None:
     for _ in range(3):
         assert call(torch.ones(2)).tolist() == [3, 3]
         assert plain_state() == before
-    assert context_module._stack.scopes == []
+    assert context_module.stack.scopes == []
 
 
 def test_an_exception_in_a_with_block_inside_compiled_code(plain_state: State) -> None:

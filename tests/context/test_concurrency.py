@@ -3,16 +3,19 @@
 import random
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from context_helpers import Elsewhere, OwnError, State, context_module, in_thread, threads
+from torch import nn
 
 import msctx
 from msctx import apply
 from msctx.errors import MsctxWarning, ScopeError
+from msctx.memory import watched
 
 
 def test_overlapping_scopes_in_two_threads(exact_state: State) -> None:
@@ -26,7 +29,7 @@ def test_overlapping_scopes_in_two_threads(exact_state: State) -> None:
         with pytest.raises(ScopeError, match=r"torch\.num_threads"):
             msctx.context(deterministic="ON", runtime_num_threads=2).__enter__()
         assert exact_state() == inside
-        assert context_module._stack.scopes == []
+        assert context_module.stack.scopes == []
         with msctx.context(max_call_depth=3000, deterministic="ON"):  # these do not overlap
             assert torch.are_deterministic_algorithms_enabled()
         assert exact_state() == inside
@@ -84,7 +87,7 @@ def test_many_threads_at_once(exact_state: State) -> None:
                 counts["refused"] += 1
             except OwnError:
                 pass
-            assert context_module._stack.scopes == []
+            assert context_module.stack.scopes == []
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -136,3 +139,46 @@ def test_a_scope_that_a_dead_thread_left_open_blocks_nobody(exact_state: State) 
         for hold in {id(h): h for holds in apply._ledger.values() for h in holds}.values():
             apply.undo(hold, quiet=True)
     assert exact_state() == before
+
+
+@pytest.mark.parametrize("options", [{}, {"precision_mode": "force_fp16", "memory_optimize_level": "O1"}], ids=["", "options"])
+def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dict[str, Any]) -> None:
+    """Its models are watched no longer, and it counts nothing more; it can be entered again."""
+    model, ctx = nn.Conv2d(1, 1, 1), msctx.context(**options)
+    thread = threading.Thread(target=ctx.watch(model).__enter__)
+    thread.start()
+    thread.join()
+    assert watched.models() == [model]
+    with ctx:
+        msctx.reset_context()
+        assert watched.models() == [model], "it is open here, too"
+        model(torch.ones(1, 1, 1, 1))
+    assert watched.models() == []
+    counted = [*ctx.choices(), *ctx.precisions()]
+    with msctx.context(conv_fprop_algo="gemm", precision_mode="allow_mix_precision_bf16"):
+        model(torch.ones(1, 1, 1, 1))
+    assert [*ctx.choices(), *ctx.precisions()] == counted
+    with ctx:
+        assert watched.models() == [model]
+    assert watched.models() == []
+
+
+def test_a_forked_process_keeps_the_scopes_of_other_threads(passes: Callable[..., str]) -> None:
+    """It was born with what is in force there."""
+    assert (
+        passes("""
+    import os, torch, msctx
+    from concurrent.futures import ThreadPoolExecutor
+    from msctx.memory import watched
+
+    model, ctx = torch.nn.Conv2d(1, 1, 1), msctx.context()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ctx.watch(model).__enter__).result()
+        if os.fork() == 0:
+            msctx.reset_context()
+            os._exit(watched.models() != [model])
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+        pool.submit(ctx.__exit__).result()
+    """)
+        == "0\n"
+    )

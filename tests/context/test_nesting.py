@@ -164,4 +164,4 @@ def test_restore_error_still_closes_the_scope(exact_state: State) -> None:
     with pytest.raises(RestoreError), msctx.context(strict=True, runtime_num_threads=1):
         torch.set_num_threads(2)
     assert exact_state() == before
-    assert context_module._stack.scopes == []
+    assert context_module.stack.scopes == []

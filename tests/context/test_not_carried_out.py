@@ -49,7 +49,7 @@ def test_strict_refuses_before_anything_changes(base: None, exact_state: State, 
         msctx.set_context(strict=True, runtime_num_threads=1, seed=5, **options)
     assert exact_state() == before
     assert torch.get_rng_state().tolist() == generators
-    assert context_module._stack.scopes == []
+    assert context_module.stack.scopes == []
     assert msctx.get_context() == {}
     with pytest.raises(StrictError, match=text), msctx.context(strict=True), msctx.context(**options):
         pytest.fail("strict of the outer scope was forgotten")
@@ -70,7 +70,7 @@ def test_a_warning_turned_into_an_error_leaves_nothing_behind(exact_state: State
         with pytest.raises(MsctxWarning):
             msctx.context(mode=0, runtime_num_threads=1).__enter__()
     assert exact_state() == before
-    assert context_module._stack.scopes == []
+    assert context_module.stack.scopes == []
 
 
 def test_all_problems_at_once(exact_state: State) -> None:

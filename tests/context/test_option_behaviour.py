@@ -168,4 +168,4 @@ def test_a_target_that_is_not_here(base: None, exact_state: State) -> None:
             enter()
         assert exact_state() == before
         assert msctx.get_context() == {}
-    assert context_module._stack.scopes == []
+    assert context_module.stack.scopes == []

@@ -42,7 +42,7 @@ def test_a_signal_at_the_first_instruction_of_leaving(alarm: Alarm, exact_state:
     with pytest.raises(OwnError), msctx.context(**OPTIONS):
         alarm.rings  # noqa: B018
     assert exact_state() == before
-    assert context_module._stack.scopes == []
+    assert context_module.stack.scopes == []
 
 
 def test_a_signal_as_an_inner_scope_is_left(alarm: Alarm, exact_state: State) -> None:
@@ -96,7 +96,7 @@ from msctx import apply, base, signals
 from msctx.memory import watched
 from msctx.native import choices
 warnings.simplefilter("ignore")
-stack = sys.modules["msctx.context"]._stack
+stack = sys.modules["msctx.context"].stack
 class TimeLimit(Exception):
     pass
 def expire(number, frame):

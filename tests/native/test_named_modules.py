@@ -303,3 +303,204 @@ def test_compiled_code_sees_models_that_come_and_go(rules, passes):
     graphs, calls = zip(*(map(int, line.split()) for line in passes(code).splitlines()), strict=True)
     assert len({*graphs}) == 1
     assert [more - less for less, more in pairwise(calls)] == [1, 1, 1]
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+class Gate(nn.Module):
+    """Waits in its forward pass until it may go on; notes in which dtypes it computes before and after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_inside, self.may_go_on = threading.Event(), threading.Event()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append((x @ x.t()).dtype)
+        self.is_inside.set()
+        assert self.may_go_on.wait(30)
+        self.seen.append((x @ x.t()).dtype)
+        return x
+
+
+def dtypes(path, name, dtype="float16"):
+    path.write_text(f"{name}::InputDtype:{dtype},{dtype},OutputDtype:{dtype}\n")
+    return {"customize_dtypes": str(path)}
+
+
+@pytest.mark.filterwarnings("ignore:.*no module is named")
+def test_hooks_that_come_while_another_thread_is_inside(tmp_path):
+    """What it leaves without having entered is not what is around that."""
+    gate, after = Gate(), Seen()
+    own = gate.register_forward_hook(lambda *_: None)  # without one, torch would not look for hooks again
+    model = nn.Sequential(nn.Sequential(gate, after))
+
+    def work():
+        with msctx.context(**dtypes(tmp_path / "outer.cfg", "0")):
+            model(torch.ones(2, 4))
+
+    with msctx.context() as ctx:
+        ctx.watch(model)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert gate.is_inside.wait(30)
+        with msctx.context(**dtypes(tmp_path / "inner.cfg", "0.0")):
+            assert len(gate._forward_hooks) == 2
+            gate.may_go_on.set()
+            thread.join(30)
+    assert gate.seen == [torch.float16, torch.float16]
+    assert after.seen == [torch.float16]
+    own.remove()
+    assert not hooked(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*no module is named")
+def test_hooks_that_go_while_another_thread_is_inside(customs):
+    """They go when it has left."""
+    gate, after = Gate(), Seen()
+    model = nn.Sequential(gate, after)
+
+    def work():
+        with msctx.context(**customs):
+            model(torch.ones(2, 4))
+
+    with msctx.context() as ctx:
+        ctx.watch(model)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert gate.is_inside.wait(30)
+    assert hooked(model) == ["0"]
+    gate.may_go_on.set()
+    thread.join(30)
+    assert gate.seen == [torch.float16, torch.float16]
+    assert after.seen == [torch.float32]
+    assert not hooked(model)
+
+
+def test_a_thread_that_reads_hooks_just_before_they_go(customs, monkeypatch):
+    """Torch has read the hooks before a module; those after it must not be gone when their turn comes."""
+    model, after, ctx = nn.Sequential(Seen()), Seen(), msctx.context()
+    ctx.watch(model)
+    enter = named_modules._enter
+
+    def late(hooks, module):
+        hooks.want(module, -1)
+        assert not hooked(model)
+        enter(hooks, module)
+        hooks.want(module, 1)
+
+    with ctx, msctx.context(**customs):
+        monkeypatch.setattr(named_modules, "_enter", late)
+        model(torch.ones(2, 4))
+        after(torch.ones(2, 4))
+    assert (model[0].seen, after.seen) == ([torch.float16], [torch.float32])
+    assert not hooked(model)
+
+
+class Raising(nn.Module):
+    def forward(self, x):
+        raise x
+
+
+@pytest.mark.parametrize("raised", [ValueError(), KeyboardInterrupt()], ids=str)
+def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
+    """Torch calls no hook after a KeyboardInterrupt."""
+    inside, after = Raising(), Seen()
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = inside
+
+        def forward(self, x):
+            with pytest.raises(type(raised)):
+                inside(raised)
+            return x
+
+    model = nn.Sequential(Outer(), after)
+    with msctx.context(**dtypes(tmp_path / "names.cfg", "0*")) as ctx:
+        ctx.watch(model)
+        model(torch.ones(2, 4))
+        assert after.seen == [torch.float32]
+    assert not hooked(model)
+
+
+def test_what_ctrl_c_left_entered_ends_with_the_context(customs):
+    model, ctx = nn.Sequential(Raising()), msctx.context(**customs)
+    ctx.watch(model)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), ctx:
+            model(KeyboardInterrupt())
+        assert not named_modules._entered.stack
+        assert not hooked(model)
+    seen = Seen()
+    seen(torch.ones(2, 4))
+    assert seen.seen == [torch.float32]
+
+
+def test_what_ctrl_c_left_entered_ends_with_the_next_call(customs):
+    """Where the policy stays in force. A module that calls itself has not been left."""
+
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def forward(self, x, times, raised=None):
+            if raised is not None:
+                raise raised
+            if times:
+                self(x, times - 1)
+            self.seen.append((x @ x.t()).dtype)
+
+    model, after, x = nn.ModuleList([Calls()]), Seen(), torch.ones(2, 4)
+    with msctx.context(**customs) as ctx:
+        ctx.watch(model)
+        with pytest.raises(KeyboardInterrupt):
+            model[0](x, 0, KeyboardInterrupt())
+        model[0](x, 2)
+        after(x)
+        assert not named_modules._entered.stack
+    assert model[0].seen == [torch.float16] * 3
+    assert after.seen == [torch.float32]
+    assert not hooked(model)
+
+
+def test_what_is_put_in_force_inside_a_module_stays(customs):
+    """Leaving the module puts back what it put in force, not what somebody else did since."""
+
+    class Sets(nn.Module):
+        def forward(self, x):
+            msctx.set_context(precision_mode="force_fp16")
+            return x
+
+    model, seen = nn.Sequential(Sets()), Seen()
+    msctx.set_context(**customs)
+    msctx.current().watch(model)
+    try:
+        model(torch.ones(2, 4))
+        with msctx.context() as ctx:
+            seen(torch.ones(2, 4))
+    finally:
+        msctx.reset_context()
+    assert "precision_mode=force_fp16" in {row.why for row in ctx.precisions()}
+    assert not hooked(model)
+
+
+# --- models that die --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["own", "inner", "process"])
+def test_a_model_that_dies_inside_has_had_the_name(rules, recwarn, place):
+    with msctx.context(**rules) as ctx:
+        if place == "inner":
+            with msctx.context() as inner:
+                inner.watch(net())
+                gc.collect()
+        else:
+            (ctx if place == "own" else msctx.current()).watch(net())
+        gc.collect()
+    assert not [found for found in recwarn if UNMATCHED in str(found.message)]
+    with pytest.warns(msctx.MsctxWarning, match=UNMATCHED), msctx.context(**rules):
+        pass

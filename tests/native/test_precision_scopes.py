@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
+from context_helpers import Elsewhere
 from recorded import Recorded
 
 import msctx
@@ -135,6 +136,24 @@ def test_a_policy_is_a_threads_own():
         bound.start()
         bound.join()
     assert found == {"allow_mix_precision_fp16": FP16, "allow_mix_precision_bf16": BF16, "plain": FP16, "bound": FP32}
+
+
+def test_a_context_that_opens_while_a_policy_is_put_in_force_has_its_rows():
+    """Whether it is there to be noted, or finds the policy in force."""
+    late = msctx.context()
+    with Elsewhere() as other, msctx.context(precision_mode="allow_mix_precision_fp16"):
+        with msctx.context(precision_mode="allow_mix_precision_bf16"):
+            product()
+
+            def note(_):
+                precision.ON_ENTRY.remove(note)
+                other.do(late.__enter__)
+
+            precision.ON_ENTRY.append(note)
+        product()
+        product()
+        other.do(late.__exit__)
+    assert [(row.operator, row.dtype, row.calls) for row in late.precisions()] == [("matmul", "float16", 2)]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])

@@ -1,0 +1,83 @@
+"""The scopes: which contexts are open, in each thread the innermost last."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from msctx.base import BASE, plan_here, within
+from msctx.options import Layer, Settings
+from msctx.plan import Plan
+
+if TYPE_CHECKING:
+    from msctx.apply import Hold
+
+
+class Scope:
+    """One entry of one context (a :class:`msctx.Context`, whose file is above this one) by one thread."""
+
+    def __init__(self, context: Any, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
+        self.context, self.layers, self.hold = context, layers, hold
+        self._settings, self._plan, self._version = settings, plan, BASE.version
+        self.who = threading.current_thread()
+        self.open = True
+        self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
+        self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
+        context._tally.open()
+        context._computed.open()
+
+    @property
+    def settings(self) -> Settings:
+        """Every layer in force inside, the base's as it is now."""
+        if self._version != BASE.version:
+            self._settings, self._version = within(BASE.settings, self.layers), BASE.version
+            self._plan = plan_here(self._settings).without(self.hold.late if self.hold else {})
+        return self._settings
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan if self.settings else BASE.plan
+
+    def end(self) -> list[str]:
+        """Counts nothing any more; returns the rules that nothing has matched."""
+        self.open = False
+        opened.discard(self)
+        self.context._computed.close()
+        unmatched: list[str] = self.context._tally.close()
+        return unmatched
+
+
+opened: set[Scope] = set()
+"""The open ones of every thread, guests left out."""
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.scopes: list[Scope] = []
+
+
+stack = _Stack()
+if hasattr(os, "register_at_fork"):  # what a forked process inherits from other threads stays
+    os.register_at_fork(after_in_child=lambda: opened.intersection_update(stack.scopes))
+
+
+def in_force() -> tuple[tuple[Layer, ...], Plan]:
+    """The layers of the scopes of this thread (without the base) and the plan in force."""
+    if stack.scopes:
+        return stack.scopes[-1].layers, stack.scopes[-1].plan
+    return (), BASE.plan
+
+
+def settings_in_force() -> Settings:
+    return stack.scopes[-1].settings if stack.scopes else BASE.settings
+
+
+def end_stranded() -> None:
+    """Those of threads that have ended inside them: nobody will leave them. What they hold is put back by apply.settle."""
+    with BASE.lock:
+        for scope in [scope for scope in [*opened] if not scope.who.is_alive()]:
+            scope.end()
+            scope.context._watched.close()
+            if scope.hold is not None:
+                BASE.scopes.pop(scope.hold, None)
