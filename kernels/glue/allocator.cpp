@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "glue/kept_weights.h"
 #include "glue/scratch.h"
@@ -63,6 +64,7 @@ std::string message(size_t bytes, const Refusal& why) {
 
 // In every process that has once been in a scope: from torch's allocator comes what is allocated outside.
 std::atomic<bool> is_open{false};
+thread_local int filling = -1;  // the byte that new memory of a thread is filled with; -1: it is not
 c10::Allocator& torchs() { return *c10::GetDefaultCPUAllocator(); }
 
 void release(void* data) {
@@ -97,6 +99,7 @@ class PoolAllocator final : public c10::Allocator {
         C10_THROW_ERROR(OutOfMemoryError, message(bytes, why));
       }
       c10::profiledCPUMemoryReporter().New(data, bytes);
+      if (filling >= 0) std::memset(data, filling, bytes);
     }
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
@@ -173,6 +176,7 @@ MSCTX_API void msctx_pool_statistics(int64_t found[9]) {
   const PoolStatistics statistics = pool_statistics();
   std::memcpy(found, &statistics, sizeof statistics);
 }
+MSCTX_API int msctx_pool_fill(int byte) { return std::exchange(glue::filling, byte); }  // the one before
 MSCTX_API int msctx_pool_purpose(int purpose) { return pool_purpose(purpose); }
 MSCTX_API void msctx_pool_purposes(int64_t* bytes, int count, int at_refusal) { pool_purposes(bytes, count, at_refusal != 0); }
 MSCTX_API void msctx_pool_reset_peak() { pool_reset_peak(); }

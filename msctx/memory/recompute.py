@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Collection
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import wraps
 from itertools import pairwise
 from typing import Any
@@ -69,6 +70,8 @@ COMPILED = (
     "memory_optimize_level=O1: {} runs compiled, where none of its blocks are computed again; what a compiled graph keeps is the "
     "compiler's choice (torch._functorch.config.activation_memory_budget)"
 )
+HOOKS = "calls of its modules run hooks, which would run again"
+WHOLE = "it is all that could be computed again, and cutting it into groups would save nothing"
 TRIALS = 2
 """How often a block is tried: what its first call does, which may make what it lacks, need not be what all others do."""
 Call = Callable[..., Any]
@@ -96,13 +99,15 @@ class _Block:
             with next(forwards, nullcontext()):  # when it is computed again, nothing is measured
                 return call(block, *values[:count], **dict(zip(names, values[count:], strict=True)))
 
-        state = State(block, known.changing, sources_of(block, (args, kwargs)) if known.draws else [])
-        return checkpoint(function, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: (nullcontext(), state))
+        sources = sources_of(block, (args, kwargs)) if known.draws else []
+        state = State(self.path, block, known, sources)
+        both = state.fingerprints.taking(), state
+        return checkpoint(function, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: both)
 
     def _tried(self, call: Call, block: nn.Module, args: Any, kwargs: Any) -> Rehearsal | None:
         """What is known of the block in the modes that its modules have now; ``None``: it is left alone this time."""
         if hook_of_user(block):
-            self.budget.leave(self.path, "calls of its modules run hooks, which would run again")
+            self.budget.leave(self.path, HOOKS)
             return None
         if any(is_lazy(parameter) for parameter in block.parameters()):
             return None  # its first pass makes it what it is
@@ -122,24 +127,38 @@ class _Row:
     between the groups, and the largest group beside it, are least.
     """
 
-    def __init__(self, budget: Budget, path: str) -> None:
-        self.budget, self._path = budget, path
+    def __init__(self, budget: Budget, path: str, *, is_only: bool) -> None:
+        """*is_only*: the model has no other blocks."""
+        self.budget, self._path, self._is_only = budget, path, is_only
         self._groups: list[tuple[int, int, _Block]] = []
+        self._obstacle = ""
 
     def run(self, forward: Call, row: nn.Sequential, x: torch.Tensor) -> Any:
         modules = list(row)
-        if any(is_lazy(parameter) for parameter in row.parameters()) or hook_of_user(row):
+        if any(is_lazy(parameter) for parameter in row.parameters()):
+            return forward(row, x)
+        if hook_of_user(row):
+            for _, _, block in self._groups:
+                self.budget.leave(block.path, HOOKS)
             return forward(row, x)
         if not self._groups or self._groups[-1][1] != len(modules):
             self._cut(modules, x)
+        if self._obstacle:
+            self.budget.leave(self._groups[0][2].path, self._obstacle)
+            return forward(row, x)
         for begin, end, block in self._groups:
             x = block.run(forward, nn.Sequential(*modules[begin:end]), (x,), {})
         return x
 
     def _cut(self, modules: list[nn.Module], x: torch.Tensor) -> None:
-        cuts = [0, len(modules)]
-        with suppress(Exception):  # the real call raises it, too
+        cuts, self._obstacle = [0, len(modules)], ""
+        try:
             cuts = best_cuts(*measured_modules(modules, x))
+        except Exception as error:  # the real call raises it, too
+            self._obstacle = f"trying it fails: {type(error).__name__}: {error}"
+        else:
+            if len(cuts) == 2 and self._is_only:
+                self._obstacle = WHOLE
         for _, _, block in self._groups:
             self.budget.paths.remove(block.path)
         spans = list(pairwise(cuts))
@@ -186,26 +205,48 @@ def measured_modules(modules: list[nn.Module], x: torch.Tensor) -> tuple[list[Si
 def best_cuts(given: list[Sizes], saved: list[Sizes], writing: Collection[int] = ()) -> list[int]:
     """Where to cut, so that what the groups are given and the largest group beside it are least: the first and the end included.
 
-    A group that begins with a module that writes to what it is given could not be computed again.
+    A group that begins with a module that writes to what it is given could not be computed again. Of all ways to cut into groups
+    below some size, the one that keeps least is found from left to right; then of those below its largest, until nothing is gained.
     """
-    count = len(saved)
-    best: tuple[int, list[int]] | None = None
-    total = sum({key: size for sizes in saved for key, size in sizes.items()}.values())
-    for parts in range(1, count + 1):
-        cuts, inside, largest = [0], dict[int, int](), 0
-        for number in range(count):
-            more = inside | saved[number]
-            if inside and number not in writing and sum(more.values()) > total / parts:
-                largest = max(largest, sum(inside.values()))
-                cuts.append(number)
-                more = dict(saved[number])
-            inside = {key: size for key, size in more.items() if key not in given[cuts[-1]]}
-        largest = max(largest, sum(inside.values()))
-        kept = {key: size for cut in cuts[1:] for key, size in given[cut].items()}
-        cost = largest + sum(kept.values())
-        if best is None or cost < best[0]:
-            best = cost, [*cuts, count]
-    return best[1] if best else [0, count]
+    sizes = [_group_sizes(given[begin], saved[begin:]) for begin in range(len(saved))]
+    best, least, limit = [0, len(saved)], math.inf, math.inf
+    while (found := _least_kept(given, sizes, writing, limit)) is not None and found[0] < least:
+        kept, cuts = found
+        largest = max(sizes[begin][end - begin - 1] for begin, end in pairwise(cuts))
+        if kept + largest < least:
+            best, least = cuts, kept + largest
+        limit = largest
+    return best
+
+
+def _group_sizes(given: Sizes, saved: list[Sizes]) -> list[int]:
+    """What the groups save that begin with the first of some modules, beside what they are given."""
+    inside: Sizes = {}
+    found = []
+    for more in saved:
+        inside |= {key: size for key, size in more.items() if key not in given}
+        found.append(sum(inside.values()))
+    return found
+
+
+def _least_kept(
+    given: list[Sizes], sizes: list[list[int]], writing: Collection[int], limit: float
+) -> tuple[int, list[int]] | None:
+    """What is kept between groups that are all smaller than *limit*, and their cuts."""
+    count = len(sizes)
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
+    for end in range(1, count + 1):
+        if end in writing:
+            continue
+        ways = []
+        for begin in [begin for begin in best if sizes[begin][end - begin - 1] < limit]:
+            before, cuts = best[begin]
+            # What is passed on as it is, is kept once
+            more = {key: size for key, size in given[end].items() if key not in given[begin]} if end < count else {}
+            ways.append((before + sum(more.values()), [*cuts, end]))
+        if ways:
+            best[end] = min(ways)
+    return best.get(count)
 
 
 def _can_recompute() -> bool:
@@ -324,7 +365,7 @@ def _take_on(model: nn.Module) -> None:
         _budgets[model] = budget
         for path, block in found.items():
             if is_row(block):
-                _rows[block] = _Row(budget, path)
+                _rows[block] = _Row(budget, path, is_only=len(found) == 1)
             else:
                 _blocks[block] = _Block(budget, path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules import module as nn_module
 from torch.utils._pytree import tree_leaves
 
+from msctx.memory.fingerprints import Fingerprint, Fingerprints, Kind, fingerprint, kind_of
 from msctx.memory.saved import span
 from msctx.memory.sources import Draws, Source
 from msctx.memory.writes import OF_ALL_MODULES, Objects, Tensors, own_count
+from msctx.native import memory
 
 Part = tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]
 """A module, its attributes (whether it trains is one), its parameters and buffers. ``Any``: the tables are taken by number, too."""
@@ -35,8 +38,9 @@ class State:
     numbers are the checkpoint's affair; those of *sources* are kept.
     """
 
-    def __init__(self, block: nn.Module, changing: set[Name], sources: list[Source]) -> None:
+    def __init__(self, path: str, block: nn.Module, known: Rehearsal, sources: list[Source]) -> None:
         self._then = _parts(block)
+        changing = known.changing
         self._names = sorted(changing)
         self._values = _copies(self._present())
         self._versions = [
@@ -49,7 +53,9 @@ class State:
         self._sources = sources
         self._numbers = [source.read() for source in sources]
         self._block = block
-        self._now: list[tuple[list[Part], list[Any]]] = []
+        self._now: list[tuple[list[Part], list[Any], AbstractContextManager[None]]] = []
+        constant = (value for value, _ in self._versions if value.layout is torch.strided)
+        self.fingerprints = Fingerprints(path, {value.untyped_storage()._cdata for value in constant}, known.unset)
 
     def _present(self) -> list[torch.Tensor]:
         return [self._then[number][kind][name] for number, kind, name in self._names]
@@ -61,13 +67,17 @@ class State:
                     "a parameter or buffer of a block whose forward pass is to be computed again (memory_optimize_level=O1) has been "
                     f"modified by an inplace operation since: it is at version {tensor._version}, expected version {version}"
                 )
-        self._now.append((_parts(self._block), [source.read() for source in self._sources]))
+        comparing = self.fingerprints.comparing()
+        self._now.append((_parts(self._block), [source.read() for source in self._sources], comparing))
         for (number, kind, name), value in zip(self._names, _copies(self._values), strict=True):
             self._then[number][kind][name] = value
         self._install(self._then, self._numbers)
+        comparing.__enter__()
 
-    def __exit__(self, *_: Any) -> None:
-        self._install(*self._now.pop())
+    def __exit__(self, *error: Any) -> None:
+        parts, numbers, comparing = self._now.pop()
+        self._install(parts, numbers)
+        comparing.__exit__(*error)
 
     def _install(self, parts: list[Part], numbers: list[Any]) -> None:
         for module, attributes, parameters, buffers in parts:
@@ -105,7 +115,9 @@ class Trial:
         self._objects = Objects(self.block, inputs, self._draws)
         self._tensors = Tensors([*self._copies, *tensors], self._draws)
         self._stack = ExitStack()
-        self._hooks = nullcontext() if keeps else saved_tensors_hooks(lambda _: None, is_gone)
+        self.saved: list[tuple[Kind, Fingerprint | None]] = []
+        """What it has saved for a backward pass."""
+        self._hooks = saved_tensors_hooks(*(self._keep, lambda kept: kept) if keeps else (self._see, is_gone))
         self.changing: set[Name] = set()
         """The buffers that it has written to."""
         self.draws = False
@@ -135,6 +147,13 @@ class Trial:
             self.obstacle = "it draws from a generator that is neither an attribute of its modules nor an input"
         else:
             self.obstacle = _changed(self._given, self.inputs)
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        self.saved.append((kind_of(tensor), fingerprint(tensor)))
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._see(tensor)
+        return tensor
 
     def _changed(self) -> set[Name]:
         """What is no longer what it was (BatchNorm's averages change and no version counter tells)."""
@@ -240,6 +259,10 @@ def own_containers(value: Any) -> Any:
     return value
 
 
+FILLED = 0, 0xA5
+"""With what new memory is filled in the first trial of a block and in the second: what it does not set differs."""
+
+
 class Rehearsal:
     """A block's forward pass twice, with copies of its inputs, parameters and buffers: it shows what the block writes to, and whether
     it computes the same again. What it has written elsewhere is taken back.
@@ -251,22 +274,28 @@ class Rehearsal:
         """The buffers that the block writes to."""
         self.draws = False
         """Whether it draws random numbers beside torch's."""
+        self.unset: set[Kind] = set()
+        """What it saves with other bits each time (nobody reads them: its results are the same)."""
         results: list[list[Any]] = []
-        for _ in range(2):
+        saved: list[list[tuple[Kind, Fingerprint | None]]] = []
+        for byte in FILLED:
             try:
-                try:
-                    trial = self._try(results, call, block, args, kwargs)
-                except _Gone:  # it has a backward pass inside
-                    trial = self._try(results, call, block, args, kwargs, keeps=True)
+                with memory.filled(byte):
+                    try:
+                        trial = self._try(results, call, block, args, kwargs)
+                    except _Gone:  # it has a backward pass inside
+                        trial = self._try(results, call, block, args, kwargs, keeps=True)
             except Exception as error:  # the real call raises it, too, or does not mind
                 self.obstacle = f"trying it fails: {type(error).__name__}: {error}"
                 return
             self.changing, self.draws, self.obstacle = trial.changing, trial.draws, trial.obstacle
+            saved.append(trial.saved)
             del trial  # with its copies
             if self.obstacle:
                 return
         if not _are_same(*results):
             self.obstacle = "computing it again gives other results"
+        self.unset = {kind for (kind, one), (_, other) in zip(*saved, strict=False) if one != other}
 
     def _try(
         self, results: list[Any], call: Callable[..., Any], block: nn.Module, args: Any, kwargs: Any, *, keeps: bool = False
@@ -308,12 +337,9 @@ def _rehearsing() -> Iterator[None]:
 
 def hook_of_user(block: nn.Module) -> bool:
     """Whether calls of its modules run something that was not made to run again: a hook that is not torch's or ours."""
-    return any(
-        not _is_made_to_run_again(hook)
-        for module in block.modules()
-        for hooks in (module._forward_pre_hooks, module._forward_hooks)
-        for hook in hooks.values()
-    )
+    tables = [table for module in block.modules() for table in (module._forward_pre_hooks, module._forward_hooks)]
+    of_all_modules = (nn_module._global_forward_pre_hooks, nn_module._global_forward_hooks)
+    return any(not _is_made_to_run_again(hook) for table in (*tables, *of_all_modules) for hook in table.values())
 
 
 def _is_made_to_run_again(hook: Any) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import random
 from collections.abc import Callable
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from trained_blocks import Perceptron, Residual, X, network, rows, same, stack, 
 import msctx
 from msctx.errors import MsctxWarning
 from msctx.memory.budget import NOT_CALLED
-from msctx.memory.recompute import best_cuts, blocks
+from msctx.memory.recompute import WHOLE, best_cuts, blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_left_in_the_pool")
 
@@ -282,6 +284,49 @@ def test_cuts_are_where_least_is_kept() -> None:
     assert best_cuts(sizes(1, 1, 1, 1), [{9: 100}, {}, {}, {8: 1}])[0] == 0
     assert not {3, 6} & {*best_cuts(sizes(*[10] * 9), even, {3, 6})}, "not where the input is written to"
     assert best_cuts(sizes(5, 5), [{}, {}]) == [0, 2], "nothing is saved: nothing is cut"
+
+
+def test_no_cuts_are_better() -> None:
+    dice = random.Random(0)
+    for _ in range(200):
+        count = dice.randint(1, 7)
+        numbers = sorted(dice.choices(range(4), k=count))  # in place, or views: the same storage goes on
+        given = [{100 + number: 7 + 5 * number} for number in numbers]
+        saved = [{key: dice.randint(1, 30) for key in dice.sample(range(8), 2)} | dice.choice(given) for _ in range(count)]
+        writing = {*dice.sample(range(count), dice.randint(0, count // 2))}
+
+        def cost(cuts: tuple[int, ...], given: Any = given, saved: Any = saved) -> int:
+            groups = [
+                {key: size for sizes in saved[b:e] for key, size in sizes.items() if key not in given[b]}
+                for b, e in pairwise(cuts)
+            ]
+            kept = {key: size for cut in cuts[:-1] for key, size in given[cut].items() if key not in given[0]}
+            return sum(kept.values()) + max(sum(sizes.values()) for sizes in groups)
+
+        places = [number for number in range(1, count) if number not in writing]
+        all_cuts = [(0, *some, count) for length in range(count) for some in combinations(places, length)]
+        assert cost((*best_cuts(given, saved, writing),)) == min(map(cost, all_cuts))
+
+
+def widening() -> nn.Sequential:
+    torch.manual_seed(0)
+    widths = pairwise((3, 16, 16, 32, 32, 64, 64))
+    return nn.Sequential(*[layer for one, two in widths for layer in (nn.Conv2d(one, two, 3, padding=1), nn.ReLU())])
+
+
+def test_a_row_that_widens_takes_less_memory() -> None:
+    x = torch.randn(4, 3, 64, 64)
+    plain, before = train(widening(), x=x)
+    again, after = train(model := widening(), x=x, memory_optimize_level="O1")
+    assert same(plain, again)
+    assert len(rows(model)) > 1
+    assert max(after[1:]) < 0.9 * max(before[1:])
+
+
+def test_a_row_of_one_group_is_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 8), nn.Flatten())
+    train(model, x=torch.randn(64, 8), memory_optimize_level="O1")
+    assert [(row["recomputed"], row["reason"]) for row in rows(model)] == [(False, WHOLE)]
 
 
 # --- which blocks -----------------------------------------------------------------------------------------------------

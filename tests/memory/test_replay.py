@@ -13,6 +13,7 @@ from torch import nn
 from trained_blocks import rows, same, train
 
 import msctx
+from msctx.memory.fingerprints import fingerprint
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_left_in_the_pool")
 
@@ -248,3 +249,157 @@ def test_other_parameters_transforms_and_changes_between() -> None:
             model[0].f.weight.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+# --- what is read and changes between forward and backward ------------------------------------------------------------
+
+
+class Settings:
+    scale = 1.0
+
+
+SETTINGS, SCALE, SCALES, NOISE = Settings(), 1.0, [1.0], torch.zeros(8)
+
+
+class ReadsObject(Plain):
+    def forward(self, x: Any, **more: Any) -> Any:
+        return x + torch.tanh(self.f(x) * SETTINGS.scale)
+
+
+class ReadsGlobal(Plain):
+    def forward(self, x: Any, **more: Any) -> Any:
+        return x + torch.tanh(self.f(x) * SCALE)
+
+
+class ReadsList(Plain):
+    def forward(self, x: Any, **more: Any) -> Any:
+        return x + torch.tanh(self.f(x) * SCALES[0])
+
+
+class ReadsClass(Plain):
+    scale = 1.0
+
+    def forward(self, x: Any, **more: Any) -> Any:
+        return x + torch.tanh(self.f(x) * self.scale)
+
+
+class ReadsTensor(Plain):
+    def forward(self, x: Any, **more: Any) -> Any:
+        return x + torch.tanh(self.f(x) + NOISE)
+
+
+class ReadsOrder(Plain):
+    """What is saved has the same values in another order."""
+
+    def forward(self, x: Any, **more: Any) -> Any:
+        return self.f(torch.tanh(x).roll(int(SCALES[0]), 1)).mean(1, keepdim=True) * x
+
+
+def change(value: float) -> None:
+    global SCALE
+    SETTINGS.scale = SCALE = SCALES[0] = ReadsClass.scale = value
+    NOISE.fill_(value - 1)
+
+
+@pytest.mark.parametrize("kind", [ReadsObject, ReadsGlobal, ReadsList, ReadsClass, ReadsTensor, ReadsOrder])
+@pytest.mark.parametrize("size", [4, 4096])
+def test_what_a_block_reads_and_does_not_own_may_not_change_before_its_backward_pass(kind: type[Plain], size: int) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), kind()), torch.randn(size, 8)
+    model(x).sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    try:
+        with msctx.context(memory_optimize_level="O1") as ctx:
+            ctx.watch(model)
+            for _ in range(3):
+                model.zero_grad()
+                model(x).sum().backward()
+            assert [row["recomputed"] for row in rows(model)] == [True]
+            for one, parameter in zip(expected, model.parameters(), strict=True):
+                assert torch.equal(one, parameter.grad)  # type: ignore[arg-type]
+            loss = model(x).sum()
+            change(2.0)
+            with pytest.raises(RuntimeError, match="computing block '1' again for the backward pass gives other bits"):
+                loss.backward()
+    finally:
+        change(1.0)
+
+
+def test_a_backward_pass_outside_the_algorithms_of_its_forward_pass() -> None:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+    model, x = nn.ModuleList([nn.Sequential(block)]), torch.randn(2, 8, 16, 16)
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+        with msctx.context(conv_fprop_algo="winograd"):
+            loss = model[0](x).square().sum()
+            model[0](x).square().sum().backward()
+        with pytest.raises(RuntimeError, match="other bits than before"):
+            loss.backward()
+
+
+class Recurrent(nn.Module):
+    """oneDNN leaves a part of what it saves unset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.LSTM(64, 64, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.f(x)[0]
+
+
+def test_what_operators_leave_unset_is_not_compared() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Recurrent(), Recurrent())
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+        for value in range(4):
+            loss = model(torch.randn(4, 33, 64)).square().mean()
+            _ = [torch.full((3000 * 2**number,), float(value)) for number in range(8)]
+            loss.backward()
+    assert all(row["recomputed"] for row in rows(model))
+
+
+@pytest.mark.parametrize("of_all", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_hooks_of_all_modules_leave_blocks_alone(of_all: str) -> None:
+    calls = []
+    handle = getattr(nn.modules.module, of_all)(lambda *_: calls.append(1))
+    model, row = nn.Sequential(nn.Linear(8, 8), Plain()), nn.Sequential(*[nn.Linear(8, 8), nn.ReLU()] * 4)
+    try:
+        with msctx.context(memory_optimize_level="O1") as ctx:
+            ctx.watch(model).watch(row)
+            model(torch.randn(4, 8)).sum().backward()
+            row(torch.randn(4, 8)).sum().backward()
+    finally:
+        handle.remove()
+    assert len(calls) == 4 + 9
+    reason = "calls of its modules run hooks, which would run again"
+    assert [(row["recomputed"], row["reason"]) for row in rows(model)] == [(False, reason)]
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(3, 5), (64, 1031)])
+def test_a_fingerprint_is_of_the_bits(dtype: torch.dtype, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    whole = (torch.randn(2 * size[0], size[1]) * 100).to(dtype)
+    for tensor in (whole, whole.T, whole[::2], whole[1:, 1:], whole[0].expand(4, -1), whole[:0], whole[0, 0]):
+        assert (
+            fingerprint(tensor) == fingerprint(tensor.clone(memory_format=torch.preserve_format)) or not tensor.is_contiguous()
+        )
+        assert fingerprint(tensor) == fingerprint(tensor)
+        if tensor.dim() == 2 and len(tensor):
+            other = (
+                tensor.clone(memory_format=torch.preserve_format)
+                if 0 not in tensor.stride()
+                else tensor[:1].clone().expand(4, -1)
+            )
+            before = fingerprint(other)
+            other[-1, -1] = ~other[-1, -1] if dtype is torch.bool else other[-1, -1] + 16
+            assert fingerprint(other) != before, "one value"
+    if dtype.is_floating_point:
+        assert fingerprint(-whole) != fingerprint(whole), "all signs"
+    assert fingerprint(whole.flip(0)) != fingerprint(whole), "another order"
