@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from msctx.memory.fingerprints import Fingerprint, Fingerprints, Kind, fingerprint, kind_of
 from msctx.memory.saved import span
 from msctx.memory.sources import Draws, Source
-from msctx.memory.writes import OF_ALL_MODULES, Objects, Tensors, own_count
+from msctx.memory.writes import OF_ALL_MODULES, CannotBePutBack, Objects, Tensors
 from msctx.native import memory
 
 Part = tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -188,8 +188,6 @@ def _twin(value: Any, known: dict[int, Any]) -> Any:
         twin = deque(items, value.maxlen) if isinstance(value, deque) else type(value)(items)
     elif type(value) in (dict, OrderedDict):
         twin = type(value)((key, _twin(item, known)) for key, item in value.items())
-    else:
-        twin = own_count(value)
     known[id(value)] = twin
     return twin
 
@@ -285,6 +283,9 @@ class Rehearsal:
                         trial = self._try(results, call, block, args, kwargs)
                     except _Gone:  # it has a backward pass inside
                         trial = self._try(results, call, block, args, kwargs, keeps=True)
+            except CannotBePutBack as reason:
+                self.obstacle = str(reason)
+                return
             except Exception as error:  # the real call raises it, too, or does not mind
                 self.obstacle = f"trying it fails: {type(error).__name__}: {error}"
                 return

@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 GENERATORS = (random.Random, torch.Generator, numpy.random.RandomState, numpy.random.Generator)
+OF_LIBRARIES = (random.random.__self__, numpy.random.rand.__self__)  # type: ignore[attr-defined]
+"""What the functions of the modules draw from."""
 
 
 class Source(NamedTuple):
@@ -22,16 +24,12 @@ class Source(NamedTuple):
 
 def sources_of(block: nn.Module, inputs: Any) -> list[Source]:
     """Python's and NumPy's, and generators that a block's modules have in attributes or that it is given."""
-    found = [
-        Source(random.getstate, random.setstate),
-        Source(lambda: numpy.random.get_state(legacy=False), numpy.random.set_state),
-    ]
-    return found + [_source_of(generator) for generator in _own(block, inputs).values()]
+    return [_source_of(generator) for generator in _own(block, inputs).values()]
 
 
 def _own(block: nn.Module, inputs: Any) -> dict[int, Any]:
     values = [value for module in block.modules() for value in vars(module).values()] + tree_leaves(inputs)
-    return {id(value): value for value in values if isinstance(value, GENERATORS)}
+    return {id(value): value for value in (*OF_LIBRARIES, *values) if isinstance(value, GENERATORS)}
 
 
 def _source_of(generator: Any) -> Source:

@@ -1,29 +1,30 @@
 """What a trial of a forward pass writes to that was there before it: noticed, and taken back.
 
 Tensors are seen below autograd, at each operator that writes to one, and where ``tensor.data`` is assigned. Of Python's objects
-those are looked at that a module reaches by its attributes, its classes and the names in its ``forward``; of generators those, too,
-that are given to torch: see sources. What is written behind all of these (files, memory of NumPy, objects of extensions) is not
-noticed.
+those are looked at that a block reaches by its attributes and by the code that it calls; of generators those, too, that are given
+to torch: see sources. What is written behind all of these (files, objects of libraries and extensions) is not noticed.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
-from ast import literal_eval
+import threading
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cache
-from types import FunctionType, ModuleType, TracebackType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType, TracebackType
 from typing import Any
+from weakref import ref
 
+import numpy
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from msctx.memory.sources import GENERATORS, Draws
+from msctx.memory.sources import Draws
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
@@ -139,38 +140,52 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 # --- Python's objects -------------------------------------------------------------------------------------------------
 
-MOST = 4096
-"""Objects that are looked at, and what each may hold: beyond that nothing is noticed."""
+MOST, MOST_BYTES = 2**18, 2**30
+"""Objects that are looked at, what each may hold, and the size of an array: a block that reaches more is not tried."""
 OF_ALL_MODULES = frozenset(vars(nn.Module()))
 """Attributes that a module has anyhow."""
-NOT_OF_USERS = frozenset((*sys.stdlib_module_names, "torch", "torch_npu", "numpy", "msctx")) - {"__main__"}
-CONTAINERS = (dict, list, deque, set, tuple)
+HOLDERS = ("__main__", "argparse", "collections", "types")
+"""Modules of the standard library whose objects (namespaces and the like) hold what users put there."""
+NOT_OF_USERS = frozenset((*sys.stdlib_module_names, "torch", "torch_npu", "numpy", "msctx")) - {*HOLDERS}
+CREATION = ("__init__", "__new__")
+"""Methods that run only where code names the class."""
+LINKS = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
+"""Where methods, partial functions, caches and properties hold what they call."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class CannotBePutBack(Exception):
+    """Why a block must not be tried."""
 
 
 class Objects:
     """While it is entered, what becomes of the Python objects that a block and its inputs reach; on leaving they are as they were.
 
-    Attributes of the block's own modules may be bound to other objects.
+    Attributes of the block's own modules may be bound to other objects. Those of classes count as reached if code that is reached
+    names them.
     """
 
     def __init__(self, block: nn.Module, inputs: Any, draws: Draws) -> None:
         self._draws = draws
         self._kept: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = []
-        modules = list(block.modules())
-        self._seen = {id(module) for module in modules}
         self.wrote = False
         """Whether any of them is another now; known after leaving."""
+        modules = dict(block.named_modules())
+        self._seen: dict[int, Any] = {id(module): module for module in modules.values()}
+        self._next: list[tuple[Any, str]] = []
+        self._classes: set[type] = set()
+        self._names = {"forward"}
+        self._unnamed: dict[str, list[tuple[Any, str]]] = {}
+        """Methods and attributes of classes that no code has named yet."""
         for value in tree_leaves(inputs):
-            self._look(value)
-        for module in modules:
-            self._look_at_attributes(vars(module))
-            for kind in type(module).__mro__:
-                if not _is_library(kind):
-                    self._look_at_class(kind)
-            forward = getattr(module.forward, "__func__", module.forward)
-            if isinstance(forward, FunctionType) and not _is_library(forward):
-                self._look_at_names(forward)
+            self._add(value, "an input")
+        for path, module in modules.items():
+            for name, value in vars(module).items():
+                if name not in OF_ALL_MODULES:
+                    self._add(value, f"self.{path}.{name}".replace("..", "."))
+            self._look_at_classes(type(module))
+        while self._next:
+            self._look(*self._next.pop())
 
     def __enter__(self) -> None:
         return None
@@ -181,76 +196,173 @@ class Objects:
                 self.wrote = True
                 write(before)
 
-    def _look(self, value: Any) -> None:
-        if id(value) in self._seen or len(self._kept) >= MOST or (isinstance(value, CONTAINERS) and len(value) > MOST):
+    def _add(self, value: Any, path: str) -> None:
+        if type(value) in PLAIN or id(value) in self._seen:
             return
-        self._seen.add(id(value))
-        if self._draws.meet(value):
+        self._seen[id(value)] = value
+        size = value.nbytes if isinstance(value, numpy.ndarray) else 0
+        count = len(value) if isinstance(value, dict | list | deque | Set | tuple) else 0
+        if max(len(self._seen), count) > MOST or size > MOST_BYTES:
+            raise CannotBePutBack(f"it reaches more objects than are looked at: {path}")
+        self._next.append((value, path))
+
+    def _keep(self, read: Callable[[], Any], write: Callable[[Any], object]) -> Any:
+        before = read()
+        self._kept.append((read, write, before))
+        return before
+
+    def _look(self, value: Any, path: str) -> None:
+        kind = type(value)
+        if isinstance(value, torch.Tensor | ModuleType) or self._draws.meet(value):
             return
         if isinstance(value, dict):
-            self._keep(lambda: dict(value), lambda before: _become(value, before))
+            self._look_at_names(value, path, "[{!r}]")
         elif isinstance(value, list | deque):
-            self._keep(lambda: list(value), lambda before: (value.clear(), value.extend(before)))
+            self._look_at_items(self._keep(lambda: list(value), lambda before: (value.clear(), value.extend(before))), path)
         elif isinstance(value, set):
-            self._keep(lambda: set(value), lambda before: _become(value, before))
-        elif isinstance(value, tuple):
-            for item in value:
-                self._look(item)
-        elif isinstance(value, nn.Module) or (hasattr(value, "__dict__") and _is_users(value)):
-            self._look(vars(value))
+            self._look_at_items(self._keep(lambda: set(value), lambda before: (value.clear(), value.update(before))), path)
+        elif isinstance(value, tuple | frozenset):
+            self._look_at_items(value, path)
+        elif isinstance(value, numpy.ndarray):
+            if value.flags.writeable:
+                self._keep(value.copy, lambda before: value.__setitem__(..., before))
+            if value.dtype.hasobject:
+                self._look_at_items(value.flat, path)
+        elif isinstance(value, bytearray | array):
+            self._keep(lambda: value[:], lambda before: value.__setitem__(slice(None), before))
+        elif isinstance(value, CellType):
+            self._add(self._keep(lambda: [_content(value)], lambda before: _fill(value, *before))[0], path)
+        elif isinstance(value, FunctionType):
+            self._look_at_function(value, path)
+        elif isinstance(value, type):
+            self._look_at_classes(value, is_named=True)
+            return
+        elif isinstance(value, ref):
+            self._add(value(), path)
+        elif isinstance(value, Iterator) and _is_library(kind):
+            raise CannotBePutBack(f"it reaches an iterator that cannot be put back: {path} ({kind.__qualname__})")
+        if not _is_library(kind) or isinstance(value, nn.Module | threading.local):
+            if hasattr(value, "__dict__"):
+                self._look_at_names(vars(value), path)
+            slots = {n: slot for k in kind.__mro__ for n, slot in vars(k).items() if isinstance(slot, MemberDescriptorType)}
+            self._look_at_slots(value, slots, path)
+            self._look_at_classes(kind)
+        elif not isinstance(value, FunctionType):
+            for name in LINKS:
+                self._add(getattr(value, name, None), path)
 
-    def _look_at_attributes(self, attributes: dict[str, Any]) -> None:
-        for name, value in attributes.items():
-            if name not in OF_ALL_MODULES:
-                self._look(value)
-        counts = [name for name, value in attributes.items() if type(value) is itertools.count]
-        if counts:
-            self._keep(lambda: {name: attributes[name] for name in counts}, attributes.update)
+    def _look_at_items(self, items: Iterable[Any], path: str) -> None:
+        for number, item in enumerate(items):
+            self._add(item, f"{path}[{number}]")
 
-    def _look_at_class(self, kind: type) -> None:
-        if id(kind) not in self._seen:
-            self._seen.add(id(kind))
-            self._keep(lambda: dict(vars(kind)), lambda before: _assign(kind, before))
+    def _look_at_names(self, values: dict[Any, Any], path: str, form: str = ".{}") -> None:
+        for key, value in self._keep(lambda: dict(values), lambda before: _become(values, before)).items():
+            self._add(key, path)
+            self._add(value, path + form.format(key if type(key) in PLAIN else type(key)))
 
-    def _look_at_names(self, forward: FunctionType) -> None:
-        """What a function names: only numbers, containers and generators, not what hangs on them."""
-        names, cells = forward.__code__.co_names, [cell for cell in forward.__closure__ or () if _is_simple(_content(cell))]
-        known = forward.__globals__
+    def _look_at_slots(self, value: Any, slots: dict[str, Any], path: str) -> None:
+        if not slots:
+            return
 
-        def named() -> dict[str, Any]:
-            return {name: known[name] for name in names if _is_simple(known.get(name, names))}
+        def read() -> dict[str, Any]:
+            return {name: getattr(value, name) for name in slots if hasattr(value, name)}
 
-        self._keep(named, known.update)
-        self._keep(lambda: [cell.cell_contents for cell in cells], lambda before: _fill(cells, before))
+        def write(before: dict[str, Any]) -> None:
+            for name in read().keys() - before.keys():
+                slots[name].__delete__(value)
+            for name, content in before.items():
+                slots[name].__set__(value, content)
 
-    def _keep(self, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
-        before = _with_own_counts(read())
-        self._kept.append((read, write, before))
-        for value in list(before.values()) if isinstance(before, dict) else before:
-            self._look(value)
+        for name, content in self._keep(read, write).items():
+            self._add(content, f"{path}.{name}")
+
+    def _look_at_classes(self, kind: type, *, is_named: bool = False) -> None:
+        for base in kind.__mro__:
+            if _is_library(base):
+                continue
+            if is_named:
+                for name in CREATION:
+                    self._add(vars(base).get(name), f"{base.__qualname__}.{name}")
+            if base in self._classes:
+                continue
+            self._classes.add(base)
+            for name, value in self._keep_class(base).items():
+                path = f"{base.__qualname__}.{name}"
+                if name in self._names or (name.startswith("__") and name not in CREATION):
+                    self._add(value, path)
+                elif name not in CREATION:
+                    self._unnamed.setdefault(name, []).append((value, path))
+
+    def _keep_class(self, kind: type) -> dict[str, Any]:
+        kept: dict[str, Any] = self._keep(lambda: dict(vars(kind)), lambda before: _assign(kind, before))
+        return kept
+
+    def _look_at_function(self, function: FunctionType, path: str) -> None:
+        self._look_at_names(vars(function), path)
+        self._add(function.__defaults__, path)
+        self._add(function.__kwdefaults__, path)
+        inside = f"{{}} (in {function.__qualname__})"
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if name != "__class__":  # of super()
+                self._add(cell, inside.format(name))
+        if _is_of_library(function.__globals__.get("__name__")):
+            return
+        names = _names_in(function.__code__)
+        for name in names - self._names:
+            for attribute in self._unnamed.pop(name, ()):
+                self._add(*attribute)
+        self._names |= names
+        spaces = [function.__globals__]
+        for space in spaces:  # which grows
+            for name, value in self._keep_some(space, names).items():
+                self._add(value, inside.format(name))
+                is_module = isinstance(value, ModuleType) and not _is_of_library(value.__name__)
+                if is_module and all(vars(value) is not other for other in spaces):
+                    spaces.append(vars(value))
+
+    def _keep_some(self, space: dict[str, Any], names: set[str]) -> dict[str, Any]:
+        def read() -> dict[str, Any]:
+            return {name: space[name] for name in names if name in space}
+
+        def write(before: dict[str, Any]) -> None:
+            for name in read().keys() - before.keys():
+                del space[name]
+            space.update(before)
+
+        kept: dict[str, Any] = self._keep(read, write)
+        return kept
 
 
-def _is_library(what: Any) -> bool:
-    return (getattr(what, "__module__", None) or "").partition(".")[0] in NOT_OF_USERS
+def _is_library(what: type) -> bool:
+    return _is_of_library(what.__module__)
 
 
-def _is_users(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor | type | ModuleType | FunctionType) and not _is_library(type(value))
+def _is_of_library(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in NOT_OF_USERS
 
 
-def _is_simple(value: Any) -> bool:
-    return type(value) in (*PLAIN, list, dict, set, deque, itertools.count) or isinstance(value, GENERATORS)
+def _names_in(code: CodeType) -> set[str]:
+    """What it and the functions in it name: in attributes, too, and in strings, as getattr() takes them."""
+    names = {*code.co_names}
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            names |= _names_in(value)
+        elif isinstance(value, str):
+            names.add(value)
+    return names
 
 
-def _content(cell: Any) -> Any:
+def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet
-        return Objects
+        return CellType
 
 
-def _fill(cells: list[Any], contents: list[Any]) -> None:
-    for cell, content in zip(cells, contents, strict=True):
+def _fill(cell: CellType, content: Any) -> None:
+    if content is CellType:
+        del cell.cell_contents
+    else:
         cell.cell_contents = content
 
 
@@ -259,29 +371,15 @@ def _assign(kind: type, before: dict[str, Any]) -> None:
     for name in now.keys() - before.keys():
         delattr(kind, name)
     for name, value in before.items():
-        if name not in now or not _is_same(now[name], value):
+        if name not in now or not _is_one(now[name], value):
             setattr(kind, name, value)
 
 
-def _become(present: Any, wanted: Any) -> None:
-    """Both are dictionaries, or both sets."""
+def _become(present: dict[Any, Any], wanted: dict[Any, Any]) -> None:
     if [*present] != [*wanted]:
         present.clear()
-    present.update(wanted)
-
-
-def _with_own_counts(values: Any) -> Any:
-    """Iterators that count are used up by looking: equal ones in their places."""
-    if isinstance(values, dict):
-        return {key: own_count(value) for key, value in values.items()}
-    return [own_count(value) for value in values] if isinstance(values, list) else values
-
-
-def own_count(value: Any) -> Any:
-    """An iterator that counts, as another that goes on like it; else the value."""
-    if type(value) is not itertools.count:
-        return value
-    return itertools.count(*literal_eval(f"({repr(value).removeprefix('count(').removesuffix(')')},)"))
+    for key, value in wanted.items():  # a Counter's update() adds
+        present[key] = value
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -290,12 +388,10 @@ def _is_same(one: Any, other: Any) -> bool:
         return [*one] == [*other] and all(_is_one(value, other[key]) for key, value in one.items())
     if isinstance(one, list):
         return len(one) == len(other) and all(map(_is_one, one, other))
+    if isinstance(one, numpy.ndarray | array):
+        return bool(one.tobytes() == other.tobytes())
     return bool(one == other)
 
 
 def _is_one(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    return bool(one == other) if isinstance(one, PLAIN) else isinstance(one, itertools.count) and repr(one) == repr(other)
+    return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and bool(one == other))

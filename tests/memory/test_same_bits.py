@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import itertools
 import random
+import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch.nn import functional as fn
 from trained_blocks import rows
 
 import msctx
+from msctx.memory.writes import MOST
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_left_in_the_pool")
 
@@ -297,6 +301,136 @@ class Drops(Block):
         return fn.dropout(x, 0.3) + torch.rand_like(x)
 
 
+class Slots:
+    """What it holds is in no ``__dict__``."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class HoldsState(Block):
+    """What trains depends on how often ``counted`` was called: by and by, or at the sixth call, which a trial does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.seen = self.made(), 0.0
+
+    def made(self) -> Any:
+        raise NotImplementedError
+
+    def counted(self) -> float:
+        raise NotImplementedError
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = float(self.counted())
+        return x * (1 / (1 + self.seen)) if self.seen > 5 else x
+
+
+def holds(make: Callable[[], Any], count: Callable[[Any], float]) -> type[HoldsState]:
+    return type("Holds", (HoldsState,), {"made": lambda self: make(), "counted": lambda self: count(self.state)})
+
+
+def counted_in_item(state: Any) -> float:
+    state[0] += 1
+    return float(state[0])
+
+
+def counted_in(name: str) -> Callable[[Any], float]:
+    def count(state: Any) -> float:
+        setattr(state, name, getattr(state, name) + 1)
+        return float(getattr(state, name))
+
+    return count
+
+
+def counting_function() -> Callable[[], int]:
+    number = 0
+
+    def count() -> int:
+        nonlocal number
+        number += 1
+        return number
+
+    return count
+
+
+def counting_lambda() -> Callable[[], int]:
+    numbers: list[int] = []
+    return lambda: numbers.append(0) or len(numbers)  # type: ignore[func-returns-value]
+
+
+def with_default(numbers: list[int] = [0]) -> float:  # noqa: B006
+    return counted_in_item(numbers)
+
+
+def thread_local() -> Any:
+    local = threading.local()
+    local.held = 0
+    return local
+
+
+def count_call() -> int:
+    global CALLS
+    CALLS += 1
+    COUNTS["calls"] = COUNTS.get("calls", 0) + 1
+    return CALLS
+
+
+class OfTheProgramByHelpers(HoldsState):
+    """The module's code names neither of the counters."""
+
+    def made(self) -> None:
+        pass
+
+    def counted(self) -> float:
+        return count_call()
+
+
+class ThroughNumPy(Block):
+    """A buffer is written to where no operator sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.ones(WIDTH))
+        self.alias = self.average.numpy()
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        self.alias *= 0.9
+        return x * self.average
+
+
+STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "cycle": (lambda: itertools.cycle(range(20)), next),
+    "count": (itertools.count, next),
+    "list iterator": (lambda: iter([*range(20)]), next),
+    "generator": (lambda: (number for number in range(20)), next),
+    "Counter": (lambda: collections.Counter({0: 0}), counted_in_item),
+    "iterator in slots": (lambda: Slots(itertools.count()), lambda state: next(state.held)),
+    "slots": (lambda: Slots(0), counted_in("held")),
+    "namespace": (lambda: types.SimpleNamespace(held=0), counted_in("held")),
+    "thread-local": (thread_local, counted_in("held")),
+    "array": (lambda: np.zeros(1), counted_in_item),
+    "array in list": (lambda: [np.zeros(1)], lambda state: counted_in_item(state[0])),
+    "array of objects": (lambda: np.array([[0], None], dtype=object), lambda state: counted_in_item(state[0])),
+    "bytes": (lambda: bytearray(1), counted_in_item),
+    "function": (counting_function, lambda state: state()),
+    "lambda": (counting_lambda, lambda state: state()),
+    "partial function": (lambda: functools.partial(counted_in_item, [0]), lambda state: state()),
+    "default": (lambda: copy_of(with_default), lambda state: state()),
+    "method of a list": (lambda: [0].append, lambda state: state(0) or len(state.__self__)),
+    "method of a generator": (lambda: random.Random(3).random, lambda state: 9 * state()),
+    "method of NumPy's generator": (lambda: np.random.default_rng(3).random, lambda state: 9 * state()),
+    "generator in slots": (lambda: Slots(random.Random(3)), lambda state: 9 * state.held.random()),
+}
+
+
+def copy_of(function: Any) -> Any:
+    """With defaults of its own."""
+    return types.FunctionType(function.__code__, globals(), function.__name__, copy.deepcopy(function.__defaults__))
+
+
 def noise(x: torch.Tensor) -> torch.Tensor:
     return fn.dropout(x + torch.rand(x.shape, generator=NOISE).normal_(generator=NOISE), 0.3)
 
@@ -460,6 +594,7 @@ CASES: dict[str, Any] = {
             *(WithTeacher, FollowsByData, FollowsByAssignment, FollowsAtOnce, FollowsByCopy, FollowsBySetting, NewTeacher),
             *(OnlyWithGradients, HiddenAverages, BatchNorm, Queue, QueueInAttribute, FlatBuffer, BuffersThatShare),
             *(PowerIteration, OldPowerIteration, WeightNorm, Keeps, OfObjects, OfClass, OfTheProgram, Initialises, Remembers),
+            *(OfTheProgramByHelpers, ThroughNumPy),
             *(
                 Drops,
                 Gradients,
@@ -474,6 +609,7 @@ CASES: dict[str, Any] = {
     },
     **{f"hidden {kind.__name__}": (hidden(kind),) for kind in (WithTeacher, FollowsByData, FollowsByAssignment, FollowsAtOnce)},
     "hidden NewTeacher": (hidden(WithTeacher),),
+    **{name: (holds(*state),) for name, state in STATES.items()},
     "a hook that counts": (Block, hook_that_counts),
     "a hook that follows": (Block, hook_that_follows),
     "shared": (BatchNorm, shared),
@@ -585,3 +721,36 @@ ELSEWHERE = "it draws from a generator that is neither an attribute of its modul
 def test_generators_elsewhere_are_the_reason(name: str) -> None:
     _, model = trained(*CASES[name], memory_optimize_level="O1")
     assert {(row["recomputed"], row["reason"]) for row in rows(model)} == {(False, ELSEWHERE)}
+
+
+ITERATORS = ["cycle", "count", "list iterator", "generator", "iterator in slots"]
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_a_block_with_an_iterator_is_never_tried(name: str) -> None:
+    _, model = trained(*CASES[name], memory_optimize_level="O1")
+    path = "self.state.held" if "slots" in name else "self.state"
+    for row in rows(model):
+        assert not row["recomputed"]
+        assert row["reason"].startswith(f"it reaches an iterator that cannot be put back: {path} (")
+    assert model[1].seen == 3, "its calls are those of the four steps"
+
+
+def test_a_block_that_reaches_too_much_is_never_tried() -> None:
+    kind = holds(lambda: {"held": [None] * (MOST + 1), "calls": [0]}, lambda state: counted_in_item(state["calls"]))
+    _, model = trained(kind, memory_optimize_level="O1")
+    assert {row["reason"] for row in rows(model)} == {"it reaches more objects than are looked at: self.state['held']"}
+    assert model[1].state["calls"] == [4]
+
+
+@pytest.mark.full
+def test_what_runs_only_where_a_block_is_made_is_not_reached() -> None:
+    class Numbered(Block):
+        numbers = itertools.count()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = next(self.numbers)
+
+    _, model = trained(Numbered, memory_optimize_level="O1")
+    assert {row["recomputed"] for row in rows(model)} == {True}
