@@ -44,10 +44,11 @@ def free_memory() -> int:
 
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
-    native = cudnn = ""
+    native = cudnn = matrix_unit = ""
     if any(name in NEED_CORE for name in settings):
         from msctx.native import core
 
         native = core.obstacle()
         cudnn = core.cudnn_obstacle() if "cuda" in here() else ""
-    return Facts(devices=here(), cann=_cann(), native=native, cudnn=cudnn)
+        matrix_unit = core.matrix_unit_obstacle()
+    return Facts(devices=here(), cann=_cann(), native=native, cudnn=cudnn, matrix_unit=matrix_unit)

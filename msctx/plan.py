@@ -170,6 +170,11 @@ def _target(settings: Settings) -> str | None:
 
 
 def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
+    def acting(name: str) -> Setting | None:
+        """What is in force here; an option that has no meaning on a device is in nobody's way there."""
+        found = settings.get(name, device)
+        return found if found is not None and device in found.option.devices else None
+
     silent = set()  # those that mean another device: they take nobody's place here
     for found in settings.on(device).values():
         setting = found[0]
@@ -177,7 +182,7 @@ def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
         if outcome is None:
             silent.add(setting.option.name)
             continue
-        if outcome.status != "inert" and (obstacle := rules.obstacle(setting, lambda name: settings.get(name, device))):
+        if outcome.status != "inert" and (obstacle := rules.obstacle(setting, acting)):
             outcome = Outcome(obstacle[0], {}, obstacle[1])
         yield _row(setting, device, outcome)
     for setting, winner, expected in settings.overridden(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,8 +37,8 @@ def paths() -> list[str]:
 def catalogue(device: str, settings: Settings | None = None) -> list[dict[str, Any]]:
     """One row per path of the catalogue: what an option is worth on a device, and what it is set to.
 
-    An option that nobody set shows the default of its vocabulary, what setting it *by this path* to a typical value (``typical``)
-    would come to, and under ``otherwise`` what else it can come to: status → how.
+    An option that nobody set shows the default of its vocabulary, what setting it *by this path* to the value ``typical`` would come
+    to, and under ``otherwise`` what else it can come to: status → how.
     """
     settings = settings or Settings()
     plan = make(settings, Facts.only(device))
@@ -51,8 +52,8 @@ def catalogue(device: str, settings: Settings | None = None) -> list[dict[str, A
 
 
 def _row(option: Option, path: str, device: str, plan: Plan) -> dict[str, Any]:
-    rows = sorted((r for r in plan.rows if r.option == option.name), key=lambda r: (bool(r.winner), r.spelling != path))
-    found = rows[0] if rows else None
+    rows = _seen_from(device, [row for row in plan.rows if row.option == option.name])
+    found = min(rows, key=lambda r: (bool(r.winner), r.spelling != path), default=None)
     default = option.default_at(path)
     shown: Row | Outcome
     shown, switches, otherwise = (found, found.assignments, {}) if found else _unset(option, path, device)
@@ -93,7 +94,14 @@ def _by_path(option: Option, path: str, value: Any, device: str) -> list[Row]:
         plan = make(Settings([make_layer({path: value}, "reference")]), Facts.only(device))
     except OptionError:  # it is no value of this option
         return []
-    return [row for row in plan.rows if row.spelling == path and row.option == option.name]
+    return _seen_from(device, [row for row in plan.rows if row.spelling == path and row.option == option.name])
+
+
+def _seen_from(device: str, rows: list[Row]) -> list[Row]:
+    """The rows of one option as a device has them: what another one makes of it, since that is the target, is nothing to it."""
+    own = [row for row in rows if row.device in (device, device_of(row.spelling))]
+    reason = f"it has no meaning on {device}"
+    return own or [replace(row, device=device, status="inert", assignments={}, reason=reason) for row in rows]
 
 
 def _values(option: Option) -> list[Any]:

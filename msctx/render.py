@@ -79,14 +79,15 @@ DEVICE_WORDS = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
 
 
 def catalogue_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Every path of the catalogue with its value and status on one device."""
+    """Every path of the catalogue with the value that was set, or a typical one, and what that comes to on one device."""
     table = _table("path", "value", "from", "status", "switches, or why")
     for row in rows:
+        value, origin = (row["value"], row["origin"]) if row["typical"] is None else (row["typical"], "typical")
         why = "; ".join([", ".join(row["switches"]) or row["reason"], *(f"{s} {how}" for s, how in row["otherwise"].items())])
         table.add_row(
             row["path"],
-            Text("" if row["value"] is None else str(row["value"])),
-            Text(row["origin"], style="dim"),
+            Text("" if value is None else str(value)),
+            Text(origin, style="dim"),
             Text(row["status"], style=COLOURS[row["status"]]),
             Text(why),
         )

@@ -3,7 +3,7 @@
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from samples import values
 from torch import _C
 
 from msctx.effects.unbuilt import UNBUILT
-from msctx.options import OPTIONS, Option
+from msctx.options import OPTIONS, Option, device_of
 from msctx.options.kinds import BoolKind, FlagKind, IntKind, MemoryKind, ShareKind
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
@@ -183,9 +183,9 @@ NOT_DRAWN = {"inter_op_parallel_num", "strict", *(name for names in UNBUILT.valu
 SMALL = {"runtime_num_threads": 3, "max_call_depth": 6000}
 
 
-def _values_of(option: Option) -> st.SearchStrategy[Any]:
+def _values_of(option: Option, targets: Sequence[str]) -> st.SearchStrategy[Any]:
     if option.name == "device_target":
-        return st.just("CPU")
+        return st.sampled_from(targets)
     some = st.sampled_from(values(option))
     match option.kind:
         case BoolKind():
@@ -202,10 +202,15 @@ def _values_of(option: Option) -> st.SearchStrategy[Any]:
     return some
 
 
-of_every_option = st.lists(
-    st.sampled_from([option for option in OPTIONS.values() if option.name not in NOT_DRAWN and not option.replaced_by]).flatmap(
-        lambda option: st.tuples(st.just(option.name), _values_of(option))
-    ),
-    min_size=1,
-    max_size=4,
-).map(dict)
+def _spellings(option: Option) -> list[str]:
+    """Its name, and one in the group of each device that has such a group for it."""
+    return [option.name, *{device_of(path): path for path in option.paths if device_of(path) and "." in path}.values()]
+
+
+def of_every_option(*targets: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Some options with values, for a machine with these targets."""
+    options = [option for option in OPTIONS.values() if option.name not in NOT_DRAWN and not option.replaced_by]
+    drawn = st.sampled_from(options).flatmap(
+        lambda option: st.tuples(st.sampled_from(_spellings(option)), _values_of(option, targets))
+    )
+    return st.lists(drawn, min_size=1, max_size=4).map(dict)

@@ -292,6 +292,18 @@ def test_explain_all_as_a_table_with_what_is_set(msctx):
     assert "146 paths on cuda: " in out
 
 
+def test_explain_all_shows_the_value_that_the_status_is_for(msctx):
+    _, out, _ = msctx("explain", "--all", "--device", "cpu", "mode=1")
+    lines = {line.split()[0]: line.split()[1:] for line in reversed(out.splitlines()) if line[:1].strip()}
+    assert lines["device_id"][:3] == ["1", "typical", "inert"]
+    assert lines["memory_offload"][:3] == ["ON", "typical", "refused"]
+    assert lines["device_target"][:3] == ["GPU", "typical", "inert"]
+    assert lines["mode"][:3] == ["1", "command", "line"]
+    words = " ".join(out.split())
+    for other in ("honoured with 0", "honoured with 'OFF'", "honoured with 'CPU'"):
+        assert other in words
+
+
 def test_explain_all_on_this_machine(msctx):
     code, out, _ = msctx("explain", "--all")
     assert code == 0

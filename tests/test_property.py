@@ -26,8 +26,9 @@ from properties import (
 from torch import _C
 
 import msctx
-from msctx import apply
+from msctx import apply, devices
 from msctx.context import Context
+from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.rebase import rebase
@@ -123,48 +124,78 @@ def test_the_innermost_value_is_in_force(layers: list[dict[str, Any]]) -> None:
 
 # --- the law: what holds in any nesting is what the merged options alone come to -----------------------------------------
 
-programs = st.lists(
-    st.one_of(
-        st.tuples(st.just("enter"), of_every_option),
-        st.tuples(st.just("enter"), of_every_option),
-        st.tuples(st.just("set"), of_every_option),
+Program = list[tuple[str, dict[str, Any]]]
+
+
+def programs(*targets: str) -> st.SearchStrategy[Program]:
+    options = of_every_option(*targets)
+    step = st.one_of(
+        st.tuples(st.just("enter"), options),
+        st.tuples(st.just("enter"), options),
+        st.tuples(st.just("set"), options),
         st.tuples(st.sampled_from(["leave", "reset"]), st.just({})),
-    ),
-    min_size=1,
-    max_size=7,
-)
+    )
+    return st.lists(step, min_size=1, max_size=7)
+
+
+def check_law(program: Program, state: State) -> None:
+    """What holds after each step is what its layers alone come to; in the end there is what was found."""
+    seen: list[tuple[tuple[Layer, ...], dict[str, Any]]] = []
+    scopes: list[Any] = []
+    found = state()
+    for kind, values in [*program, *[("leave", {})] * len(program)]:
+        with suppress(msctx.MsctxError):  # nothing was changed: the state shows
+            if kind == "enter":
+                scopes.append(msctx.context(**values))
+                try:
+                    scopes[-1].__enter__()
+                except BaseException:
+                    scopes.pop()
+                    raise
+            elif kind == "set":
+                msctx.set_context(**values)
+            elif kind == "reset":
+                msctx.reset_context()
+            elif scopes:
+                scopes.pop().__exit__()
+        seen.append((msctx.current().settings.layers, state()))
+    msctx.reset_context()
+    assert state() == found
+    for layers, nested in seen:
+        with Context(layers):
+            assert nested == state()
 
 
 @settings(max_examples=80, **common)
-@given(program=programs)
+@given(program=programs("CPU"))
 def test_the_state_in_any_nesting_is_that_of_the_merged_options_alone(
-    exact_state: State, one_example: Example, program: list[tuple[str, dict[str, Any]]]
+    exact_state: State, one_example: Example, program: Program
 ) -> None:
-    seen: list[tuple[tuple[Layer, ...], dict[str, Any]]] = []
-    scopes: list[Any] = []
-    found = exact_state()
     with one_example():
-        for kind, values in [*program, *[("leave", {})] * len(program)]:
-            with suppress(msctx.MsctxError):  # nothing was changed: the state shows
-                if kind == "enter":
-                    scopes.append(msctx.context(**values))
-                    try:
-                        scopes[-1].__enter__()
-                    except BaseException:
-                        scopes.pop()
-                        raise
-                elif kind == "set":
-                    msctx.set_context(**values)
-                elif kind == "reset":
-                    msctx.reset_context()
-                elif scopes:
-                    scopes.pop().__exit__()
-            seen.append((msctx.current().settings.layers, exact_state()))
-        msctx.reset_context()
-        assert exact_state() == found
-        for layers, nested in seen:
-            with Context(layers):
-                assert nested == exact_state()
+        check_law(program, exact_state)
+
+
+@pytest.mark.parametrize(("device", "target"), [("cuda", "GPU"), ("ascend", "Ascend")])
+@settings(max_examples=120, **common)
+@given(data=st.data())
+def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, target: str, data: st.DataObject) -> None:
+    """What is written goes to globals of an imagined machine. Left out: what stays after a with-block, and what generators save."""
+    program = data.draw(programs("CPU", target))
+    machine: dict[str, Any] = {name: f"{name} found" for name, switch in SWITCHES.items() if switch.write is not None}
+
+    def imagined(name: str) -> Switch:
+        real = SWITCHES[name]
+        more = {"scope": real.scope, "restore": real.restore, "family": real.family, "only_before": real.only_before}
+        return Switch(name=name, read=lambda: machine[name], write=lambda value: machine.update({name: value}), **more)
+
+    def state() -> dict[str, Any]:
+        return {name: value for name, value in machine.items() if SWITCHES[name].restore == "exact"}
+
+    with one_example(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "here", lambda: ("cpu", device))
+        patch.setattr(devices, "facts", lambda settings=(): Facts(devices=("cpu", device)))
+        patch.setattr(apply, "SWITCHES", {name: imagined(name) for name in machine})
+        check_law(program, state)
 
 
 # --- assignments ------------------------------------------------------------------------------------------------------

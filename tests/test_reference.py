@@ -5,7 +5,7 @@ import json
 import pytest
 
 from msctx.effects import Facts, Outcome
-from msctx.options import DEVICES, OPTIONS, Option, Settings, make_layer
+from msctx.options import DEVICES, OPTIONS, Option, Settings, device_of, make_layer
 from msctx.options.option import OURS
 from msctx.plan import DONE, FAILING, make
 from msctx.reference import DICTIONARIES, catalogue, describe, on_device, paths, typical
@@ -82,9 +82,22 @@ def test_an_option_that_nobody_set_shows_what_setting_it_by_this_path_comes_to(d
     for row in rows:
         plan = make(Settings([make_layer({row["path"]: typical(OPTIONS[row["option"]])}, "x")]), Facts.only(device))
         found = [planned for planned in plan.rows if planned.spelling == row["path"]]
-        if found and (found[0].status, found[0].reason) != (row["status"], row["reason"]):
-            wrong[row["path"]] = row["status"], found[0].status
+        here = [planned for planned in found if planned.device in (device, device_of(row["path"]))]
+        expected = (here[0].status, here[0].reason) if here else ("inert", f"it has no meaning on {device}")
+        if found and expected != (row["status"], row["reason"]):
+            wrong[row["path"]] = row["status"], expected
     assert wrong == {}
+
+
+@pytest.mark.parametrize(("device", "target"), [("cpu", "CPU"), ("cuda", "GPU"), ("ascend", "Ascend")])
+def test_another_target_means_nothing_on_a_device(device: str, target: str) -> None:
+    row = next(row for row in catalogue(device) if row["path"] == "device_target")
+    assert (row["typical"], row["status"]) == ("GPU", "honoured" if target == "GPU" else "inert")
+    assert row["otherwise"] == ({"inert": "with 'CPU', 'Ascend'"} if target == "GPU" else {"honoured": f"with {target!r}"})
+    for word in ("CPU", "GPU", "Ascend"):
+        settings = Settings([make_layer({"device_target": word}, "mine")])
+        row = next(row for row in catalogue(device, settings) if row["path"] == "device_target")
+        assert (row["value"], row["status"]) == (word, "honoured" if word == target else "inert")
 
 
 def test_what_else_a_path_comes_to_is_shown_beside() -> None:

@@ -6,13 +6,41 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.effects.policies import policy
-from msctx.options.conv_rules import ask_for
+from msctx.options.conv_rules import DIRECTIONS, asked_by
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
-ON_CUDA = (*ALGORITHMS, "conv_algo_rules")
-"""Those of them that are built for CUDA."""
+OPEN = ("normal", "performance", "thread_invariant")
+"""What chooses among the algorithms, each of which has some of the abilities below."""
+
+
+def _rows(fprop: str = "", dgrad: str = "", wgrad: str = "") -> frozenset[tuple[str, str]]:
+    return frozenset((d, name) for d, names in zip(DIRECTIONS, (fprop, dgrad, wgrad), strict=True) for name in names.split())
+
+
+TRANSFORMS = "winograd winograd_nonfused fft fft_tiling"
+ABILITIES = {
+    "keep a form of the weights": (
+        _rows(f"direct {TRANSFORMS}", f"algo_1 {TRANSFORMS}"),
+        _rows("implicit_gemm implicit_precomp_gemm"),
+    ),
+    "take a workspace": (
+        _rows(
+            f"gemm implicit_precomp_gemm direct {TRANSFORMS}",
+            f"algo_1 {TRANSFORMS}",
+            "algo_1 algo_3 winograd_nonfused fft fft_tiling",
+        ),
+        _rows("implicit_gemm"),
+    ),
+    "compute products from parts": (
+        _rows(),
+        _rows("implicit_gemm implicit_precomp_gemm winograd winograd_nonfused", "algo_1 winograd winograd_nonfused", "algo_1"),
+    ),
+    "round to TF32": (_rows(), _rows("implicit_gemm implicit_precomp_gemm", "algo_1", "algo_1")),
+}
+"""Ability → the CPU's algorithms that have it for some problems: on every processor, and those that add to them on a matrix unit.
+tests/kernels compares them with the rows themselves."""
 INDUCTOR = {
     "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
@@ -47,9 +75,21 @@ def _policy(want: Want, **fields: Any) -> dict[str, Any]:
     return {f"native.{field}": value for field, value in said.items()} | INDUCTOR
 
 
-def asks(want: Want) -> bool:
-    """Whether an option asks the native core for something on this device."""
-    return any(want.other(name) for name in (NATIVE if want.device == "cpu" else ON_CUDA))
+def asked(want: Want) -> dict[tuple[str, str], str]:
+    """All that the native core is asked for on this device: (direction, algorithm) → who asks for it."""
+    named = {d: want.other(f"conv_{d}_algo") for d in DIRECTIONS}
+    found = asked_by(named, want.other("conv_algo_rules"))
+    if want.device == "cpu":  # there are options for what is left open
+        for option, name in (("thread_invariant", "thread_invariant"), ("enable_small_channel", "normal")):
+            found |= {(d, name): option for d in DIRECTIONS if want.other(option) and not named[d]}
+    return found
+
+
+def _are_able(want: Want, ability: str) -> bool:
+    """Whether an algorithm that is asked for has an ability on the CPU; what runs where one falls back is not asked for."""
+    everywhere, on_matrix_unit = ABILITIES[ability]
+    able = everywhere if want.facts.matrix_unit else everywhere | on_matrix_unit
+    return any(found in able or found[1] in OPEN for found in asked(want))
 
 
 def _obstacle(want: Want) -> str:
@@ -123,8 +163,7 @@ def disable_format_transform(want: Want) -> Outcome:
 
 @effect("tuning_file")
 def tuning_file(want: Want) -> Outcome:
-    named = any(want.other(name) == "performance" for name in ALGORITHMS)
-    if not named and not ask_for(want.other("conv_algo_rules"), "performance"):
+    if not any(name == "performance" for _, name in asked(want)):
         return inert("no algorithm is asked for as performance: nothing else is tuned")
     return detail(want)
 
@@ -133,9 +172,9 @@ def tuning_file(want: Want) -> Outcome:
 def frozen_weights(want: Want) -> Outcome:
     if not want.facts.native and policy(want):
         return honoured(reason="part of the precision policy: casts of weights")
-    if want.device == "cuda" and asks(want):
+    if want.device == "cuda" and asked(want):
         return honoured(reason="cuDNN reads a weight anew each time; it goes with precision_mode and its family")
-    return detail(want, "; or with precision_mode and its family")
+    return detail(want, "; or with precision_mode and its family", "keep a form of the weights")
 
 
 @effect("conv_max_error")
@@ -143,20 +182,33 @@ def conv_max_error(want: Want) -> Outcome:
     if want.device == "cuda":
         return not_built("error bounds of cuDNN's algorithms: cuDNN states none, and they would all run")
     outcome = detail(want)
-    named = [name for name in ALGORITHMS if want.other(name) not in (None, "normal", "performance")]
+    named = [who for (_, name), who in asked(want).items() if name not in OPEN]
     if outcome.status != "honoured" or not named:
         return outcome
-    taken = ", ".join(f"{name}={want.other(name)}" for name in named)
-    if len(named) == len(ALGORITHMS) and not want.other("conv_algo_rules"):
+    taken = ", ".join(dict.fromkeys(named))
+    if len(named) == len(asked(want)):
         return inert(f"overridden by {taken}: an algorithm that is named runs whatever its bound")
     return approximated({}, f"holds for what normal, performance and thread_invariant choose; {taken} runs whatever its bound")
 
 
-@effect("fallback", "conv_workspace_limit")
-def detail(want: Want, also: str = "") -> Outcome:
-    if not asks(want):
+@effect("conv_workspace_limit")
+def conv_workspace_limit(want: Want) -> Outcome:
+    return detail(want, ability="take a workspace")
+
+
+@effect("fallback")
+def fallback(want: Want) -> Outcome:
+    return detail(want)
+
+
+def detail(want: Want, also: str = "", ability: str = "") -> Outcome:
+    """Of an option that says how algorithms run; on the CPU, of those with an *ability*."""
+    if not asked(want):
         asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
         return inert(f"no algorithm is asked for: it goes with {asking}{also}")
     if why := _obstacle(want):
         return refused(why)
+    if ability and want.device == "cpu" and not _are_able(want, ability):
+        who = ", ".join(dict.fromkeys(asked(want).values()))
+        return inert("; ".join(filter(None, (f"no algorithm that is asked for can {ability}: {who}", want.facts.matrix_unit))))
     return honoured(reason="part of the policy for convolutions")

@@ -27,6 +27,8 @@ class Facts:
     """Why there can be no native core; ``""``: it is there, or can be built."""
     cudnn: str = ""
     """Why cuDNN's algorithms cannot be named; ``""``: they can, as far as is known."""
+    matrix_unit: str = ""
+    """Why the native core has no matrix unit on this processor; ``""``: it has one, as far as is known."""
     free_memory: int = 0
     """Bytes of host memory that this process can still have; 0: not known."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msctx import locks
 from msctx.native import core, tuning, watching
-from msctx.options.conv_rules import FEW_CHANNELS, Rule, ask_for, rules_of
+from msctx.options.conv_rules import FEW_CHANNELS, Rule, asked_by, rules_of
 
 NOTHING: dict[str, Any] = {
     "conv_fprop_algo": None,
@@ -156,5 +156,5 @@ def _rules(said: Mapping[str, Any]) -> tuple[Rule, ...]:
 
 
 def _measures(said: Mapping[str, Any]) -> bool:
-    asked = any(said[f"conv_{direction}_algo"] == "performance" for direction in core.DIRECTIONS)
-    return asked or ask_for(said["conv_algo_rules"], "performance")
+    named = {direction: said[f"conv_{direction}_algo"] for direction in core.DIRECTIONS}
+    return any(name == "performance" for _, name in asked_by(named, said["conv_algo_rules"]))

@@ -59,7 +59,7 @@ def stamp(library: Core, place: str = "cpu") -> Stamp:
     if place == "cuda":
         return _of_cuda()
     made_of, compiler = build.origin(Path(library.path))
-    model, flags = _cpu()
+    model, flags = cpu()
     return Stamp(
         cpu=model,
         flags=flags,
@@ -119,7 +119,8 @@ def driver() -> str:
         return "unknown"
 
 
-def _cpu() -> tuple[str, str]:
+@cache
+def cpu() -> tuple[str, str]:
     """The processor's name, and those of its flags that matter."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -48,9 +48,17 @@ def rules_of(text: str) -> tuple[Rule, ...]:
     return tuple(_rule(*part.split(": ", 1)) for part in text.split("; "))
 
 
-def ask_for(text: str | None, algorithm: str) -> bool:
-    """Whether one of the rules of a canonical text asks for an algorithm, in any direction."""
-    return any(name == algorithm for rule in (rules_of(text) if text else ()) for _, name in rule.asked)
+def asked_by(named: Mapping[str, str | None], text: str | None) -> dict[tuple[str, str], str]:
+    """All that options and rules ask for together: (direction, algorithm) → who asks for it, an option first.
+
+    Args:
+        named: direction → the algorithm that its option names.
+        text: the rules' canonical text.
+    """
+    found = {(d, name): f"conv_{d}_algo={name}" for d, name in named.items() if name}
+    for d, name in (pair for rule in (rules_of(text) if text else ()) for pair in rule.asked):
+        found.setdefault((d, name), f"{d}={name} of conv_algo_rules")
+    return found
 
 
 class RulesKind(TextKind):

@@ -120,7 +120,10 @@ IMPLMODE_LIST = When(
 )
 PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
 NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice gives other bits"
-NO_FIXED_ORDER = "it adds in no fixed order, and deterministic=ON asks for the same bits in every run"
+SAME_BITS = (
+    (When("deterministic", ("ON",)), "deterministic=ON asks for the same bits in every run"),
+    (When("thread_invariant", TRUE), "thread_invariant=True asks for the same bits with any number of threads"),
+)
 
 OVERRIDES = (
     Overrides(When("graph_kernel_flags.opt_level", (0, 1, 2, 3)), When("enable_graph_kernel", (True, False))),
@@ -210,8 +213,11 @@ NEEDS = (
 )
 
 FORBIDS = (
-    Forbids(When("conv_dgrad_algo", ("algo_0",)), When("deterministic", ("ON",)), "refused", NO_FIXED_ORDER),
-    Forbids(When("conv_wgrad_algo", ("algo_0", "algo_3")), When("deterministic", ("ON",)), "refused", NO_FIXED_ORDER),
+    *(
+        Forbids(option, other, "refused", f"it adds in no fixed order, and {why}")
+        for other, why in SAME_BITS
+        for option in (When("conv_dgrad_algo", ("algo_0",)), When("conv_wgrad_algo", ("algo_0", "algo_3")))
+    ),
     Forbids(
         When("customize_dtypes"),
         When("precision_mode", ("must_keep_origin_dtype",)),

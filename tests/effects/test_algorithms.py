@@ -6,6 +6,7 @@ import msctx
 from msctx import plan
 from msctx.effects import Facts
 from msctx.effects.algorithms import ALGORITHMS
+from msctx.native import core, stamp
 from msctx.options import Settings, make_layer
 
 INDUCTOR = {
@@ -28,9 +29,15 @@ HOW = {
 }
 
 
-def rows(device: str = "cpu", native: str = "", cudnn: str = "", **options: object) -> dict[str, plan.Row]:
+NO_UNIT = "this processor has no matrix unit (AMX)"
+
+
+def rows(
+    device: str = "cpu", native: str = "", cudnn: str = "", matrix_unit: str = "", **options: object
+) -> dict[str, plan.Row]:
     devices = ("cpu",) if device == "cpu" else ("cpu", device)
-    made = plan.make(Settings([make_layer(options, "test")]), Facts(devices=devices, native=native, cudnn=cudnn))
+    facts = Facts(devices=devices, native=native, cudnn=cudnn, matrix_unit=matrix_unit)
+    made = plan.make(Settings([make_layer(options, "test")]), facts)
     return {row.option: row for row in made.rows if row.device == device and not row.winner}
 
 
@@ -147,13 +154,23 @@ def test_strict_implies_that_a_fallback_is_an_error_unless_it_is_said_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("conv_dgrad_algo", "algo_0"), ("conv_wgrad_algo", "algo_0"), ("conv_wgrad_algo", "algo_3")]
+    ("name", "value"),
+    [
+        ("conv_dgrad_algo", "algo_0"),
+        ("conv_wgrad_algo", "algo_0"),
+        ("conv_wgrad_algo", "algo_3"),
+    ],
 )
-def test_what_keeps_no_bits_is_refused_under_determinism(name: str, value: str) -> None:
+@pytest.mark.parametrize("same_bits", [{"deterministic": "ON"}, {"thread_invariant": True}])
+def test_what_keeps_no_bits_is_refused_where_they_are_to_be_the_same(
+    name: str, value: str, same_bits: dict[str, object]
+) -> None:
     assert rows(**{name: value})[name].status == "honoured"
-    row = rows(**{name: value}, deterministic="ON")[name]
+    row = rows(**{name: value}, **same_bits)[name]
     assert (row.status, row.assignments) == ("refused", {})
     assert "no fixed order" in row.reason
+    status = "refused" if "deterministic" in same_bits else "honoured"
+    assert rows("cuda", **{name: value}, **same_bits)[name].status == status, "thread_invariant means nothing on CUDA"
 
 
 def test_performance_measures_nothing_under_determinism() -> None:
@@ -202,23 +219,92 @@ def test_what_rounding_is_allowed_is_part_of_the_policy(value: bool) -> None:
 
 
 def test_an_error_bound_does_not_apply_to_what_is_named() -> None:
-    named = dict.fromkeys(ALGORITHMS, "fft")
-    row = rows(conv_max_error=1e-9, **named)["conv_max_error"]
-    assert (row.status, "overridden by conv_fprop_algo=fft" in row.reason) == ("inert", True)
-    some = rows(conv_max_error=1e-9, conv_fprop_algo="fft", conv_dgrad_algo="normal")["conv_max_error"]
-    assert (some.status, "conv_fprop_algo=fft runs whatever its bound" in some.reason) == ("approximated", True)
-    for asking in ({"thread_invariant": True}, dict.fromkeys(ALGORITHMS, "normal")):
-        assert rows(conv_max_error=1e-9, **asking)["conv_max_error"].status == "honoured"
+    for named in (
+        {"conv_fprop_algo": "gemm"},
+        {"conv_algo_rules": {"weight=8x8x3x3": "winograd"}},
+        {"conv_fprop_algo": "fft", "conv_algo_rules": "a: dgrad=algo_1"},
+        dict.fromkeys(ALGORITHMS, "fft"),
+    ):
+        row = rows(conv_max_error=1e-9, **named)["conv_max_error"]
+        assert (row.status, "an algorithm that is named runs whatever its bound" in row.reason) == ("inert", True), named
+    for asking in ({"conv_dgrad_algo": "normal"}, {"conv_algo_rules": "a: dgrad=performance"}, {"thread_invariant": True}):
+        some = rows(conv_max_error=1e-9, conv_fprop_algo="fft", **asking)["conv_max_error"]
+        assert (some.status, "conv_fprop_algo=fft runs whatever its bound" in some.reason) == ("approximated", True), asking
+    for asking in ({"thread_invariant": True}, dict.fromkeys(ALGORITHMS, "normal"), {"conv_algo_rules": "a: normal"}):
+        assert rows(conv_max_error=1e-9, **asking)["conv_max_error"].status == "honoured", asking
 
 
 def test_tf32_is_inert_where_nothing_that_is_asked_for_can_take_it() -> None:
-    row = rows(conv_allow_tf32=True, conv_fprop_algo="gemm")["conv_allow_tf32"]
-    assert (row.status, "conv_fprop_algo=gemm computes in float32 alone" in row.reason) == ("inert", True)
+    for named, who in (
+        ({"conv_fprop_algo": "gemm"}, "conv_fprop_algo=gemm"),
+        ({"conv_algo_rules": {"a": "gemm"}}, "fprop=gemm of conv_algo_rules"),
+        ({"conv_fprop_algo": "fft", "conv_algo_rules": {"a": "gemm"}}, "conv_fprop_algo=fft, fprop=gemm of conv_algo_rules"),
+    ):
+        row = rows(conv_allow_tf32=True, **named)["conv_allow_tf32"]
+        assert (row.status, row.reason) == ("inert", f"no algorithm that is asked for can round to TF32: {who}")
     row = rows(conv_allow_tf32=True, conv_fprop_algo="normal", allow_fp32_emulation=False)["conv_allow_tf32"]
     assert (row.status, "overridden by allow_fp32_emulation=False" in row.reason) == ("inert", True)
     for asking in ({"conv_fprop_algo": "implicit_gemm"}, {"thread_invariant": True}, {"conv_algo_rules": "a: algo_1"}):
         assert rows(conv_allow_tf32=True, **asking)["conv_allow_tf32"].status == "honoured", asking
     assert rows(conv_allow_tf32=False, conv_fprop_algo="gemm")["conv_allow_tf32"].status == "honoured"
+
+
+@pytest.mark.parametrize("name", ["implicit_gemm", "normal"])
+def test_tf32_needs_a_matrix_unit(name: str) -> None:
+    row = rows(matrix_unit=NO_UNIT, conv_allow_tf32=True, conv_fprop_algo=name)["conv_allow_tf32"]
+    assert (row.status, row.reason) == ("inert", f"{NO_UNIT}, which alone rounds to TF32")
+    for value in (True, False):
+        options = {"conv_allow_tf32": value, "conv_fprop_algo": name}
+        assert msctx.explain(options, device="cpu").rows[-1].status == "honoured", "a plan of a machine that is not this one"
+
+
+def test_whether_this_machine_has_a_matrix_unit_is_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "_core", None)
+    for isa, told in (("amx", ""), ("avx2", "the instruction set in use (avx2) has no matrix unit (AMX)")):
+        monkeypatch.setenv(core.ISA_VARIABLE, isa)
+        assert core.matrix_unit_obstacle() == told
+    monkeypatch.delenv(core.ISA_VARIABLE)
+    for flags, told in (("amx_bf16 amx_int8 amx_tile avx2", ""), ("avx2 fma", NO_UNIT), ("", "")):
+        monkeypatch.setattr(stamp, "cpu", lambda flags=flags: ("a processor", flags))
+        assert core.matrix_unit_obstacle() == told
+
+
+@pytest.mark.parametrize(
+    ("options", "unable", "able"),
+    [
+        ({"allow_fp32_emulation": False}, ["gemm", "fft", "direct", "reference"], ["winograd", "implicit_gemm", "normal"]),
+        ({"frozen_weights": True}, ["gemm", "reference"], ["direct", "winograd", "implicit_gemm", "fft", "normal"]),
+        ({"conv_workspace_limit": 0}, ["reference"], ["gemm", "direct", "implicit_gemm", "winograd", "performance"]),
+    ],
+)
+def test_a_detail_is_inert_beside_algorithms_that_it_does_not_concern(
+    options: dict[str, object], unable: list[str], able: list[str]
+) -> None:
+    (detail,) = options
+    for names, status in ((unable, "inert"), (able, "honoured")):
+        for name in names:
+            for asking in ({"conv_fprop_algo": name}, {"conv_algo_rules": f"a: fprop={name}"}):
+                row = rows(**options, **asking)[detail]
+                assert row.status == status, (name, row)
+                assert (f"fprop_algo={name}" in row.reason or f"fprop={name} of" in row.reason) is (status == "inert")
+    assert rows(**options, conv_algo_rules=f"a: fprop={unable[0]}; b: fprop={able[0]}")[detail].status == "honoured"
+
+
+def test_no_weight_is_kept_for_its_own_gradient_and_casts_are_kept_beside_any_algorithm() -> None:
+    for named in ({"conv_wgrad_algo": "fft"}, {"conv_wgrad_algo": "algo_1"}):
+        assert rows(frozen_weights=True, **named)["frozen_weights"].status == "inert"
+    row = rows(frozen_weights=True, conv_fprop_algo="gemm", precision_mode="force_fp16")["frozen_weights"]
+    assert (row.status, "casts" in row.reason) == ("honoured", True)
+
+
+@pytest.mark.parametrize("options", [{"frozen_weights": True}, {"conv_workspace_limit": 0}, {"allow_fp32_emulation": False}])
+def test_what_only_a_matrix_unit_does_for_an_algorithm_is_inert_without_one(options: dict[str, object]) -> None:
+    (detail,) = options
+    row = rows(matrix_unit=NO_UNIT, conv_fprop_algo="implicit_gemm", **options)[detail]
+    if detail == "allow_fp32_emulation":  # nothing is computed from parts, as it asks
+        assert row.status == "honoured"
+    else:
+        assert (row.status, row.reason.endswith(NO_UNIT)) == ("inert", True)
 
 
 def test_a_module_named_performance_asks_for_no_measurements() -> None:

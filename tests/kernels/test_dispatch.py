@@ -1,14 +1,16 @@
 """The table and the instruction sets: what there is, which is best, what is refused."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cases import CASES, case
+from cases import CASES, DEPTHWISE, case
 from checks import takes
 
 from kernels import DIRECTIONS, ROWS, Kernels
+from msctx.effects.algorithms import ABILITIES
 from msctx.native.recipe import isas
 
 BEST_FIRST = ("amx_fp16", "amx", "avx512", "avx2", "generic")
@@ -48,6 +50,30 @@ def test_only_sums_by_atomic_additions_have_no_order(kernels: Kernels) -> None:
     assert exact == {"strict"}
     assert {row.math for row in kernels.rows if row.algorithm.startswith("tiles")} <= {"fp32-grade", "tf32"}
     assert kernels.row(0, "reference").math == "float64"
+
+
+KEEP_WEIGHTS = {
+    name
+    for path in (Path(__file__).resolve().parents[2] / "kernels" / "cpu").rglob("*.cpp")
+    for name, fields in re.findall(r"const ConvAlgorithm conv_(\w+) = {(.*?)\n};", path.read_text("utf-8"), re.DOTALL)
+    if ".prepared_size" in fields
+}
+"""From the source: the library tells how much memory a row takes, kept weights included."""
+
+
+def test_the_plan_knows_what_the_rows_can(kernels: Kernels) -> None:
+    if not any(isa.startswith("amx") for isa in (*kernels.isas, *kernels.emulated)):
+        pytest.skip("the rows of a matrix unit are not here")
+    able = {
+        "keep a form of the weights": lambda row: row.algorithm in KEEP_WEIGHTS and DIRECTIONS[row.direction] != "wgrad",
+        "take a workspace": lambda row: any(takes(row, c) and kernels.workspace(row, c) for c in (*CASES, *DEPTHWISE)),
+        "compute products from parts": lambda row: row.math in ("fp32-grade", "tf32"),
+        "round to TF32": lambda row: row.math == "tf32",
+    }
+    for ability, known in ABILITIES.items():
+        found = {(DIRECTIONS[row.direction], row.name, "tiles" in row.algorithm) for row in kernels.rows if able[ability](row)}
+        everywhere = {(d, name) for d, name, on_tiles in found if not on_tiles}
+        assert known == (everywhere, {(d, name) for d, name, _ in found} - everywhere), ability
 
 
 def test_there_are_no_more_rows(kernels: Kernels) -> None:

@@ -187,7 +187,7 @@ def test_a_named_algorithm_beats_thread_invariant_where_it_keeps_its_bits() -> N
     with msctx.context(thread_invariant=True, **REFERENCE) as ctx:
         PLANE.compute(PLANE.tensors())
     assert {row.ran for row in ctx.choices()} == {"reference"}
-    with msctx.context(thread_invariant=True, conv_dgrad_algo="algo_0", fallback="silent") as ctx:
+    with msctx.context(thread_invariant=True, conv_algo_rules="dims=2: dgrad=algo_0", fallback="silent") as ctx:
         PLANE.compute(PLANE.tensors())
     (row,) = [row for row in ctx.choices() if row.direction == "dgrad"]
     assert row.asked == "algo_0"

@@ -451,6 +451,8 @@ def test_a_requirement_may_come_from_an_outer_scope() -> None:
 
 
 def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> None:
-    assert not conv_rules.ask_for("performance.*: fprop=gemm", "performance")
-    assert not conv_rules.ask_for(None, "performance")
-    assert conv_rules.ask_for("a: fprop=gemm; b: wgrad=performance", "performance")
+    assert conv_rules.asked_by({"fprop": None}, None) == {}
+    assert conv_rules.asked_by({"fprop": "gemm", "dgrad": None}, "performance.*: fprop=gemm, dgrad=algo_0") == {
+        ("fprop", "gemm"): "conv_fprop_algo=gemm",
+        ("dgrad", "algo_0"): "dgrad=algo_0 of conv_algo_rules",
+    }
