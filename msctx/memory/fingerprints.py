@@ -110,12 +110,12 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def _checksum(data: torch.Tensor) -> int:
     """Of a large tensor, that of the sums of its rows and columns, as fast as memory can be read."""
     if len(data) < LARGE:
-        return crc32(data.numpy())
+        return crc32(data.numpy().data)
     lead = -data.storage_offset() % 8
     rows = (len(data) - lead) // (8 * WORDS)
     end = lead + rows * 8 * WORDS
     words = data[lead:end].view(torch.int64).view(rows, WORDS)
     found = 0
     for part in (data[:lead], data[end:], words.sum(0), words.sum(1)):
-        found = crc32(part.numpy(), found)
+        found = crc32(part.numpy().data, found)
     return found

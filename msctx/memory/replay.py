@@ -307,7 +307,7 @@ def _looking(saved: list[tuple[Kind, Fingerprint | None]], *, keeps: bool) -> sa
         saved.append((kind_of(tensor), fingerprint(tensor)))
         return tensor if keeps else None
 
-    return saved_tensors_hooks(see, (lambda kept: kept) if keeps else is_gone)  # type: ignore[arg-type]
+    return saved_tensors_hooks(see, (lambda kept: kept) if keeps else is_gone)
 
 
 class _Gone(RuntimeError):
