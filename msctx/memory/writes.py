@@ -220,7 +220,9 @@ class Objects:
         elif isinstance(value, list | deque):
             self._look_at_items(self._keep(lambda: list(value), lambda before: (value.clear(), value.extend(before))), path)
         elif isinstance(value, set):
-            self._look_at_items(self._keep(lambda: set(value), lambda before: (value.clear(), value.update(before))), path)
+            self._look_at_items(
+                self._keep(lambda: set(value), lambda before: value.symmetric_difference_update(value ^ before)), path
+            )
         elif isinstance(value, tuple | frozenset):
             self._look_at_items(value, path)
         elif isinstance(value, numpy.ndarray):
