@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 from msctx import plan as planning
-from msctx.effects import NEED_CORE, SHOW_FREE, Facts
+from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, OptionError, Problem, StrictError
 from msctx.notices import tell
 from msctx.options import DEVICES, Layer, Settings
@@ -55,8 +55,15 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
     return found[1]
 
 
+def bring() -> None:
+    """Import what planning and entering need and ``import msctx`` does without."""
+    themes = (f"msctx.effects.{theme}" for theme in THEMES)
+    locks.imported("msctx.apply", "msctx.devices", "msctx.native.build", "msctx.native.limits", "msctx.rebase", *themes)
+
+
 def plan_here(settings: Settings) -> Plan:
     """What options come to on this machine."""
+    bring()
     from msctx import devices
 
     return plan_of(settings, devices.facts(settings))
@@ -80,6 +87,7 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
     if not isinstance(settings, Settings):
         settings = Settings([layer_of(settings, "explain")])
     if device is None:
+        bring()
         from msctx import devices
 
         free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
@@ -98,6 +106,8 @@ def refuse(plan: Plan) -> None:
         raise DeviceError.missing(plan.target or "", [words[d] for d in devices.here()])
     if plan.strict and plan.failing:
         raise StrictError.of([str(row) for row in plan.failing])
+    if plan.unserved:
+        raise StrictError.of([str(row) for row in plan.unserved], 'fallback="error"')
 
 
 def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:

@@ -142,15 +142,17 @@ class DeviceError(MsctxError, RuntimeError):
 
 
 class StrictError(MsctxError, RuntimeError):
-    """``strict=True``, and something asked for would not have been carried out. Nothing was changed."""
+    """``strict=True``, and something asked for would not have been carried out; or ``fallback="error"``, and no convolution could
+    run the algorithm that was named. Nothing was changed."""
 
     exit_code = 7
 
     @classmethod
-    def of(cls, reasons: Sequence[str]) -> StrictError:
+    def of(cls, reasons: Sequence[str], asked: str = "strict=True") -> StrictError:
         lines = "\n".join(f"  {r}" for r in reasons)
+        name = asked.partition("=")[0]
         return cls(
-            f"strict=True, and this would not be carried out:\n{lines}\nNothing was changed: take these options out, or strict."
+            f"{asked}, and this would not be carried out:\n{lines}\nNothing was changed: take these options out, or {name}."
         )
 
 

@@ -1,10 +1,17 @@
-"""Locks that a forked child finds free: a thread that held one at the fork does not exist there, and would never release it."""
+"""Locks that a forked child finds free: a thread that held one at the fork does not exist there, and would never release it.
+
+Python's own locks of modules are none of these: a module that another thread was importing at the fork can never be imported in the
+child. So a fork waits for what is imported here.
+"""
 
 from __future__ import annotations
 
+import logging as logging  # a fork takes the locks in the reverse order of their modules: ours before that of logging
 import os
 import threading
 import weakref
+from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 Lock = TypeVar("Lock")
@@ -31,5 +38,18 @@ def _after_fork() -> None:
             lock._at_fork_reinit()  # as the standard library does with its own
 
 
+importing = threading.RLock()
+"""Held around imports, and nothing else that takes a lock of ours."""
+
+
+@cache
+def imported(*modules: str) -> None:
+    """Import what functions need that are called often."""
+    with importing:
+        for module in modules:
+            import_module(module)
+
+
 if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release)
     os.register_at_fork(after_in_child=_after_fork)

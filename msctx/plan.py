@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from msctx.effects import AS_FOUND, Facts, Outcome, Want, translate
+from msctx.effects import AS_FOUND, NAMED, Facts, Outcome, Want, translate
 from msctx.options import DEVICES, Layer, Setting, Settings, rules
 
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
@@ -109,6 +109,12 @@ class Plan:
         else on the CPU. What the main device merely has no use for is not failing when another device carries it out.
         """
         return tuple(row for row in self.rows if row.status in FAILING and not row.shadowed and self._counts(row))
+
+    @property
+    def unserved(self) -> list[Row]:
+        """The rows of algorithms that no call can run, where a call that does not is to be an error."""
+        devices = {row.device for row in self.rows if row.option == "fallback" and row.value == "error" and not row.winner}
+        return [row for row in self.failing if row.option in NAMED and row.status == "refused" and row.device in devices]
 
     def _counts(self, row: Row) -> bool:
         same = [r for r in self.rows if r.spelling == row.spelling]

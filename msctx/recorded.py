@@ -56,8 +56,9 @@ _FAMILY = re.compile(rf"({'|'.join([*FAMILIES, PREFIX[:-1]])})_")
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Of an environment, what bears on the numerics; values only under names that are known to hold no secret."""
-    found = {name: text for name, text in sorted(environment.items()) if name in NAMES or _FAMILY.match(name)}
-    return {name: text if _is_known(name) else UNRECORDED for name, text in found.items()}
+    names = [name for name in sorted(environment) if name in NAMES or _FAMILY.match(name)]
+    found = {name: environment.get(name) for name in names}  # another thread may have taken one away since
+    return {name: text if _is_known(name) else UNRECORDED for name, text in found.items() if text is not None}
 
 
 def _is_known(name: str) -> bool:

@@ -98,6 +98,76 @@ finally:
     )
 
 
+IMPORTS = """
+import importlib.abc, os, signal, sys, threading, time, warnings, torch
+warnings.simplefilter("ignore")
+import msctx
+from msctx import locks
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        met(name)
+
+sys.meta_path.insert(0, Finder())
+
+def work():
+    msctx.explain({"conv_fprop_algo": "gemm"})
+    with msctx.context(conv_fprop_algo="gemm", deterministic="ON", precision_mode="allow_mix_precision_bf16") as ctx:
+        ctx.watch(model := torch.nn.Sequential(torch.nn.Conv2d(2, 2, 3)))
+        model(torch.randn(1, 2, 9, 9)).sum().backward()
+    assert {row.ran for row in ctx.choices()} == {"gemm"}
+    assert ctx.precisions()
+    msctx.set_context("reproducible")
+    msctx.reset_context()
+    msctx.state()
+    msctx.memory_stats()
+
+"""
+
+
+def test_what_is_imported_late_is_imported_where_a_fork_waits(passes: Callable[[str], str]) -> None:
+    passes(
+        IMPORTS
+        + """
+found = []
+def met(name):
+    if not locks.importing._is_owned() and not name.startswith("encodings."):
+        found.append(name)
+work()
+assert "msctx.switches" in sys.modules
+assert not found, found
+"""
+    )
+
+
+def test_a_fork_while_another_thread_imports(passes: Callable[[str], str]) -> None:
+    passes(
+        IMPORTS
+        + """
+importing, forking = threading.Event(), threading.Event()
+def met(name):
+    if name == "pydantic" and threading.current_thread() is thread:
+        importing.set()
+        forking.wait()
+        time.sleep(0.5)  # the fork would be done by now
+thread = threading.Thread(target=work)
+os.register_at_fork(before=forking.set)
+thread.start()
+importing.wait()
+if (pid := os.fork()) == 0:
+    signal.alarm(60)
+    code = 1
+    try:
+        msctx.explain({"deterministic": "ON"})
+        code = 0
+    finally:
+        os._exit(code)
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the child hangs"
+"""
+    )
+
+
 def test_the_thread_that_forks_keeps_what_it_holds(passes: Callable[[str], str]) -> None:
     passes(
         FORK

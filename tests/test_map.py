@@ -165,7 +165,7 @@ RANKS = {
     "dynamo": 0,
     "errors": 0,
     "shipped": 0,
-    "locks": 1,
+    "locks": 0,
     "notices": 1,
     "torch_config": 1,
     "options": 1,

@@ -11,6 +11,8 @@ from msctx.options.conv_rules import DIRECTIONS, asked_by
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
+NAMED = (*ALGORITHMS, "conv_algo_rules")
+"""Those of them that name algorithms; they are built for CUDA, too."""
 OPEN = ("normal", "performance", "thread_invariant")
 """What chooses among the algorithms, each of which has some of the abilities below."""
 

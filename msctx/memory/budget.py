@@ -192,7 +192,7 @@ class Budget:
 
     def rows(self) -> list[Decision]:
         """What holds for the inputs that came last."""
-        now = self._now.shapes or next(reversed(self._of_shapes.values()), _Shapes())
+        now = self._now.shapes or [_Shapes(), *self._of_shapes.values()][-1]  # another thread may add to them meanwhile
         rows = [now.decisions.get(path) or Decision(path, now.bytes.get(path), 0.0, True, UNDECIDED) for path in self.paths]
         left = {path: NOT_CALLED for path in self.paths if path not in self._called} | self._left
         return [row._replace(recomputed=False, reason=left[row.path]) if row.path in left else row for row in rows]

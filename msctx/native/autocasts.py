@@ -108,4 +108,4 @@ def _note() -> None:
 def _carry(arguments: dict[str, Any]) -> dict[str, Any]:
     from msctx.native import precision
 
-    return Carried(arguments) if precision.is_in_force() else arguments
+    return Carried(arguments) if precision.texts_here() else arguments

@@ -64,7 +64,8 @@ class Choice:
         math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"fp32-grade"`` (products of parts
             of the values on a matrix unit, no less exact than float32's sums), ``"tf32"``, ``"float64"``, ``"torch"``.
         error: the documented bound of the algorithm's error, in units of the largest result, or where results cancel of the
-            largest sum of the products' magnitudes; 0.0 where none is stated (torch, cuDNN).
+            largest sum of the products' magnitudes; 0.0 where none is stated (torch, cuDNN). Denormal results err by more: see
+            docs/convolutions.md.
         workspace: bytes beside the tensors.
         calls: how often it ran.
         weights_kept: how often what the algorithm makes of a weight was there from an earlier call.

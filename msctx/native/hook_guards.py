@@ -56,6 +56,16 @@ _own, _process = _Own(), Held(_install)
 
 def held() -> Held:
     """This thread's holders, where each thread has a configuration of its own; else those of the process."""
+    return _own.held if _is_threads_own() else _process
+
+
+def release_of_ended(count: int) -> None:
+    """So many holders of a thread that has ended; a configuration of its own went with it."""
+    if not _is_threads_own():
+        _process.release(count)
+
+
+def _is_threads_own() -> bool:
     import torch.compiler.config as config
 
-    return _own.held if is_threads_own(config, "cache_key_tag") else _process
+    return is_threads_own(config, "cache_key_tag")

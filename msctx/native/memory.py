@@ -72,7 +72,8 @@ def _library() -> Any:
 
 def read_pool() -> dict[str, Any] | None:
     """What is kept and the size of a piece; ``None``: torch's own allocator is in force, or somebody else's."""
-    return dict(_pool) if _pool is not None and _library().msctx_pool_is_installed() else None
+    pool = _pool  # once: another thread may be writing
+    return dict(pool) if pool is not None and _library().msctx_pool_is_installed() else None
 
 
 def write_pool(value: Mapping[str, Any] | None) -> None:

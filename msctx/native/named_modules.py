@@ -101,8 +101,8 @@ class _Leave(_Enter):
 class _Entry:
     """A forward pass that has come to a named module: what it put in force there, and what was before."""
 
-    def __init__(self, hooks: _Hooks, module: nn.Module, number: int) -> None:
-        self.hooks, self.module, self.number = hooks, weakref.ref(module), number
+    def __init__(self, hooks: _Hooks, module: nn.Module, texts: dict[str, str], number: int) -> None:
+        self.hooks, self.module, self.texts, self.number = hooks, weakref.ref(module), texts, number
         self.before = -1
         self.call = sys._getframe()
         while self.call.f_code is not sys.modules["torch"].nn.Module._call_impl.__code__ and self.call.f_back is not None:
@@ -261,7 +261,7 @@ def _enter(hooks: _Hooks, module: nn.Module) -> None:
     number = precision.inside(hooks.model, lambda names: _match(hooks.path, names))
     if number is None:
         return
-    entry = _Entry(hooks, module, number)
+    entry = _Entry(hooks, module, precision.texts_here(), number)
     with at_work.lock:
         hooks.inside.add(entry)
         hooks.want(module, 0)  # another thread may have taken them away since torch has read them
@@ -289,10 +289,20 @@ def _leave_last() -> _Hooks:
     return entry.hooks
 
 
-def leave_all() -> None:
-    """No policy is in force in this thread any more; the caller is at work."""
-    while _entered.stack:
-        _release(_entered.stack.pop())
+def inside(texts: dict[str, str]) -> int | None:
+    """What these policies come to in the module whose forward pass is running, if it was entered under them: a context of its own
+    may have been left there."""
+    entry = next((entry for entry in reversed(_entered.stack) if entry.is_running), None)
+    return entry.number if entry is not None and entry.texts == texts else None
+
+
+def leave_ended() -> None:
+    """No policy is in force in this thread: leave all but the calls that are known to run. The caller is at work."""
+    running = [entry for entry in _entered.stack if entry.call.f_back is not None and entry.is_running]
+    for entry in _entered.stack:
+        if entry not in running:
+            _release(entry)
+    _entered.stack[:] = running
 
 
 def _release(entry: _Entry) -> None:

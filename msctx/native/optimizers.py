@@ -25,15 +25,7 @@ def _install() -> Callable[[], None]:
 _hooks = Held(_install)
 
 
-def want(count: int) -> None:
-    """So many more policies are in force in this thread."""
-    _hooks.want(count)
-
-
-def release(count: int) -> None:
-    _hooks.release(count)
-    if count:
-        _pause(False)  # a step that raised has not ended it
+want, release = _hooks.want, _hooks.release
 
 
 @outside_dynamo

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from msctx import locks
 from msctx.errors import NativeError
-from msctx.native import autocasts, cache_tag, core, hook_guards, losses, named_modules, optimizers
+from msctx.native import autocasts, cache_tag, core, losses, named_modules, needed
 from msctx.native.holders import at_work
 from msctx.options import operators
 from msctx.options.precision_rules import ORIGIN, Precision, Rule, precision_of
@@ -92,8 +92,6 @@ _said: dict[int, tuple[str, str]] = {}
 _combined: dict[tuple[int, ...], int] = {}
 _contents: dict[int, str] = {}
 """Number of a combination → the digest of what it says, in any process."""
-_in_force: Counter[int] = Counter()
-"""Number of a policy → in how many threads it is in force."""
 
 
 class _ActsOn(NamedTuple):
@@ -281,35 +279,26 @@ def _enter(device: str, text: str | None) -> None:
     before, after = ([_send(t) for t in found.values()] for found in (_here.texts, texts))
     numbers = Counter(number for sent in after for number in sent.numbers)
     _thaw([*before, *after])
-    with _lock:
-        _in_force.update(numbers)
+    needed.numbers.update(numbers)
     for number in numbers:  # only now: a context that opens meanwhile finds it in force, or is called here
         for note in list(ON_ENTRY):
             note(number)
-    named_modules.want(name for sent in after for name in sent.modules)
-    hook_guards.held().want(sum(bool(sent.modules) for sent in after))
-    optimizers.want(len(after))
-    autocasts.want(len(after))
+    needed.want(after)
     try:
         combination = _combination(tuple(_number(texts.get(d)) for d in DEVICES)) if texts else -1
+        combination = combination if (inside := named_modules.inside(texts)) is None else inside
     except NativeError:
         before, after, texts = after, before, _here.texts
         raise
     else:
         _library().msctx_precision_switch(combination)
     finally:
-        named_modules.release(name for sent in before for name in sent.modules)
-        hook_guards.held().release(sum(bool(sent.modules) for sent in before))
-        optimizers.release(len(before))
-        autocasts.release(len(before))
-        with _lock:
-            for number in (number for sent in before for number in sent.numbers):
-                _in_force[number] -= 1
-                if not _in_force[number]:
-                    del _in_force[number]
+        needed.release(before)
+        if before:
+            pause(False)  # a step that raised has not ended it
         _here.texts = texts
         if not _here.texts:
-            named_modules.leave_all()
+            named_modules.leave_ended()
 
 
 def _thaw(policies: Iterable[_Sent]) -> None:
@@ -357,8 +346,9 @@ class Carried(NamedTuple):
     models: frozenset[named_modules.Model]
 
 
-def is_in_force() -> bool:
-    return bool(_here.texts)
+def texts_here() -> dict[str, str]:
+    """Device → the policy that is in force in this thread."""
+    return _here.texts
 
 
 def carried() -> Carried:
@@ -431,8 +421,7 @@ def known() -> list[int]:
 
 def in_force() -> list[int]:
     """The policies that are in force in some thread."""
-    with _lock:
-        return list(_in_force)
+    return list(needed.numbers)
 
 
 def rules_of(number: int) -> tuple[Mapping[str, Rule], str]:

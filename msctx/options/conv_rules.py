@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.errors import nearest
+from msctx.locks import imported
 from msctx.options import gpu
 from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 
@@ -96,6 +97,7 @@ class RulesKind(TextKind):
 
 def _mapping(text: str) -> dict[Any, Any]:
     """What is written as in a file, on a command line."""
+    imported("yaml")
     import yaml
 
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import FileError, OptionError, Problem, nearest, searching
+from msctx.locks import imported
 from msctx.options.kinds import BoolKind
 from msctx.options.layer import Layer, Setting
 from msctx.options.registry import OPTIONS, Marks, contradictions, find, ge_key, ge_name, is_dictionary, make_layer
@@ -70,6 +71,7 @@ def from_text(spelling: str, text: str) -> Any:
 
     A word for a text option is that text: there are no quotes with which one could say that ``5`` is meant as text.
     """
+    imported("msctx.options.yamlfile")
     from msctx.options.yamlfile import scalar
 
     option = find(spelling)
@@ -78,6 +80,7 @@ def from_text(spelling: str, text: str) -> Any:
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     """The options of a preset, by name or by the path of a YAML file of your own."""
+    imported("msctx.options.yamlfile")
     from msctx.options.yamlfile import load
 
     known = presets()
@@ -103,6 +106,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     names = [n for n in environment if n.startswith(PREFIX) and n not in RESERVED]
     if not names:
         return {}
+    imported("msctx.options.yamlfile")
     from msctx.options.yamlfile import AmbiguousNumber
 
     problems: list[Problem] = []
@@ -148,6 +152,7 @@ def _spelling(variable: str) -> str:
 
 def _flag(spelling: str, text: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
+    imported("msctx.options.yamlfile")
     from msctx.options.yamlfile import parse
 
     option = find(spelling)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from msctx.locks import imported, importing
 from msctx.options.kinds import ChoiceKind, Kind, TextKind
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Option:
         """How the file that the value names, or the text that it is, is read; loaded only when one is."""
         if not self.content:
             return None
+        imported("msctx.options.formats")
         from msctx.options import formats
 
         found: Format = getattr(formats, self.content)
@@ -157,6 +159,7 @@ class Option:
 
 @cache
 def _adapter(option: Option) -> Any:
-    from pydantic import TypeAdapter
+    with importing:  # pydantic does, here too
+        from pydantic import TypeAdapter
 
-    return TypeAdapter(option.type)
+        return TypeAdapter(option.type)

@@ -259,10 +259,11 @@ def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tup
 
 def _check(option: Option, value: Any) -> tuple[Any, list[tuple[tuple[str, ...], BadValue]]]:
     """The canonical value, or what is wrong and where inside the value."""
+    adapter = option.adapter  # first: a fork waits for what it imports
     from pydantic import ValidationError
 
     try:
-        return option.adapter.validate_python(value, strict=True), []
+        return adapter.validate_python(value, strict=True), []
     except ValidationError as error:
         wrong = []
         for found in error.errors(include_url=False):

@@ -103,7 +103,8 @@ class _Forced:
 
     def read(self) -> Any:
         if _entry(self.key) is None:
-            return _forced[self.key] if self.key in _forced else self.unloaded()
+            forced = _forced.get(self.key, _NOTHING)  # once: another thread may be writing
+            return self.unloaded() if forced is _NOTHING else forced
         return getattr(sys.modules[_MODULE], self.key)
 
     def save(self) -> tuple[Any, Any]:

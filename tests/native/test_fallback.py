@@ -236,3 +236,29 @@ def test_the_heuristics_keep_the_limit(name: str) -> None:
         fn.conv2d(X, W)
     for row in ctx.choices():
         assert row.workspace == 0
+
+
+@pytest.mark.parametrize("level", ["context", "set_context"])
+@pytest.mark.parametrize("name", ["conv_fprop_algo", "conv_algo_rules"])
+def test_error_raises_at_entry_where_no_call_can_run_it(level, name, passes, tmp_path) -> None:
+    out = passes(
+        f"""
+        import torch, msctx
+        before = msctx.state()
+        asked = {{"{name}": {{"all": "gemm"}} if "{name}" == "conv_algo_rules" else "gemm"}}
+        try:
+            entered = msctx.{level}(**asked, fallback="error")
+            with entered or msctx.context():
+                raise SystemExit("entered")
+        except msctx.StrictError as error:
+            print(error)
+        assert msctx.state() == before
+        with msctx.context(thread_invariant=False, fallback="error"):
+            pass
+        """,
+        env={"CXX": "/nonexistent", "MSCTX_CACHE_DIR": str(tmp_path)},
+    )
+    first, row, *_ = out.splitlines()
+    assert first.startswith('fallback="error", and this would not be carried out')
+    assert row.strip().startswith(name)
+    assert "/nonexistent" in row

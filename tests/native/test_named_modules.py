@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -11,6 +12,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.optim import optimizer
 from torch.utils.checkpoint import checkpoint
 
 import msctx
@@ -467,6 +469,34 @@ def test_what_ctrl_c_left_entered_ends_with_the_next_call(customs):
     assert not hooked(model)
 
 
+@pytest.mark.parametrize("own", [{"precision_mode": "force_fp32"}, {"customize_dtypes": None}, {"seed": 1}], ids=str)
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_context_that_is_left_inside_a_module_leaves_its_rule(customs, own, raises):
+    """The rest of the forward pass runs by it, and what comes after the module runs without."""
+    before, after, last = Seen(), Seen(), Seen()
+
+    class Opens(nn.Module):
+        def forward(self, x):
+            before(x)
+            with contextlib.suppress(ValueError), msctx.context(**own):
+                x @ x.t()
+                if raises:
+                    raise ValueError
+            after(x)
+            return x
+
+    own = {name: value or customs[name] for name, value in own.items()}
+    model = nn.Sequential(Opens(), last)
+    with msctx.context(**customs) as ctx:
+        ctx.watch(model)
+        for _ in range(2):
+            model(torch.ones(2, 4))
+            assert not named_modules._entered.stack
+    assert before.seen == after.seen == [torch.float16] * 2
+    assert last.seen == [torch.float32] * 2
+    assert not hooked(model)
+
+
 def test_what_is_put_in_force_inside_a_module_stays(customs):
     """Leaving the module puts back what it put in force, not what somebody else did since."""
 
@@ -486,6 +516,30 @@ def test_what_is_put_in_force_inside_a_module_stays(customs):
         msctx.reset_context()
     assert "precision_mode=force_fp16" in {row.why for row in ctx.precisions()}
     assert not hooked(model)
+
+
+def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
+    model = nn.Sequential(Seen())
+    entered = []
+
+    def work():
+        entered.append(msctx.context(**customs))
+        entered[0].__enter__()
+        entered[0].watch(model)
+        model(torch.ones(2, 4))
+        assert hooked(model) == ["0"]
+
+    own = torch.set_autocast_enabled
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert model[0].seen == [torch.float16]
+    msctx.reset_context()
+    assert not hooked(model)
+    assert not named_modules._wanted
+    assert precision.in_force() == []
+    assert torch.set_autocast_enabled is own
+    assert not optimizer._global_optimizer_pre_hooks
 
 
 # --- models that die --------------------------------------------------------------------------------------------------
