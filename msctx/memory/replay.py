@@ -305,7 +305,7 @@ def _looking(saved: list[tuple[Kind, Fingerprint | None]], *, keeps: bool) -> sa
 
     def see(tensor: torch.Tensor) -> torch.Tensor | None:
         saved.append((kind_of(tensor), fingerprint(tensor)))
-        return tensor if keeps else None
+        return tensor.detach() if keeps else None  # itself: a circle, where it is the result of what saves it
 
     return saved_tensors_hooks(see, (lambda kept: kept) if keeps else is_gone)
 
