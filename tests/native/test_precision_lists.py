@@ -131,7 +131,7 @@ def test_a_watched_model_can_be_pickled_inside(file):
     with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
         ctx.watch(net)
         other = pickle.loads(pickle.dumps(net))
-        assert torch.equal(other(torch.ones(1, 4)), net(torch.ones(1, 4)))
+        assert other(torch.ones(1, 4)).dtype == BF16  # a copy is another model, and named by nobody
     assert torch.equal(other(torch.ones(1, 4)), net(torch.ones(1, 4)))
 
 
