@@ -89,26 +89,31 @@ def test_bind_of_a_context_that_is_not_open(exact_state: State) -> None:
     assert exact_state() == before
 
 
+class Work:
+    """A function that runs until it may end."""
+
+    def __init__(self) -> None:
+        self.started, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.started.set()
+        self.may_end.wait(10)
+
+
 def test_leaving_while_a_bound_function_runs_is_told(exact_state: State) -> None:
-    before = exact_state()
-    started, go_on = threading.Event(), threading.Event()
-
-    def work() -> None:
-        started.set()
-        go_on.wait(10)
-
+    before, work = exact_state(), Work()
     with Elsewhere() as other:
 
         def leave_early() -> Any:
             with msctx.context(pynative_synchronize=True) as ctx:
                 running = other._pool.submit(ctx.bind(work))
-                assert started.wait(10)
+                assert work.started.wait(10)
             return running
 
         with pytest.warns(MsctxWarning, match=r"was left while 1 function\(s\) bound to it still run"):
             running = leave_early()
         assert exact_state() == before
-        go_on.set()
+        work.may_end.set()
         running.result(10)
         assert other.do(multithreading)
     assert exact_state() == before
@@ -142,23 +147,17 @@ test_bound_functions_can_be_pickled = quiet(test_bound_functions_can_be_pickled)
 
 
 def test_leaving_puts_everything_back_where_that_warning_is_an_error(exact_state: State) -> None:
-    before = exact_state()
-    started, go_on = threading.Event(), threading.Event()
-
-    def work() -> None:
-        started.set()
-        go_on.wait(10)
-
+    before, work = exact_state(), Work()
     with Elsewhere() as other:
         ctx = msctx.context(deterministic="ON")
         ctx.__enter__()
         running = other._pool.submit(ctx.bind(work))
-        assert started.wait(10)
+        assert work.started.wait(10)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(MsctxWarning, match="was left while 1"):
                 ctx.__exit__()
-        go_on.set()
+        work.may_end.set()
         running.result(10)
     assert exact_state() == before
 

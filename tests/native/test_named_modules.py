@@ -325,6 +325,13 @@ class Gate(nn.Module):
         self.seen.append((x @ x.t()).dtype)
         return x
 
+    def thread(self, work):
+        """A thread that does *work*, once it waits here."""
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert self.is_inside.wait(30)
+        return thread
+
 
 def dtypes(path, name, dtype="float16"):
     path.write_text(f"{name}::InputDtype:{dtype},{dtype},OutputDtype:{dtype}\n")
@@ -344,9 +351,7 @@ def test_hooks_that_come_while_another_thread_is_inside(tmp_path):
 
     with msctx.context() as ctx:
         ctx.watch(model)
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert gate.is_inside.wait(30)
+        thread = gate.thread(work)
         with msctx.context(**dtypes(tmp_path / "inner.cfg", "0.0")):
             assert len(gate._forward_hooks) == 2
             gate.may_go_on.set()
@@ -369,9 +374,7 @@ def test_hooks_that_go_while_another_thread_is_inside(customs):
 
     with msctx.context() as ctx:
         ctx.watch(model)
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert gate.is_inside.wait(30)
+        thread = gate.thread(work)
     assert hooked(model) == ["0"]
     gate.may_go_on.set()
     thread.join(30)
