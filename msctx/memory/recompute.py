@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from msctx.memory import watched
 from msctx.memory.budget import Budget
 from msctx.memory.replay import Rehearsal, State, Trial, hook_of_user, is_gone, is_rehearsing, own_containers
 from msctx.memory.sources import sources_of
+from msctx.memory.writes import CannotBePutBack
 from msctx.native.holders import Held
 from msctx.notices import tell
 
@@ -71,6 +73,9 @@ COMPILED = (
     "compiler's choice (torch._functorch.config.activation_memory_budget)"
 )
 HOOKS = "calls of its modules run hooks, which would run again"
+PROFILED = (
+    "a profiler runs (sys.setprofile), so that the code it calls cannot be seen: it is tried in the next pass without one"
+)
 WHOLE = "it is all that could be computed again, and cutting it into groups would save nothing"
 TRIALS = 2
 """How often a block is tried: what its first call does, which may make what it lacks, need not be what all others do."""
@@ -114,6 +119,9 @@ class _Block:
         modes = tuple(module.training for module in block.modules())
         known, times = self._rehearsals.get(modes, (None, 0))
         if known is None or (known.obstacle and times < TRIALS):
+            if sys.getprofile():
+                self.budget.leave(self.path, PROFILED)
+                return None
             known = Rehearsal(call, block, args, kwargs)
             self._rehearsals[modes] = known, times + 1
         self.budget.leave(self.path, known.obstacle)
@@ -130,6 +138,8 @@ class _Row:
     def __init__(self, budget: Budget, path: str, *, is_only: bool) -> None:
         """*is_only*: the model has no other blocks."""
         self.budget, self._path, self._is_only = budget, path, is_only
+        self._paths = [path]
+        """Those that it has in the budget."""
         self._groups: list[tuple[int, int, _Block]] = []
         self._obstacle = ""
 
@@ -138,32 +148,38 @@ class _Row:
         if any(is_lazy(parameter) for parameter in row.parameters()):
             return forward(row, x)
         if hook_of_user(row):
-            for _, _, block in self._groups:
-                self.budget.leave(block.path, HOOKS)
-            return forward(row, x)
+            return self._leave(HOOKS, forward, row, x)
         if not self._groups or self._groups[-1][1] != len(modules):
+            if sys.getprofile():
+                return self._leave(PROFILED, forward, row, x)
             self._cut(modules, x)
         if self._obstacle:
-            self.budget.leave(self._groups[0][2].path, self._obstacle)
-            return forward(row, x)
+            return self._leave(self._obstacle, forward, row, x)
         for begin, end, block in self._groups:
             x = block.run(forward, nn.Sequential(*modules[begin:end]), (x,), {})
         return x
+
+    def _leave(self, reason: str, forward: Call, row: nn.Sequential, x: torch.Tensor) -> Any:
+        for path in self._paths:
+            self.budget.leave(path, reason)
+        return forward(row, x)
 
     def _cut(self, modules: list[nn.Module], x: torch.Tensor) -> None:
         cuts, self._obstacle = [0, len(modules)], ""
         try:
             cuts = best_cuts(*measured_modules(modules, x))
+        except CannotBePutBack as reason:
+            self._obstacle = str(reason)
         except Exception as error:  # the real call raises it, too
             self._obstacle = f"trying it fails: {type(error).__name__}: {error}"
         else:
             if len(cuts) == 2 and self._is_only:
                 self._obstacle = WHOLE
-        for _, _, block in self._groups:
-            self.budget.paths.remove(block.path)
-        spans = list(pairwise(cuts))
-        self._groups = [(b, e, _Block(self.budget, f"{self._path}[{b}:{e}]")) for b, e in spans]
-        self.budget.paths += [block.path for _, _, block in self._groups]
+        for path in self._paths:
+            self.budget.paths.remove(path)
+        self._groups = [(b, e, _Block(self.budget, f"{self._path}[{b}:{e}]")) for b, e in pairwise(cuts)]
+        self._paths = [block.path for _, _, block in self._groups]
+        self.budget.paths += self._paths
 
 
 Sizes = dict[int, int]
@@ -361,7 +377,7 @@ def _take_on(model: nn.Module) -> None:
             return
         found = {path: block for path, block in blocks(model).items() if block not in _blocks and block not in _rows}
         device = next((parameter.device for parameter in model.parameters()), None)
-        budget = Budget([path for path, block in found.items() if not is_row(block)], device, watched.number_of(model))
+        budget = Budget([*found], device, watched.number_of(model))
         _budgets[model] = budget
         for path, block in found.items():
             if is_row(block):

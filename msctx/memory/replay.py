@@ -141,8 +141,8 @@ class Trial:
             self.obstacle = "it writes to its parameters"
         elif self._tensors.wrote:
             self.obstacle = "it writes to tensors that are not its own"
-        elif self._objects.wrote:
-            self.obstacle = "it changes Python objects that stay"
+        elif self._objects.changed:
+            self.obstacle = f"it changes Python objects that stay: {self._objects.changed}"
         elif self._draws.from_others:
             self.obstacle = "it draws from a generator that is neither an attribute of its modules nor an input"
         else:

@@ -1,8 +1,9 @@
 """What a trial of a forward pass writes to that was there before it: noticed, and taken back.
 
 Tensors are seen below autograd, at each operator that writes to one, and where ``tensor.data`` is assigned. Of Python's objects
-those are looked at that a block reaches by its attributes and by the code that it calls; of generators those, too, that are given
-to torch: see sources. What is written behind all of these (files, objects of libraries and extensions) is not noticed.
+those are looked at that a block reaches by its attributes, and those that a function names that it calls, just before that runs; of
+generators those, too, that are given to torch: see sources. What is written behind all of these (files, objects of libraries and
+extensions) is not noticed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cache
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType, TracebackType
+from types import CellType, CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType, TracebackType
 from typing import Any
 from weakref import ref
 
@@ -146,7 +147,9 @@ OF_ALL_MODULES = frozenset(vars(nn.Module()))
 """Attributes that a module has anyhow."""
 HOLDERS = ("__main__", "argparse", "collections", "types")
 """Modules of the standard library whose objects (namespaces and the like) hold what users put there."""
-NOT_OF_USERS = frozenset((*sys.stdlib_module_names, "torch", "torch_npu", "numpy", "msctx")) - {*HOLDERS}
+OF_TORCH = ("torch", "torch_npu", "triton", "filelock", "fsspec", "jinja2", "mpmath", "networkx", "sympy", "typing_extensions")
+"""PyTorch and what it calls itself."""
+NOT_OF_USERS = frozenset((*sys.stdlib_module_names, *OF_TORCH, "numpy", "msctx")) - {*HOLDERS}
 CREATION = ("__init__", "__new__")
 """Methods that run only where code names the class."""
 LINKS = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
@@ -154,47 +157,70 @@ LINKS = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fge
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class CannotBePutBack(Exception):
-    """Why a block must not be tried."""
+class CannotBePutBack(BaseException):
+    """Why a block must not be tried. It may be raised inside the block, where a function is about to run: no ``except Exception``
+    there may go on.
+    """
 
 
 class Objects:
     """While it is entered, what becomes of the Python objects that a block and its inputs reach; on leaving they are as they were.
 
-    Attributes of the block's own modules may be bound to other objects. Those of classes count as reached if code that is reached
-    names them.
+    Attributes of the block's own modules may be bound to other objects. Global variables and attributes of classes count as reached
+    once a function that names them is called.
     """
 
     def __init__(self, block: nn.Module, inputs: Any, draws: Draws) -> None:
         self._draws = draws
-        self._kept: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = []
-        self.wrote = False
-        """Whether any of them is another now; known after leaving."""
+        self._kept: list[tuple[str, Callable[[], Any], Callable[[Any], object], Any]] = []
+        self.changed = ""
+        """One of them that is another now; known after leaving."""
         modules = dict(block.named_modules())
         self._seen: dict[int, Any] = {id(module): module for module in modules.values()}
         self._next: list[tuple[Any, str]] = []
         self._classes: set[type] = set()
+        self._ran: dict[tuple[int, int], tuple[CodeType, dict[str, Any]]] = {}
+        """The functions that were called: their code, their global variables."""
+        self._named: dict[int, set[str]] = {}
+        """Of the global variables of a module: those that are kept."""
+        self._modules = {*sys.modules}
         self._names = {"forward"}
         self._unnamed: dict[str, list[tuple[Any, str]]] = {}
         """Methods and attributes of classes that no code has named yet."""
         for value in tree_leaves(inputs):
-            self._add(value, "an input")
+            self._add(value, "input")
         for path, module in modules.items():
             for name, value in vars(module).items():
                 if name not in OF_ALL_MODULES:
                     self._add(value, f"self.{path}.{name}".replace("..", "."))
             self._look_at_classes(type(module))
-        while self._next:
-            self._look(*self._next.pop())
+        self._look_at_all()
 
     def __enter__(self) -> None:
-        return None
+        sys.setprofile(self._called)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for read, write, before in self._kept:
+        sys.setprofile(None)
+        for path, read, write, before in self._kept:
             if not _is_same(read(), before):
-                self.wrote = True
+                self.changed = self.changed or path
                 write(before)
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+        """A function is about to run: what it names is kept as it is now."""
+        code, space = frame.f_code, frame.f_globals
+        if event != "call" or (id(code), id(space)) in self._ran:
+            return
+        self._ran[id(code), id(space)] = code, space
+        name = space.get("__name__")
+        is_new = name in sys.modules and name not in self._modules  # imported since
+        if not is_new and not _is_of_library(name):
+            self._look_at_code(code, space)
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        while self._next:
+            self._look(*self._next.pop())
 
     def _add(self, value: Any, path: str) -> None:
         if type(value) in PLAIN or id(value) in self._seen:
@@ -206,9 +232,9 @@ class Objects:
             raise CannotBePutBack(f"it reaches more objects than are looked at: {path}")
         self._next.append((value, path))
 
-    def _keep(self, read: Callable[[], Any], write: Callable[[Any], object]) -> Any:
+    def _keep(self, path: str, read: Callable[[], Any], write: Callable[[Any], object]) -> Any:
         before = read()
-        self._kept.append((read, write, before))
+        self._kept.append((path, read, write, before))
         return before
 
     def _look(self, value: Any, path: str) -> None:
@@ -218,22 +244,24 @@ class Objects:
         if isinstance(value, dict):
             self._look_at_names(value, path, "[{!r}]")
         elif isinstance(value, list | deque):
-            self._look_at_items(self._keep(lambda: list(value), lambda before: (value.clear(), value.extend(before))), path)
+            self._look_at_items(
+                self._keep(path, lambda: list(value), lambda before: (value.clear(), value.extend(before))), path
+            )
         elif isinstance(value, set):
             self._look_at_items(
-                self._keep(lambda: set(value), lambda before: value.symmetric_difference_update(value ^ before)), path
+                self._keep(path, lambda: set(value), lambda before: value.symmetric_difference_update(value ^ before)), path
             )
         elif isinstance(value, tuple | frozenset):
             self._look_at_items(value, path)
         elif isinstance(value, numpy.ndarray):
             if value.flags.writeable:
-                self._keep(value.copy, lambda before: value.__setitem__(..., before))
+                self._keep(path, value.copy, lambda before: value.__setitem__(..., before))
             if value.dtype.hasobject:
                 self._look_at_items(value.flat, path)
         elif isinstance(value, bytearray | array):
-            self._keep(lambda: value[:], lambda before: value.__setitem__(slice(None), before))
+            self._keep(path, lambda: value[:], lambda before: value.__setitem__(slice(None), before))
         elif isinstance(value, CellType):
-            self._add(self._keep(lambda: [_content(value)], lambda before: _fill(value, *before))[0], path)
+            self._add(self._keep(path, lambda: [_content(value)], lambda before: _fill(value, *before))[0], path)
         elif isinstance(value, FunctionType):
             self._look_at_function(value, path)
         elif isinstance(value, type):
@@ -258,7 +286,7 @@ class Objects:
             self._add(item, f"{path}[{number}]")
 
     def _look_at_names(self, values: dict[Any, Any], path: str, form: str = ".{}") -> None:
-        for key, value in self._keep(lambda: dict(values), lambda before: _become(values, before)).items():
+        for key, value in self._keep(path, lambda: dict(values), lambda before: _become(values, before)).items():
             self._add(key, path)
             self._add(value, path + form.format(key if type(key) in PLAIN else type(key)))
 
@@ -275,7 +303,7 @@ class Objects:
             for name, content in before.items():
                 slots[name].__set__(value, content)
 
-        for name, content in self._keep(read, write).items():
+        for name, content in self._keep(path, read, write).items():
             self._add(content, f"{path}.{name}")
 
     def _look_at_classes(self, kind: type, *, is_named: bool = False) -> None:
@@ -296,33 +324,36 @@ class Objects:
                     self._unnamed.setdefault(name, []).append((value, path))
 
     def _keep_class(self, kind: type) -> dict[str, Any]:
-        kept: dict[str, Any] = self._keep(lambda: dict(vars(kind)), lambda before: _assign(kind, before))
+        kept: dict[str, Any] = self._keep(kind.__qualname__, lambda: dict(vars(kind)), lambda before: _assign(kind, before))
         return kept
 
     def _look_at_function(self, function: FunctionType, path: str) -> None:
         self._look_at_names(vars(function), path)
         self._add(function.__defaults__, path)
         self._add(function.__kwdefaults__, path)
-        inside = f"{{}} (in {function.__qualname__})"
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__":  # of super()
-                self._add(cell, inside.format(name))
-        if _is_of_library(function.__globals__.get("__name__")):
-            return
-        names = _names_in(function.__code__)
+                self._add(cell, f"{name} (in {function.__qualname__})")
+
+    def _look_at_code(self, code: CodeType, space: dict[str, Any]) -> None:
+        names = _names_in(code)
         for name in names - self._names:
             for attribute in self._unnamed.pop(name, ()):
                 self._add(*attribute)
         self._names |= names
-        spaces = [function.__globals__]
+        spaces = [space]
         for space in spaces:  # which grows
             for name, value in self._keep_some(space, names).items():
-                self._add(value, inside.format(name))
-                is_module = isinstance(value, ModuleType) and not _is_of_library(value.__name__)
-                if is_module and all(vars(value) is not other for other in spaces):
+                self._add(value, f"{name} (in {code.co_name})")
+            for value in [space[name] for name in names if isinstance(space.get(name), ModuleType)]:
+                if not _is_of_library(value.__name__) and all(vars(value) is not other for other in spaces):
                     spaces.append(vars(value))
 
     def _keep_some(self, space: dict[str, Any], names: set[str]) -> dict[str, Any]:
+        kept = self._named.setdefault(id(space), set())
+        names = names - kept  # what is kept already may have been changed since
+        kept |= names
+
         def read() -> dict[str, Any]:
             return {name: space[name] for name in names if name in space}
 
@@ -331,8 +362,8 @@ class Objects:
                 del space[name]
             space.update(before)
 
-        kept: dict[str, Any] = self._keep(read, write)
-        return kept
+        found: dict[str, Any] = self._keep(f"global variables of {space.get('__name__')}", read, write)
+        return found
 
 
 def _is_library(what: type) -> bool:
