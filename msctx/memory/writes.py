@@ -8,6 +8,7 @@ extensions) is not noticed.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from array import array
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from msctx.memory.sources import Draws
+from msctx.native.holders import Held
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
@@ -163,6 +165,16 @@ class CannotBePutBack(BaseException):
     """
 
 
+def _stop_collection() -> Callable[[], None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    return gc.enable if was_on else lambda: None
+
+
+_no_collection = Held(_stop_collection)
+"""Finalizers and callbacks of Python's collector of garbage are no part of a block."""
+
+
 class Objects:
     """While it is entered, what becomes of the Python objects that a block and its inputs reach; on leaving they are as they were.
 
@@ -197,10 +209,12 @@ class Objects:
         self._look_at_all()
 
     def __enter__(self) -> None:
+        _no_collection.want(1)
         sys.setprofile(self._called)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         sys.setprofile(None)
+        _no_collection.release(1)
         for path, read, write, before in self._kept:
             if not _is_same(read(), before):
                 self.changed = self.changed or path

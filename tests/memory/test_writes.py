@@ -1,5 +1,6 @@
 """What a trial looks at: what the functions name that a block calls, and nothing beyond."""
 
+import gc
 import itertools
 import sys
 from collections.abc import Iterator
@@ -150,7 +151,11 @@ def test_the_reason_names_what_is_changed() -> None:
 
 def test_no_trial_while_a_profiler_runs() -> None:
     """It is the profiler's place that a trial looks from: blocks, and rows of modules, wait until it is free."""
-    models = [modules(Layer), nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)), nn.Sequential(nn.Linear(4, 4), nn.Tanh()))]
+
+    class Row(nn.Sequential):
+        pass
+
+    models = [modules(Layer), Row(*(nn.Linear(4, 4) for _ in range(6)), nn.Sequential(nn.Linear(4, 4), nn.Tanh()))]
     seen: list[str] = []
 
     def profile(_: FrameType, event: str, __: Any) -> None:
@@ -194,3 +199,27 @@ def test_a_module_that_is_imported_meanwhile_is_not_looked_at(tmp_path: Path, mo
         assert sys.modules["imported_late"].known == {"number": 0}
     finally:
         sys.modules.pop("imported_late", None)
+
+
+def test_collections_of_garbage_are_no_part_of_a_block() -> None:
+    """What their callbacks change stays changed, and does not count."""
+    counts = {"collections": 0}
+
+    def count(*_: Any) -> None:
+        counts["collections"] += 1
+
+    class Litters(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(20_000):
+                circle: list[Any] = []
+                circle.append(circle)
+            return super().forward(x)
+
+    gc.callbacks.append(count)
+    try:
+        rows = rows_of(modules(Litters))
+        assert [row["recomputed"] for row in rows] == [True, True], rows
+        assert gc.isenabled()
+        assert counts["collections"]
+    finally:
+        gc.callbacks.remove(count)
