@@ -13,8 +13,13 @@ NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_chan
 """The options that ask the native core for something: only for these is it built and loaded."""
 NAMED = (*ALGORITHMS, "conv_algo_rules")
 """Those of them that name algorithms; they are built for CUDA, too."""
-OPEN = ("normal", "performance", "thread_invariant")
+CHOOSING = ("normal", "performance")
+"""What chooses among the algorithms and torch's own path."""
+OPEN = (*CHOOSING, "thread_invariant")
 """What chooses among the algorithms, each of which has some of the abilities below."""
+SAME_BITS = {"deterministic": "ON", "thread_invariant": True}
+"""The options under which nothing adds in an order of its own."""
+UNORDERED = {("dgrad", "algo_0"), ("wgrad", "algo_0"), ("wgrad", "algo_3")}
 
 
 def _rows(fprop: str = "", dgrad: str = "", wgrad: str = "") -> frozenset[tuple[str, str]]:
@@ -108,7 +113,7 @@ def algorithm(want: Want) -> Outcome:
     if want.value != "performance":
         named = DIRECT_ON_CUDA if want.value == "direct" else HALF_ON_CUDA
         return honoured(assignments, named if want.device == "cuda" and want.value != "normal" else "")
-    for name, value in (("deterministic", "ON"), ("thread_invariant", True)):
+    for name, value in SAME_BITS.items():
         if want.other(name) == value:
             differs = f"nothing is measured under {name}={value}: the tuning file decides what it knows, normal the rest"
             return approximated(assignments, differs)
@@ -119,7 +124,13 @@ def algorithm(want: Want) -> Outcome:
 def conv_algo_rules(want: Want) -> Outcome:
     if why := _obstacle(want):
         return refused(why)
-    return honoured(_policy(want, conv_algo_rules=want.value))
+    assignments = _policy(want, conv_algo_rules=want.value)
+    unordered = [f"{d}={name}" for d, name in asked_by({}, want.value) if (d, name) in UNORDERED]
+    wanted = SAME_BITS if want.device == "cpu" else {"deterministic": "ON"}
+    if unordered and (asking := [option for option, value in wanted.items() if want.other(option) == value]):
+        differs = f"{', '.join(unordered)} adds in no fixed order and falls back under {' and '.join(asking)}"
+        return approximated(assignments, differs)
+    return honoured(assignments)
 
 
 @effect("thread_invariant")
@@ -175,7 +186,7 @@ def frozen_weights(want: Want) -> Outcome:
     if not want.facts.native and policy(want):
         return honoured(reason="part of the precision policy: casts of weights")
     if want.device == "cuda" and asked(want):
-        return honoured(reason="cuDNN reads a weight anew each time; it goes with precision_mode and its family")
+        return inert("cuDNN keeps no form of a weight; on CUDA it goes with precision_mode and its family")
     return detail(want, "; or with precision_mode and its family", "keep a form of the weights")
 
 
@@ -200,7 +211,12 @@ def conv_workspace_limit(want: Want) -> Outcome:
 
 @effect("fallback")
 def fallback(want: Want) -> Outcome:
-    return detail(want)
+    outcome = detail(want)
+    if outcome.status == "honoured" and all(name in CHOOSING for _, name in asked(want)):
+        return inert(
+            "nothing falls back: normal and performance choose among what can run, and torch's own path is one of that"
+        )
+    return outcome
 
 
 def detail(want: Want, also: str = "", ability: str = "") -> Outcome:

@@ -89,7 +89,7 @@ def test_what_cudnn_cannot_be_told_is_not_built() -> None:
         "conv_fprop_algo": "honoured",
         "conv_max_error": "not_built",
         "thread_invariant": "inert",
-        "frozen_weights": "honoured",
+        "frozen_weights": "inert",
     }
     assert "cuDNN states none" in found["conv_max_error"].reason
     assert rows("cuda", thread_invariant=False)["thread_invariant"].status == "inert"
@@ -309,3 +309,24 @@ def test_what_only_a_matrix_unit_does_for_an_algorithm_is_inert_without_one(opti
 def test_a_module_named_performance_asks_for_no_measurements() -> None:
     assert rows(tuning_file="t.json", conv_algo_rules="performance_head: gemm")["tuning_file"].status == "inert"
     assert rows(tuning_file="t.json", conv_algo_rules="head: fprop=performance")["tuning_file"].status == "honoured"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_nothing_falls_back_from_what_chooses_torch_too(device: str) -> None:
+    """tests/native/test_fallback.py shows it: under both, convolutions that msctx cannot compute run torch's path and raise nothing."""
+    choosing = rows(device, conv_fprop_algo="normal", conv_dgrad_algo="performance", fallback="error")["fallback"]
+    assert (choosing.status, "nothing falls back" in choosing.reason) == ("inert", True)
+    assert rows(device, conv_fprop_algo="normal", conv_algo_rules="a: gemm", fallback="error")["fallback"].status == "honoured"
+    assert rows("cpu", thread_invariant=True, fallback="error")["fallback"].status == "honoured"
+
+
+def test_rules_that_name_what_adds_in_no_fixed_order() -> None:
+    """They hold but for that: tests/native/test_fallback.py shows that it falls back."""
+    rules = {"a": {"dgrad": "algo_0", "wgrad": "algo_3"}, "b": {"wgrad": "algo_1"}}
+    found = rows(conv_algo_rules=rules, deterministic="ON")["conv_algo_rules"]
+    assert found.status == "approximated"
+    assert found.reason == "dgrad=algo_0, wgrad=algo_3 adds in no fixed order and falls back under deterministic"
+    assert rows(conv_algo_rules=rules, thread_invariant=True)["conv_algo_rules"].status == "approximated"
+    assert rows("cuda", conv_algo_rules=rules, thread_invariant=True)["conv_algo_rules"].status == "honoured"
+    assert rows(conv_algo_rules=rules)["conv_algo_rules"].status == "honoured"
+    assert rows(conv_algo_rules="b: wgrad=algo_1", deterministic="ON")["conv_algo_rules"].status == "honoured"
