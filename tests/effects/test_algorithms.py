@@ -313,7 +313,7 @@ def test_a_module_named_performance_asks_for_no_measurements() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_nothing_falls_back_from_what_chooses_torch_too(device: str) -> None:
-    """tests/native/test_fallback.py shows it: under both, convolutions that msctx cannot compute run torch's path and raise nothing."""
+    """tests/native/test_fallback.py shows it: under both, what msctx cannot compute runs torch's path and raises nothing."""
     choosing = rows(device, conv_fprop_algo="normal", conv_dgrad_algo="performance", fallback="error")["fallback"]
     assert (choosing.status, "nothing falls back" in choosing.reason) == ("inert", True)
     assert rows(device, conv_fprop_algo="normal", conv_algo_rules="a: gemm", fallback="error")["fallback"].status == "honoured"
