@@ -155,16 +155,29 @@ def is_partial(option: Option, device: str) -> bool:
     return on_device(option, device).status in DONE and outcome is not None and outcome.status not in DONE
 
 
+BESIDE = (
+    {"deterministic": "ON", "conv_fprop_algo": "performance", "precision_mode": "allow_mix_precision"},
+    {"conv_fprop_algo": "gemm"},
+)
+"""What our own options are a part of: each acts beside one of these."""
+
+
 def _outcome(option: Option, value: Any, device: str) -> Outcome | None:
     """What one value of an option comes to, beside those that it is a part of."""
-    beside = {"deterministic": "ON", "conv_fprop_algo": "performance"} if option.source == "msctx" else {}
-    if option.name == "default_device":
-        beside["device_target"] = next(target for target, named in TARGETS.items() if named == device)
-    try:
-        layer = make_layer({**beside, option.name: value}, "reference")
-    except OptionError:
-        return None
-    return translate(Want(option, layer.settings[option.name].value, device, Settings([layer]), Facts.only(device)))
+    found = None
+    for beside in BESIDE if option.source == "msctx" else ({},):
+        more = beside
+        if option.name == "default_device":
+            more = {**beside, "device_target": next(target for target, named in TARGETS.items() if named == device)}
+        try:
+            layer = make_layer({**more, option.name: value}, "reference")
+        except OptionError:
+            return None
+        want = Want(option, layer.settings[option.name].value, device, Settings([layer]), Facts.only(device))
+        outcome = translate(want)
+        if found is None or (outcome is not None and outcome.status in DONE and found.status not in DONE):
+            found = outcome
+    return found
 
 
 def listing(names: Iterable[str] | None = None) -> list[dict[str, Any]]:
