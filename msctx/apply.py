@@ -24,7 +24,7 @@ from msctx.errors import MsctxError, MsctxWarning, RestoreError, ScopeError, Str
 from msctx.notices import user_frame
 from msctx.signals import uninterrupted
 from msctx.switches import SWITCHES as SWITCHES
-from msctx.switches import Switch, together
+from msctx.switches import Switch
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
         SwitchError: a switch did not take its value.
     """
     hold = Hold(owner)
-    with _lock, uninterrupted() as deliver, together() as send:
+    with _lock, uninterrupted() as deliver:
         switches = [SWITCHES[n] for n, want in wants.items() if want is not AS_FOUND or SWITCHES[n].restore == "exact"]
         _check_threads(switches, hold)
         _check_writable([s for s in switches if wants[s.name] is not AS_FOUND], wants, hold, strict)
@@ -132,7 +132,6 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
                     _write(switch, wants[switch.name], hold)
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
-            send()
             deliver()
         except BaseException:
             undo(hold, quiet=True)
@@ -247,7 +246,7 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     Raises:
         RestoreError: something could not be put back; or, when strict, had been changed by somebody else.
     """
-    with _lock, uninterrupted(), together():
+    with _lock, uninterrupted():
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
@@ -332,7 +331,7 @@ def settle(open_here: Collection[Hold]) -> None:
     """
     failed: list[str] = []
     interruption: BaseException | None = None
-    with _lock, uninterrupted(), together():
+    with _lock, uninterrupted():
         found = {hold.number: hold for holds in _ledger.values() for hold in holds}
         for _, hold in sorted(found.items(), reverse=True):
             if hold.is_stranded or not (hold.base or hold in open_here or hold.who is not threading.current_thread()):

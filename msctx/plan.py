@@ -9,6 +9,7 @@ from typing import Any
 
 from msctx.effects import AS_FOUND, NAMED, Facts, Outcome, Want, translate
 from msctx.options import DEVICES, Layer, Setting, Settings, rules
+from msctx.options.conv_policy import plain
 
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """MindSpore's names of devices → ours."""
@@ -48,7 +49,7 @@ class Row:
             "value": self.value,
             "origin": self.origin,
             "status": self.status,
-            "switches": dict(self.assignments),
+            "switches": {switch: plain(value) for switch, value in self.assignments.items()},
             "reason": self.reason,
             "overridden_by": self.winner or None,
         }

@@ -12,7 +12,7 @@ from msctx import apply
 from msctx.effects.base import AS_FOUND
 from msctx.errors import RestoreError, ScopeError, StrictError
 from msctx.signals import uninterrupted
-from msctx.switches import Switch, together
+from msctx.switches import Switch
 
 
 def rebase(
@@ -33,7 +33,7 @@ def rebase(
     """
     undone: dict[str, Callable[[], None]] = {}
     covered: list[str] = []
-    with apply._lock, uninterrupted() as deliver, together() as send:
+    with apply._lock, uninterrupted() as deliver:
         _forget_dead_thread(hold)
         names = [*assignments, *(name for name in reversed(hold.records) if name not in assignments)]
         known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
@@ -52,7 +52,6 @@ def rebase(
                     _rebase_alone(apply.SWITCHES[name], hold, wanted[hold], undone)
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
-            send()
             deliver()
         except BaseException as error:
             failed, interruption = apply.try_all(dict(reversed(undone.items())))

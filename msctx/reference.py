@@ -67,7 +67,7 @@ def _row(option: Option, path: str, device: str, plan: Plan) -> dict[str, Any]:
         "status": shown.status,
         "otherwise": otherwise,
         "switches": sorted(switches),
-        "assignments": dict(found.assignments) if found else {},
+        "assignments": found.as_dict()["switches"] if found else {},
         "reason": shown.reason,
     }
 

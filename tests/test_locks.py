@@ -11,7 +11,7 @@ warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 import msctx
 from msctx import locks
-from msctx.native import core, policy
+from msctx.native import core
 core.load()
 x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
 
@@ -22,8 +22,6 @@ def work():
     assert ctx.precisions()
     msctx.set_context(conv_fprop_algo="direct")
     msctx.reset_context()
-    assert not policy._together
-    assert all(one.fields == one._sent for one in policy.PLACES.values())
     counted = sum(row.calls for row in msctx.choices())
     torch.nn.functional.conv2d(x, w)
     assert sum(row.calls for row in msctx.choices()) == counted, "what was asked for stays in force"
@@ -173,11 +171,10 @@ def test_the_thread_that_forks_keeps_what_it_holds(passes: Callable[[str], str])
         FORK
         + """
 from msctx.base import BASE
-with BASE.lock, policy.together():
+with BASE.lock:
     if (pid := os.fork()) == 0:
-        os._exit(0 if BASE.lock._is_owned() and len(policy._together) == 1 else 1)
+        os._exit(0 if BASE.lock._is_owned() else 1)
 assert os.waitpid(pid, 0)[1] == 0
-assert not policy._together
 """
     )
 

@@ -31,6 +31,7 @@ from msctx.context import Context
 from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
+from msctx.options.conv_policy import FLAGS, ConvPolicy
 from msctx.rebase import rebase
 from msctx.switches import SWITCHES, Switch
 
@@ -200,6 +201,15 @@ def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, t
 
 # --- assignments ------------------------------------------------------------------------------------------------------
 
+POLICIES = st.builds(
+    ConvPolicy,
+    conv_fprop_algo=st.sampled_from(["normal", "fft", "reference"]),
+    conv_algo_rules=st.sampled_from([None, "layer.*: fprop=gemm", "weight=3x*: dgrad=algo_1, wgrad=fft"]),
+    conv_workspace_limit=st.sampled_from([None, 0, 2**20]),
+    conv_max_error=st.sampled_from([None, 1e-6, 0.5]),
+    fallback=st.sampled_from(["warn", "error", "silent"]),
+    **{flag: st.booleans() for flag in FLAGS},
+)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "torch.num_threads": st.integers(1, 4),
     "torch.default_device": st.sampled_from([None, "cpu", "meta"]),
@@ -215,14 +225,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "python.recursion_limit": st.integers(2000, 20000),
     "env.NCCL_ALGO": st.sampled_from(["Ring", "^NVLS"]),
     "rng.saved": st.just(True),
-    **{
-        f"native.conv_{direction}_algo": st.sampled_from([None, "normal", "fft", "reference"])
-        for direction in ("fprop", "dgrad", "wgrad")
-    },
-    "native.conv_algo_rules": st.sampled_from([None, "layer.*: fprop=gemm", "weight=3x*: dgrad=algo_1, wgrad=fft"]),
-    "native.tuning_file": st.sampled_from([None]),
-    "native.conv_workspace_limit": st.sampled_from([None, 0, 2**20]),
-    "native.conv_max_error": st.sampled_from([None, 1e-6, 0.5]),
+    "native.convolution.cpu": st.none() | POLICIES,
     **{
         f"native.precision.{device}": st.sampled_from(
             [
@@ -235,7 +238,6 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     },
     "native.memory_pool": st.sampled_from([None, *({"keep": keep, "piece": 2**21} for keep in ("nothing", "some", "all"))]),
     "native.memory_caps": st.sampled_from([[], [[2**30, "a"]], [[2**30, "a"], [2**28, "b"]], [[2**29, "c"]]]),
-    "native.fallback": st.sampled_from(["warn", "error", "silent"]),
     "torch.inductor.max_autotune_conv_backends": st.sampled_from(["ATEN", "TRITON", "ATEN,TRITON"]),
     "models.parameters": st.sampled_from([None, "host", "file"]),
 }

@@ -76,10 +76,9 @@ std::string text_of(const PolicyText& t, const ConvTable& table) {
     text += value ? '=' : '-';
     if (value) text.append(value, std::strlen(value) + 1);
   };
-  const int32_t numbers[] = {t.fallback, t.deterministic, t.thread_invariant, t.allow_tf32, t.allow_fp32_emulation, t.frozen_weights, t.tuning, t.rules, forked};
-  for (const int32_t value : numbers) number(value);
-  number(t.workspace_limit);
-  number(t.max_error);
+  number(t.options);  // its padding is zero: ctypes made it
+  number(t.rules);
+  number(int32_t(forked));
   number(&table);
   for (const char* asked : t.asked) word(asked);
   for (int i = 0; i < t.rules; i++) {
@@ -130,18 +129,10 @@ void set_policy(Place place, const PolicyText* wanted, const ConvTable& table) {
 }
 
 Policy::Policy(const PolicyText& t, const ConvTable& table)
-    : fallback(Fallback(t.fallback)),
-      thread_invariant(t.thread_invariant),
-      deterministic(t.deterministic),
-      allow_tf32(t.allow_tf32),
-      allow_fp32_emulation(t.allow_fp32_emulation),
-      frozen_weights(t.frozen_weights),
+    : PolicyOptions(t.options),
       asked_{text(t.asked[0]), text(t.asked[1]), text(t.asked[2])},
-      workspace_limit_(t.workspace_limit),
-      max_error_(t.max_error),
       table_(table),
-      safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr),
-      tuning_(t.tuning) {
+      safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
   for (int i = 0; i < t.rules; i++) {
     Rule rule{Conditions::of(t.rule[i]), {}};
     for (int d = 0; d < 3; d++) rule.asked[d] = text(t.rule[i].asked[d]);
@@ -199,26 +190,26 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
   const bool may_fall_back = safe_ && (a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32"));  // see conv_run
   if (may_fall_back) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
-  if (workspace_limit_ >= 0 && bytes > size_t(workspace_limit_))
+  if (workspace_limit >= 0 && bytes > size_t(workspace_limit))
     why.push_back(
-        "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit_));
+        "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit));
   return why;
 }
 
 int Policy::threads_for(const ConvAlgorithm& a, const ConvProblem& p, Op op, int threads) const {
-  return workspace_limit_ >= 0 && memory_of(a, p, op, threads) > size_t(workspace_limit_) ? 1 : threads;
+  return workspace_limit >= 0 && memory_of(a, p, op, threads) > size_t(workspace_limit) ? 1 : threads;
 }
 
 // What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves.
 bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   const bool half = call.problem.dtype == DType::f16 || call.problem.dtype == DType::bf16;
-  if (half || (max_error_ == 0.0 && is(row, "tf32"))) return true;
-  const double allowed = max_error_ == 0.0 ? largest_error : max_error_;
+  if (half || (max_error == 0.0 && is(row, "tf32"))) return true;
+  const double allowed = max_error == 0.0 ? largest_error : max_error;
   return row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= allowed;
 }
 
 std::string Policy::too_inexact() const {
-  return "its error bound is above " + (max_error_ == 0.0 ? "3e-5" : "conv_max_error=" + in_words(max_error_));
+  return "its error bound is above " + (max_error == 0.0 ? "3e-5" : "conv_max_error=" + in_words(max_error));
 }
 
 // How much `normal` expects of a row for a call: 0, where torch's own path is as good a guess.
@@ -359,7 +350,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
     }
     passed.emplace_back(&row, sentence(why));
   }
-  if (!best && !torch_allowed) best = good ? good : inexact && max_error_ == 0.0 ? inexact : resort;
+  if (!best && !torch_allowed) best = good ? good : inexact && max_error == 0.0 ? inexact : resort;
   if (!best && !choice.reasons.empty()) return nullptr;
   std::string last;  // of two rows of one label that stand side by side the later one takes more
   for (const auto& [row, why] : passed) {

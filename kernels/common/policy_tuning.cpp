@@ -21,9 +21,9 @@ TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
   if (allow_fp32_emulation) permissions += ", fp32-grade";
   if (table_.is_computed_again ? allow_tf32 : call.allows_tf32) permissions += ", tf32";
   if (call.torch_benchmarks) permissions += ", torch benchmarks";
-  if (max_error_ != 0.0) permissions += ", error " + in_words(max_error_);
-  if (workspace_limit_ >= 0) permissions += ", workspace " + std::to_string(workspace_limit_);
-  return {tuning_, name_of(direction), line_of(text_of(call)), permissions};
+  if (max_error != 0.0) permissions += ", error " + in_words(max_error);
+  if (workspace_limit >= 0) permissions += ", workspace " + std::to_string(workspace_limit);
+  return {tuning, name_of(direction), line_of(text_of(call)), permissions};
 }
 
 const Tuned* Policy::tuned_for(const ConvCall& call, Direction direction, int threads) const {

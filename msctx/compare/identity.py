@@ -7,13 +7,9 @@ from typing import Any
 
 from msctx.context import Context
 from msctx.native.choices import Choice
+from msctx.options.conv_policy import plain
 from msctx.switches import SWITCHES
 
-DECIDING = (
-    *("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "conv_algo_rules", "enable_small_channel", "tuning_file"),
-    *("conv_allow_tf32", "allow_fp32_emulation", "conv_max_error", "conv_workspace_limit", "fallback"),
-)
-"""Fields of the core's policy that do nothing but decide which kernels run: what came of them, the kernels show."""
 TORCH: Identity = (frozenset(), frozenset())
 """What torch's own path comes to."""
 Identity = tuple[frozenset[tuple[str, str]], frozenset[Any]]
@@ -26,12 +22,19 @@ def moved(context: Context, *, is_compiled: bool) -> frozenset[tuple[str, str]]:
     Args:
         is_compiled: whether code may be compiled inside, which the switches of inductor are for.
     """
-    quiet = {f"native.{place}{field}" for field in DECIDING for place in ("", "cuda.")}
     return frozenset(
-        (switch, repr(value))
+        (switch, repr(_shown(switch, value)))
         for switch, value in context.plan.assignments.items()
-        if switch not in quiet and (is_compiled or not switch.startswith("torch.inductor.")) and not _is_so(switch, value)
+        if (is_compiled or not switch.startswith("torch.inductor.")) and not _is_so(switch, value)
     )
+
+
+def _shown(switch: str, value: Any) -> Any:
+    """What of a value is more than a choice of kernels: what came of that, the kernels show."""
+    if not switch.startswith("native.convolution."):
+        return value
+    policy = plain(value) or {}
+    return [policy.get(field) for field in ("deterministic", "thread_invariant", "frozen_weights")]
 
 
 def kernels(ran: Iterable[Choice]) -> frozenset[Any]:
@@ -45,4 +48,4 @@ def kernels(ran: Iterable[Choice]) -> frozenset[Any]:
 
 def _is_so(name: str, value: Any) -> bool:
     switch = SWITCHES[name]
-    return switch.available() and bool(switch.read() == value)
+    return switch.available() and bool(_shown(name, switch.read()) == _shown(name, value))

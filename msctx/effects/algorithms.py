@@ -6,7 +6,8 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.effects.policies import policy
-from msctx.options.conv_rules import DIRECTIONS, asked_by
+from msctx.options.conv_policy import ConvPolicy
+from msctx.options.conv_rules import DIRECTIONS, FEW_CHANNELS, Rule, asked_by
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
@@ -64,22 +65,37 @@ HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always t
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
-def _policy(want: Want, **fields: Any) -> dict[str, Any]:
-    """The fields of the policy that an option asks for, and how it is to be carried out: in compiled code, too."""
-    strict = want.other("strict", False)
-    said = {
-        "fallback": want.other("fallback", "error" if strict else "warn"),
-        "conv_workspace_limit": want.other("conv_workspace_limit"),
-        "conv_allow_tf32": want.other("conv_allow_tf32", want.device == "cuda"),  # there torch's own flag has to allow it, too
-        "allow_fp32_emulation": want.other("allow_fp32_emulation", True),
-        "tuning_file": want.other("tuning_file"),
-        **fields,
-    }
+def conv_policy(want: Want) -> dict[str, Any]:
+    """The assignment that all these options come to together."""
+    if want.device not in ("cpu", "cuda") or _obstacle(want):
+        return {}
+    options = NATIVE if want.device == "cpu" else NAMED
+    asking = {name: setting.value for name in options if (setting := want.in_force(name)) and setting.value}
     if want.device == "cuda":
-        return {f"native.cuda.{field}": value for field, value in said.items()} | INDUCTOR
-    said["conv_max_error"] = want.other("conv_max_error")
-    said["frozen_weights"] = want.other("frozen_weights", False)
-    return {f"native.{field}": value for field, value in said.items()} | INDUCTOR
+        asking = {name: value for name, value in asking.items() if value != "reference"}
+    left_open = [(d, "normal") for d in DIRECTIONS if f"conv_{d}_algo" not in asking]
+    if asking.pop("enable_small_channel", False) and left_open:
+        texts = (asking.get("conv_algo_rules"), str(Rule(FEW_CHANNELS, tuple(left_open))))  # after what is asked for
+        asking["conv_algo_rules"] = "; ".join(filter(None, texts))
+    if not asking:
+        return {}
+    policy = ConvPolicy(
+        **asking,
+        conv_workspace_limit=want.other("conv_workspace_limit"),
+        conv_max_error=want.other("conv_max_error") if want.device == "cpu" else None,  # cuDNN does not state its errors
+        fallback=want.other("fallback", "error" if want.other("strict", False) else "warn"),
+        tuning_file=want.other("tuning_file"),
+        deterministic=want.other("deterministic") == "ON",
+        conv_allow_tf32=want.other("conv_allow_tf32", want.device == "cuda"),  # there torch's own flag has to allow it, too
+        allow_fp32_emulation=want.other("allow_fp32_emulation", True),
+        frozen_weights=want.device == "cpu" and want.other("frozen_weights", False),  # cuDNN keeps no weights
+    )
+    return {f"native.convolution.{want.device}": policy}
+
+
+def carried_out(want: Want) -> dict[str, Any]:
+    """In eager code and in what inductor compiles."""
+    return conv_policy(want) | INDUCTOR
 
 
 def asked(want: Want) -> dict[tuple[str, str], str]:
@@ -109,7 +125,7 @@ def algorithm(want: Want) -> Outcome:
         return refused(why)
     if want.device == "cuda" and want.value == "reference":
         return refused("it is computed on the CPU alone: compare with tensors that are moved there")
-    assignments = _policy(want, **{want.option.name: want.value})
+    assignments = carried_out(want)
     if want.value != "performance":
         named = DIRECT_ON_CUDA if want.value == "direct" else HALF_ON_CUDA
         return honoured(assignments, named if want.device == "cuda" and want.value != "normal" else "")
@@ -124,7 +140,7 @@ def algorithm(want: Want) -> Outcome:
 def conv_algo_rules(want: Want) -> Outcome:
     if why := _obstacle(want):
         return refused(why)
-    assignments = _policy(want, conv_algo_rules=want.value)
+    assignments = carried_out(want)
     unordered = [f"{d}={name}" for d, name in asked_by({}, want.value) if (d, name) in UNORDERED]
     wanted = SAME_BITS if want.device == "cpu" else {"deterministic": "ON"}
     if unordered and (asking := [option for option, value in wanted.items() if want.other(option) == value]):
@@ -143,7 +159,7 @@ def thread_invariant(want: Want) -> Outcome:
         "holds for convolutions; for torch's own operators (matrix products, the weight gradients of Linear and LayerNorm, sums) "
         "nothing is promised"
     )
-    return approximated(_policy(want, thread_invariant=True), differs)
+    return approximated(carried_out(want), differs)
 
 
 @effect("enable_small_channel")
@@ -161,7 +177,7 @@ def enable_small_channel(want: Want) -> Outcome:
         "they run what normal takes for them: faster where the gradient of the images is wanted and their windows are large and "
         "strided; the forward pass and weight gradient of usual first layers stay on torch's own path, which nothing of ours beats"
     )
-    return approximated(_policy(want, enable_small_channel=True), differs)
+    return approximated(carried_out(want), differs)
 
 
 @effect("disable_format_transform")

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from msctx.effects.unbuilt import UNBUILT
-from msctx.options import DEVICES, Option, Settings
+from msctx.options import DEVICES, Option, Setting, Settings, rules
 
 THEMES = ("algorithms", "determinism", "device", "memory", "placement", "policies", "precision", "seed", "threads", "tracing")
 """The modules of this package that hold translations."""
@@ -62,6 +62,15 @@ class Want:
         """The value in force of another option on this device."""
         setting = self.settings.get(name, self.device)
         return setting.value if setting else default
+
+    def in_force(self, name: str) -> Setting | None:
+        """The setting of an option that has a meaning on this device, unless another one rules it out."""
+        setting = self._acting(name)
+        return None if setting is None or rules.obstacle(setting, self._acting) else setting
+
+    def _acting(self, name: str) -> Setting | None:
+        found = self.settings.get(name, self.device)
+        return found if found is not None and self.device in found.option.devices else None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """deterministic: torch's full recipe for the same bits from run to run."""
 
-from msctx.effects.algorithms import asked
+from msctx.effects.algorithms import conv_policy
 from msctx.effects.base import STAYS, Outcome, Want, effect, honoured, inert, refused
 
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
@@ -26,8 +26,7 @@ def deterministic(want: Want) -> Outcome:
     }
     if on:
         torch_wide["torch.deterministic.fill_uninitialized_memory"] = want.other("fill_uninitialized_memory", True)
-    if want.device in ("cpu", "cuda") and asked(want):  # also what an outer scope asked for
-        torch_wide["native.deterministic" if want.device == "cpu" else "native.cuda.deterministic"] = on
+    torch_wide |= conv_policy(want)
     by_device = {
         "cpu": {"torch.mkldnn.deterministic": on},
         "cuda": {"torch.cudnn.deterministic": on} | (CUDA_ON if on else {}),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
-from msctx.options import operators, rules
+from msctx.options import operators
 from msctx.options.layer import Setting
 from msctx.options.precision_rules import CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
 
@@ -40,10 +40,7 @@ def policy(want: Want) -> dict[str, Any]:
     """The assignment that all these options come to together."""
     asked: dict[str, Any] = {}
     for name in PRECISION:
-        setting = want.settings.get(name, want.device)
-        if setting is None or setting.value == NO_CHOICE:
-            continue
-        if not rules.obstacle(setting, lambda other: want.settings.get(other, want.device)):
+        if (setting := want.in_force(name)) and setting.value != NO_CHOICE:
             asked[name] = (setting.content or {}) if name in FILES else _meant(setting)
     by_torch_npu: dict[str, Any] = {}
     if want.device == "ascend":

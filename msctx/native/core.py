@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msctx import locks, notices
 from msctx.errors import NativeError, nearest
+from msctx.options.conv_policy import FLAGS, ConvPolicy
+from msctx.options.conv_rules import DIRECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ISA_VARIABLE = "MSCTX_ISA"
-DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FALLBACKS = ("warn", "error", "silent")
 PLACES = ("cpu", "cuda")
 """The kinds of devices that have a policy of their own."""
@@ -32,21 +33,18 @@ class _Rule(Structure):
     _fields_ = [("conditions", c_int32), ("condition", POINTER(_Condition)), ("asked", c_char_p * 3)]
 
 
-class _Policy(Structure):
+class _Options(Structure):
     _fields_ = [
-        ("asked", c_char_p * 3),
-        ("fallback", c_int32),
-        ("deterministic", c_int32),
-        ("thread_invariant", c_int32),
-        ("allow_tf32", c_int32),
-        ("allow_fp32_emulation", c_int32),
-        ("frozen_weights", c_int32),
-        ("tuning", c_int32),
         ("workspace_limit", c_int64),
         ("max_error", c_double),
-        ("rules", c_int32),
-        ("rule", POINTER(_Rule)),
+        ("fallback", c_int32),
+        ("tuning", c_int32),
+        *((flag, c_int32) for flag in FLAGS),
     ]
+
+
+class _Policy(Structure):
+    _fields_ = [("options", _Options), ("asked", c_char_p * 3), ("rules", c_int32), ("rule", POINTER(_Rule))]
 
 
 class _Measured(Structure):
@@ -261,26 +259,16 @@ class Core:
         return int(self._c.msctx_watch_lost())
 
 
-def policy_of(
-    asked: dict[str, str | None],
-    rules: tuple[Any, ...],
-    workspace_limit: int | None,
-    max_error: float | None,
-    fallback: str,
-    tuning: int,
-    **flags: bool,
-) -> Any:
-    """What is asked for, as the library takes it."""
-    return _Policy(
-        asked=_names(asked),
-        fallback=FALLBACKS.index(fallback),
+def policy_of(policy: ConvPolicy, tuning: int) -> Any:
+    """A policy as the library takes it; *tuning*: the number of its table of tuning results."""
+    options = _Options(
+        workspace_limit=-1 if policy.conv_workspace_limit is None else policy.conv_workspace_limit,
+        max_error=policy.conv_max_error or 0.0,
+        fallback=FALLBACKS.index(policy.fallback),
         tuning=tuning,
-        workspace_limit=-1 if workspace_limit is None else workspace_limit,
-        max_error=max_error or 0.0,
-        rules=len(rules),
-        rule=_rules(rules),
-        **flags,
+        **{flag: getattr(policy, flag) for flag in FLAGS},
     )
+    return _Policy(options=options, asked=_names(policy.algorithms), rules=len(policy.rules), rule=_rules(policy.rules))
 
 
 def _rules(rules: tuple[Any, ...]) -> Any:

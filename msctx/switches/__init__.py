@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -45,15 +44,9 @@ SWITCHES: Mapping[str, Switch] = MappingProxyType(
 )
 
 
-def together() -> AbstractContextManager[Callable[[], None]]:
-    """What is written in this block is sent as one where switches are parts of something larger: at its end, or when the function
-    that it yields is called, which may raise."""
-    return native.together()
-
-
 def read_all() -> dict[str, Any]:
     """Every switch that exists in this process → its value now."""
     return {name: switch.read() for name, switch in SWITCHES.items() if switch.available()}
 
 
-__all__ = ["SWITCHES", "Switch", "read_all", "together"]
+__all__ = ["SWITCHES", "Switch", "read_all"]

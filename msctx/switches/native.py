@@ -1,24 +1,23 @@
-"""Switches of the native core: the fields of its policy, its pool of memory and the caps on it."""
+"""Switches of the native core: its policies for convolutions, its pool of memory and the caps on it."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from msctx.native import core, memory, policy
+from msctx.native import conv_policy, core, memory
 from msctx.switches import torch_cuda
 from msctx.switches.base import Switch
 
-together = policy.together
-POLICY = tuple(
+POLICIES = tuple(
     Switch(
-        name=policy.switch_of(field, place),
-        read=partial(one.read, field),
-        write=partial(one.write, field),
-        prepare=one.load if field in policy.ASKING else None,
+        name=f"native.convolution.{place}",
+        read=here.read,
+        write=here.write,
+        save=here.take,
+        load=here.write,
+        satisfied=here.is_in_force,
+        prepare=here.load,
         available=torch_cuda.is_here if place == "cuda" else lambda: True,
     )
-    for place, one in policy.PLACES.items()
-    for field in one.fields
+    for place, here in conv_policy.PLACES.items()
 )
 MEMORY = (
     Switch(name="native.memory_pool", read=memory.read_pool, write=memory.write_pool, prepare=core.load),
@@ -31,4 +30,4 @@ MEMORY = (
         prepare=core.load,
     ),
 )
-SWITCHES = (*POLICY, *MEMORY)
+SWITCHES = (*POLICIES, *MEMORY)

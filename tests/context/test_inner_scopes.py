@@ -15,11 +15,11 @@ from msctx.switches import SWITCHES
 
 pytestmark = quiet
 OFF: list[Any] = [
-    ({"thread_invariant": True}, {"thread_invariant": False}, "native.thread_invariant"),
+    ({"thread_invariant": True}, {"thread_invariant": False}, "native.convolution.cpu"),
     ({"runtime_num_threads": 1}, {"runtime_num_threads": 0}, "torch.num_threads"),
     ({"enable_reduce_precision": True}, {"enable_reduce_precision": False}, "native.precision.cpu"),
     ({"static_memory_policy": 2}, {"static_memory_policy": 0}, "native.memory_pool"),
-    ({"enable_small_channel": 1}, {"enable_small_channel": 0}, "native.enable_small_channel"),
+    ({"enable_small_channel": 1}, {"enable_small_channel": 0}, "native.convolution.cpu"),
     ({"device_target": "CPU", "default_device": True}, {"default_device": False}, "torch.default_device"),
     ({"device_target": "CPU", "default_device": True}, {"use_off_line": True, "default_device": False}, "torch.default_device"),
 ]
@@ -83,11 +83,11 @@ def test_set_context_does_not_reach_into_a_scope_that_has_it_off(
 def test_a_scope_follows_what_set_context_changes_of_its_plan(base: None, exact_state: State) -> None:
     """Its own options may come to more over another base."""
     with msctx.context(deterministic="ON"):
-        assert not SWITCHES["native.deterministic"].read()
+        assert SWITCHES["native.convolution.cpu"].read() is None
         msctx.set_context(conv_fprop_algo="gemm")
-        assert SWITCHES["native.deterministic"].read()
+        assert SWITCHES["native.convolution.cpu"].read() == {"conv_fprop_algo": "gemm", "deterministic": True}
         msctx.reset_context()
-        assert not SWITCHES["native.deterministic"].read()
+        assert SWITCHES["native.convolution.cpu"].read() is None
 
 
 def test_what_the_user_set_between_two_scopes_comes_back(exact_state: State) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import far_device
 import torch
 
-from msctx.native import core, policy
+from msctx.native import conv_policy, core
 from msctx.native.choices import Choice, Tally
 from msctx.native.choices import rows as rows_of
+from msctx.options.conv_policy import ConvPolicy
 
 FOLDER = Path(__file__).parent
 FAR = "far"
@@ -67,13 +68,7 @@ def _transposed(x: Any, w: Any, padding: Any, output_padding: Any, stride: Any, 
 
 def ask(**fields: Any) -> None:
     """Have a policy in force, of these fields and no others."""
-    one = policy.PLACES["cuda"]
-    for name, nothing in one.fields.items():
-        default = policy.NOTHING[name]
-        if nothing != default and name not in fields:
-            one.write(name, default)
-    for name, value in sorted(fields.items(), key=lambda item: item[0] in policy.ASKING):
-        one.write(name, value)
+    conv_policy.PLACES["cuda"].write(ConvPolicy(**fields) if fields else None)
 
 
 def log(library: ctypes.CDLL) -> list[str]:

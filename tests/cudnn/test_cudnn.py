@@ -343,13 +343,13 @@ def test_the_cpu_has_a_policy_of_its_own(asking: Run) -> None:
     asking("""
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
     ask(conv_fprop_algo="winograd")
-    standin.policy.PLACES["cpu"].write("conv_fprop_algo", "gemm")
+    standin.conv_policy.PLACES["cpu"].write(standin.ConvPolicy(conv_fprop_algo="gemm"))
     torch.nn.functional.conv2d(x, w)
     check(x, w)
     of = {(row.ran, row.provider) for row in rows() if row.problem.dtype == "float32"}
     assert of == {("gemm", "msctx"), ("winograd", "cudnn")}
     assert standin.core.loaded().hook_problem("cuda") == standin.core.loaded().hook_problem("cpu") == ""
-    standin.policy.PLACES["cpu"].write("conv_fprop_algo", None)
+    standin.conv_policy.PLACES["cpu"].write(None)
     """)
 
 
@@ -357,14 +357,15 @@ def test_the_cpu_has_a_policy_of_its_own(asking: Run) -> None:
 def test_what_cannot_be_named_is_told(far: Callable[..., str]) -> None:
     far("""
     from msctx.errors import NativeError
-    from msctx.native import policy
+    from msctx.native.conv_policy import PLACES
+    from msctx.options.conv_policy import ConvPolicy
     try:
-        policy.PLACES["cuda"].write("conv_fprop_algo", "gemm")
+        PLACES["cuda"].write(ConvPolicy(conv_fprop_algo="gemm"))
     except NativeError as error:
         assert "libcudnn.so.9 is not loaded: this torch has no cuDNN" in str(error)
     else:
         raise AssertionError
-    assert policy.PLACES["cuda"].read("conv_fprop_algo") is None
+    assert PLACES["cuda"].read() is None
     from msctx.native import core
     assert core.cudnn_obstacle() == "libcudnn.so.9 is not loaded: this torch has no cuDNN 9"
     """)

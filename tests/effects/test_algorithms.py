@@ -1,4 +1,4 @@
-"""conv_*_algo and what goes with them become fields of the native core's policy."""
+"""conv_*_algo and what goes with them come to one policy of the native core."""
 
 import pytest
 
@@ -8,6 +8,7 @@ from msctx.effects import Facts
 from msctx.effects.algorithms import ALGORITHMS
 from msctx.native import core, stamp
 from msctx.options import Settings, make_layer
+from msctx.options.conv_policy import ConvPolicy
 
 INDUCTOR = {
     "torch.inductor.freezing": False,
@@ -17,16 +18,11 @@ INDUCTOR = {
     "torch.inductor.max_autotune_conv_backends": "ATEN",
     "torch.inductor.conv_1x1_as_mm": False,
 }
-HOW = {
-    "native.fallback": "warn",
-    "native.conv_workspace_limit": None,
-    "native.conv_max_error": None,
-    "native.conv_allow_tf32": False,
-    "native.allow_fp32_emulation": True,
-    "native.frozen_weights": False,
-    "native.tuning_file": None,
-    **INDUCTOR,
-}
+
+
+def carried_out(device: str = "cpu", **fields: object) -> dict[str, object]:
+    """The assignments of a policy of these fields."""
+    return {f"native.convolution.{device}": ConvPolicy(**fields), **INDUCTOR}
 
 
 NO_UNIT = "this processor has no matrix unit (AMX)"
@@ -44,12 +40,12 @@ def rows(
 def test_an_algorithm_is_a_field_of_the_policy() -> None:
     row = rows(conv_fprop_algo="winograd")["conv_fprop_algo"]
     assert (row.status, row.reason) == ("honoured", "")
-    assert row.assignments == {**HOW, "native.conv_fprop_algo": "winograd"}
+    assert row.assignments == carried_out(conv_fprop_algo="winograd")
 
 
 def test_the_group_of_the_cpu_wins_over_the_flat_spelling() -> None:
     row = rows(conv_fprop_algo="winograd", cpu_config={"conv_fprop_algo": "gemm"})["conv_fprop_algo"]
-    assert row.assignments["native.conv_fprop_algo"] == "gemm"
+    assert row.assignments == carried_out(conv_fprop_algo="gemm")
 
 
 def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
@@ -57,22 +53,17 @@ def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
     row = rows("cuda", **options)["conv_fprop_algo"]
     assert row.status == "honoured"
     assert "MindSpore always takes implicit_precomp_gemm and algo_1" in row.reason
-    assert row.assignments == {
-        "native.cuda.conv_fprop_algo": "winograd",
-        "native.cuda.fallback": "silent",
-        "native.cuda.conv_workspace_limit": 2**20,
-        "native.cuda.conv_allow_tf32": True,
-        "native.cuda.allow_fp32_emulation": True,
-        "native.cuda.tuning_file": None if row.assignments["native.cuda.tuning_file"] is None else "t.json",
-        **INDUCTOR,
-    }
+    tuning_file = row.assignments["native.convolution.cuda"].tuning_file
+    assert tuning_file.endswith("t.json")
+    wanted = {"conv_fprop_algo": "winograd", "fallback": "silent", "conv_workspace_limit": 2**20, "tuning_file": tuning_file}
+    assert row.assignments == carried_out("cuda", **wanted, conv_allow_tf32=True)
     assert rows("cuda", conv_algo_rules="a: gemm")["conv_algo_rules"].status == "honoured"
     assert "cuDNN never implemented it" in rows("cuda", conv_fprop_algo="direct")["conv_fprop_algo"].reason
     assert rows("cuda", **options)["conv_workspace_limit"].status == "honoured"
     tf32 = rows("cuda", conv_fprop_algo="gemm", conv_allow_tf32=False)
-    assert tf32["conv_fprop_algo"].assignments["native.cuda.conv_allow_tf32"] is False
+    assert tf32["conv_fprop_algo"].assignments["native.convolution.cuda"].conv_allow_tf32 is False
     found = rows("cuda", conv_fprop_algo="gemm", deterministic="ON")
-    assert found["deterministic"].assignments["native.cuda.deterministic"] is True
+    assert found["deterministic"].assignments["native.convolution.cuda"].deterministic
     refused = rows("cuda", conv_dgrad_algo="algo_0", deterministic="ON")["conv_dgrad_algo"]
     assert (refused.status, "no fixed order" in refused.reason) == ("refused", True)
 
@@ -106,7 +97,7 @@ def test_without_emulation_nothing_takes_tf32_on_cuda() -> None:
             Settings([make_layer({"conv_fprop_algo": "gemm", "allow_fp32_emulation": False, **tf32}, "test")]),
             Facts.only("cuda"),
         )
-        assert made.assignments["native.cuda.allow_fp32_emulation"] is False
+        assert made.assignments["native.convolution.cuda"].allow_fp32_emulation is False
         assert made.assignments["torch.cudnn.allow_tf32"] is False, "torch's own path is one of those that run"
         allowing = [row.status for row in made.rows if row.option == "conv_allow_tf32" and row.value]
         assert allowing == ["inert"] * len(allowing)
@@ -132,10 +123,10 @@ def test_without_a_native_core_it_is_refused_with_the_reason() -> None:
 
 def test_details_are_part_of_the_policy_of_the_algorithms() -> None:
     found = rows(conv_dgrad_algo="algo_1", fallback="silent", conv_workspace_limit="1MB", deterministic="ON")
-    wanted = {"native.fallback": "silent", "native.conv_workspace_limit": 2**20}
-    assert found["conv_dgrad_algo"].assignments == {**HOW, **wanted, "native.conv_dgrad_algo": "algo_1"}
+    wanted = {"conv_dgrad_algo": "algo_1", "fallback": "silent", "conv_workspace_limit": 2**20, "deterministic": True}
+    assert found["conv_dgrad_algo"].assignments == carried_out(**wanted)
     assert {found[name].status for name in ("fallback", "conv_workspace_limit")} == {"honoured"}
-    assert found["deterministic"].assignments["native.deterministic"] is True
+    assert found["deterministic"].assignments["native.convolution.cpu"] == ConvPolicy(**wanted)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +139,11 @@ def test_a_detail_without_an_algorithm_is_inert(options: dict[str, object]) -> N
 
 
 def test_strict_implies_that_a_fallback_is_an_error_unless_it_is_said_otherwise() -> None:
-    assert rows(conv_fprop_algo="fft", strict=True)["conv_fprop_algo"].assignments["native.fallback"] == "error"
+    assert rows(conv_fprop_algo="fft", strict=True)["conv_fprop_algo"].assignments == carried_out(
+        conv_fprop_algo="fft", fallback="error"
+    )
     said = rows(conv_fprop_algo="fft", strict=True, fallback="silent")["conv_fprop_algo"]
-    assert said.assignments["native.fallback"] == "silent"
+    assert said.assignments == carried_out(conv_fprop_algo="fft", fallback="silent")
 
 
 @pytest.mark.parametrize(
@@ -181,14 +174,19 @@ def test_performance_measures_nothing_under_determinism() -> None:
 
 def test_thread_invariant_says_for_what_nothing_is_promised() -> None:
     row = rows(thread_invariant=True)["thread_invariant"]
-    assert (row.status, row.assignments["native.thread_invariant"]) == ("approximated", True)
+    assert (row.status, row.assignments) == ("approximated", carried_out(thread_invariant=True))
     assert "matrix products" in row.reason
     assert rows(thread_invariant=False)["thread_invariant"].assignments == {}
 
 
-def test_few_channels_are_a_field_of_the_policy_where_an_algorithm_is_left_open() -> None:
+def test_few_channels_are_a_rule_of_the_policy_where_an_algorithm_is_left_open() -> None:
     row = rows(enable_small_channel=1, conv_fprop_algo="gemm")["enable_small_channel"]
-    assert (row.status, row.assignments) == ("approximated", {**HOW, "native.enable_small_channel": True})
+    few = "dims=2 input=*x[1-4]x*x*: dgrad=normal, wgrad=normal"
+    assert (row.status, row.assignments) == ("approximated", carried_out(conv_fprop_algo="gemm", conv_algo_rules=few))
+    after = rows(enable_small_channel=1, conv_algo_rules="a: gemm")["enable_small_channel"]
+    assert after.assignments["native.convolution.cpu"].conv_algo_rules == (
+        "a: fprop=gemm; dims=2 input=*x[1-4]x*x*: fprop=normal, dgrad=normal, wgrad=normal"
+    )
     assert rows(enable_small_channel=0)["enable_small_channel"].assignments == {}
     taken = rows(enable_small_channel=1, **dict.fromkeys(ALGORITHMS, "normal"))["enable_small_channel"]
     assert (taken.status, taken.assignments) == ("inert", {})
@@ -213,8 +211,8 @@ def test_determinism_alone_asks_nothing_of_the_native_core() -> None:
 @pytest.mark.parametrize("value", [True, False])
 def test_what_rounding_is_allowed_is_part_of_the_policy(value: bool) -> None:
     found = rows(conv_fprop_algo="implicit_gemm", conv_allow_tf32=value, allow_fp32_emulation=value)
-    policy = found["conv_fprop_algo"].assignments
-    assert (policy["native.conv_allow_tf32"], policy["native.allow_fp32_emulation"]) == (value, value)
+    policy = found["conv_fprop_algo"].assignments["native.convolution.cpu"]
+    assert (policy.conv_allow_tf32, policy.allow_fp32_emulation) == (value, value)
     assert {found[name].status for name in ("conv_allow_tf32", "allow_fp32_emulation")} == {"honoured"}
 
 

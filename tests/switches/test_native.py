@@ -1,4 +1,4 @@
-"""The fields of the native core's policy as switches."""
+"""The policies for convolutions as switches: one for each kind of device, written whole."""
 
 from __future__ import annotations
 
@@ -6,64 +6,51 @@ from collections.abc import Callable
 
 import pytest
 
-from msctx.native import core, policy
+from msctx.native import core
+from msctx.options.conv_policy import FLAGS, ConvPolicy
 from msctx.switches import SWITCHES
 
-VALUES = {
-    "conv_fprop_algo": "gemm",
-    "conv_dgrad_algo": "algo_1",
-    "conv_wgrad_algo": "fft",
-    "conv_algo_rules": "a.*: fprop=gemm",
-    "conv_workspace_limit": 2**20,
-    "conv_max_error": 1e-6,
-    "fallback": "silent",
-    "deterministic": True,
-    "thread_invariant": True,
-    "enable_small_channel": True,
-    "conv_allow_tf32": True,
-    "allow_fp32_emulation": False,
-    "frozen_weights": True,
-    "tuning_file": "tuning.json",
-}
+CPU, CUDA = SWITCHES["native.convolution.cpu"], SWITCHES["native.convolution.cuda"]
 
 
-@pytest.mark.parametrize("field", policy.NOTHING)
-def test_a_field_is_written_and_put_back_alone(field: str) -> None:
-    switch = SWITCHES[policy.switch_of(field, "cpu")]
-    found = switch.take()
-    switch.set(VALUES[field])
+def test_a_policy_is_written_and_put_back_whole() -> None:
+    found = CPU.take()
+    policy = ConvPolicy(conv_fprop_algo="gemm", conv_algo_rules="a.*: dgrad=algo_1", conv_workspace_limit=2**20)
+    CPU.set(policy)
     try:
-        assert {f: SWITCHES[f"native.{f}"].read() for f in policy.NOTHING} == {**policy.NOTHING, field: VALUES[field]}
+        assert CPU.is_satisfied(policy)
+        assert CPU.read() == policy.as_dict()
+        assert CUDA.read() is None, "it has a policy of its own"
+        CPU.set(ConvPolicy(conv_wgrad_algo="fft"))
+        assert CPU.read() == {"conv_wgrad_algo": "fft"}
     finally:
-        switch.put_back(found)
-    assert switch.read() == policy.NOTHING[field]
+        CPU.put_back(found)
+    assert CPU.read() is None
 
 
-def test_only_fields_that_ask_for_something_bring_the_library() -> None:
-    for place, load in (("cpu", core.load), ("cuda", core.load_with_cuda)):
-        fields = policy.PLACES[place].fields
-        bringing = {name for name in fields if SWITCHES[policy.switch_of(name, place)].prepare is not None}
-        assert bringing == set(policy.ASKING) & set(fields)
-        assert all(SWITCHES[policy.switch_of(name, place)].prepare is load for name in bringing)
+def test_policies_bring_the_library_of_their_place() -> None:
+    assert (CPU.prepare, CUDA.prepare) == (core.load, core.load_with_cuda)
 
 
-def test_each_place_has_its_own_policy() -> None:
-    assert set(policy.PLACES["cuda"].fields) < set(policy.PLACES["cpu"].fields)
-    SWITCHES["native.cuda.fallback"].set("error")
-    try:
-        assert (SWITCHES["native.fallback"].read(), SWITCHES["native.cuda.fallback"].read()) == ("warn", "error")
-    finally:
-        SWITCHES["native.cuda.fallback"].set("warn")
+def test_the_library_reads_each_flag_where_it_is_written() -> None:
+    """The structure's fields are those of the dataclass; each moves what the library decides by it in tests/native."""
+    sizes = [getattr(core._Options, flag) for flag in FLAGS]
+    assert [place.offset for place in sizes] == [sizes[0].offset + 4 * i for i in range(len(FLAGS))]
+    for flag in FLAGS:
+        default = getattr(ConvPolicy(), flag)
+        made = core.policy_of(ConvPolicy(**{flag: not default}), 0).options
+        assert {f: bool(getattr(made, f)) for f in FLAGS} == {f: getattr(ConvPolicy(), f) ^ (f == flag) for f in FLAGS}
 
 
 def test_reading_and_writing_nothing_loads_nothing(passes: Callable[..., str]) -> None:
     passes("""
         import torch
-        from msctx.native import core, policy
+        from msctx.native import core
         from msctx.switches import SWITCHES
-        for field, nothing in policy.NOTHING.items():
-            SWITCHES[f"native.{field}"].set(nothing)
-        SWITCHES["native.fallback"].set("error")
+        for place in core.PLACES:
+            switch = SWITCHES[f"native.convolution.{place}"]
+            assert switch.read() is None
+            switch.set(None)
         assert core.loaded() is None
     """)
 
@@ -74,5 +61,5 @@ def test_what_the_library_does_not_take_is_not_kept(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(core, "load", broken)
     with pytest.raises(core.NativeError):
-        SWITCHES["native.conv_fprop_algo"].set("gemm")
-    assert SWITCHES["native.conv_fprop_algo"].read() is None
+        CPU.set(ConvPolicy(conv_fprop_algo="gemm"))
+    assert CPU.read() is None

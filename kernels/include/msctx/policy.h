@@ -19,13 +19,23 @@ constexpr int places = 2;
 
 enum class Fallback : int32_t { warn, error, silent };
 
-// From Python. A null name is one that nobody asked for.
-struct PolicyText {
-  const char* asked[3];
-  int32_t fallback, deterministic, thread_invariant, allow_tf32, allow_fp32_emulation, frozen_weights;
-  int32_t tuning;           // the table of tuning results that `performance` looks into
+// What a policy says beside algorithms. The flags are those of ConvPolicy (msctx/options/conv_policy.py), in its order.
+struct PolicyOptions {
   int64_t workspace_limit;  // bytes; negative: none
   double max_error;         // that a row may have for `normal` and `performance`; 0: see largest_error
+  Fallback fallback;
+  int32_t tuning;  // the table of tuning results that `performance` looks into
+  int32_t deterministic;
+  int32_t thread_invariant;
+  int32_t allow_tf32;
+  int32_t allow_fp32_emulation;
+  int32_t frozen_weights;  // a weight is looked at once while this policy is in force
+};
+
+// From Python. A null name is one that nobody asked for.
+struct PolicyText {
+  PolicyOptions options;
+  const char* asked[3];
   int32_t rules;
   const RuleText* rule;
 };
@@ -48,7 +58,7 @@ struct Decision {
 };
 using Decided = std::shared_ptr<const Decision>;  // nullptr: nothing is asked for in this direction
 
-class Policy {
+class Policy : public PolicyOptions {
  public:
   Policy(const PolicyText&, const ConvTable&);
 
@@ -73,10 +83,6 @@ class Policy {
   // On how many of these threads to run an algorithm: one, where its workspace for all would be above the limit.
   int threads_for(const ConvAlgorithm&, const ConvProblem&, Op, int threads) const;
 
-  Fallback fallback;
-  bool thread_invariant, deterministic;
-  bool allow_tf32, allow_fp32_emulation;
-  bool frozen_weights;             // a weight is looked at once while this policy is in force
   std::atomic<int64_t> number{0};  // from 1 on: another one each time that it comes into force
 
  private:
@@ -103,11 +109,8 @@ class Policy {
 
   std::string asked_[3];
   std::vector<Rule> rules_;
-  int64_t workspace_limit_;
-  double max_error_;
   const ConvTable& table_;
   const ConvAlgorithm* safe_;  // what conv_run falls back to
-  int32_t tuning_;
   std::unordered_map<std::string, Decided> decisions_, before_;  // the latest ones, and those before them: see keep
 };
 

@@ -1,0 +1,51 @@
+"""The policies for convolutions that are in force in the native core: one for each kind of device, sent whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from msctx import locks
+from msctx.native import core, tuning, watching
+from msctx.options.conv_policy import ConvPolicy
+
+
+class InForce:
+    """What is in force at a place, which is one of :data:`core.PLACES`."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.policy: ConvPolicy | None = None
+
+    @property
+    def load(self) -> Callable[[], core.Core]:
+        """What brings the library that carries it out."""
+        return core.load if self.place == "cpu" else core.load_with_cuda
+
+    def read(self) -> dict[str, Any] | None:
+        """As plain data."""
+        return None if self.policy is None else self.policy.as_dict()
+
+    def take(self) -> ConvPolicy | None:
+        return self.policy
+
+    def is_in_force(self, policy: ConvPolicy | None) -> bool:
+        return policy == self.policy
+
+    def write(self, policy: ConvPolicy | None) -> None:
+        with _lock:
+            if policy is not None:
+                library = self.load()
+                watching.refresh(library)
+                number = tuning.table(library, policy.tuning_file, self.place) if policy.measures else 0
+                library.set_policy(self.place, _as_asked(policy, number))
+            elif (loaded := core.loaded()) is not None:
+                loaded.clear_policy(self.place)
+                tuning.keep(loaded)
+            self.policy = policy
+
+
+_lock = locks.plain()
+_as_asked: Callable[[ConvPolicy, int], Any] = lru_cache(maxsize=64)(core.policy_of)
+PLACES = {place: InForce(place) for place in core.PLACES}
