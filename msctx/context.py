@@ -237,6 +237,7 @@ class Context:
 
 
 def _enter(context: Context, entered: list[Scope]) -> None:
+    _close_late(stack.scopes)
     if any(name in NEED_CORE for layer in context.layers for name in layer.settings):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
@@ -254,9 +255,12 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
         mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
         if mine is None:
             begun.append(None)
-            raise ScopeError(
-                f"the {context.origin} is not open in this thread; a context is left by the thread that entered it"
-            )
+            text = f"the {context.origin} is not open in this thread; a context is left by the thread that entered it"
+            there = next((s for s in [*opened] if s.context is context and not s.leaving), None)
+            if there is not None and isinstance(error, GeneratorExit):  # perhaps the collector found the generator here
+                there.leaving = True
+                text += "; this one closes when that thread next enters or leaves a context, or calls reset_context()"
+            raise ScopeError(text)
         mine.leaving, begun[:] = True, [mine]  # from here on whoever is next in this thread would close it
         inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
         if inside and error is None:
@@ -264,6 +268,10 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
                 f"the {context.origin} was left before the {inside[-1].context.origin} inside it; both stay in force, and close "
                 "together when the inner one is left"
             )
+        if inside and isinstance(error, GeneratorExit):  # it has passed none of these
+            text = f"the {context.origin} of a generator that was closed stays in force until the {inside[-1].context.origin} is left"
+            tell("with-block", text, text)
+            return
         for scope in inside:  # an exception has passed by whoever was to leave it
             scope.leaving = True
         _close_late(scopes)

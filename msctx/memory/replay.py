@@ -52,8 +52,8 @@ class State:
         ]
         self._sources = sources
         self._numbers = [source.read() for source in sources]
-        self._block = block
-        self._now: list[tuple[list[Part], list[Any], AbstractContextManager[None]]] = []
+        self._block, self._path = block, path
+        self._now: list[tuple[list[Part], list[Any], AbstractContextManager[None], list[Any]]] = []
         constant = (value for value, _ in self._versions if value.layout is torch.strided)
         self.fingerprints = Fingerprints(path, {value.untyped_storage()._cdata for value in constant}, known.unset)
 
@@ -68,16 +68,22 @@ class State:
                     f"modified by an inplace operation since: it is at version {tensor._version}, expected version {version}"
                 )
         comparing = self.fingerprints.comparing()
-        self._now.append((_parts(self._block), [source.read() for source in self._sources], comparing))
+        gradients = [(parameter, parameter.grad, _version(parameter.grad)) for parameter in self._block.parameters()]
+        self._now.append((_parts(self._block), [source.read() for source in self._sources], comparing, gradients))
         for (number, kind, name), value in zip(self._names, _copies(self._values), strict=True):
             self._then[number][kind][name] = value
         self._install(self._then, self._numbers)
         comparing.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        parts, numbers, comparing = self._now.pop()
+        parts, numbers, comparing, gradients = self._now.pop()
         self._install(parts, numbers)
         comparing.__exit__(*error)
+        if any(parameter.grad is not grad or _version(grad) != version for parameter, grad, version in gradients):
+            raise RuntimeError(
+                f"memory_optimize_level=O1: the forward pass of block {self._path!r} changes gradients, and has now done so twice, "
+                "since it is computed again for the backward pass. Leave the block out: ctx.watch() the other parts of the model"
+            )
 
     def _install(self, parts: list[Part], numbers: list[Any]) -> None:
         for module, attributes, parameters, buffers in parts:
@@ -107,6 +113,10 @@ class Trial:
         self._copies = _copies(self._values)
         known: dict[int, Any] = {id(value): copy for value, copy in zip(self._values, self._copies, strict=True)}
         self._modules: list[nn.Module] = [_twin(part[0], known) for part in originals]
+        self._children = [[*module._modules.items()] for module in self._modules]
+        for value, copy in zip(self._values, self._copies, strict=True):
+            if value.is_leaf and value.grad is not None:
+                copy.grad = value.grad.detach().clone()
         self._versions = [copy._version for copy in self._copies]
         self._given = _copied(inputs)
         self.block, self.inputs = self._modules[0], own_containers(self._given)
@@ -139,6 +149,8 @@ class Trial:
         self.changing = {name for name in changed if name[1] == BUFFERS}
         if self.changing != changed:
             self.obstacle = "it writes to its parameters"
+        elif other := self._changed_otherwise():
+            self.obstacle = other
         elif self._tensors.wrote:
             self.obstacle = "it writes to tensors that are not its own"
         elif self._objects.changed:
@@ -157,6 +169,17 @@ class Trial:
             if now is not copy or copy._version != version or not _is_same(copy, value):
                 found.add(name)
         return found
+
+    def _changed_otherwise(self) -> str:
+        """What else it has done to its modules and their parameters."""
+        if any([*module._modules.items()] != found for module, found in zip(self._modules, self._children, strict=True)):
+            return "it exchanges its modules"
+        for value, copy in zip(self._values, self._copies, strict=True):
+            if copy.requires_grad != value.requires_grad:
+                return "it changes which of its parameters are trained"
+            if value.is_leaf and not (copy.grad is value.grad is None or _is_same(value.grad, copy.grad)):
+                return "it changes gradients"
+        return ""
 
 
 def _twin(value: Any, known: dict[int, Any]) -> Any:
@@ -183,6 +206,10 @@ def _twin(value: Any, known: dict[int, Any]) -> Any:
         twin = type(value)((key, _twin(item, known)) for key, item in value.items())
     known[id(value)] = twin
     return twin
+
+
+def _version(gradient: torch.Tensor | None) -> int:
+    return -1 if gradient is None else gradient._version
 
 
 def _parts(block: nn.Module) -> list[Part]:
@@ -391,8 +418,8 @@ def _are_same(one: Any, other: Any) -> bool:
     )
 
 
-def _is_same(a: torch.Tensor, b: Any) -> bool:
-    if not isinstance(b, torch.Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
+def _is_same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
     if a.layout is not torch.strided or a.is_meta:
         return True

@@ -43,7 +43,7 @@ class Tensors(TorchDispatchMode):
         super().__init__()
         self._made = {storage._cdata for tensor in own if (storage := _storage_of(tensor)) is not None}
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._assigned: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._assigned: list[tuple[torch.Tensor, str, Any]] = []
         self._calls = _Calls(self.assigns, draws)
         self.wrote = False
         """Whether any of them has other values now; known after leaving."""
@@ -63,9 +63,9 @@ class Tensors(TorchDispatchMode):
         self._calls.__exit__(*error)
         del self._calls  # it holds this, in a circle
         with torch.no_grad():
-            for tensor, data in reversed(self._assigned):
+            for tensor, name, value in reversed(self._assigned):
                 self.wrote = True
-                tensor.data = data
+                setattr(tensor, name, value)
             for storage, before in self._before.values():
                 if storage.nbytes() != before.nbytes():
                     storage.resize_(before.nbytes())
@@ -85,12 +85,11 @@ class Tensors(TorchDispatchMode):
         self._made.update(number for number in _numbers_of(result) if number not in given)
         return result
 
-    def assigns(self, tensor: torch.Tensor) -> None:
-        """Other memory is about to be assigned to *tensor*."""
-        data = tensor.detach()
-        storage = _storage_of(data)
+    def assigns(self, tensor: torch.Tensor, name: str) -> None:
+        """Other memory, or another gradient, is about to be assigned to *tensor*."""
+        storage = _storage_of(tensor)
         if storage is not None and storage._cdata not in self._made:
-            self._assigned.append((tensor, data))
+            self._assigned.append((tensor, name, tensor.detach() if name == "data" else tensor.grad))
 
     def _keep(self, tensor: Any) -> None:
         storage = _storage_of(tensor)
@@ -99,15 +98,15 @@ class Tensors(TorchDispatchMode):
 
 
 class _Calls(TorchFunctionMode):
-    """``tensor.data = …``, which no operator sees, and generators, of which an operator sees only copies."""
+    """``tensor.data = …`` and ``tensor.grad = …``, which no operator sees, and generators, of which an operator sees only copies."""
 
-    def __init__(self, assigns: Callable[[torch.Tensor], None], draws: Draws) -> None:
+    def __init__(self, assigns: Callable[[torch.Tensor, str], None], draws: Draws) -> None:
         super().__init__()
         self._assigns, self._draws = assigns, draws
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(function, "__name__", "") == "__set__" and getattr(function.__self__, "__name__", "") == "data":
-            self._assigns(args[0])
+        if getattr(function, "__name__", "") == "__set__" and (name := function.__self__.__name__) in ("data", "grad"):
+            self._assigns(args[0], name)
         for value in (*args, *(kwargs or {}).values()):
             self._draws.meet_in_call(value)
         return function(*args, **(kwargs or {}))
@@ -156,6 +155,7 @@ CREATION = ("__init__", "__new__")
 """Methods that run only where code names the class."""
 LINKS = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
 """Where methods, partial functions, caches and properties hold what they call."""
+BACKWARD = torch.autograd.backward.__code__
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -203,8 +203,11 @@ class Objects:
             self._add(value, "input")
         for path, module in modules.items():
             for name, value in vars(module).items():
+                place = f"self.{path}.{name}".replace("..", ".")
                 if name not in OF_ALL_MODULES:
-                    self._add(value, f"self.{path}.{name}".replace("..", "."))
+                    self._add(value, place)
+                elif name.endswith("_hooks"):  # of the original, too
+                    self._look_at_names(value, place, "[{}]")
             self._look_at_classes(type(module))
         self._look_at_all()
 
@@ -225,6 +228,8 @@ class Objects:
         code, space = frame.f_code, frame.f_globals
         if event != "call" or (id(code), id(space)) in self._ran:
             return
+        if code is BACKWARD:
+            raise CannotBePutBack("it calls backward() in its forward pass, which adds to gradients each time")
         self._ran[id(code), id(space)] = code, space
         name = space.get("__name__")
         is_new = name in sys.modules and name not in self._modules  # imported since
@@ -274,6 +279,8 @@ class Objects:
                 self._look_at_items(value.flat, path)
         elif isinstance(value, bytearray | array):
             self._keep(path, lambda: value[:], lambda before: value.__setitem__(slice(None), before))
+        elif _has_bytes(value):  # of ctypes, mmap; a memoryview
+            self._keep(path, lambda: bytes(value), lambda before: memoryview(value).cast("B").__setitem__(slice(None), before))
         elif isinstance(value, CellType):
             self._add(self._keep(path, lambda: [_content(value)], lambda before: _fill(value, *before))[0], path)
         elif isinstance(value, FunctionType):
@@ -378,6 +385,15 @@ class Objects:
 
         found: dict[str, Any] = self._keep(f"global variables of {space.get('__name__')}", read, write)
         return found
+
+
+def _has_bytes(value: Any) -> bool:
+    """Whether it is memory that can be written to as it lies."""
+    try:
+        with memoryview(value) as view:
+            return not view.readonly and view.c_contiguous and view.nbytes <= MOST_BYTES
+    except (TypeError, ValueError, BufferError):
+        return False
 
 
 def _is_library(what: type) -> bool:

@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from context_helpers import OwnError, State, context_module, in_thread, threads
 
 import msctx
-from msctx.errors import RestoreError, ScopeError
+from msctx.errors import MsctxWarning, RestoreError, ScopeError
 
 
 def test_with_block(exact_state: State) -> None:
@@ -141,6 +142,44 @@ def test_out_of_order(exact_state: State) -> None:
         inner.__exit__(None, None, None)
     with msctx.context(runtime_num_threads=1):
         assert threads() == 1
+    assert exact_state() == before
+
+
+def batches() -> Iterator[int]:
+    with msctx.context(runtime_num_threads=1):
+        while True:
+            yield 1
+
+
+def test_a_generator_that_is_closed_inside_another_context(exact_state: State) -> None:
+    """As by ``break`` in a loop over it: no exception has left the inner block."""
+    before, generator = exact_state(), batches()
+    next(generator)
+    with msctx.context(deterministic="ON"):
+        inside = exact_state()
+        with pytest.warns(
+            MsctxWarning, match=r"of a generator that was closed stays in force until the with-block at .* is left"
+        ):
+            generator.close()
+        assert exact_state() == inside
+    assert exact_state() == before, "they close together"
+
+
+@pytest.mark.parametrize("then", ["reset_context", "enters", "leaves"])
+def test_a_generator_that_another_thread_closes(exact_state: State, then: str) -> None:
+    """As the collector may, in whichever thread it runs: the thread that entered the context closes it at its next turn."""
+    before = exact_state()
+    with msctx.context() if then == "leaves" else nullcontext():
+        generator = batches()
+        next(generator)
+        with pytest.raises(ScopeError, match="this one closes when that thread next enters or leaves"):
+            in_thread(generator.close)
+        assert exact_state() != before
+        if then == "reset_context":
+            msctx.reset_context()
+        elif then == "enters":
+            with msctx.context(deterministic="ON"):
+                assert threads() == before["torch.num_threads"]
     assert exact_state() == before
 
 

@@ -1,9 +1,10 @@
 """What a trial looks at: what the functions name that a block calls, and nothing beyond."""
 
+import ctypes
 import gc
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -223,3 +224,112 @@ def test_collections_of_garbage_are_no_part_of_a_block() -> None:
         assert counts["collections"]
     finally:
         gc.callbacks.remove(count)
+
+
+# --- what a trial takes back or rules out, and trains as without O1 ---------------------------------------------------
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).tanh())
+
+
+class LocalLoss(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first(x.detach()).square().mean().backward()
+        return super().forward(x)
+
+
+class SetsGradient(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.first.weight.grad
+        self.first.weight.grad = self.first.weight.detach() * (1 if found is None else 2)
+        return super().forward(x)
+
+
+class Freezes(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first.weight.requires_grad_(not self.first.weight.requires_grad)
+        return super().forward(x)
+
+
+class Swaps(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first, self.second = self.second, self.first
+        return super().forward(x)
+
+
+class Hooks(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.first._forward_hooks:
+            self.first.register_forward_hook(lambda module, inputs, made: made * 1.5)
+        else:
+            self.first.register_forward_hook(lambda module, inputs, made: made + 1)
+        return super().forward(x)
+
+
+class CountsInBytes(Two):
+    def __init__(self, count: Any) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count[0] += 1
+        return super().forward(x) * self.count[0]
+
+
+TAKEN_BACK = {
+    "local loss": (LocalLoss, "it calls backward() in its forward pass, which adds to gradients each time"),
+    "sets a gradient": (SetsGradient, "it changes gradients"),
+    "freezes": (Freezes, "it changes which of its parameters are trained"),
+    "swaps": (Swaps, "it exchanges its modules"),
+    "hooks": (Hooks, "calls of its modules run hooks, which would run again"),
+    "ctypes": (lambda: CountsInBytes((ctypes.c_int * 1)()), "it changes Python objects that stay: self.count"),
+    "memoryview": (lambda: CountsInBytes(memoryview(bytearray(2))), "it changes Python objects that stay: self.count"),
+}
+
+
+def trained(make: Callable[[], nn.Module], level: str) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(make(), make()), nn.Linear(4, 4))
+    with msctx.context(memory_optimize_level=level) as ctx:
+        ctx.watch(model)
+        for _ in range(2):
+            model(torch.ones(2, 4, requires_grad=True)).square().sum().backward()
+        rows: list[dict[str, Any]] = msctx.memory_stats()["recomputed"]
+    gradients = [torch.zeros(()) if parameter.grad is None else parameter.grad for parameter in model.parameters()]
+    return gradients, [row for row in rows if row["path"].startswith("Sequential.0.")]
+
+
+@pytest.mark.parametrize("name", TAKEN_BACK)
+def test_what_a_block_does_beside_computing_is_done_once(name: str) -> None:
+    make, reason = TAKEN_BACK[name]
+    wanted, _ = trained(make, "O0")
+    found, rows = trained(make, "O1")
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert reason in {row["reason"] for row in rows}, rows
+
+
+def test_a_gradient_that_is_changed_only_later_raises() -> None:
+    """The trial has not seen it; the second computation does."""
+
+    class Later(Two):
+        calls_backward = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if Later.calls_backward:
+                self.first(x.detach()).square().mean().backward()
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Sequential(Later(), Later()), nn.Linear(4, 4))
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+        model(torch.ones(2, 4)).sum().backward()
+        Later.calls_backward = True
+        loss = model(torch.ones(2, 4)).sum()
+        with pytest.raises(RuntimeError, match=r"block '0\.1' changes gradients, and has now done so twice"):
+            loss.backward()
