@@ -69,7 +69,7 @@ def memory_stats() -> dict[str, Any]:
     """What the pool of host memory holds, and each cap on it: bytes and counts by name, as torch.cuda.memory_stats has for a GPU.
 
     ``current_bytes`` and ``peak_bytes`` are what tensors asked for, ``reserved_bytes`` is what the pool holds, in use or not.
-    ``saved_on_host`` is what ``memory_offload`` has moved so far, ``parameters`` says where those of watched models are and how many
+    ``saved_on_host`` is what ``memory_offload`` has moved so far, ``parameters`` shows where those of watched models are and how many
     had to be left; ``recomputed`` has a row for each block of models that were watched under ``memory_optimize_level="O1"``: what its
     forward pass keeps, how long it takes, whether it is computed again, and why.
     """

@@ -48,7 +48,7 @@ class Hold:
     """What one scope (or the base) has written and will put back."""
 
     owner: str
-    """Who writes, as it is to be told: ``with-block at train.py:12``."""
+    """Who writes, as messages name it: ``with-block at train.py:12``."""
     thread: int = field(default_factory=threading.get_ident)
     who: threading.Thread = field(default_factory=threading.current_thread)
     base: bool = False
@@ -99,7 +99,7 @@ def _key(switch: Switch, thread: int | None = None) -> Any:
 
 
 def prepare(assignments: Mapping[str, Any]) -> None:
-    """Bring what writing *assignments* needs and may take long; may be interrupted. What fails, later plans tell."""
+    """Bring what writing *assignments* needs and may take long; may be interrupted. Later plans report what fails."""
     for name, value in assignments.items():
         if value and (bring := SWITCHES[name].prepare):
             with suppress(MsctxError):
@@ -235,7 +235,7 @@ def _set(switch: Switch, value: Any) -> str:
 
 def _warn_stays(switch: Switch, value: Any) -> None:
     text = f"{switch.name}={value!r}, once set, stays after this with-block: it is read only before {switch.only_before}"
-    warnings.warn(text + ". set_context or `msctx run` say so openly.", MsctxWarning, stacklevel=user_frame()[1])
+    warnings.warn(text + ". Set it with set_context or `msctx run` instead.", MsctxWarning, stacklevel=user_frame()[1])
 
 
 def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:

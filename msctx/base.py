@@ -70,7 +70,7 @@ def plan_here(settings: Settings) -> Plan:
 
 
 def make_ready(settings: Settings) -> None:
-    """Bring what the switches of a plan need: the native core may be built, which takes its time. What fails, plans tell."""
+    """Bring what the switches of a plan need: the native core may be built, which takes its time. Plans report what fails."""
     from msctx import apply
 
     if any(name in NEED_CORE for name in settings):

@@ -126,7 +126,7 @@ def _sweep(
 
     values = sweeping.read(words)
     grid = sweeping.points(values)
-    # a mistake in the last point is told before the first has run
+    # a mistake in the last point is reported before the first has run
     experiments = [read(file, [*overrides, *sweeping.words_of(point)], need_entry=True) for point in grid]
     if dry_run:
         from msctx.run.entry import resolve

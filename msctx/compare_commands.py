@@ -97,7 +97,7 @@ def compare(
 
 
 def _folder(out: str | None) -> Path | None:
-    """The folder for the result, made now: hours later it would be late to say that it cannot be."""
+    """The folder for the result, made now: hours later it would be too late to fail."""
     if out is None:
         return None
     folder = Path(out)

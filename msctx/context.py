@@ -209,7 +209,7 @@ class Context:
         return scaler_for(self.plan, self.device.type, options)
 
     def _remember(self, scope: Scope) -> list[str]:
-        """Keep the counts of a scope that closes; returns what is to be said of it."""
+        """Keep the counts of a scope that closes; returns what to warn of."""
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
         found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
         rules = [f"conv_algo_rules: no convolution matched {rule}" for rule in scope.end()]

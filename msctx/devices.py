@@ -19,7 +19,7 @@ def here() -> tuple[str, ...]:
 
 
 def likely() -> tuple[str, ...]:
-    """The devices whose driver is loaded, told without importing torch: for what must be set before that."""
+    """The devices whose driver is loaded, found without importing torch: for what must be set before that."""
     nvidia = glob("/dev/nvidia[0-9]*") or glob("/dev/dxg")
     return ("cpu", *(["cuda"] if nvidia else []), *(["ascend"] if glob("/dev/davinci[0-9]*") else []))
 
@@ -36,7 +36,7 @@ def _cann() -> tuple[int, int] | None:
 
 
 def free_memory() -> int:
-    """Bytes of host memory that this process can still have. Only what is shown says it: plans of runs are compared."""
+    """Bytes of host memory that this process can still have. Only plans that are shown have it: those of runs are compared."""
     from msctx.native import limits
 
     return limits.free_bytes()

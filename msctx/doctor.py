@@ -16,7 +16,7 @@ TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. ``status``: ``ok``, ``missing`` (optional; *fix* says how to get it) or ``broken`` (msctx cannot work)."""
+    """One finding. ``status``: ``ok``, ``missing`` (optional; *fix*: how to get it) or ``broken`` (msctx cannot work)."""
 
     name: str
     status: str

@@ -70,7 +70,7 @@ def searching() -> Iterator[None]:
 
 
 def nearest_of(name: str, names: Iterable[str], count: int) -> list[str]:
-    """Those of *names* that a user most likely meant, the best first; none where enough mistakes have been told already."""
+    """Those of *names* that a user most likely meant, the best first; none where enough mistakes have been reported already."""
     if (left := _searches.get()) is not None:
         if not left:
             return []
@@ -137,7 +137,7 @@ class DeviceError(MsctxError, RuntimeError):
     def missing(cls, target: str, here: Sequence[str]) -> DeviceError:
         return cls(
             f"device_target={target!r}: there is no such device here (found: {', '.join(here)}). Nothing was changed. "
-            f"`msctx explain device_target={target}` shows the plan without entering it; `msctx doctor` says what is missing."
+            f"`msctx explain device_target={target}` shows the plan without entering it; `msctx doctor` lists what is missing."
         )
 
 
@@ -175,4 +175,4 @@ class NativeError(MsctxError, RuntimeError):
 
 
 class MsctxWarning(UserWarning):
-    """An option that is not carried out, told once per option and reason."""
+    """An option that is not carried out: one warning per option and reason."""

@@ -76,7 +76,7 @@ def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """A state saved to a file, or what a run directory says about its state and environment, flattened to dotted keys."""
+    """A state saved to a file, or the state and environment that a run directory holds, flattened to dotted keys."""
     path = Path(path)
     if path.is_dir():
         found = {}

@@ -1,4 +1,4 @@
-"""Warnings that are told once, at the user's line."""
+"""Warnings that are issued once, at the user's line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msctx.errors import MsctxWarning
 
 _told: set[int] = set()
 FORGOTTEN: list[Callable[[], object]] = []
-"""Called when every warning shall be told again, by those who remember for themselves which were."""
+"""Called when every warning is to be issued again, by those who remember for themselves which were."""
 
 
 def tell(option: str, reason: str, text: str) -> None:
@@ -35,7 +35,7 @@ def user_frame() -> tuple[str, int]:
 
 
 def forget() -> None:
-    """Let every warning be told again."""
+    """Let every warning be issued again."""
     _told.clear()
     for again in FORGOTTEN:
         again()

@@ -21,7 +21,7 @@ FAILING = ("refused", "not_built", "inert")
 class Row:
     """One option on one device: what was asked, by whom, and what comes of it.
 
-    ``status`` is one of ``honoured``, ``approximated`` (``reason`` says what differs), ``inert`` (deprecated, or without a
+    ``status`` is one of ``honoured``, ``approximated`` (``reason``: what differs), ``inert`` (deprecated, or without a
     meaning on this device), ``refused`` (cannot be done here) and ``not_built`` (not written yet).
     """
 

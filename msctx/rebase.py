@@ -95,7 +95,7 @@ def _rebase_alone(
 def _lay_anew(
     switch: Switch, base: apply.Hold, wanted: Mapping[apply.Hold, Mapping[str, Any]], undone: dict[str, Callable[[], None]]
 ) -> bool:
-    """Bring one switch to what the base and the scopes above it want by now; tell whether a scope keeps the base's change back.
+    """Bring one switch to what the base and the scopes above it want by now; returns whether a scope keeps the base's change back.
 
     Scopes that are not among those *wanted* keep what they have.
     """

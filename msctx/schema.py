@@ -1,6 +1,6 @@
 """The JSON Schema of experiment files, and those of msctx compare, made from the declarations: editors complete and check with it.
 
-It follows draft 7, which YAML language servers know, and was tried with Red Hat's. What a schema cannot say (two spellings of one
+It follows draft 7, which YAML language servers know, and was tried with Red Hat's. What a schema cannot express (two spellings of one
 option with different values, the content of files, ``1.0`` for a whole number) is left to ``msctx explain``.
 
 There is no ``title``, which that server would show above every text, and no ``default``: it would write dozens of defaults into a
@@ -27,7 +27,7 @@ HELP = {
     "name": "The name of the experiment; it names the run directory. Unset, it is the name of the file.",
     "entry": "The function to call (package.module:function, or file.py:function), or the path of a script.",
     "args": "Arguments of the entry, by name.",
-    "seed": "Seeds Python, NumPy and torch before the entry runs; another way to say the option seed.",
+    "seed": "Seeds Python, NumPy and torch before the entry runs; another way to set the option seed.",
     "dir": "The folder in which run directories are made.",
     "cpu_config": "Options for CPU tensors alone (ours; the keys of gpu_config).",
     "gpu_config": "Options for CUDA tensors alone.",
@@ -55,7 +55,7 @@ NARROWER: dict[str, dict[str, Any]] = {
 
 _WORD = "YAML 1.1: on and yes mean true, off and no false"
 _WORDS = f"({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in YamlWord.TRUTH)})"
-"""The words in any case, and what an editor says of them; msctx takes them for true and false where an option has these."""
+"""The words in any case, and what an editor shows for them; msctx takes them for true and false where an option has these."""
 _UNDERSCORES = r"^[-+]?[1-9][0-9]*(_[0-9]*)+$"
 """A number such as 4_000_000: one to msctx, as in YAML 1.1, and text to a reader of YAML 1.2."""
 
@@ -207,7 +207,7 @@ def _option(option: Option) -> dict[str, Any]:
 
 
 def _shown(default: Any) -> str:
-    """A default as one would write it, or as people say it."""
+    """A default as one would write it, or in words."""
     if type(default) is int and default >= 2**20 and default % 2**30 == 0:
         return f"`{default // 2**30}GB`"
     return f"`{default if isinstance(default, str) and default else json.dumps(default)}`"
@@ -217,7 +217,7 @@ def _as_an_editor_reads(schema: dict[str, Any], words: str) -> dict[str, Any]:
     """The schema of a value as a reader of YAML 1.2 sees it, to whom ``on`` and ``4_000`` are texts.
 
     Args:
-        schema: what the kind of the value says.
+        schema: that of the value's kind.
         words: what is taken, in words.
     """
     schema = _union([{k: v for k, v in form.items() if k != "title"} for form in schema.get("anyOf", [schema])])
@@ -234,7 +234,7 @@ def _as_an_editor_reads(schema: dict[str, Any], words: str) -> dict[str, Any]:
 
 
 def _union(forms: list[dict[str, Any]]) -> dict[str, Any]:
-    """Forms of different types as one schema, since each keyword speaks of one type alone; editors show that better."""
+    """Forms of different types as one schema, since each keyword applies to one type alone; editors show that better."""
     types = [t for form in forms for t in ([form["type"]] if isinstance(form.get("type"), str) else form.get("type", ["?"]))]
     if len(forms) == 1 or "?" in types or len(set(types)) != len(types):
         return dict(forms[0]) if len(forms) == 1 else {"anyOf": forms}

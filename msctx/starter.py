@@ -39,7 +39,7 @@ HEAD = """\
 # An experiment of msctx: what to run, and under which options. Take the # away from what you want.
 #   msctx explain {name}   what each option would do here
 #   msctx run {name}       run it, and keep a record
-#   msctx options          every option; `msctx options NAME` says all about one
+#   msctx options          every option; `msctx options NAME` shows all about one
 context:
   # Options to start from ({presets}); what stands here wins over them.
   # preset: reproducible

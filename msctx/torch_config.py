@@ -1,6 +1,6 @@
 """Entries of torch's configuration modules (``torch._inductor.config``, ``torch.compiler.config``): what a program has set.
 
-torch 2.13 keeps it for each thread, older versions (2.11, say) for the process; neither has a public way to ask whether it was set.
+torch 2.13 keeps it for each thread, older versions (such as 2.11) for the process; neither has a public way to ask if it was set.
 """
 
 from __future__ import annotations

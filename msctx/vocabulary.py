@@ -26,7 +26,7 @@ ARGUMENTS = {
     "aoe_job_type": "config",
     "execute_timeout": "op_timeout",
 }
-"""Function → what MindSpore calls its one argument; the others say ``value``."""
+"""Function → what MindSpore calls its one argument; the others have ``value``."""
 
 
 def names(root: str) -> dict[str, Option]:
@@ -55,7 +55,7 @@ def describe(function: Any, name: str, option: Option) -> Any:
     """Give a function its name, and the help of the option that it sets."""
     function.__module__, _, function.__name__ = name.rpartition(".")
     function.__qualname__ = function.__name__
-    function.__doc__ = f"{option.help}\n\nSets the option ``{option.name}``; ``msctx options {option.name}`` says more."
+    function.__doc__ = f"{option.help}\n\nSets the option ``{option.name}``; ``msctx options {option.name}`` shows more."
     return function
 
 

@@ -137,7 +137,7 @@ def test_what_a_higher_level_displaces_is_told() -> None:
 
 def test_a_row_in_words() -> None:
     (row,) = make({"mode": 0}).rows
-    assert str(row) == "mode=0 on cpu: not_built: it comes with graph mode"
+    assert str(row) == "mode=0 on cpu: not_built: not implemented yet: requires graph mode"
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -26,7 +26,7 @@ def capture(model: Model) -> Workload:
     """Run a model once, in evaluation mode, and count its convolutions and products; equal ones are one layer.
 
     A layer has the path of the first module that computes it for a name. What multiplies and is no convolution and no product
-    of matrices (attention or an LSTM that is one operator, for instance) is not in it; the workload says which these were.
+    of matrices (attention or an LSTM that is one operator, for instance) is not in it; the workload lists these.
     """
     found, left_out = _record(model)
     layers: dict[Layer, tuple[str, int]] = {}
@@ -67,7 +67,7 @@ def _record(model: Model) -> tuple[list[Layer], Counter[str]]:
 
 @contextmanager
 def _paths(model: nn.Module) -> Iterator[Callable[[], str]]:
-    """What tells the path of the module that computes now."""
+    """Knows the path of the module that computes now."""
     names = {module: name.replace("_orig_mod.", "") for name, module in model.named_modules()}
     inside: list[str] = []
 

@@ -2,7 +2,7 @@
 
 A plan is a choice for each row, torch's own path where its name is empty. It gains where its time on the whole is beyond the margin
 of its own figures and the noise of torch beside itself. The fastest such plan is the front runner. Another one is as good unless the
-front runner beats it, round by round, beyond the margin of these two alone: a third choice has no say. Of those that are as good,
+front runner beats it, round by round, beyond the margin of these two alone: a third choice does not count. Of those that are as good,
 precision is not given away for nothing, and what sets the fewest options is the plainest.
 """
 

@@ -49,7 +49,7 @@ DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
 LATE = "not measured: --quick had no time left"
 NO_SAY, UNABLE, FAILED, SKIPPED, MEASURED = "no_say", "unable", "failed", "skipped", "measured"
-"""What became of a choice in a row: none of its options has a say there; it cannot run or is not carried out; it raised, or its
+"""What became of a choice in a row: none of its options applies there; it cannot run or is not carried out; it raised, or its
 result was wrong; there was no time for it; it has its figures."""
 
 
@@ -73,7 +73,7 @@ class Checked:
 
 @dataclass
 class Watch:
-    """What is told while a comparison runs."""
+    """Progress of a comparison."""
 
     begin: Callable[[int], None] = lambda rows: None
     row: Callable[[str], None] = lambda name: None
@@ -93,7 +93,7 @@ class Outcome:
 
 
 def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
-    """All rows of a comparison; what is interrupted keeps the rows so far, and says so."""
+    """All rows of a comparison; what is interrupted keeps the rows so far and is marked so."""
     watch = watch or Watch()
     outcome = Outcome()
     base = Context(tuple(comparison.base.settings.layers), "comparison")
@@ -161,7 +161,7 @@ class Runner:
         return row
 
     def _measure(self, case: Case, row: dict[str, Any]) -> None:
-        case.results()  # an error of the model's own is told as such
+        case.results()  # an error of the model's own is reported as such
         try:
             truth = case.truth()
         except Exception as error:
@@ -278,12 +278,12 @@ class Runner:
         for setting in settings:
             rows = [row for row in plan.rows if row.option == setting.option.name and row.device == plan.main_device]
             if not any(row.status in DONE for row in rows):
-                why = f"{rows[0].status}: {rows[0].reason}" if rows else f"says nothing of {plan.main_device}"
+                why = f"{rows[0].status}: {rows[0].reason}" if rows else f"does not apply to {plan.main_device}"
                 told.append(f"{setting.spelling} {why}")
         return "; ".join(told), bool(settings) and len(told) == len(settings)
 
     def _context(self, options: Mapping[str, Any], unmatched: Callable[[list[str]], None] = lambda found: None) -> Context:
-        """What a choice runs under: an algorithm that cannot run gives way to torch's own, and the row says so."""
+        """What a choice runs under: an algorithm that cannot run gives way to torch's own, and the row shows it."""
         quiet = {"fallback": "silent"} if any(name_of(key) in ASKING for key in options) else {}
         if "fallback" in self._comparison.base.settings:
             quiet = {}

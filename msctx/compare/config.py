@@ -1,4 +1,4 @@
-"""A comparison as its YAML file and the command line describe it, checked; every problem is told at once."""
+"""A comparison as its YAML file and the command line describe it, checked; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ MEANT_FOR = {
     "error_limit": ("workload", "model"),
     "repetitions": ("experiment",),
 }
-"""The kinds of subjects of which some keys speak."""
+"""The kinds of subjects that some keys apply to."""
 
 
 def find_file(name: str) -> Path | None:
@@ -139,7 +139,7 @@ def find_file(name: str) -> Path | None:
 
 @dataclass
 class Given:
-    """What the command line says beside the subject."""
+    """What the command line gives beside the subject."""
 
     overrides: Sequence[str] = ()
     axes: Sequence[str] = ()
@@ -156,7 +156,7 @@ def read(subject: str, given: Given) -> Comparison:
 
     Raises:
         FileError: a file is missing, unreadable or not YAML.
-        OptionError: everything that is wrong with what it and the command line say.
+        OptionError: everything that is wrong with it and the command line.
     """
     problems: list[Problem] = []
     path = find_file(subject) if subject not in ("conv", "matmul") else None
@@ -243,7 +243,7 @@ def read(subject: str, given: Given) -> Comparison:
 
 
 def _of_key(key: str, text: str, given: Given, document: Document) -> Problem:
-    """A problem of a key, where it was said."""
+    """A problem of a key, where it was given."""
     if given.keys.get(key) is not None:
         return Problem(f"--{key}", text, "command line")
     return Problem(f"compare.{key}", text, mark=document.mark(("compare", key)))
@@ -384,11 +384,11 @@ PRECISIONS = {
     "bfloat16": {"precision_mode": "allow_mix_precision_bf16"},
     "float16": {"precision_mode": "allow_mix_precision_fp16"},
 }
-"""What products of matrices are compared in, where nothing was said."""
+"""What products of matrices are compared in by default."""
 
 
 def _default_axes(subject: str, named: list[str], directions: tuple[str, ...]) -> dict[str, Any]:
-    """What is compared where nothing was said: all algorithms for layers, those that decide for themselves for whole models."""
+    """What is compared by default: all algorithms for layers, those that decide for themselves for whole models."""
     if subject == "matmul":
         return {"precision": PRECISIONS}
     every = grid.every_algorithm(directions)

@@ -1,6 +1,6 @@
 """The fastest setting of each layer of a model such that the whole model's error stays within a budget.
 
-What a layer's error does to the result only the model itself can say, so each setting is judged by running it. All layers begin
+Only the model itself shows what a layer's error does to the result, so each setting is judged by running it. All layers begin
 with their fastest algorithm, and lowered where a choice has a precision_mode that lowers; then those that harm the result most for
 the time that they gain take their next fastest algorithm, torch's own path in the end, and float32, until it fits. It is timed
 beside the best setting for all layers that fits, in the same turns.
@@ -106,7 +106,9 @@ class _Search:
         fits = [cell for cell in measured(row) if cell["error"] is not None and cell["error"] <= self._budget]
         uniform = max(fits, key=lambda cell: cell["ratio"], default=None)
         if not finalists and uniform is None and own > self._budget:
-            return {"reason": f"nothing keeps it: the error of torch's own path is {own:.1e}, and no choice has less"}
+            return {
+                "reason": f"no setting meets the budget: the error of torch's own path is {own:.1e}, and no choice has less"
+            }
         contexts = [self._context(rest, setting, lowered) for rest, setting, lowered, _ in finalists]
         ratios = self._ratios([*contexts, *([self._context(uniform["asked"], {}, set())] if uniform else [])])
         best = max(range(len(finalists)), key=lambda number: ratios[number], default=None)

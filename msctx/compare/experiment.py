@@ -56,7 +56,7 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
 
 
 def _of_file(comparison: Comparison) -> list[str]:
-    """What the comparison's own file says for all runs, where it is not the experiment's."""
+    """What the comparison's own file sets for all runs, where it is not the experiment's."""
     if comparison.file is None or str(comparison.file) == comparison.of:
         return []
     found: dict[tuple[str, str | None], tuple[str, Any]] = {}
@@ -109,7 +109,7 @@ def _has_failed(results: list[dict[str, Any]]) -> bool:
 
 
 def _why(results: list[dict[str, Any]], late: str) -> str:
-    """Why there is no time: what the run that failed says, or *late*, why none was made."""
+    """Why there is no time: the error of the run that failed, or *late*, why none was made."""
     return next((why(result) for result in results if result.get("status") != "completed"), late)
 
 

@@ -46,7 +46,7 @@ def _text(value: Any) -> str:
 
 
 def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
-    """Those that have a say in one direction of a convolution: algorithms of the others have none."""
+    """Those that apply to one direction of a convolution: algorithms of the others do not."""
     if direction not in DIRECTIONS:
         return dict(options)
     others = {f"conv_{d}_algo" for d in DIRECTIONS if d != direction}

@@ -111,7 +111,7 @@ def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Mode
     module, given = made
     if isinstance(module, torch.jit.ScriptModule):
         raise EntryError(
-            f"entry {entry!r}: it returns a ScriptModule, whose layers cannot be told; return the module it is made of"
+            f"entry {entry!r}: it returns a ScriptModule, whose layers cannot be named; return the module it is made of"
         )
     kwargs = dict(given) if isinstance(given, Mapping) else {}
     args_ = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)

@@ -70,7 +70,7 @@ def _summary(result: Mapping[str, Any]) -> str:
     if result["context"]:
         lines.append(f"All of it, torch's own path too, with {escape(under(result))}.")
     if not result["totals"]:
-        lines.append("Nothing could be measured; the table says why.")
+        lines.append("Nothing could be measured; the table shows why.")
     elif not result["recommended"]:
         lines.append("<b>Leave it to torch</b>: nothing that is right everywhere is faster than its own path beyond the noise.")
     elif "budget" in result:

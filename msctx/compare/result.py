@@ -219,7 +219,7 @@ def _key(row: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, str, str
 def below(result: Mapping[str, Any], limit: float) -> list[str]:
     """What is slower than it may be, or has no time: against the earlier result where there is one, else against torch.
 
-    Without an earlier result a choice that cannot run somewhere is left to torch there; one that fails or is wrong is told.
+    Without an earlier result a choice that cannot run somewhere is left to torch there; one that fails or is wrong is reported.
     """
     partial = [f"not everything was measured: {result['partial']}"] if result["partial"] else []
     if "against" in result:

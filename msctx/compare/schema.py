@@ -19,13 +19,13 @@ CELL: dict[str, Any] = {
     "anyOf": [{"required": ["ratio", "error", "spread", "ran"]}, {"required": ["reason"]}],
     "properties": {
         "point": {"type": "string", "description": "The name of the choice."},
-        "asked": {"type": "object", "description": "Its options, as far as they have a say in this row."},
+        "asked": {"type": "object", "description": "Those of its options that apply to this row."},
         "ran": {"type": "string", "description": "What ran: the algorithm, or algorithms with how often."},
         "ratio": {"type": "number", "description": "torch's time over its own, in the median."},
         "measured": {"type": "array", "description": "Of a row's fastest: the ratios of both times; the smaller one counts."},
         "status": {
             "enum": ["measured", "no_say", "unable", "failed", "skipped"],
-            "description": "no_say: none of its options has a say in this row; unable: it cannot run, or is not carried out; failed: "
+            "description": "no_say: none of its options applies to this row; unable: it cannot run, or is not carried out; failed: "
             "it raised, or its result was wrong; skipped: there was no time for it.",
         },
         "same_as": {
@@ -218,8 +218,8 @@ HELP = {
     "compare.directions": "Which directions of convolutions; unset, all three.",
     "compare.phases": "Which phases of a model; unset, both.",
     "compare.batch": "How many times a workload's images or rows.",
-    "compare.seconds": "To be spent on each row, 1 unless said.",
-    "compare.repetitions": "Of whole runs, where an experiment is compared, 3 unless said, after one that is not counted.",
+    "compare.seconds": "To be spent on each row, default 1.",
+    "compare.repetitions": "Of whole runs, where an experiment is compared, default 3, after one that is not counted.",
     "compare.error_limit": "The error beyond which a result is wrong and has no time, where the algorithm states no bound. Unset, "
     "it is 1e-3, and 0.02 for choices that lower the precision.",
     "compare.budget": "Find the fastest setting of each layer such that the error of the whole model stays within this.",

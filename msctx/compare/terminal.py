@@ -79,7 +79,7 @@ def _reasons(result: Mapping[str, Any]) -> list[str]:
                 key = cell["point"], cell["reason"]
                 found[key] = found.get(key, 0) + 1
     lines = [f"  {point}, {count} row{'s' * (count > 1)}: {reason}" for (point, reason), count in found.items()]
-    return lines if len(lines) <= MANY else [*lines[:MANY], f"  … {len(lines) - MANY} more: --out DIR and --json tell all"]
+    return lines if len(lines) <= MANY else [*lines[:MANY], f"  … {len(lines) - MANY} more: --out DIR and --json give all"]
 
 
 def _grid(*columns: str) -> Table:

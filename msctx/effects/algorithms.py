@@ -236,7 +236,7 @@ def fallback(want: Want) -> Outcome:
 
 
 def detail(want: Want, also: str = "", ability: str = "") -> Outcome:
-    """Of an option that says how algorithms run; on the CPU, of those with an *ability*."""
+    """Of an option for how algorithms run; on the CPU, of those with an *ability*."""
     if not asked(want):
         asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
         return inert(f"no algorithm is asked for: it goes with {asking}{also}")

@@ -99,7 +99,7 @@ def refused(reason: str) -> Outcome:
 
 
 def not_built(waits_for: str) -> Outcome:
-    return Outcome("not_built", {}, f"it comes with {waits_for}")
+    return Outcome("not_built", {}, f"not implemented yet: requires {waits_for}")
 
 
 class _AsFound:
@@ -111,10 +111,10 @@ AS_FOUND = _AsFound()
 """What a scope wants of a switch that the scopes around it, or the base, have set and it has not: what torch had before."""
 
 NOTHING_ASKED = honoured(reason="nothing is asked for")
-"""Of a value that leaves things as they are: it says nothing of what the option is worth."""
+"""Of a value that leaves things as they are: it does not show whether the option acts."""
 
 STAYS = "stays after a with-block"
-"""What a plan says of an assignment that cannot be put back."""
+"""How a plan describes an assignment that cannot be put back."""
 
 Effect = Callable[[Want], Outcome | None]
 E = TypeVar("E", bound=Effect)
@@ -144,7 +144,7 @@ def _load() -> dict[str, str]:
 
 
 def translate(want: Want) -> Outcome | None:
-    """Carry one option over to one device, on paper. ``None``: the option does not speak of this device."""
+    """Carry one option over to one device, on paper. ``None``: the option does not apply to this device."""
     waiting = _load()
     name = want.option.name
     if want.option.replaced_by:

@@ -16,7 +16,7 @@ POOL = (
 )
 """The options that put the native core's pool in place of torch's CPU allocator."""
 SHOW_FREE = ("max_device_memory", "mempool_block_size")
-"""The options of which a plan that is shown tells how much memory is free."""
+"""The options for which a plan that is shown reports how much memory is free."""
 PIECE = 64 << 20
 SHARED = (
     "one pool for all code of the process: what one graph releases the next one takes. It holds what was in use at most, which is "
@@ -48,8 +48,8 @@ AGAIN = (
 )
 """What comes of memory that is not reused, on an accelerator: its allocator has no way to hold addresses back."""
 CAP = {
-    "cuda": "counts torch's caching allocator, and what NVML says that the device's context and other libraries hold when the cap is "
-    "set; what these take later is not counted",
+    "cuda": "counts torch's caching allocator, and what the device's context and other libraries hold according to NVML when the cap "
+    "is set; what these take later is not counted",
     "ascend": "counts what torch's caching allocator holds; the device context itself is not counted",
 }
 """Device → what differs of max_device_memory."""
@@ -114,7 +114,7 @@ def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
 
 
 def in_words(size: int) -> str:
-    """In four digits; kernels/glue/allocator.cpp says the same of the same size."""
+    """In four digits; kernels/glue/allocator.cpp writes the same size the same way."""
     amount, unit = float(size), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if amount < 1024:
@@ -205,11 +205,11 @@ KEPT = {
     ("static_memory_policy", 0): "each takes what it needs, when it runs",
 }
 WAITING = (("static_memory_policy", 1), ("static_memory_policy", 2))
-"""What comes with graph mode."""
+"""What requires graph mode."""
 EXPANDS = {
     ("memory_optimize_level", "O1"): f"{RECOMPUTED}; segments grow where they are",
     ("static_memory_policy", 3): "segments that grow where they are",
-    ("static_memory_policy", 4): "segments that grow where they are; that graphs share memory comes with graph mode",
+    ("static_memory_policy", 4): "segments that grow where they are; that graphs share memory requires graph mode",
 }
 """What is asked for → what expandable segments give of it."""
 

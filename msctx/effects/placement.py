@@ -51,7 +51,7 @@ def external_weight(want: Want) -> Outcome:
 
 @effect("mix_compile_mode")
 def mix_compile_mode(want: Want) -> Outcome:
-    """PyTorch computes so as it is; to forbid it, and to compile a program without being told, is graph mode's."""
+    """PyTorch computes so as it is; to forbid it, and to compile a program unasked, is graph mode's."""
     if not want.value or want.other("mode") == 0:
         return not_built("graph mode")
     return approximated(

@@ -29,7 +29,7 @@ ALONE = {
     "keep_fp16": "that is what PyTorch's kernels do with float16, whose sums are float32",
     "super_performance": "no operator has a second, rougher formula here",
 }
-"""Modes of op_precision_mode that have one meaning only → what is to be said of them."""
+"""Modes of op_precision_mode that have one meaning only → the note in the plan."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HIF8 = ("mixed_hif8", "cube_hif8")
 NO_CHOICE = "all_ops_impl_mode.ini"
@@ -159,12 +159,12 @@ def enable_reduce_precision(want: Want) -> Outcome:
 
 
 def _with(want: Want, told: list[str]) -> Outcome:
-    """The policy, and what is to be said of it."""
+    """The policy, with the notes on it."""
     return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
 
 
 def _sections(want: Want) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a file says by type and by name; nothing where it is only asked what such a file would be."""
+    """What a file holds by type and by name; nothing where no file is given."""
     content = want.content or {}
     return content.get("ByOpType", {}), content.get("ByNodeName", {})
 
@@ -179,16 +179,16 @@ def _with_one_way(types: Iterable[str]) -> list[str]:
 
 
 def _shared(types: Mapping[str, Any]) -> list[str]:
-    """Types of CANN's of which other things are said, and which are one operator in torch."""
+    """CANN's types with different settings that are one operator in torch."""
     last: dict[str, str] = {}
     told = []
     for name, said in types.items():
         for op in operators.resolve(name) or ():
             if op in last and types[last[op]] != said:
-                told.append(f"{last[op]} and {name} are both torch's {op}: what is said of {name} holds for it")
+                told.append(f"{last[op]} and {name} are both torch's {op}: the setting of {name} applies")
             last[op] = name
     return told
 
 
 def _by_name(names: Any) -> list[str]:
-    return ["names are paths of modules, told by ctx.watch(model)"] if names else []
+    return ["names are paths of modules of models given to ctx.watch(model)"] if names else []

@@ -27,7 +27,7 @@ def matmul_allow_tf32(want: Want) -> Outcome:
 def conv_allow_tf32(want: Want) -> Outcome:
     if want.device == "cuda":
         if want.value and want.other("allow_fp32_emulation") is False and asked(want):
-            return inert("allow_fp32_emulation=False asks for products in float32 alone, whatever this says")
+            return inert("allow_fp32_emulation=False asks for products in float32 alone, whatever this option allows")
         return approximated({"torch.cudnn.allow_tf32": want.value}, RNNS)
     if not asked(want):
         if want.value:

@@ -31,6 +31,6 @@ def inter_op_parallel_num(want: Want) -> Outcome:
 def flush_denormal(want: Want) -> Outcome:
     differs = (
         "holds in the thread that enters, its pool and threads begun inside, also for our own kernels; threads that run already "
-        "(those of a data loader, say) keep theirs"
+        "(those of a data loader, for instance) keep theirs"
     )
     return approximated({"torch.flush_denormal": want.value}, differs)

@@ -105,4 +105,4 @@ UNBUILT: dict[str, tuple[str, ...]] = {
         "variable_format_optimize",
     ),
 }
-"""A phrase that completes 'not built yet: it comes with …' → the names of the options."""
+"""A phrase that completes 'not implemented yet: requires …' → the names of the options."""

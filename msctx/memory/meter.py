@@ -13,7 +13,7 @@ class Meter:
     """Counts from its making to :meth:`stop`.
 
     On an accelerator it reads torch's own statistics, and resets none of them: they are the user's. Where there was more in use
-    once before, that is what it tells.
+    once before, that is what it returns.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -52,7 +52,7 @@ def read() -> str | None:
 def write(place: str | None) -> None:
     """Move the parameters of all watched models, those watched later too; ``None`` puts them back where they were.
 
-    Whatever fails, the place is ``None`` then, and an error tells what could not be put back.
+    Whatever fails, the place is ``None`` then, and an error names what could not be put back.
     """
     global _place
     with watched.lock:
@@ -142,7 +142,7 @@ def _put_all_back() -> None:
 
 
 def _put_back(moved: Iterable[_Elsewhere]) -> None:
-    """Parameters where they were; one for which there is no room stays in the host's memory, and is told of at the end."""
+    """Parameters where they were; one for which there is no room stays in the host's memory, and is reported at the end."""
     left, errors = [], []
     for before in moved:
         if (parameter := before.parameter()) is not None:

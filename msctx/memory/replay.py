@@ -161,7 +161,7 @@ class Trial:
             self.obstacle = _changed(self._given, self.inputs)
 
     def _changed(self) -> set[Name]:
-        """What is no longer what it was (BatchNorm's averages change and no version counter tells)."""
+        """What is no longer what it was (BatchNorm's averages change without a version counter)."""
         found: set[Name] = set()
         for name, value, copy, version in zip(self._names, self._values, self._copies, self._versions, strict=True):
             module = self._modules[name[0]]

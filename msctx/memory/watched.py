@@ -24,7 +24,7 @@ _open: Counter[int] = Counter()
 _times = 0
 """How often a model has begun or ceased to be acted on."""
 _gone: deque[int] = deque()
-"""Numbers of models that have died. A collection of garbage tells so in the middle of anything: whoever asks next forgets them."""
+"""Numbers of models that have died. Garbage collection may report one at any moment: whoever asks next forgets them."""
 
 Listener = Callable[["nn.Module"], None]
 _begins: list[Listener] = []

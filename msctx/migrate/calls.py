@@ -31,7 +31,7 @@ SPELLINGS = {"set_seed.seed": "seed"}
 IMPLIED: dict[str, dict[str, Any]] = {"set_recursion_limit": {"recursion_limit": 1000}, "runtime.launch_blocking": {"": True}}
 """What a call without arguments sets."""
 
-SPREAD = "how work is spread over devices is said to torch.distributed and its wrappers (DDP, FSDP)"
+SPREAD = "how work is spread over devices is set by torch.distributed and its wrappers (DDP, FSDP)"
 NO_COUNTERPART = {
     "set_auto_parallel_context": SPREAD,
     "reset_auto_parallel_context": SPREAD,
@@ -40,7 +40,7 @@ NO_COUNTERPART = {
     "reset_ps_context": "torch has no parameter servers of that kind",
     "set_offload_context": "the option memory_offload moves tensors to the host; there is nothing finer",
     "set_dump": "the option session.enable_dump with dump_path dumps, for all modules",
-    "runtime.set_cpu_affinity": "taskset or numactl bind the process; runtime_num_threads says how many threads work",
+    "runtime.set_cpu_affinity": "taskset or numactl bind the process; runtime_num_threads sets how many threads work",
     "runtime.set_kernel_launch_capture": "torch.cuda.graphs captures launches",
 }
 """Functions that set something which no option of msctx stands for, and what to do instead."""
@@ -191,7 +191,7 @@ class Reader:
             try:
                 pairs = self.names.known_pairs(node)
             except Unknown:
-                pass  # not a dictionary, or not known: told as a whole
+                pass  # not a dictionary, or not known: reported as a whole
             else:
                 for inner, place, value in pairs:
                     self._option(f"{spelling}.{inner}", place, value, found)

@@ -39,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the script says last about one option; *reason*: why that stays out."""
+    """The last value that the script gives one option; *reason*: why that stays out."""
 
     spelling: str
     value: Any
@@ -149,7 +149,7 @@ class _Merging:
         self.calls.append(Call(found.mark.line, found.mark.column, found.function, taken, tuple(notes)))
 
     def _checked(self, given: Given, found: Found) -> Entry:
-        """An option, with the reason if it has to stay out, which is told as a problem too."""
+        """An option, with the reason if it has to stay out, which is reported as a problem too."""
         entry = Entry(
             canonical(given.spelling), given.value, given.written, given.mark, rank_of(given.spelling), _conditions(found)
         )
@@ -179,7 +179,7 @@ class _Merging:
                     f"{key}: {_value(old)} of {old.place} stays in force, since MindSpore's newer functions win over set_context"
                 ]
             return []
-        self.entries.pop(key, None)  # it stands where it was said last
+        self.entries.pop(key, None)  # it stands where it was given last
         self.entries[key] = new
         if old is None or old.reason or not _differ(old, new):
             return []
@@ -212,7 +212,7 @@ class _Merging:
                     self.entries[owner] = replace(taken[owner], reason=problem.text)
 
     def _owner(self, path: str, taken: Mapping[str, Entry]) -> str:
-        """The option that a problem speaks of: it may name a part of its value."""
+        """The option that a problem is about: it may name a part of its value."""
         owners = [key for key in taken if path == key or path.startswith(f"{key}.")]
         return max(owners, key=len) if owners else [*taken][-1]
 
@@ -223,7 +223,7 @@ class _Merging:
 
 
 def _conditions(found: Found) -> str:
-    """What a comment says of where a call stands; functions are told in the notes alone."""
+    """A comment on where a call stands; functions are named in the notes alone."""
     return ", ".join(words for words, _ in found.inside if not words.startswith("def "))
 
 

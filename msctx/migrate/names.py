@@ -1,4 +1,4 @@
-"""What the names of a script stand for, as far as the script itself says it: modules of MindSpore, literals. Runs nothing."""
+"""What the names of a script stand for, as far as the script itself shows it: modules of MindSpore, literals. Runs nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BUDGET = 10_000
 
 
 class Unknown(Exception):
-    """The script does not say what a value is; the text says more, or nothing."""
+    """The script does not show what a value is; the text explains, or is empty."""
 
 
 class Constant(int):
@@ -45,7 +45,7 @@ class Constant(int):
 
 
 class _Binding(NamedTuple):
-    """One place that gives a name its meaning: an import (*path*), an assignment (*value*), or neither can be told."""
+    """One place that gives a name its meaning: an import (*path*), an assignment (*value*), or neither is known."""
 
     path: str = ""
     value: ast.expr | None = None
@@ -190,7 +190,7 @@ class Names:
         """The value of an expression made of literals, constants of MindSpore, and names assigned once to such.
 
         Raises:
-            Unknown: the script alone does not say what it is.
+            Unknown: the script alone does not show what it is.
         """
         self._left = _BUDGET
         try:

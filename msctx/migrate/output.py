@@ -39,7 +39,7 @@ def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:
 
 
 def as_yaml(migration: Migration) -> str:
-    """A YAML file that ``msctx explain`` reads; each option tells where it came from, what is left out is a comment."""
+    """A YAML file that ``msctx explain`` reads; each option shows where it came from, what is left out is a comment."""
     lines = [f"# What {_name(migration)} sets, found by `msctx migrate`."]
     body = list(_yaml(_tree(migration), "  "))
     return "\n".join([*lines, "context:" if body else "context: {}", *body, ""])

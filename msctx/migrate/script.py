@@ -130,7 +130,7 @@ class Script:
 
 
 def _is_main(test: ast.expr) -> bool:
-    """``__name__ == "__main__"``: so it is when a script runs, and nothing needs to be said of it."""
+    """``__name__ == "__main__"``: so it is when a script runs, and it needs no note."""
     return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 

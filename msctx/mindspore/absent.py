@@ -1,4 +1,4 @@
-"""What MindSpore has and msctx has not: names that say so."""
+"""What MindSpore has and msctx has not: using these names raises an error that explains it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELSEWHERE = {
     "communication": "this is MindSpore's context alone: use torch.distributed, whose init_process_group() is init()",
     "__version__": "this is no release of MindSpore; msctx.__version__ is msctx's own",
 }
-"""Names of MindSpore that are not here, which scripts may reach for → what to say."""
+"""Names of MindSpore that are not here, which scripts may reach for → the message."""
 
 
 def names(module: str, there: Mapping[str, Any]) -> Callable[[str], Any]:

@@ -23,7 +23,7 @@ GB = 2**30
 
 
 class Note(NamedTuple):
-    """Something to tell of a value that is not wrong; under ``strict=True`` an error, where something is left out."""
+    """A note on a value that is not wrong; under ``strict=True`` an error, where something is left out."""
 
     name: str
     text: str
@@ -31,7 +31,7 @@ class Note(NamedTuple):
 
 
 class Look:
-    """One value that is looked at: collects what is wrong with it, and what else there is to say."""
+    """One value that is looked at: collects what is wrong with it, and notes on it."""
 
     def __init__(self, name: str, where: str, found: list[Found], notes: list[Note]) -> None:
         self.name, self.where, self.found, self.notes = name, where, found, notes
@@ -94,10 +94,10 @@ class OneOf:
     """One of a list.
 
     Attributes:
-        values: the list; a dictionary also says what msctx calls each.
+        values: the list; a dictionary also gives msctx's name for each.
         kind: what anything else is.
         binding: what the C++ side takes in the end.
-        advice: value → what to say of it.
+        advice: value → a note on it.
     """
 
     values: tuple[Any, ...] | Mapping[Any, Any]
@@ -165,7 +165,7 @@ class Number:
 
     Attributes:
         plain: a bool is none.
-        most: the most that msctx takes; what is more is taken for it, and told.
+        most: the most that msctx takes; what is more is clipped to it, with a note.
     """
 
     minimum: int

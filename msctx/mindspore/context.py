@@ -77,7 +77,7 @@ def _set(kwargs: dict[str, Any], typed: bool) -> None:
 
 
 class _Call:
-    """One call of set_context: what it sets, what is wrong with it, and what there is to tell."""
+    """One call of set_context: what it sets, what is wrong with it, and the notes on it."""
 
     def __init__(self, kwargs: Mapping[str, Any], typed: bool) -> None:
         self.where = state.origin(WHAT)

@@ -31,7 +31,7 @@ class DeviceInfo(NamedTuple):
 def set_device(device_target: str, device_id: int | None = None) -> None:
     """The device that work is meant for. It can be set once; with the same values again, as often as one likes.
 
-    A target that is not on this machine is planned: what runs then is told by entering a context.
+    A target that is not on this machine is planned: entering a context raises.
 
     Raises:
         TypeError: wrong types.

@@ -42,6 +42,6 @@ Found = tuple[type[Exception], Problem]
 
 
 def raise_first(found: Sequence[Found]) -> None:
-    """Raise, if anything is wrong, what MindSpore raises for the first of it; the message tells all."""
+    """Raise, if anything is wrong, what MindSpore raises for the first of it; the message lists all."""
     if found:
         raise KINDS[found[0][0]]([problem for _, problem in found])

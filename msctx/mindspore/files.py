@@ -1,4 +1,4 @@
-"""The checks of values that name files and directories, some of which say what must be in them."""
+"""The checks of values that name files and directories, some with what must be in them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def directory(value: Any, look: Look) -> Any:
 
 
 def cache_directory(value: Any, look: Look) -> Any:
-    """A directory that need not be there; empty text is MindSpore's way to say that none is set."""
+    """A directory that need not be there; empty text means in MindSpore that none is set."""
     if Bound(str)(value, look) is not DROP and not value:
         look.note("empty text takes back what was set: it stands for the current directory")
         return UNSET

@@ -134,7 +134,7 @@ def _call(name: str, option: Option, row: Function, value: Any) -> None:
 
 
 def has_target(what: str, target: str) -> bool:
-    """Whether the target is the one a function speaks of; if not, says that its value is dropped."""
+    """Whether the target is the one a function is for; if not, a note reports that its value is dropped."""
     if (here := state.target()) == target:
         return True
     text = f"{what}: device_target is {here}, and MindSpore takes this with {target} alone: the value is dropped"

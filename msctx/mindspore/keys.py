@@ -46,7 +46,7 @@ class Key:
     Attributes:
         check: its check; the value that it returns is in msctx's form.
         types: what the decorator lets through, besides None; nothing: anything.
-        default: what get_context returns when nobody set it, or a function of device_target that says so.
+        default: what get_context returns when nobody set it, or a function of device_target that returns it.
         targets: the targets on which it is taken; on others it is skipped with a warning. Nothing: all.
         shows: msctx's form → what get_context returns.
         kept_once_read: a value that was read by get_context cannot be changed any more.
@@ -140,7 +140,7 @@ ASCEND_CONFIG: Mapping[str, Inner] = {
     "topo_order": Inner(check=Unheld(topo_order, UNHELD.format("2.3")), hidden=True),
 }
 
-PRECOMP = {"implicit_precomp_gemm": "MindSpore's word for it is precomp_gemm, whatever its documentation says"}
+PRECOMP = {"implicit_precomp_gemm": "MindSpore's word for it is precomp_gemm, whatever its documentation has"}
 FPROP: Mapping[str, str] = {
     name: "implicit_precomp_gemm" if name == "precomp_gemm" else name
     for name in (
@@ -207,7 +207,7 @@ def _target(value: Any, look: Look) -> Any:
 
 
 def _device_id(target: str) -> int:
-    """0, or what the environment says."""
+    """0, or what the environment sets."""
     text = os.environ.get("DEVICE_ID", "")
     return int(text) if text.isdecimal() else 0
 

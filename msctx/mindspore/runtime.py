@@ -67,7 +67,7 @@ def set_memory(
     """The pool of device memory, in sizes such as ``"4GB"``; only what is given is set. It can be called once.
 
     Args:
-        init_size: there is nothing like it in torch: another value than the default is told, and dropped.
+        init_size: there is nothing like it in torch: another value than the default is dropped, with a note.
         increase_size: ``mempool_block_size``.
         max_size: ``max_device_memory``.
         optimize_level: ``memory_optimize_level``, ``"O0"`` or ``"O1"``.
@@ -205,7 +205,7 @@ def empty_cache() -> None:
 
 # --- what is not carried out ------------------------------------------------------------------------------------------
 
-_affinity = Absent("ms.runtime.set_cpu_affinity", "os.sched_setaffinity and OMP_PLACES say on which cores threads run")
+_affinity = Absent("ms.runtime.set_cpu_affinity", "os.sched_setaffinity and OMP_PLACES set on which cores threads run")
 
 
 @outside_dynamo

@@ -1,6 +1,6 @@
 """Sees each torch.autocast that is entered or left, and each checkpoint, while a precision policy is in force.
 
-Where the dtype of an autocast is the policy's own, nothing that the guards of compiled code look at tells the two apart: torch
+Where the dtype of an autocast is the policy's own, nothing that the guards of compiled code look at distinguishes the two: torch
 does not guard how deeply autocasts are nested. And a checkpoint keeps nothing of its forward pass but the autocast around it.
 torch.autocast calls torch.set_autocast_enabled with its device, and torch.set_autocast_cache_enabled last, when it is entered and
 when it is left; a checkpoint asks torch.utils.checkpoint._get_autocast_kwargs for what it is to enter again. While a policy is in
@@ -30,7 +30,7 @@ _here = _Here()
 class Carried(dict[str, Any]):
     """The arguments of the autocast that a checkpoint enters last, with the policies of its forward pass.
 
-    That they are taken, by ``**``, says that the checkpoint is about to be computed again.
+    That they are taken, by ``**``, shows that the checkpoint is about to be computed again.
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def kernels_library(sanitize: str = "", sources: Path | None = None) -> Path:
 
 
 def build(verbose: bool = False, *, sources: Path | None = None) -> Build:
-    """The library for torch and how it came about; *verbose* prints each command and what the compiler said of it."""
+    """The library for torch and how it came about; *verbose* prints each command and the compiler's messages."""
     return _make(recipe_of("library", "", sources), verbose)
 
 
@@ -98,7 +98,7 @@ def origin(library: Path) -> tuple[str, str]:
 
 
 def remove() -> int:
-    """Remove everything that was built; say how many bytes that were. Builds in progress are waited for."""
+    """Remove everything that was built, after builds in progress; returns how many bytes that were."""
     cache = cachedir.existing()
     if cache is None:
         return 0

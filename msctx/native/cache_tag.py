@@ -1,4 +1,4 @@
-"""The tag by which torch tells compiled code on disk apart (``torch.compiler.config.cache_key_tag``): the user's own, with ours.
+"""The tag by which torch distinguishes compiled code on disk (``torch.compiler.config.cache_key_tag``): the user's own, with ours.
 
 Where torch has one tag for the process, threads that ask for different things share no code by disk while they do.
 """
@@ -56,7 +56,7 @@ _lock = locks.plain()
 
 
 def put(content: str | None) -> None:
-    """Have code that this thread compiles told apart by *content*; None: by what the user says alone, as it was found."""
+    """Distinguish code that this thread compiles by *content*; None: by the user's tag alone, as it was found."""
     import torch.compiler.config as config
 
     _own.is_put = content is not None

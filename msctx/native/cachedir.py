@@ -100,7 +100,7 @@ def telling(path: Path) -> Iterator[None]:
 
 
 def _walk(path: Path, create: bool) -> tuple[Path, bool]:
-    """Go from / to *path*, checking each folder and symlink before stepping through it; say how far that led, and if to its end."""
+    """Go from / to *path*, checking each folder and symlink before entering it; returns how far that led, and if to its end."""
     ahead, here, links = [*reversed(path.parts[1:])], Path("/"), 0
     _check(here, os.lstat(here), is_end=not ahead)
     while ahead:

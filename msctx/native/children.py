@@ -44,7 +44,7 @@ class Children:
 
     @classmethod
     def compilers(cls, scratch: Path) -> Children:
-        """They say all in one text, in English; their temporary files are in *scratch*, for the user alone."""
+        """Their messages are one text, in English; their temporary files are in *scratch*, for the user alone."""
         env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
         return cls(scratch, env=env, umask=0o077, stderr=subprocess.STDOUT)
 

@@ -153,7 +153,7 @@ class Tally:
         return Tally(self._rules)
 
     def __reduce__(self) -> tuple[type[Tally], tuple[tuple[str, ...]]]:
-        return Tally, (self._rules,)  # what was counted in one process says nothing in another
+        return Tally, (self._rules,)  # what was counted in one process means nothing in another
 
     def open(self) -> None:
         """A scope opens."""

@@ -28,7 +28,7 @@ static_assert(bits(std::uint32_t{7}) == 3);
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler that works; *version* is all that it says of itself."""
+    """A compiler that works; *version* is its own description."""
 
     command: tuple[str, ...]
     version: str
@@ -50,7 +50,7 @@ class Step:
 
 
 class StepFailed(Exception):
-    """A step ended badly; *output* is what it said."""
+    """A step ended badly; *output* is its output."""
 
     def __init__(self, step: Step, why: str, output: str) -> None:
         super().__init__(why)
@@ -75,7 +75,7 @@ def find() -> Compiler:
 
 
 def run(steps: Sequence[Step], scratch: Path, cwd: Path, done: Callable[[Step, str], None]) -> None:
-    """Run *steps* in *cwd*, as many at once as there are processors; *done* is told of each with what it said.
+    """Run *steps* in *cwd*, as many at once as there are processors; *done* is called for each with its output.
 
     Raises:
         StepFailed: the first that failed. Whatever the reason for leaving, no step is running any more.
@@ -118,7 +118,7 @@ def _examine(command: tuple[str, ...], _stamp: tuple[int, ...]) -> Compiler | st
     """The compiler behind *command*, or why it will not do."""
     version = _ask(command, "--version")
     if version.returncode or not version.stdout.strip():
-        return f"does not say its --version: {_first_line(version)}"
+        return f"does not print a --version: {_first_line(version)}"
     probe = _ask(command, "-std=c++20", "-x", "c++", "-fsyntax-only", "-")
     if probe.returncode:
         return f"cannot compile C++20 ({version.stdout.strip().splitlines()[0]}): {_first_line(probe)}"

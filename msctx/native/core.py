@@ -92,7 +92,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 class Tuned(NamedTuple):
-    """What a tuning file says of one problem; *exact*: its stamp is in all that of this process."""
+    """A tuning file's entry for one problem; *exact*: its stamp is wholly that of this process."""
 
     direction: str
     problem: str
@@ -161,7 +161,7 @@ class Core:
         self._has_cuda = True
         from msctx.native.cuda import driver, plans
 
-        # without a driver nothing of ours runs there, as its rows say
+        # without a driver nothing of ours runs there, as its rows show
         self._c.msctx_serve_cuda_kernels(plans.plan, driver.LIBRARY.encode())
 
     def cuda_problem(self) -> str:
@@ -207,7 +207,7 @@ class Core:
         return dict(self._read(text))
 
     def learn(self, table: int, entries: Sequence[Tuned]) -> None:
-        """Give the library what a tuning file says, as the table of this number; what it knows already stays."""
+        """Give the library the entries of a tuning file, as the table of this number; what it knows already stays."""
         array = (_Tuned * max(1, len(entries)))()
         for slot, entry in zip(array, entries, strict=False):
             ratios = [_Measured(label.encode(), ratio or 0.0) for label, ratio in entry.measured.items()]
@@ -287,7 +287,7 @@ def _names(asked: dict[str, str | None]) -> Any:
 ON_LOAD: list[Callable[[Core], None]] = []
 """Called with the library once it is there."""
 WORDED: dict[str, Callable[[], str]] = {}
-"""Kinds of messages whose text Python finds; ``""``: nothing is to be said."""
+"""Kinds of messages whose text Python finds; ``""``: no message."""
 
 
 def _told(message: bytes) -> int:

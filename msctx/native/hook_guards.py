@@ -1,7 +1,7 @@
 """Dynamo's guards on the hooks of modules: on while a policy names modules, so that compiled code sees these hooks come and go.
 
 By itself Dynamo takes it that a module without hooks stays so. A policy's number, by which compiled code is guarded too, knows only
-what the policy says, not which modules there are: so it is the same at each entry.
+the policy's content, not which modules there are: so it is the same at each entry.
 """
 
 from __future__ import annotations

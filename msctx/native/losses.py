@@ -1,4 +1,4 @@
-"""Float16 and losses: whether a plan computes in it, and what is said where nobody scales the loss."""
+"""Float16 and losses: whether a plan computes in it, and the warning where nobody scales the loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:
 
 
 def unscaled() -> str:
-    """What is to be said of a backward pass in float16; ``""`` where somebody has a scaler."""
+    """The warning for a backward pass in float16; ``""`` where somebody has a scaler."""
     import gc
 
     import torch

@@ -118,7 +118,7 @@ def write_caps(value: Sequence[Sequence[Any]]) -> None:
 
 
 def _limit(asked: int, origin: str, counted: int = 0) -> tuple[int, bytes]:
-    """What a cap comes to, and how it is told: no more than there is.
+    """What a cap comes to, and its text: no more than there is.
 
     Of that the pool's own idle blocks are a part, and what the cap has counted already: it is in use, and no longer free.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST = 4096
-"""Purposes that the pool tells apart."""
+"""Purposes that the pool distinguishes."""
 OTHER = "outside of forward passes"
 
 

@@ -247,7 +247,7 @@ def _has(paths: frozenset[str], name: str) -> bool:
 
 
 def _match(path: str, names: Iterable[str]) -> str | None:
-    """The name that speaks of a path: it itself, else the first pattern."""
+    """The name that applies to a path: it itself, else the first pattern."""
     names = [*names]
     return path if path in names else next((name for name in names if fnmatchcase(path, name)), None)
 

@@ -1,7 +1,7 @@
 """Precision policies in the native core: what a canonical text comes to is sent once, and put in force thread by thread.
 
 A thread has one policy for each kind of device. What is in force is a number, kept where PyTorch carries it along to the threads of a
-backward pass and guards compiled code by it; on disk, compiled code is told apart by a tag of the policy's text.
+backward pass and guards compiled code by it; on disk, compiled code is distinguished by a tag of the policy's text.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _said: dict[int, tuple[str, str]] = {}
 """Number of a policy → its text, and the path of the module that it is for."""
 _combined: dict[tuple[int, ...], int] = {}
 _contents: dict[int, str] = {}
-"""Number of a combination → the digest of what it says, in any process."""
+"""Number of a combination → the digest of its content, the same in any process."""
 
 
 class _ActsOn(NamedTuple):
@@ -114,7 +114,7 @@ class _Here(threading.local):
         self.texts: dict[str, str] = {}  # device → what is in force
         self.around: list[tuple[dict[str, str], _ActsOn]] = []  # the two around the checkpoints that are computed again
         self.acts_on = _ActsOn()
-        self.noted = -1  # what the tag now says: see msctx_precision_note_autocast
+        self.noted = -1  # what the tag now shows: see msctx_precision_note_autocast
 
 
 _here = _Here()
@@ -185,7 +185,7 @@ def _send(text: str) -> _Sent:
     return found
 
 
-_TOO_MANY = "this process has used more than two million different precision policies: no more can be told apart"
+_TOO_MANY = "this process has used more than two million different precision policies: no more can be distinguished"
 
 
 def _combination(policies: tuple[int, ...]) -> int:
@@ -315,7 +315,7 @@ def _number(text: str | None) -> int:
 def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None:
     """An autocast has been entered or left (with *checkpoint*: to compute that again), or what is in force has changed.
 
-    Compiled code is told apart by what is in force and by what an autocast has overruled of it: in this process by a number that
+    Compiled code is distinguished by what is in force and by what an autocast has overruled of it: in this process by a number that
     Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
     """
     library, words = _library(), _words()

@@ -29,10 +29,10 @@ class Computed:
         dtype: what it computed in: that of its first floating input after casts; ``"traced"``: calls that were traced for compiled
             code, which runs without being counted.
         calls: how often.
-        casts: how many casts were inserted for all calls of this operator, of whatever dtype; told in its first row.
+        casts: how many casts were inserted for all calls of this operator, of whatever dtype; in its first row.
         computed_again: how many of its calls had no kernel for 16 bits and were repeated in float32.
         backward: whether these calls computed gradients, which have the dtypes of their forward pass.
-        why: the option that decided, ``""``: no policy says anything of it.
+        why: the option that decided, ``""``: no policy applies to it.
     """
 
     operator: str
@@ -131,13 +131,13 @@ def of_process() -> Precisions:
 
 
 def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
-    """What is to be said of the names of modules in the files of *layers* that no module watched since then has."""
+    """Warnings for names of modules in the files of *layers* that no module watched since then has."""
     found = []
     for setting in (setting for layer in layers for setting in layer.settings.values()):
         if setting.option.name in ("op_precision_mode", "customize_dtypes"):
             names = (setting.content or {}).get("ByNodeName", ())
             for name in named_modules.without_module(names, since):
-                told = "ctx.watch(model) tells the names of a model's modules"
+                told = "ctx.watch(model) makes the names of a model's modules known"
                 found.append(f"{setting.spelling}: no module is named {name}; {told}")
     return found
 

@@ -38,7 +38,7 @@ class Stamp(NamedTuple):
         return "cuda" if self.isa.startswith(CUDNN) else "cpu"
 
     def differs(self, other: Stamp) -> tuple[list[str], list[str]]:
-        """The fields in which two stamps differ: those that forbid to use a result, and those that are only told."""
+        """The fields in which two stamps differ: those that forbid to use a result, and those that are only reported."""
         names = [name for name, a, b in zip(self._fields, self, other, strict=True) if a != b]
         return [n for n in names if n not in SOFT], [n for n in names if n in SOFT]
 
@@ -46,7 +46,7 @@ class Stamp(NamedTuple):
 CUDNN = "cuDNN "
 """How the isa of CUDA's stamp begins, and no other."""
 SOFT = ("compiler", "msctx")
-"""What is told and does not matter: the kernels give the same bits whatever compiled them."""
+"""What is reported and does not matter: the kernels give the same bits whatever compiled them."""
 
 
 @cache
@@ -101,7 +101,7 @@ def _gpus() -> dict[str, str]:
 
 
 def mixed(place: str) -> str:
-    """Why no stamp can stand for the results of a kind of device, or ``""``: a problem does not say on which GPU it was measured."""
+    """Why no stamp can stand for the results of a kind of device, or ``""``: a problem does not name the GPU it was measured on."""
     models = list(_gpus()) if place == "cuda" else []
     if len(models) < 2:
         return ""
@@ -112,7 +112,7 @@ def mixed(place: str) -> str:
 
 
 def driver() -> str:
-    """The version of NVIDIA's driver, as its kernel module tells it."""
+    """The version of NVIDIA's driver, as its kernel module reports it."""
     try:
         return str(re.findall(r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text())[0])
     except (OSError, IndexError):

@@ -22,7 +22,7 @@ from msctx.native.tuning_file import Entry, Groups
 
 
 class Permission(IntEnum):
-    """What the library is told when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
+    """The answer to the library when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
 
     NOW = 0
     LATER = 1
@@ -64,7 +64,7 @@ class _Table:
         library.learn(self.number, _shared(self.name, known) if self.run else known)
 
     def keep(self, library: Core, found: list[Entry]) -> None:
-        """Write what was measured; what cannot be written is told once, and holds for this process."""
+        """Write what was measured; what cannot be written is reported once, and holds for this process."""
         if not self.usable:
             return
         try:
@@ -117,7 +117,7 @@ def used_by(rows: Iterable[Choice]) -> Groups:
     for path, place in {(one.path, one.place) for one in _tables.values()}:
         try:
             groups = tuning_file.read(path)
-        except FileError:  # told when it was to be used
+        except FileError:  # reported when it was to be used
             continue
         for which, entries in groups.items():
             mine = {key: entry for key, entry in entries.items() if key[:2] in wanted}

@@ -1,4 +1,4 @@
-"""Watched models: which module each convolution's weight belongs to, told to the library by the weight's storage.
+"""Watched models: which module each convolution's weight belongs to, for the library by the weight's storage.
 
 The library counts the weights that it meets, cannot name and still finds alive later. Only where it has met new ones are the models
 looked at again: a weight may have got another storage, by ``parameter.data = …``, ``load_state_dict(assign=True)``, an optimizer's
@@ -40,9 +40,9 @@ _models: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictiona
 _open: set[int] = set()
 """Those of the contexts that are open."""
 _modules: dict[Key, tuple[weakref.ref[nn.Module], _Place]] = {}
-"""The modules that the library has names for, and where their weights were when it was told."""
+"""The modules that the library has names for, and where their weights were then."""
 _gone: deque[tuple[Key, weakref.ref[nn.Module]]] = deque()
-"""Modules that have died. A collection of garbage tells so in the middle of anything: they are forgotten when nobody looks."""
+"""Modules that have died. Garbage collection may report one at any moment: they are forgotten when nobody looks."""
 
 
 class _Look:
@@ -116,7 +116,7 @@ def _of(found: Any, name: str) -> Any:
 
 
 def watch(model: nn.Module, number: int) -> None:
-    """Name the convolutions of *model* by their paths, from now on while :func:`turn` says so."""
+    """Name the convolutions of *model* by their paths, from now on while :func:`turn` has it on."""
     with _looking():
         _models[number] = model
         if (library := core.loaded()) is not None:

@@ -127,7 +127,7 @@ OPTIONS = (
         type=dict[Text, AnyText],
         help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key that is "
         "an option here acts as that option does and wins over it; the others are handed on to CANN. Both ge_options and the "
-        "group ascend_config speak of Ascend alone.",
+        "group ascend_config apply to Ascend alone.",
         groups=("ascend_config",),
         source=SOURCE,
         example={"ge.opSelectImplmode": "high_precision"},
@@ -136,7 +136,7 @@ OPTIONS = (
         name="ge_options.session",
         type=dict[Text, AnyText],
         help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as those of "
-        "ge_options.global are; here too ge_options and the group ascend_config speak of Ascend alone.",
+        "ge_options.global are; here too ge_options and the group ascend_config apply to Ascend alone.",
         groups=("ascend_config",),
         source=SOURCE,
         example={"ge.exec.atomicCleanPolicy": "1"},

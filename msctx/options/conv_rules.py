@@ -13,7 +13,7 @@ from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 FIELDS = ("module", "input", "weight", "stride", "padding", "dilation", "groups", "transposed", "dtype", "layout", "dims")
-"""What of a problem a condition can speak of: the text that choices() shows, and how many axes an image has."""
+"""What of a problem a condition can name: the text that choices() shows, and how many axes an image has."""
 
 
 def _algorithms(direction: str) -> ChoiceKind:
@@ -134,7 +134,7 @@ def _condition(word: str) -> tuple[str, str]:
 
 
 def _asked(algorithms: Any) -> list[tuple[str, str]]:
-    """An algorithm for each direction that is spoken of; a name alone is meant for each direction that has it."""
+    """An algorithm for each direction that is named; a name alone is meant for each direction that has it."""
     if isinstance(algorithms, str):
         words = [word.strip() for word in algorithms.split(",")]
         if len(words) == 1 and "=" not in words[0]:

@@ -1,7 +1,7 @@
 """Text documents with places: JSON and line-based files as plain data, every value of which knows its line and column.
 
-Reading never raises for what a document holds. Everything wrong becomes a problem, so that one run tells all of them; only
-after a place where JSON itself breaks off can nothing more be said.
+Reading never raises for what a document holds. Everything wrong becomes a problem, so that one run reports all of them; only
+after a place where JSON itself breaks off is nothing more found.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _NotJson(Exception):
 
 
 class _Json:
-    """Reads JSON by its grammar: ``json`` alone tells neither where a value stands nor that a key stands twice."""
+    """Reads JSON by its grammar: ``json`` alone reports neither where a value stands nor that a key stands twice."""
 
     def __init__(self, source: Source, comments: bool) -> None:
         self.source, self.comments = source, comments

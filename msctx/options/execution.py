@@ -31,7 +31,7 @@ OPTIONS = (
     Option(
         name="graph_kernel_flags",
         type=Annotated[str, TextKind("flags such as --opt_level=2", comma_list=True, separator=" ", empty=True)],
-        help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 says how far fusion "
+        help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 sets how far fusion "
         "goes, --dump_as_text writes what the passes did. A bare flag means true; a list of flags is taken too.",
         default="",
         content="GRAPH_KERNEL_FLAGS",
@@ -76,7 +76,7 @@ OPTIONS = (
                 "offline": "graphs and shapes are only recorded, for tuning later",
             }
         ),
-        help="Automatic tuning of kernels, now or later; aoe_config.job_type says what is tuned.",
+        help="Automatic tuning of kernels, now or later; aoe_config.job_type sets what is tuned.",
         also=("device_context.ascend.op_tuning.aoe_tune_mode",),
         example="online",
     ),

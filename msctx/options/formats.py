@@ -141,12 +141,12 @@ class _Check:
 
 
 def _readable(data: dict[str, Any]) -> dict[str, Any]:
-    """Without the values of which a problem tells already."""
+    """Without the values that are reported already."""
     return {key: value for key, value in data.items() if value is not INVALID}
 
 
 Rule = Callable[[_Check, Any], None]
-"""What a shape cannot say: how parts of a document go together. It runs where all parts are right."""
+"""What a shape cannot express: how parts of a document go together. It runs where all parts are right."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _moved_once(check: _Check, data: dict[str, dict[str, list[str]]]) -> None:
 
 
 def _one_way(check: _Check, data: dict[str, dict[str, str]]) -> None:
-    """An operator goes by several names; all of them must say the same."""
+    """An operator goes by several names; all of them must have the same value."""
     modes = data["ByOpType"]
     for name, other in _contrary(modes):
         text = f"{name} and {other} are one operator: {modes[name]} and {modes[other]} exclude each other"
@@ -208,7 +208,7 @@ def _one_way(check: _Check, data: dict[str, dict[str, str]]) -> None:
 
 
 def _contrary(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names of one operator of which other things are said: the later and the earlier one."""
+    """Names of one operator with different values: the later and the earlier one."""
     said: dict[str, str] = {}
     found: list[tuple[str, str]] = []
     for name, value in data.items():
@@ -219,13 +219,13 @@ def _contrary(data: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _meanings(name: str) -> list[str]:
-    """What a name says something of: itself, and PyTorch's operators, which several types of CANN's may share."""
+    """What a name applies to: itself, and PyTorch's operators, which several types of CANN's may share."""
     sign = "CANN's " if name in operators.CANN else ""
     return [name, *(f"{sign}{op}" for op in operators.resolve(name) or ())]
 
 
 def _rivals(name: str) -> list[str]:
-    """What must not have been said already: of itself; of PyTorch's operators by their own names, and of these by CANN's types."""
+    """What must not have a value already: the name itself; PyTorch's operators by their own names, and these by CANN's types."""
     ops = operators.resolve(name) or ()
     return [name, *ops, *(() if name in operators.CANN else (f"CANN's {op}" for op in ops))]
 

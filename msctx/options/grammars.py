@@ -23,7 +23,7 @@ _SIZE = "0{0,9}[1-9][0-9]{0,17}"
 class PartsKind(TextKind):
     """Parts joined by a separator; a list of them is taken too, and so is one number where a part may be one.
 
-    Subclasses say what a part is, and what goes for all of them together.
+    Subclasses define what a part is, and what applies to all of them together.
     """
 
     comma_list: bool = True

@@ -20,7 +20,7 @@ from msctx.errors import nearest
 class YamlWord(str):
     """A plain ``on``, ``off``, ``yes`` or ``no`` of a YAML file: a boolean in YAML 1.1, a string in YAML 1.2.
 
-    Only a kind can tell which was meant, so the loader leaves the question open.
+    Only a kind knows which was meant, so the loader leaves the question open.
     """
 
     __slots__ = ()
@@ -48,7 +48,7 @@ def plain(value: str) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as a message quotes it. Whatever a user gave must be told: also what Python cannot print."""
+    """A value as a message quotes it. Whatever a user gave must be shown: also what Python cannot print."""
     if isinstance(value, int) and abs(value) > 10**4000:  # Python itself refuses
         return "a number of thousands of digits"
     try:
@@ -59,11 +59,11 @@ def show(value: Any) -> str:
 
 
 INVALID: Any = type("Invalid", (), {"__repr__": lambda self: "(unreadable)"})()
-"""Stands in a file's data for what could not be read; the problem is told already, and nothing more is said of it."""
+"""Stands in a file's data for what could not be read; the problem is reported already."""
 
 
 class Kind:
-    """A scalar type. Subclasses say how to :meth:`parse` a value and how to describe themselves."""
+    """A scalar type. Subclasses :meth:`parse` a value and describe themselves."""
 
     @property
     def allowed(self) -> str:
@@ -107,7 +107,7 @@ class BoolKind(Kind):
 
 @dataclass(frozen=True)
 class OnOffKind(Kind):
-    """The strings ``"ON"`` and ``"OFF"``; booleans and 0/1, CANN's way to say the same, are taken too."""
+    """The strings ``"ON"`` and ``"OFF"``; booleans and 0/1, CANN's way to write the same, are accepted too."""
 
     allowed: str = "ON, OFF (also true/false, 1/0)"
 

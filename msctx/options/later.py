@@ -1,4 +1,4 @@
-"""Words of later MindSpore and CANN releases that msctx has no option for: known, so that a message can say so."""
+"""Words of later MindSpore and CANN releases that msctx has no option for: known for the sake of the message."""
 
 LATER = {
     "jit_config": "MindSpore 2.3.1",

@@ -111,7 +111,7 @@ class Settings:
             self.devices = self.devices.union(s.device for s in layer.settings.values() if s.device)
 
     def all(self, name: str, device: str) -> list[Setting]:
-        """Every setting of an option that speaks of a device, the winning one first."""
+        """Every setting of an option that applies to a device, the winning one first."""
         return self.on(device).get(name, [])
 
     def get(self, name: str, device: str | None = None) -> Setting | None:
@@ -130,7 +130,7 @@ class Settings:
         return self._at(device).overridden
 
     def speaks(self, name: str) -> bool:
-        """Whether a setting of an option has a say at all: the key of a file that was named anew has none."""
+        """Whether a setting of an option counts at all: the key of a file that was named anew does not."""
         return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
 
     def _at(self, device: str) -> _OnDevice:

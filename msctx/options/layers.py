@@ -69,7 +69,7 @@ def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None
 def from_text(spelling: str, text: str) -> Any:
     """The value that a bare word of the environment or the command line means for an option.
 
-    A word for a text option is that text: there are no quotes with which one could say that ``5`` is meant as text.
+    A word for a text option is that text: there are no quotes that would make ``5`` a text.
     """
     imported("msctx.options.yamlfile")
     from msctx.options.yamlfile import scalar

@@ -51,7 +51,7 @@ STRICT = _words("""
     addcdiv addcmul atan2 cross linalg_cross grid_sampler grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback lerp
     prelu rrelu
 """)
-"""Of the other vector operators those that want all their inputs in one dtype: the widest of them, where a policy says no more."""
+"""Of the other vector operators those that want all their inputs in one dtype: the widest of them, where a policy sets no other."""
 
 VECTOR = _words("""
     abs acosh add sub rsub mul div angle asinh atan atanh ceil clamp clamp_max clamp_min copysign cos deg2rad rad2deg digamma

@@ -73,11 +73,11 @@ OPTIONS = (
             {
                 "warn": "torch's own path runs, with one warning for each problem",
                 "error": "the call raises, with every candidate and all of its reasons",
-                "silent": "torch's own path runs; choices() alone tells it",
+                "silent": "torch's own path runs; only choices() shows it",
             }
         ),
         help="What happens when a convolution cannot run the algorithm that was named for it. Unset it is warn, and error under "
-        "strict. strict speaks of options, this of single calls.",
+        "strict. strict applies to options, this to single calls.",
         devices=("cpu", "cuda"),
         source="msctx",
         example="error",
@@ -97,7 +97,7 @@ OPTIONS = (
         name="frozen_weights",
         type=Bool,
         help="Says that weights do not change while the context is open. What algorithms make of a weight of a convolution "
-        "(its Winograd transform, say) is kept from call to call; each call compares all bytes of the weight with those "
+        "(its Winograd transform, for instance) is kept from call to call; each call compares all bytes of the weight with those "
         "that it was made of, unless this is set: then only the first call inside does, and a weight that is changed "
         "afterwards, by whatever means, may go on as it was. Under a precision_mode the casts of what is given as weight "
         "or bias are kept, too. For inference.",
@@ -123,7 +123,7 @@ OPTIONS = (
             'a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0
         ),
         help="The most memory that an algorithm may take for one convolution beside its tensors. One that needs more does not run: "
-        "choices() says what it would have needed.",
+        "choices() shows what it would have needed.",
         devices=("cpu", "cuda"),
         source="msctx",
         example="256MB",

@@ -34,7 +34,7 @@ class Rule:
         checks_index: indices are checked before they are used.
         whole: it holds for all that the operator is made of.
         inputs, outputs: dtypes by position, over all else.
-        why: the option that says so.
+        why: the option that asks for it.
     """
 
     float32: str = ""
@@ -144,7 +144,7 @@ class Precision:
         rules: operator → rule, for those that are not left alone.
         modules: path of a module → the rules of its operators.
         low: the dtype that the mode lowers to, which an autocast inside inherits; ``""``: none.
-        retries: 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word.
+        retries: 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: without one.
         frozen: weights do not change while it is in force: their casts are kept.
     """
 
@@ -270,7 +270,7 @@ def can(way: str, op: str) -> bool:
 
 
 def _by_way(way: str, op: str, before: Rule, why: str) -> Rule:
-    """A way of computing on top of what holds without it, which goes on to say what the results are."""
+    """A way of computing on top of what holds without it, which still decides what the results are."""
     match way:
         case "high_precision":  # in float32, rounded once
             lowered = before.output or before.float32

@@ -93,7 +93,7 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
         values: options by name; groups (``gpu_config={...}``), namespaces (``session={...}``) and what a file or a text holds
             (``graph_kernel_flags={"opt_level": 2}``) are dictionaries, and dotted names (``"gpu_config.conv_allow_tf32"``)
             mean the same.
-        origin: the place, as it is to be told: ``"set_context"``, ``"train.py:12"``.
+        origin: the place, as messages name it: ``"set_context"``, ``"train.py:12"``.
         marks: for a file, where each value stands.
 
     Raises:

@@ -256,7 +256,7 @@ YIELDING = {
 
 @cache
 def _involving(name: str) -> tuple[tuple[Overrides, ...], tuple[Excludes, ...], tuple[Needs, ...], tuple[Forbids, ...]]:
-    """The rules that can say something against an option."""
+    """The rules that can rule out an option."""
     return (
         tuple(r for r in OVERRIDES if name in (r.winner.name, r.loser.name)),
         tuple(r for r in EXCLUDES if name in (r.first.name, r.second.name)),
@@ -319,7 +319,7 @@ def obstacle(setting: Setting, get: Callable[[str], Setting | None]) -> tuple[st
 
 
 def sentences(name: str) -> list[str]:
-    """What the rules say of an option, for the reference."""
+    """The rules that apply to an option, for the reference."""
     found = []
     for o in OVERRIDES:
         where = "" if o.devices == DEVICES else f" on {' and '.join(o.devices)}"

@@ -108,7 +108,7 @@ OPTIONS = (
     Option(
         name="dynamic_node_type",
         type=Flag,
-        help="Which inputs input_shape speaks of: 0 the batches of a data loader, 1 the arguments of the call.",
+        help="Which inputs input_shape applies to: 0 the batches of a data loader, 1 the arguments of the call.",
         groups=SESSION,
         ge="ge.dynamicNodeType",
         source=SOURCE,
@@ -160,7 +160,7 @@ OPTIONS = (
         name="in_out_pair",
         type=InOutPair,
         help="One region of a model, written as the names of its first and of its last operators in two lists; "
-        "in_out_pair_flag says which side of it is compiled. Needs mix_compile_mode=true.",
+        "in_out_pair_flag sets which side of it is compiled. Needs mix_compile_mode=true.",
         groups=SESSION,
         source=SOURCE,
         example="[['conv1'], ['relu3']]",
@@ -268,7 +268,7 @@ OPTIONS = (
         name="session.enable_dump",
         type=Bool,
         help="Writes the data of the operators to dump_path while the program runs; dump_mode, dump_step, dump_data and "
-        "dump_layer say what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, inert option.",
+        "dump_layer select what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, inert option.",
         default=False,
         ge="ge.exec.enableDump",
         source=SOURCE,
@@ -400,7 +400,7 @@ OPTIONS = (
     Option(
         name="use_off_line",
         type=Bool,
-        help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target says.",
+        help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is.",
         default=True,
         groups=SESSION,
         source=SOURCE,
@@ -512,7 +512,7 @@ OPTIONS = (
         name="profiling_mode",
         type=Bool,
         help="Records a profile of what runs in the session with torch.profiler, or torch_npu's on an NPU; profiling_options "
-        "says what is recorded and where it goes.",
+        "sets what is recorded and where it goes.",
         default=False,
         groups=SESSION,
         ge="ge.exec.profilingMode",
@@ -564,7 +564,7 @@ OPTIONS = (
     Option(
         name="aoe_config_file",
         type=Path,
-        help="A JSON file that narrows aoe_mode to operators by name or type, and says how hard to search "
+        help="A JSON file that narrows aoe_mode to operators by name or type, and sets how hard to search "
         "(tune_optimization_level O1 or O2).",
         groups=SESSION,
         ge="ge.aoe_config_file",

@@ -26,7 +26,7 @@ OPTIONS = (
             },
             aliases={"Davinci": "Ascend"},
         ),
-        help="The kind of device that work is meant for (Davinci is the old name of Ascend). It gives ctx.device and says whose "
+        help="The kind of device that work is meant for (Davinci is the old name of Ascend). It gives ctx.device and decides whose "
         "plan decides when an option is honoured on one device and not on another.",
         also=("set_device.device_target",),
         example="GPU",

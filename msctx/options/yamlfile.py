@@ -170,7 +170,7 @@ class Document:
 
 
 def _is_tagged(node: yaml.ScalarNode) -> bool:
-    """Whether the file itself says what a plain scalar is (``!!str 5``)."""
+    """Whether the file itself sets the type of a scalar (``!!str 5``)."""
     return bool(_RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag)
 
 
@@ -179,7 +179,7 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
 
     Args:
         collect: leave what else is wrong with its form (a key that stands twice, a number that could mean two) in
-            ``problems``, for the caller to tell together with its own; else that raises too.
+            ``problems``, for the caller to report together with its own; else that raises too.
     """
     try:
         document = Document(file, text, yaml.compose(text, Loader=yaml.SafeLoader))

@@ -1,4 +1,4 @@
-"""Experiments from YAML: what the file says, the entry it names, the run and its record."""
+"""Experiments from YAML: the file, the entry it names, the run and its record."""
 
 from msctx.run.fingerprint import weights_sha256
 from msctx.run.runner import Run, active, log, run_experiment

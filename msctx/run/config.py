@@ -1,4 +1,4 @@
-"""An experiment as its YAML file and the command line describe it, checked; every problem is told at once."""
+"""An experiment as its YAML file and the command line describe it, checked; all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = 
 
     Raises:
         FileError: the file is missing, unreadable or not YAML.
-        OptionError: everything that is wrong with what it and the command line say.
+        OptionError: everything that is wrong with it and the command line.
     """
     path = find_file(file) if file else None
     document = load(path, collect=True) if path else parse("", "")
@@ -267,7 +267,7 @@ def _levels(
     document: Document,
     problems: list[Problem],
 ) -> dict[str, Layer]:
-    """The options of the file and of the command line as layers; ``experiment.seed`` is another way to say ``seed``."""
+    """The options of the file and of the command line as layers; ``experiment.seed`` is another way to set ``seed``."""
     levels: dict[str, Layer] = {}
     preset, preset_where, preset_marks = given.get("preset"), "command line", None
     if preset is None:

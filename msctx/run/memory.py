@@ -70,7 +70,7 @@ class MemoryOfRun:
             reset_peak_memory_stats()
 
     def told_of(self, error: BaseException) -> str:
-        """What is to be added to an error that says that there is no memory left."""
+        """What is added to an error of a lack of memory."""
         import torch
 
         if not memory.read_caps() or not isinstance(error, torch.OutOfMemoryError):

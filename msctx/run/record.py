@@ -1,4 +1,4 @@
-"""The record of a run: a folder of plain files that says what ran, under what, and what came of it."""
+"""The record of a run: a folder of plain files: what ran, under what, and what came of it."""
 
 from __future__ import annotations
 

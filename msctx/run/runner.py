@@ -98,7 +98,7 @@ def run_experiment(
 
     Raises:
         EntryError: the entry cannot be called; nothing was recorded.
-        EntryFailed: the entry raised; the record says so. Everything is restored.
+        EntryFailed: the entry raised, as the record shows. Everything is restored.
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored.
     """
     found, handler, begin = state(), signal.getsignal(signal.SIGINT), models.now()

@@ -162,7 +162,7 @@ def why(result: Mapping[str, Any]) -> str:
 
 
 def line(number: int, count: int, point: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """What is told of a run of a grid when it has ended."""
+    """The report on a run of a grid when it has ended."""
     reason = f": {why(result)}" if result["status"] != "completed" else ""
     return f"{number} of {count}: {' '.join(words_of(point))}: {result['status']}{reason}"
 

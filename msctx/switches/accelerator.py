@@ -124,7 +124,7 @@ def memory_cap(
 
 
 UNKNOWN = (
-    "NVML does not tell what the device's context takes; nothing is subtracted for it, so the process may hold that much more"
+    "NVML does not report what the device's context takes; nothing is subtracted for it, so the process may hold that much more"
 )
 
 

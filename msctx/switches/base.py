@@ -34,7 +34,7 @@ class Switch:
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
         available: whether the global exists in this process.
-        prepare: brings what a write needs and may take long (the native core is built); what fails is told by ``devices.facts()``
+        prepare: brings what a write needs and may take long (the native core is built); what fails is reported by ``devices.facts()``
             from then on.
     """
 

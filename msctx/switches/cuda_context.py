@@ -38,7 +38,7 @@ def _load(name: str) -> Any:
 
 
 def used(uuid: str, library: str = LIBRARY) -> int | None:
-    """The bytes that this process holds on a device; ``None``: NVML does not tell.
+    """The bytes that this process holds on a device; ``None``: NVML does not report it.
 
     Where no process has our number (in a container NVML counts those of the host), the only one there is is us.
     """

@@ -93,7 +93,7 @@ SWITCHES = (
         satisfied=_nccl_adds_in_fixed_order,
         blocked=_nccl_late,
     ),
-    # torch_npu also tells HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
+    # torch_npu also configures HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
     _variable("HCCL_DETERMINISTIC", "the first HCCL communicator"),
     _variable("TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_npu_late("TE_PARALLEL_COMPILER")),
     _variable(

@@ -2,7 +2,7 @@
 
 torch has one text of them. Each new text resets some keys that it lacks (max_split_size_mb …) and leaves others as they are
 (those of :data:`DEFAULTS`), and the getter returns the last text as it came. So what is asked for is laid over the user's own
-text, which is sent again at the end, with what it lacks said once as torch's default.
+text, which is sent again at the end, with what it lacks once as torch's default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msctx.switches.torch_npu import is_here as npu_is_here
 DEFAULTS = {"large_segment_size_mb": "20", "expandable_segments": "False"}
 """The keys that the switch sets → what torch starts with."""
 NOT_EXPANDABLE = ("max_split_size_mb", "garbage_collection_threshold")
-"""What torch_npu does not take beside expandable segments; it says so late, and crashes at the next allocation."""
+"""What torch_npu does not take beside expandable segments; it complains late, and crashes at the next allocation."""
 REFUSALS = (ValueError, IndexError, RuntimeError)
 """What torch raises for a text that it does not take."""
 WORDS = {"True": True, "False": False}
@@ -90,7 +90,7 @@ def _send(text: str, *ignored: type[Exception]) -> None:
 
 
 def _complaint(text: str, *, keep: bool) -> str:
-    """Send a text, and take it back where torch does not like it, or where it need not be kept: what torch says."""
+    """Send a text, and take it back where torch does not like it, or where it need not be kept; returns torch's complaint."""
     found, said = _now(), ""
     try:
         _send(text)

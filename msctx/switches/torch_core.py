@@ -32,7 +32,7 @@ def _write_warn_only(on: bool) -> None:
 
 
 def _read_default_device() -> str | None:
-    """The device of ``torch.set_default_device``; torch.get_default_device() cannot tell none from cpu."""
+    """The device of ``torch.set_default_device``; torch.get_default_device() does not distinguish none from cpu."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else str(context.device)
 

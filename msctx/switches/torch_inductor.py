@@ -82,7 +82,7 @@ _FLAGS = {
 """Key of the configuration → the environment variable from which it takes its first value, and what an absent one means."""
 
 
-# --- above all that programs say --------------------------------------------------------------------------------------
+# --- above all that programs set --------------------------------------------------------------------------------------
 
 
 _forced: dict[str, Any] = {}

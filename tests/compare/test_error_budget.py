@@ -92,7 +92,7 @@ def test_a_budget_that_nothing_keeps_leaves_torch(tmp_path: Path, monkeypatch: p
     needs_core()
     rigged(monkeypatch)
     found: dict[str, Any] = run(comparison(tmp_path, 1e-12))
-    assert found["budget"]["reason"].startswith("nothing keeps it: the error of torch's own path is ")
+    assert found["budget"]["reason"].startswith("no setting meets the budget: the error of torch's own path is ")
     assert found["recommended"] == ""
 
 

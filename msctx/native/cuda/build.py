@@ -1,6 +1,6 @@
-"""Compiles the kernels of the manifest to cubins, keeps them in the cache, and holds what the compiler says of them against budgets.
+"""Compiles the kernels of the manifest to cubins, keeps them in the cache, and checks the compiler's report on them against budgets.
 
-The cache: ``cuda/<key>.cubin`` and ``.log`` (what the compiler said), by everything they were made from.
+The cache: ``cuda/<key>.cubin`` and ``.log`` (the compiler's messages), by everything they were made from.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def build(
 ) -> list[Report]:
     """Compile what is not cached; a report for each of *kernels* and *archs*, in the order of the manifest.
 
-    *tool* is the compiler (nvcc, else NVRTC), *sources* the folder of the .cu files; *done* is told of each module.
+    *tool* is the compiler (nvcc, else NVRTC), *sources* the folder of the .cu files; *done* is called for each module.
 
     Raises:
         NativeError: there is no compiler, no source, or no cache to write to.
@@ -202,13 +202,13 @@ def _report(kernel: Kernel, arch: str, compiler: str, made: Compiled, cached: bo
         return Report(kernel, arch, compiler, cached, error=_shown(made.log))
     usage = usages(made.log).get(kernel.name)
     if usage is None:
-        error = f"{kernel.module.source} compiles, but the compiler says nothing of a kernel of this name"
+        error = f"{kernel.module.source} compiles, but the compiler reports no kernel of this name"
         return Report(kernel, arch, compiler, cached, cubin_bytes=len(made.cubin), error=error)
     return Report(kernel, arch, compiler, cached, code_sizes(made.cubin).get(kernel.name, 0), len(made.cubin), usage)
 
 
 def usages(log: str) -> dict[str, Usage]:
-    """What ``ptxas -v`` says, kernel by kernel."""
+    """The report of ``ptxas -v``, kernel by kernel."""
     found = {}
     for part in re.split(r"Compiling entry function ", log)[1:]:
         name = re.match(r"'([^']+)'", part)
@@ -239,4 +239,4 @@ def code_sizes(cubin: bytes) -> dict[str, int]:
 def _shown(log: str) -> str:
     """The first lines of what went wrong."""
     lines = [line for line in log.splitlines() if line.strip() and "ptxas info" not in line]
-    return "\n".join([*lines[:12], *(["…"] if len(lines) > 12 else [])]) or "the compiler does not say why"
+    return "\n".join([*lines[:12], *(["…"] if len(lines) > 12 else [])]) or "the compiler gives no reason"

@@ -28,7 +28,7 @@ LIMIT = 600
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """*cubin* is ``None`` where the compiler refused the source; *log* is all that it said, with ptxas's account of each kernel."""
+    """*cubin* is ``None`` where the compiler refused the source; *log* is its whole output, with ptxas's account of each kernel."""
 
     cubin: bytes | None
     log: str
@@ -65,7 +65,7 @@ class Nvcc:
 
 @dataclass(frozen=True, slots=True)
 class Nvrtc:
-    """The library at *path*; *version* is its own and the size of its file, which tells releases of one version apart."""
+    """The library at *path*; *version* is its own and the size of its file, which distinguishes releases of one version."""
 
     path: str
     version: str
@@ -126,7 +126,7 @@ def find_nvcc() -> Nvcc | str:
         return f"{path} needs g++, which is not on PATH"
     status = os.stat(path)
     version = _nvcc_version(os.path.abspath(path), (status.st_ino, status.st_size, status.st_mtime_ns))
-    return Nvcc(os.path.abspath(path), version) if version else f"{path} does not say its --version"
+    return Nvcc(os.path.abspath(path), version) if version else f"{path} does not print a --version"
 
 
 def find_nvrtc() -> Nvrtc | str:

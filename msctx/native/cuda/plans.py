@@ -68,7 +68,7 @@ def plan(asked: int, op: int, channels_last: int, load: int, found: int) -> int:
         fill(into, problem_of(ConvProblem.from_address(asked), bool(channels_last)), OPS[op], bool(load))
     except (NativeError, ValueError) as error:
         obstacle, code = str(error), 0
-    except (OSError, MemoryError) as error:  # no room on the disk, say
+    except (OSError, MemoryError) as error:  # no room on the disk, for instance
         obstacle, code = repr(error), -1
     else:
         return 1
