@@ -23,7 +23,7 @@ from torch import nn
 
 import msctx
 from msctx.compare import measure
-from msctx.native import build, stamp
+from msctx.native import build, environment_key
 from msctx.native.cuda import build as cuda_build
 from msctx.native.cuda import driver
 
@@ -65,7 +65,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        found |= {"GPU": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": stamp.driver()}
+        found |= {"GPU": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": environment_key.driver()}
         found |= {"multiprocessors": gpu.multi_processor_count, "GiB": round(gpu.total_memory / 2**30, 1)}
     return found
 

@@ -57,14 +57,20 @@ KINDS: dict[str, Kind] = {
     "threads": lambda: msctx.context(runtime_num_threads=1),
     "seed": lambda: msctx.context(seed=0, seed_scope=True),
     "algorithms": lambda: msctx.context(**CONVS),
+    "performance": lambda: msctx.context(**dict.fromkeys(CONVS, "performance")),
+    "frozen weights": lambda: msctx.context(**CONVS, frozen_weights=True),
+    "flush_denormal": lambda: msctx.context(flush_denormal=True),
     "precision": lambda: msctx.context(precision_mode="allow_mix_precision_bf16"),
     "cap": lambda: msctx.context(max_device_memory="1GB"),
     "one context, watched models": lambda: RULES,
+    "new contexts, a watched model": lambda: msctx.context(**CONVS).watch(MODEL),
     "O1, watched models": lambda: RECOMPUTED,
     "bound function": lambda: BOUND,
 }
 
 
+CONVOLVE = ("algorithms", "performance", "frozen weights", "one context, watched models", "new contexts, a watched model")
+"""Those in which a convolution is run now and then, so that there is something to count."""
 PART = 1000
 """Entries whose median counts."""
 
@@ -75,14 +81,14 @@ def resident() -> int:
 
 
 def measured(kind: Kind, entries: int) -> dict[str, float]:
-    convolves = kind in (KINDS["algorithms"], KINDS["one context, watched models"])
+    convolves = kind in [KINDS[name] for name in CONVOLVE]
 
     def enter(count: int, times: array[float] | None = None, controls: array[float] | None = None) -> None:
         for number in range(count):
             begun = time.thread_time()
             with kind():
                 entered = time.thread_time()
-                if convolves and number % 100 == 0:  # so that there are rows to count
+                if convolves and number % 100 == 0:
                     MODEL[0](X)
                 left = time.thread_time()
             ended = time.thread_time()

@@ -20,7 +20,7 @@ from typing import Any
 
 from msctx import locks
 from msctx.effects.base import AS_FOUND
-from msctx.errors import MsctxError, MsctxWarning, RestoreError, ScopeError, StrictError, SwitchError
+from msctx.errors import MsctxError, MsctxWarning, NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.notices import user_frame
 from msctx.signals import uninterrupted
 from msctx.switches import SWITCHES as SWITCHES
@@ -224,6 +224,8 @@ def _set(switch: Switch, value: Any) -> str:
     """Set a switch and read it back; return why it is too late for that, or ``""``."""
     try:
         switch.set(value)
+    except NativeError:
+        raise
     except RuntimeError as error:
         if switch.only_before:
             return f"{switch.name} can only be set before {switch.only_before}"

@@ -8,18 +8,18 @@ from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msctx.base import BASE, explain, make_ready, plan_here, refuse, tell_failing, tell_late, within
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import ScopeError
-from msctx.lookup import Origin, look_up
 from msctx.memory.watched import OF_PROCESS, Watched
 from msctx.native import precisions
 from msctx.native.choices import Tally
 from msctx.notices import tell, user_frame
 from msctx.options import Layer, Settings
 from msctx.options.layers import layer_of, with_preset
+from msctx.options.resolve import Origin, look_up
 from msctx.plan import Plan
+from msctx.process_scope import BASE, explain, make_ready, plan_here, refuse, tell_failing, tell_late, within
 from msctx.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.signals import begins_with_try, uninterrupted
 from msctx.unwatched import unwatched
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from msctx.amp import GradScaler
     from msctx.native.choices import Choices
     from msctx.native.precisions import Precisions
-    from msctx.scaling import GradScaler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -204,7 +204,7 @@ class Context:
 
     def grad_scaler(self, **options: Any) -> GradScaler:
         """A GradScaler for :attr:`device`, enabled exactly where a precision_mode computes in float16; *options* are its own."""
-        from msctx.scaling import scaler_for
+        from msctx.amp import scaler_for
 
         return scaler_for(self.plan, self.device.type, options)
 

@@ -6,9 +6,9 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from msctx.base import BASE, plan_here, within
 from msctx.options import Layer, Settings
 from msctx.plan import Plan
+from msctx.process_scope import BASE, plan_here, within
 
 if TYPE_CHECKING:
     from msctx.apply import Hold

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import far_device
+import fake_device
 import hypothesis
 import numpy
 import pytest
@@ -24,9 +24,8 @@ from torch import _C
 from torch.nn.modules import module as nn_module
 
 import msctx
-from msctx import apply, notices
-from msctx import base as base_module
-from msctx.native import stamp, tuning_file
+from msctx import apply, notices, process_scope
+from msctx.native import environment_key, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
@@ -126,7 +125,7 @@ def left_open() -> list[str]:
     return [
         *(f"{scope.context.origin} is still open" for scope in context_module.stack.scopes),
         *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in apply._ledger.items() if holds),
-        *(f"the {level} layer is still in force" for level in base_module.BASE.levels),
+        *(f"the {level} layer is still in force" for level in process_scope.BASE.levels),
     ]
 
 
@@ -134,7 +133,7 @@ def clean_up(before: dict[str, Any]) -> None:
     """Take a leaking test's state away, so that it does not fail the tests after it."""
     with suppress(Exception):
         msctx.reset_context()
-    base_module.BASE.__init__()
+    process_scope.BASE.__init__()
     holds = {id(hold): hold for holds in apply._ledger.values() for hold in holds}.values()
     for record in [record for hold in reversed([*holds]) for record in reversed(hold.records.values())]:
         with suppress(Exception):  # what a test broke is put right below
@@ -187,11 +186,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties[number])
         monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(stamp, "driver", lambda: "580.1")
-        stamp.stamp.cache_clear()
+        monkeypatch.setattr(environment_key, "driver", lambda: "580.1")
+        environment_key.stamp.cache_clear()
 
     yield have
-    stamp.stamp.cache_clear()
+    environment_key.stamp.cache_clear()
 
 
 @pytest.fixture
@@ -315,21 +314,21 @@ def passes(run_python: RunPython) -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def far_library() -> str:
     """The accelerator of the tests, compiled once (some 10 s) and then kept in the cache."""
-    if why := far_device.obstacle():
+    if why := fake_device.obstacle():
         pytest.skip(f"there is no device far: {why}")
-    return str(far_device.library())
+    return str(fake_device.library())
 
 
 @pytest.fixture(scope="session")
-def far_interpreter(far_library: str) -> Iterator[far_device.Interpreter]:
-    interpreter = far_device.Interpreter(far_library)
+def far_interpreter(far_library: str) -> Iterator[fake_device.Interpreter]:
+    interpreter = fake_device.Interpreter(far_library)
     yield interpreter
     interpreter.close()
 
 
 @pytest.fixture
-def far(far_interpreter: far_device.Interpreter) -> Callable[..., str]:
-    """Like ``passes``, where torch has an accelerator: the device far, whose memory is the host's (see far_device.py)."""
+def far(far_interpreter: fake_device.Interpreter) -> Callable[..., str]:
+    """Like ``passes``, where torch has an accelerator: the device far, whose memory is the host's (see fake_device.py)."""
 
     def run(code: str, *, env: dict[str, str] | None = None, timeout: float = 120) -> str:
         status, output = far_interpreter.run(textwrap.dedent(code), dict(os.environ) | (env or {}), timeout)

@@ -117,6 +117,7 @@ def is_whole(row: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.full
 def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native: None) -> None:
     file = tmp_path / "cuda.json"
     done = cuda_report("--device", "cpu", "--seconds", "20", "--parts", "environment,figures,depthwise", "--json", str(file))

@@ -180,7 +180,7 @@ def test_the_state_in_any_nesting_is_that_of_the_merged_options_alone(
 @settings(max_examples=120, **common)
 @given(data=st.data())
 def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, target: str, data: st.DataObject) -> None:
-    """What is written goes to globals of an imagined machine. Left out: what stays after a with-block, and what generators save."""
+    """What is written goes to globals of an made-up machine. Left out: what stays after a with-block, and what generators save."""
     program = data.draw(programs("CPU", target))
     machine: dict[str, Any] = {name: f"{name} found" for name, switch in SWITCHES.items() if switch.write is not None}
 

@@ -14,7 +14,7 @@ import pytest
 from msctx import doctor
 from msctx.cli import main
 from msctx.native import build, core, tuning_file
-from msctx.native.stamp import Stamp, stamp
+from msctx.native.environment_key import Stamp, stamp
 from msctx.native.tuning_file import Entry
 from msctx.run.config import read
 from msctx.run.runner import config

@@ -40,7 +40,7 @@ def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
         for _ in range(3):
             work()
     assert [str(w.message) for w in told] == [
-        f"{name}={value}: no model was watched; it speaks of those that ctx.watch(model) names"
+        f"{name}={value}: no model was watched; it applies to models given to ctx.watch(model)"
     ]
 
 

@@ -19,7 +19,7 @@ from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, name_of, relevant
 from msctx.compare.measure import NOISY, Entrant, Failed, Interrupted, Ratio, interleaved, seconds_of
 from msctx.compare.model import load
 from msctx.context import Context
-from msctx.effects.policies import PRECISION
+from msctx.effects.precision_mode import PRECISION
 from msctx.errors import MsctxError
 from msctx.memory.meter import Meter
 from msctx.notices import tell

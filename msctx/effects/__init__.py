@@ -3,7 +3,7 @@
 from msctx.effects.algorithms import NAMED, NATIVE
 from msctx.effects.base import AS_FOUND, EFFECTS, THEMES, Facts, Outcome, Want, translate
 from msctx.effects.memory import POOL, SHOW_FREE
-from msctx.effects.policies import PRECISION
+from msctx.effects.precision_mode import PRECISION
 
 NEED_CORE = (*NATIVE, *PRECISION, *POOL)
 """The options for which the native core is built and loaded."""

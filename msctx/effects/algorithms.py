@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
-from msctx.effects.policies import policy
+from msctx.effects.precision_mode import policy
 from msctx.options.conv_policy import ConvPolicy
 from msctx.options.conv_rules import DIRECTIONS, FEW_CHANNELS, Rule, asked_by
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from msctx.effects.unbuilt import UNBUILT
 from msctx.options import DEVICES, Option, Setting, Settings, rules
 
-THEMES = ("algorithms", "determinism", "device", "memory", "placement", "policies", "precision", "seed", "threads", "tracing")
+THEMES = ("algorithms", "determinism", "device", "memory", "placement", "precision_mode", "seed", "tf32", "threads", "tracing")
 """The modules of this package that hold translations."""
 
 

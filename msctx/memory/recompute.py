@@ -23,7 +23,7 @@ from msctx.memory.budget import Budget
 from msctx.memory.replay import Rehearsal, State, Trial, hook_of_user, is_gone, is_rehearsing, own_containers
 from msctx.memory.sources import sources_of
 from msctx.memory.writes import CannotBePutBack
-from msctx.native.holders import Held
+from msctx.native.installed import Held
 from msctx.notices import tell
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from msctx.memory.sources import Draws
-from msctx.native.holders import Held
+from msctx.native.installed import Held
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
 

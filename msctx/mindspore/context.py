@@ -26,7 +26,7 @@ from msctx.mindspore.errors import Found, OptionTypeError, raise_first
 from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, NEVER_SET, SPEED_UP, Inner, Key
 from msctx.notices import tell
 from msctx.options import find, is_dictionary
-from msctx.options.later import LATER
+from msctx.options.unsupported import LATER
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.native.holders import Held, at_work
+from msctx.native import named_modules, precision
+from msctx.native.installed import Held, at_work
 
 
 class _Here(threading.local):
@@ -34,11 +35,9 @@ class Carried(dict[str, Any]):
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        from msctx.native import precision
-
         super().__init__(arguments)
         self.state = precision.carried()
-        self._release = precision.keep_hooks(self.state)
+        self._release = _keep_hooks(self.state)
 
     def __iter__(self) -> Iterator[str]:  # without it ** would not ask for the keys
         return super().__iter__()
@@ -95,10 +94,23 @@ _hook = Held(_install)
 want, release = _hook.want, _hook.release
 
 
+def _keep_hooks(state: precision.Carried) -> Callable[[], None]:
+    """A checkpoint that may be computed again needs the hooks of its policies, also after the block. Returns what releases them."""
+    names = [name for text in state.texts.values() for name in precision.send(text).modules]
+    with at_work.lock:
+        named_modules.want(names, state.models)
+        want(1)
+    at_work.tidy()
+
+    def let_go() -> None:
+        named_modules.release(names, state.models)
+        release(1)
+
+    return let_go
+
+
 @outside_dynamo
 def _note() -> None:
-    from msctx.native import precision
-
     device, _here.device = _here.device, None
     checkpoint, _here.next = _here.next, None
     precision.note_autocast(device, None if checkpoint is None else checkpoint.state)
@@ -106,6 +118,4 @@ def _note() -> None:
 
 @outside_dynamo
 def _carry(arguments: dict[str, Any]) -> dict[str, Any]:
-    from msctx.native import precision
-
     return Carried(arguments) if precision.texts_here() else arguments

@@ -26,8 +26,8 @@ from filelock import FileLock, Timeout
 from msctx._version import __version__
 from msctx.errors import NativeError
 from msctx.native import cachedir, compiler
+from msctx.native.build_spec import Recipe, check_platform, identity, isas, machine, recipe_of, sha256
 from msctx.native.compiler import Compiler, Step, StepFailed
-from msctx.native.recipe import Recipe, check_platform, identity, isas, machine, recipe_of, sha256
 
 KEEP_DAYS = 30
 FULL = 2**26

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 from msctx.native import core
+from msctx.native.rows import Rows
 from msctx.options.conv_rules import Rule, rules_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Shape = tuple[int, ...]
 
@@ -91,38 +95,18 @@ class Choice:
         return asdict(self)
 
 
-class Choices(Sequence[Choice]):
+class Choices(Rows[Choice]):
     """Rows of what ran, in the order in which the problems were first met. Prints as a table.
 
     The core keeps some 4,000 rows of a context and drops those that were used longest ago: ``dropped`` is how many.
     """
 
-    def __init__(self, rows: Iterable[Choice] = (), dropped: int = 0) -> None:
-        self._rows = tuple(rows)
-        self.dropped = dropped
+    EMPTY = "no convolution has run under a policy"
 
-    def __getitem__(self, index: Any) -> Any:
-        return Choices(self._rows[index], self.dropped) if isinstance(index, slice) else self._rows[index]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Choices) and self._rows == other._rows
-
-    def __hash__(self) -> int:
-        return hash(self._rows)
-
-    def as_dicts(self) -> list[dict[str, Any]]:
-        return [row.as_dict() for row in self._rows]
-
-    def __str__(self) -> str:
+    def _table(self) -> Table:
         from msctx.native import table
 
-        dropped = f"\n{self.dropped} rows used longer ago were dropped" if self.dropped else ""
-        return table.plain(table.table(self)) + dropped if self._rows else "no convolution has run under a policy"
-
-    __repr__ = __str__
+        return table.table(self)
 
 
 def rows() -> Choices:

@@ -385,9 +385,9 @@ def obstacle() -> str:
 
 def matrix_unit_obstacle() -> str:
     """Why the kernels have no matrix unit here, or ``""``: the same before the library is loaded and after."""
-    from msctx.native import stamp
+    from msctx.native import environment_key
 
     if isa := os.environ.get(ISA_VARIABLE):
         return "" if isa.startswith("amx") else f"{ISA_VARIABLE}={isa} has no matrix unit (AMX)"
-    flags = stamp.cpu()[1].split()  # none: they are not known
+    flags = environment_key.cpu()[1].split()  # none: they are not known
     return "" if not flags or {"amx_tile", "amx_bf16", "amx_int8"} <= {*flags} else "this processor has no matrix unit (AMX)"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from msctx.native.holders import Held
+from msctx.native.installed import Held
 from msctx.torch_config import is_threads_own, override, put_override
 
 KEY = "skip_nnmodule_hook_guards"

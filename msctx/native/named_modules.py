@@ -18,14 +18,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.native import hook_guards
-from msctx.native.holders import at_work
+from msctx.native import hook_guards, precision
+from msctx.native.installed import at_work
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Model:
+class Model(precision.Watched):
     """A watched model: which of its modules a name means."""
 
     def __init__(self) -> None:
@@ -33,8 +33,6 @@ class Model:
         """A module may go at any time: this keeps an iteration safe from that."""
         self._by_name: dict[str, list[tuple[weakref.ref[nn.Module], _Hooks]]] = {}
         """Name or pattern → what it means, of those that were asked for since there are these modules."""
-        self.is_open = False
-        """Whether an open context watches it: rules act on it."""
         self.paths: frozenset[str] = frozenset()
         """Of all modules that it has had: it may be gone when somebody asks."""
 
@@ -67,8 +65,6 @@ class Model:
 
 
 _models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
-_open: dict[int, Model] = {}
-"""Number of a model → what is known of it, while a context that watches it is open."""
 _left: dict[frozenset[str], int] = {}
 """Paths of a model → the moment when the last context that watched such a one was left, in the count of memory.watched."""
 _KEPT = 64
@@ -180,10 +176,10 @@ def turn(number: int, model: nn.Module | None, *, on: bool, moment: int) -> None
     """Whether a context that watches a model is open; the model may be gone by now."""
     with at_work.lock:
         if on and model is not None:
-            _open[number] = found = _models[model]
+            precision.OPEN[number] = found = _models[model]
             found.is_open = True
             want((), [found])
-        elif not on and (closed := _open.pop(number, None)) is not None:
+        elif not on and (closed := precision.OPEN.pop(number, None)) is not None:
             closed.is_open = False
             _left.pop(closed.paths, None)
             _left[closed.paths] = moment
@@ -191,10 +187,6 @@ def turn(number: int, model: nn.Module | None, *, on: bool, moment: int) -> None
                 del _left[next(iter(_left))]
             release((), [closed])
     at_work.tidy()
-
-
-def open_models() -> frozenset[Model]:
-    return frozenset([*_open.values()])
 
 
 def want(names: Iterable[str], models: Iterable[Model] = ()) -> None:
@@ -235,7 +227,10 @@ def _hook(names: Iterable[str], models: Iterable[Model], count: int) -> None:
 def without_module(names: Iterable[str], since: int) -> list[str]:
     """Those that no model has on which rules have acted since a moment."""
     with at_work.lock:
-        seen = {*(model.paths for model in _open.values()), *(paths for paths, moment in _left.items() if moment > since)}
+        seen = {
+            *(model.paths for model in precision.OPEN.values()),
+            *(paths for paths, moment in _left.items() if moment > since),
+        }
         found = [name for name in names if not any(_has(paths, name) for paths in seen)]
     at_work.tidy()
     return found
@@ -254,8 +249,6 @@ def _match(path: str, names: Iterable[str]) -> str | None:
 
 @outside_dynamo
 def _enter(hooks: _Hooks, module: nn.Module) -> None:
-    from msctx.native import precision
-
     while _entered.stack and not _entered.stack[-1].is_running:
         _leave_last()
     number = precision.inside(hooks.model, lambda names: _match(hooks.path, names))
@@ -280,8 +273,6 @@ def _leave(hooks: _Hooks) -> None:
 
 def _leave_last() -> _Hooks:
     """Put back what was in force before the last module was entered, unless somebody else has put something in force since."""
-    from msctx.native import precision
-
     entry = _entered.stack.pop()
     if (found := precision.switch(entry.before)) != entry.number:
         precision.switch(found)

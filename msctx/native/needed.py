@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from msctx.native import autocasts, hook_guards, named_modules, optimizers
-from msctx.native.holders import at_work
+from msctx.native.installed import at_work
 
 
 class Policy(Protocol):

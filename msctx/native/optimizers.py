@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.native.holders import Held
+from msctx.native import precision
+from msctx.native.installed import Held
 
 
 def _install() -> Callable[[], None]:
@@ -30,8 +31,6 @@ want, release = _hooks.want, _hooks.release
 
 @outside_dynamo
 def _pause(is_stepping: bool) -> None:
-    from msctx.native import precision
-
     precision.pause(is_stepping)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32
 from dataclasses import dataclass
@@ -18,8 +17,7 @@ from typing import Any, NamedTuple
 
 from msctx import locks
 from msctx.errors import NativeError
-from msctx.native import autocasts, cache_tag, core, losses, named_modules, needed
-from msctx.native.holders import at_work
+from msctx.native import cache_tag, core
 from msctx.options import operators
 from msctx.options.precision_rules import ORIGIN, Precision, Rule, precision_of
 
@@ -47,7 +45,7 @@ class _Rule(Structure):
     ]
 
 
-class _Known(Structure):
+class Known(Structure):
     _fields_ = [("overruled", c_int32), ("level", c_int32), ("enabled", c_int32), ("dtype", c_int32)]
 
 
@@ -56,8 +54,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_precision_policy": (c_int, [POINTER(_Rule), c_int, c_int, c_int, c_int, c_int]),
     "msctx_precision_thaw": (None, [c_int]),
     "msctx_precision_combination": (c_int, [POINTER(c_int32), c_uint32]),
-    "msctx_precision_here": (None, [c_int, POINTER(_Known)]),
-    "msctx_precision_know": (None, [c_int, POINTER(_Known)]),
+    "msctx_precision_here": (None, [c_int, POINTER(Known)]),
+    "msctx_precision_know": (None, [c_int, POINTER(Known)]),
     "msctx_precision_switch": (c_int, [c_int]),
     "msctx_precision_note_autocast": (c_int, [c_int]),
     "msctx_precision_restore": (None, [c_int]),
@@ -94,19 +92,34 @@ _contents: dict[int, str] = {}
 """Number of a combination → the digest of its content, the same in any process."""
 
 
+class Watched:
+    """What is known of a watched model."""
+
+    is_open = False
+    """Whether an open context watches it: rules act on it."""
+
+
+OPEN: dict[int, Any] = {}
+"""Number of a model → what is known of it, while a context that watches it is open."""
+
+
+def open_models() -> frozenset[Any]:
+    return frozenset([*OPEN.values()])
+
+
 class _ActsOn(NamedTuple):
     """The models that rules act on in a thread: those of the open contexts; while a checkpoint is computed again, those of its
     forward pass, not those that are open around it.
     """
 
-    carried: frozenset[named_modules.Model] = frozenset()
-    hidden: frozenset[named_modules.Model] = frozenset()
+    carried: frozenset[Any] = frozenset()
+    hidden: frozenset[Any] = frozenset()
 
-    def has(self, model: named_modules.Model) -> bool:
+    def has(self, model: Watched) -> bool:
         return model in self.carried or (model.is_open and model not in self.hidden)
 
-    def models(self) -> frozenset[named_modules.Model]:
-        return self.carried | (named_modules.open_models() - self.hidden)
+    def models(self) -> frozenset[Any]:
+        return self.carried | (open_models() - self.hidden)
 
 
 class _Here(threading.local):
@@ -117,16 +130,16 @@ class _Here(threading.local):
         self.noted = -1  # what the tag now shows: see msctx_precision_note_autocast
 
 
-_here = _Here()
+here = _Here()
 
 
 @cache
-def _library() -> Any:
+def library() -> Any:
     return core.declared(core.load().c, _SIGNATURES)
 
 
 @cache
-def _words() -> dict[str, str]:
+def words() -> dict[str, str]:
     """Device → its name in PyTorch."""
     import torch
 
@@ -136,7 +149,7 @@ def _words() -> dict[str, str]:
 # --- what the library knows -------------------------------------------------------------------------------------------
 
 
-def _install(device: str) -> None:
+def install(device: str) -> None:
     """Register the operators at a device's autocast key, once a process."""
     with _lock:
         if device in _installed:
@@ -144,7 +157,7 @@ def _install(device: str) -> None:
         names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
         keeps = (c_uint8 * len(OPS))(*(operators.CLASS_OF.get(name) == "matrix" for name in OPS))
         problem = c_char_p()
-        if _library().msctx_precision_install(DEVICES.index(device), names, keeps, len(OPS), ctypes.byref(problem)) < 0:
+        if library().msctx_precision_install(DEVICES.index(device), names, keeps, len(OPS), ctypes.byref(problem)) < 0:
             why = (problem.value or b"").decode()
             raise NativeError(f"precision policies could not be registered with PyTorch's dispatcher: {why}")
         _installed.add(device)
@@ -165,13 +178,13 @@ def _policy(rules: Mapping[str, Rule], precision: Precision) -> int:
         slot.checks_index, slot.whole = rule.checks_index, rule.whole
         slot.inputs[:], slot.outputs[:] = _listed(rule.inputs), _listed(rule.outputs)
     how = (precision.retries, _CODE[precision.low], precision.frozen)
-    number = int(_library().msctx_precision_policy(array, len(rules), len(OPS), *how))
+    number = int(library().msctx_precision_policy(array, len(rules), len(OPS), *how))
     if number < 0:
         raise NativeError("the native core could not take the precision policy: there is no memory left")
     return number
 
 
-def _send(text: str) -> _Sent:
+def send(text: str) -> _Sent:
     """The policy of a canonical text; each is sent once."""
     with _lock:
         if (found := _sent.get(text)) is None:
@@ -188,11 +201,11 @@ def _send(text: str) -> _Sent:
 _TOO_MANY = "this process has used more than two million different precision policies: no more can be distinguished"
 
 
-def _combination(policies: tuple[int, ...]) -> int:
+def combination_of(policies: tuple[int, ...]) -> int:
     with _lock:
         if (number := _combined.get(policies)) is None:
             content = _digest(repr([_said.get(policy) for policy in policies]))
-            number = int(_library().msctx_precision_combination((c_int32 * 3)(*policies), int(content[:8], 16)))
+            number = int(library().msctx_precision_combination((c_int32 * 3)(*policies), int(content[:8], 16)))
             if number < 0:
                 raise NativeError(_TOO_MANY)
             _combined[policies], _contents[number] = number, content
@@ -206,110 +219,15 @@ def _digest(content: str) -> str:
 # --- what is in force -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class State:
-    """What a thread had of one device, to be put back as it was found."""
-
-    text: str | None
-    enabled: bool
-    dtype: Any
-    known: Any
-
-
-def read(device: str) -> str | None:
-    """The canonical text of the policy in force in this thread; with a remark where somebody else switched autocast since."""
-    import torch
-
-    text = _here.texts.get(device)
-    if text is None:
-        return None
-    precision, word = precision_of(text), _words()[device]
-    if (is_on := torch.is_autocast_enabled(word)) == precision.is_off:
-        return f"{text} (autocast was switched {'on' if is_on else 'off'})"
-    dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
-    return text if precision.low in ("", dtype) else f"{text} (autocast's dtype was set to {dtype})"
-
-
-def save(device: str) -> State:
-    import torch
-
-    word, known = _words()[device], None
-    if _here.texts:
-        _library().msctx_precision_here(DEVICES.index(device), ctypes.byref(known := _Known()))
-    return State(_here.texts.get(device), torch.is_autocast_enabled(word), torch.get_autocast_dtype(word), known)
-
-
-def load(device: str, state: State) -> None:
-    import torch
-
-    word = _words()[device]
-    _set_text(device, state.text)
-    torch.set_autocast_enabled(word, state.enabled)
-    torch.set_autocast_dtype(word, state.dtype)
-    if state.text is None:
-        _library().msctx_precision_restore(DEVICES.index(device))
-    _library().msctx_precision_know(DEVICES.index(device), None if state.known is None else ctypes.byref(state.known))
-    note_autocast()
-
-
-def write(device: str, text: str) -> None:
-    """Put a policy in force in this thread for the operators of one kind of device."""
-    import torch
-
-    sent, word = _send(text), _words()[device]
-    if not sent.is_off:
-        _install(device)
-    _set_text(device, text)
-    torch.set_autocast_enabled(word, not sent.is_off)
-    if sent.low:
-        torch.set_autocast_dtype(word, getattr(torch, sent.low))
-    _library().msctx_precision_know(DEVICES.index(device), None)
-    note_autocast()
-
-
-def _set_text(device: str, text: str | None) -> None:
-    with at_work.lock:
-        _enter(device, text)
-    at_work.tidy()
-
-
-def _enter(device: str, text: str | None) -> None:
-    """Enter what is in force: for the kernels, for the guards of compiled code, and for what is kept of that on disk."""
-    texts = {name: t for name, t in {**_here.texts, device: text}.items() if t is not None}
-    before, after = ([_send(t) for t in found.values()] for found in (_here.texts, texts))
-    numbers = Counter(number for sent in after for number in sent.numbers)
-    _thaw([*before, *after])
-    needed.numbers.update(numbers)
-    for number in numbers:  # only now: a context that opens meanwhile finds it in force, or is called here
-        for note in list(ON_ENTRY):
-            note(number)
-    needed.want(after)
-    try:
-        combination = _combination(tuple(_number(texts.get(d)) for d in DEVICES)) if texts else -1
-        combination = combination if (inside := named_modules.inside(texts)) is None else inside
-    except NativeError:
-        before, after, texts = after, before, _here.texts
-        raise
-    else:
-        _library().msctx_precision_switch(combination)
-    finally:
-        needed.release(before)
-        if before:
-            pause(False)  # a step that raised has not ended it
-        _here.texts = texts
-        if not _here.texts:
-            named_modules.leave_ended()
-
-
-def _thaw(policies: Iterable[_Sent]) -> None:
+def thaw(policies: Iterable[_Sent]) -> None:
     """Forget the casts of weights that were frozen until now."""
     for sent in policies:
         for number in sent.numbers if sent.frozen else ():
-            _library().msctx_precision_thaw(number)
+            library().msctx_precision_thaw(number)
 
 
-def _number(text: str | None) -> int:
-    return -1 if text is None else _send(text).number
+def number_of(text: str | None) -> int:
+    return -1 if text is None else send(text).number
 
 
 def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None:
@@ -318,19 +236,19 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     Compiled code is distinguished by what is in force and by what an autocast has overruled of it: in this process by a number that
     Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
     """
-    library, words = _library(), _words()
-    noted = library.msctx_precision_note_autocast(next((i for i, name in enumerate(DEVICES) if words[name] == device), -1))
-    while len(_here.around) > library.msctx_precision_agains():
-        _here.texts, _here.acts_on = _here.around.pop()
+    c, name_of = library(), words()
+    noted = c.msctx_precision_note_autocast(next((i for i, name in enumerate(DEVICES) if name_of[name] == device), -1))
+    while len(here.around) > c.msctx_precision_agains():
+        here.texts, here.acts_on = here.around.pop()
     if checkpoint is not None:
-        noted = library.msctx_precision_again(checkpoint.number)
-        _here.around.append((_here.texts, _here.acts_on))
-        _here.texts, _here.acts_on = checkpoint.texts, _ActsOn(checkpoint.models, named_modules.open_models())
+        noted = c.msctx_precision_again(checkpoint.number)
+        here.around.append((here.texts, here.acts_on))
+        here.texts, here.acts_on = checkpoint.texts, _ActsOn(checkpoint.models, open_models())
     if noted == -2:
         raise NativeError(_TOO_MANY)
-    if noted == _here.noted or not (_here.texts or cache_tag.is_put()):
+    if noted == here.noted or not (here.texts or cache_tag.is_put()):
         return
-    _here.noted = noted
+    here.noted = noted
     if noted < 0:
         cache_tag.put(None)
         return
@@ -343,64 +261,46 @@ class Carried(NamedTuple):
 
     number: int
     texts: dict[str, str]
-    models: frozenset[named_modules.Model]
+    models: frozenset[Any]
 
 
 def texts_here() -> dict[str, str]:
     """Device → the policy that is in force in this thread."""
-    return _here.texts
+    return here.texts
 
 
 def carried() -> Carried:
-    return Carried(int(_library().msctx_precision_number()), dict(_here.texts), _here.acts_on.models())
+    return Carried(int(library().msctx_precision_number()), dict(here.texts), here.acts_on.models())
 
 
-def keep_hooks(state: Carried) -> Callable[[], None]:
-    """A checkpoint that may be computed again needs the hooks of its policies, also after the block. Returns what releases them."""
-    names = [name for text in state.texts.values() for name in _send(text).modules]
-    with at_work.lock:
-        named_modules.want(names, state.models)
-        autocasts.want(1)
-    at_work.tidy()
-
-    def release() -> None:
-        named_modules.release(names, state.models)
-        autocasts.release(1)
-
-    return release
-
-
-def inside(model: named_modules.Model, match: Callable[[Iterable[str]], str | None]) -> int | None:
+def inside(model: Watched, match: Callable[[Iterable[str]], str | None]) -> int | None:
     """The combination inside a module of *model*, whose name among those of a policy's rules *match* finds; ``None``: none acts."""
-    if not _here.acts_on.has(model):
+    if not here.acts_on.has(model):
         return None
     numbers, is_named = [], False
     for device in DEVICES:
-        text = _here.texts.get(device)
-        name = match(_send(text).modules) if text is not None else None
+        text = here.texts.get(device)
+        name = match(send(text).modules) if text is not None else None
         is_named |= name is not None
-        numbers.append(_number(text) if text is None or name is None else _send(text).modules[name])
-    return _combination(tuple(numbers)) if is_named else None
+        numbers.append(number_of(text) if text is None or name is None else send(text).modules[name])
+    return combination_of(tuple(numbers)) if is_named else None
 
 
 def switch(number: int) -> int:
     """Put a combination in force in this thread; returns the one before."""
-    before = int(_library().msctx_precision_switch(number))
+    before = int(library().msctx_precision_switch(number))
     note_autocast()
     return before
 
 
 def pause(is_stepping: bool) -> None:
     """While an optimizer steps in this thread, nothing of its own is cast."""
-    _library().msctx_precision_pause(is_stepping)
+    library().msctx_precision_pause(is_stepping)
     if not is_stepping:
-        _thaw([_send(text) for text in _here.texts.values()])  # it has changed the weights
+        thaw([send(text) for text in here.texts.values()])  # it has changed the weights
 
 
 # --- counting ---------------------------------------------------------------------------------------------------------
-
-ON_ENTRY: list[Callable[[int], None]] = []
-"""Called with each policy that is about to be put in force: who counts notes where it stands."""
 
 
 def counts(numbers: Iterable[int]) -> dict[int, Any]:
@@ -410,7 +310,7 @@ def counts(numbers: Iterable[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for number in numbers:
         found[number] = np.zeros((len(OPS), len(COUNTED)), np.int64)
-        _library().msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
+        library().msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
     return found
 
 
@@ -419,16 +319,8 @@ def known() -> list[int]:
     return list(_said)
 
 
-def in_force() -> list[int]:
-    """The policies that are in force in some thread."""
-    return list(needed.numbers)
-
-
 def rules_of(number: int) -> tuple[Mapping[str, Rule], str]:
     """The rules of a policy, and the path of the module that it is for."""
     text, path = _said[number]
     precision = precision_of(text)
     return {**precision.rules, **precision.modules.get(path, {})}, path
-
-
-core.WORDED["grad_scaler"] = losses.unscaled

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from msctx import locks
-from msctx.native import named_modules, precision
+from msctx.native import named_modules, precision, precision_switch
+from msctx.native.rows import Rows
 from msctx.options.precision_rules import LEAVE
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.table import Table
 
     from msctx.options import Layer
 
@@ -48,38 +50,18 @@ class Computed:
         return asdict(self)
 
 
-class Precisions(Sequence[Computed]):
+class Precisions(Rows[Computed]):
     """Rows of what computed in which dtype, by operator. Prints as a table."""
 
-    def __init__(self, rows: Iterable[Computed] = ()) -> None:
-        self._rows = tuple(rows)
+    EMPTY = "no operator has run under a precision policy"
 
-    def __getitem__(self, index: Any) -> Any:
-        return Precisions(self._rows[index]) if isinstance(index, slice) else self._rows[index]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Precisions) and self._rows == other._rows
-
-    def __hash__(self) -> int:
-        return hash(self._rows)
-
-    def as_dicts(self) -> list[dict[str, Any]]:
-        return [row.as_dict() for row in self._rows]
-
-    def __str__(self) -> str:
+    def _table(self) -> Table:
         from msctx.native import table
 
-        if not self._rows:
-            return "no operator has run under a precision policy"
-        again = ("computed_again",) if any(row.computed_again for row in self._rows) else ()
-        backward = ("backward",) if any(row.backward for row in self._rows) else ()
+        again = ("computed_again",) if any(row.computed_again for row in self) else ()
+        backward = ("backward",) if any(row.backward for row in self) else ()
         columns = ("operator", "module", *backward, "dtype", "calls", "casts", *again, "why")
-        return table.plain(table.of_rows(columns, ([str(getattr(row, name)) for name in columns] for row in self._rows)))
-
-    __repr__ = __str__
+        return table.of_rows(columns, ([str(getattr(row, name)) for name in columns] for row in self))
 
 
 class Tally:
@@ -91,17 +73,14 @@ class Tally:
         self._since: Counts = {}  # where the policies stood that were in force since
         self._made: Counts = {}
 
-    def __deepcopy__(self, memo: object) -> Tally:
-        return Tally()
-
     def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
         return Tally, ()
 
     def open(self) -> None:
         with self._lock:
             if not self._open:
-                precision.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
-                self._since = precision.counts(precision.in_force())
+                precision_switch.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
+                self._since = precision.counts(precision_switch.in_force())
             self._open += 1
 
     def _note(self, number: int) -> None:
@@ -113,7 +92,7 @@ class Tally:
         with self._lock:
             self._open -= 1
             if not self._open:
-                precision.ON_ENTRY.remove(self._note)
+                precision_switch.ON_ENTRY.remove(self._note)
                 self._made, self._since = self._sum(), {}
 
     def _sum(self) -> Counts:

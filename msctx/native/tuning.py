@@ -14,10 +14,10 @@ from typing import Any
 
 from msctx import locks, notices
 from msctx.errors import FileError, MsctxWarning
-from msctx.native import build, core, limits, ranks, tuning_file
+from msctx.native import build, core, distributed, limits, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
-from msctx.native.stamp import Stamp, mixed, stamp
+from msctx.native.environment_key import Stamp, mixed, stamp
 from msctx.native.tuning_file import Entry, Groups
 
 
@@ -87,7 +87,7 @@ def table(library: Core, said: str | None, place: str = "cpu") -> int:
         if not _tables:
             library.ask_before_measuring(lambda number: _permission(library, number))
             atexit.register(keep, library)
-        path, run = tuning_file.location(said), ranks.run()
+        path, run = tuning_file.location(said), distributed.run()
         name = said or "" if place == "cpu" else f"{place} {said or ''}"
         found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, name, run, place))
         found.refresh(library)
@@ -161,7 +161,7 @@ def _permission(library: Core, number: int) -> int:
             return Permission.NOT_THIS_CALL
         if _is_near_memory_cap(number):
             return Permission.LATER
-        rank = ranks.rank()
+        rank = distributed.rank()
         return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK
     except (OSError, RuntimeError) as error:
         if isinstance(error, TimeoutError):
@@ -191,7 +191,7 @@ def _is_near_memory_cap(number: int) -> bool:
 
 def _shared(name: str, mine: list[Tuned]) -> list[Tuned]:
     """The entries by which all processes of the run choose."""
-    text = ranks.agreed(name, json.dumps(mine))
+    text = distributed.agreed(name, json.dumps(mine))
     return [Tuned(*fields) for fields in json.loads(text)] if text is not None else []
 
 

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from msctx.errors import FileError, NativeError, Problem
 from msctx.native import cachedir
-from msctx.native.stamp import Stamp
+from msctx.native.environment_key import Stamp
 from msctx.options.documents import Parsed, parse_json
 
 NAME = "msctx tuning"

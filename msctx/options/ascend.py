@@ -1,5 +1,6 @@
 """The keys of ascend_config: precision, operator compilation, dumps and raw CANN options (catalogue: ascend)."""
 
+from functools import partial
 from typing import Annotated
 
 from msctx.options.kinds import AnyText, Bool, Choice, Flag, Int, Path, Text, TextKind
@@ -13,6 +14,9 @@ def renamed(name: str) -> tuple[str, ...]:
     """Where later releases of MindSpore have a key of parallel_speed_up_json_path."""
     return (f"{SPEED_UP}.{name}", f"ascend_config.{SPEED_UP}.{name}")
 
+
+ascend_option = partial(Option, groups=("ascend_config",), source=SOURCE)
+"""An option of ascend_config alone."""
 
 OPTIONS = (
     Option(
@@ -70,29 +74,25 @@ OPTIONS = (
         source=SOURCE,
         example=0,
     ),
-    Option(
+    ascend_option(
         name="matmul_allow_hf32",
         type=Bool,
         help="Whether float32 matrix products may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
         "format is another one: see matmul_allow_tf32.",
         default=False,
-        groups=("ascend_config",),
         also=("device_context.ascend.op_precision.matmul_allow_hf32",),
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    ascend_option(
         name="conv_allow_hf32",
         type=Bool,
         help="Whether float32 convolutions may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
         "format is another one: see conv_allow_tf32.",
         default=True,
-        groups=("ascend_config",),
         also=("device_context.ascend.op_precision.conv_allow_hf32",),
-        source=SOURCE,
         example=False,
     ),
-    Option(
+    ascend_option(
         name="exception_dump",
         type=Choice(
             {
@@ -105,8 +105,6 @@ OPTIONS = (
         help="What is saved when an operator fails. Gone from MindSpore since 2.6; a session's word for it is "
         "enable_exception_dump.",
         default="2",
-        groups=("ascend_config",),
-        source=SOURCE,
         example="1",
     ),
     Option(
@@ -122,110 +120,90 @@ OPTIONS = (
         source=SOURCE,
         example="op_precision.ini",
     ),
-    Option(
+    ascend_option(
         name="ge_options.global",
         type=dict[Text, AnyText],
         help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key that is "
         "an option here acts as that option does and wins over it; the others are handed on to CANN. Both ge_options and the "
         "group ascend_config apply to Ascend alone.",
-        groups=("ascend_config",),
-        source=SOURCE,
         example={"ge.opSelectImplmode": "high_precision"},
     ),
-    Option(
+    ascend_option(
         name="ge_options.session",
         type=dict[Text, AnyText],
         help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as those of "
         "ge_options.global are; here too ge_options and the group ascend_config apply to Ascend alone.",
-        groups=("ascend_config",),
-        source=SOURCE,
         example={"ge.exec.atomicCleanPolicy": "1"},
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path",
         type=Annotated[str, TextKind("a path, or null for none", empty=True)] | None,
         help="A JSON file of switches that let communication between devices overlap with computation, or that bundle "
         "collectives: enable_task_opt, enable_grad_comm_opt and others. null or empty text: none.",
         default=None,
-        groups=("ascend_config",),
         content="SPEED_UP",
-        source=SOURCE,
         example="parallel_speed_up.json",
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path.recompute_comm_overlap",
         type=Bool,
         help="Lets activations that are recomputed in the backward pass be computed while communication is on its way. Without "
         "recomputation there is nothing to overlap.",
         default=False,
-        groups=("ascend_config",),
         also=renamed("recomputation_communication_overlap"),
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path.matmul_grad_comm_overlap",
         type=Bool,
         help="In the backward pass of a matrix product: computes the gradient of the weight while the gradient of the input is "
         "communicated.",
         default=False,
-        groups=("ascend_config",),
         also=renamed("grad_matmul_communication_overlap"),
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path.enable_task_opt",
         type=Bool,
         help="Bundles collectives into fewer and larger ones.",
         default=False,
-        groups=("ascend_config",),
         also=renamed("enable_communication_fusion"),
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path.enable_grad_comm_opt",
         type=Bool,
         help="Reduces the gradients of data-parallel training while the backward pass still computes those of earlier layers.",
         default=False,
-        groups=("ascend_config",),
         also=renamed("grad_computation_allreduce_overlap"),
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path.enable_opt_shard_comm_opt",
         type=Bool,
         help="Gathers weights that are sharded between devices ahead of the layer that needs them, while the forward pass "
         "computes. Needs a sharded optimizer.",
         default=False,
-        groups=("ascend_config",),
         also=renamed("computation_allgather_overlap"),
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path.enable_concat_eliminate_opt",
         type=Bool,
         help="Removes concatenations from compiled graphs that only put together again what was split before, as happens when "
         "a batch is computed in two halves.",
         default=False,
-        groups=("ascend_config",),
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path.enable_begin_end_inline_opt",
         type=Bool,
         help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into graphs of "
         "their own, so that more may overlap there. Needs pipeline parallelism.",
         default=False,
-        groups=("ascend_config",),
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    ascend_option(
         name="parallel_speed_up_json_path.compute_communicate_fusion_level",
         type=Choice(
             {
@@ -238,20 +216,16 @@ OPTIONS = (
         help="Where a matrix product and the collective before or after it become one kernel. A CPU has no such kernels.",
         default=0,
         devices=("cuda", "ascend"),
-        groups=("ascend_config",),
         also=renamed("computation_communication_fusion_level"),
-        source=SOURCE,
         example=3,
     ),
-    Option(
+    ascend_option(
         name="host_scheduling_max_threshold",
         type=Int(0),
         help="Compiled graphs of static shape with fewer operators than this are launched operator by operator from the host, "
         "as graphs of changing shape are, rather than as one recorded graph; 0 means none are.",
         default=0,
-        groups=("ascend_config",),
         ge="ge.exec.hostSchedulingMaxThreshold",
-        source=SOURCE,
         example=20,
     ),
 )

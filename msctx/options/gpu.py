@@ -1,5 +1,7 @@
 """The keys of gpu_config, which our cpu_config has too: algorithms of convolutions, and TF32 (catalogue: gpu)."""
 
+from functools import partial
+
 from msctx.options.kinds import Bool, Choice
 from msctx.options.option import Option
 
@@ -8,8 +10,11 @@ NORMAL = "a choice by shape and dtype, without measuring"
 PERFORMANCE = "all that can take the shape are measured, the fastest is taken"
 REFERENCE = "ours: slow and readable; the others are checked against it"
 
+gpu_option = partial(Option, groups=("gpu_config", "cpu_config"), devices=("cpu", "cuda"), source=SOURCE)
+"""An option of gpu_config; the CPU has the same."""
+
 OPTIONS = (
-    Option(
+    gpu_option(
         name="conv_fprop_algo",
         type=Choice(
             {
@@ -27,16 +32,13 @@ OPTIONS = (
             },
             aliases={"precomp_gemm": "implicit_precomp_gemm"},
         ),
-        help="The algorithm of the forward convolution. A shape that the named one cannot take goes torch's own way, and that is "
-        "told.",
+        help="The algorithm of the forward convolution. A shape that the named one does not support runs torch's own path, with "
+        "a warning.",
         default="normal",
-        devices=("cpu", "cuda"),
-        groups=("gpu_config", "cpu_config"),
         also=("device_context.gpu.op_tuning.conv_fprop_algo",),
-        source=SOURCE,
         example="winograd",
     ),
-    Option(
+    gpu_option(
         name="conv_dgrad_algo",
         type=Choice(
             {
@@ -54,13 +56,10 @@ OPTIONS = (
         help="The algorithm of the convolution's gradient with respect to its input. algo_0 is refused under deterministic=ON; "
         "for a shape that the named one cannot take see conv_fprop_algo.",
         default="normal",
-        devices=("cpu", "cuda"),
-        groups=("gpu_config", "cpu_config"),
         also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
-        source=SOURCE,
         example="algo_1",
     ),
-    Option(
+    gpu_option(
         name="conv_wgrad_algo",
         type=Choice(
             {
@@ -78,34 +77,25 @@ OPTIONS = (
         help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
         "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo.",
         default="normal",
-        devices=("cpu", "cuda"),
-        groups=("gpu_config", "cpu_config"),
         also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
         documented=("gpu_config.conv_wgrad_algo", "device_context.gpu.op_tuning.conv_wgrad_algo"),
-        source=SOURCE,
         example="algo_1",
     ),
-    Option(
+    gpu_option(
         name="conv_allow_tf32",
         type=Bool,
         help="Whether float32 convolutions may round their operands to TF32 (10 bits of mantissa) to run on tensor cores. "
         "Unset, CUDA follows torch's own flag and the CPU never rounds.",
         default=True,
-        devices=("cpu", "cuda"),
-        groups=("gpu_config", "cpu_config"),
         also=("device_context.gpu.op_precision.conv_allow_tf32",),
-        source=SOURCE,
         example=False,
     ),
-    Option(
+    gpu_option(
         name="matmul_allow_tf32",
         type=Bool,
         help="Whether float32 matrix products may round their operands to TF32 (10 bits of mantissa) to run on tensor cores.",
         default=False,
-        devices=("cpu", "cuda"),
-        groups=("gpu_config", "cpu_config"),
         also=("device_context.gpu.op_precision.matmul_allow_tf32",),
-        source=SOURCE,
         example=True,
     ),
 )

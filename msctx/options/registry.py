@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.errors import Mark, OptionError, Problem, nearest, searching
-from msctx.options import ascend, debug, execution, gpu, own, rules, session, system
+from msctx.options import ascend, debug, execution, extensions, gpu, rules, session, system
 from msctx.options.kinds import INVALID, BadValue, BoolKind, FlagKind, IntKind, OnOffKind, show
-from msctx.options.later import LATER
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
+from msctx.options.unsupported import LATER
 
-FAMILIES = (system, debug, execution, gpu, ascend, session, own)
+FAMILIES = (system, debug, execution, gpu, ascend, session, extensions)
 
 OPTIONS: Mapping[str, Option] = MappingProxyType({o.name: o for family in FAMILIES for o in family.OPTIONS})
 _SPELLINGS: dict[str, Option] = {spelling: o for o in OPTIONS.values() for spelling in o.spellings}

@@ -1,5 +1,7 @@
 """The session options of CANN's TensorFlow adapter, and what ATC shares with them (catalogue: session-*)."""
 
+from functools import partial
+
 from msctx.options.grammars import (
     AccelerateTrainMode,
     DeviceList,
@@ -18,32 +20,30 @@ SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"
 SESSION = ("session",)
 
+session_option = partial(Option, groups=SESSION, source=SOURCE)
+"""An option of sessions alone."""
 
 OPTIONS = (
     # basic
-    Option(
+    session_option(
         name="graph_run_mode",
         type=Flag,
         help="Whether a session trains (1) or infers (0); inference runs models in eval and inference mode and allows what "
         "only makes sense there, such as frozen_variable or gears of shapes.",
         default=1,
-        groups=SESSION,
         ge="ge.graphRunMode",
-        source=SOURCE,
         example=0,
     ),
-    Option(
+    session_option(
         name="session_device_id",
         type=Int(0),
         help="The device that this session is bound to, so that one script can drive several, each with a session of its own; "
         "unset, the context's device_id holds.",
-        groups=SESSION,
         ge="ge.session_device_id",
-        source=SOURCE,
         example=1,
     ),
     # memory
-    Option(
+    session_option(
         name="static_memory_policy",
         type=Choice(
             {
@@ -56,117 +56,95 @@ OPTIONS = (
         ),
         help="How compiled graphs get their memory (1 is the old form of 2). 2 and 4 exclude graphs that run at the same time.",
         default=0,
-        groups=SESSION,
         ge="ge.exec.staticMemoryPolicy",
-        source=SOURCE,
         example=2,
     ),
-    Option(
+    session_option(
         name="external_weight",
         type=Bool,
         help="Maps the parameters of watched models from files named by their content (tmp_weight_<pid>_<session> in "
         "ASCEND_WORK_PATH, else in the working directory), so that models share one copy of equal weights until one is trained.",
         default=False,
-        groups=SESSION,
         ge="ge.externalWeight",
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="input_fusion_size",
         type=Int(0, 33554432),
         help="Inputs of up to this many bytes are packed into one copy from host to device; 0 packs none. A CPU has no such "
         "copy.",
         default=131072,
         devices=("cuda", "ascend"),
-        groups=SESSION,
         ge="ge.exec.input_fusion_size",
-        source=SOURCE,
         example=262144,
     ),
     # dynamic shapes
-    Option(
+    session_option(
         name="input_shape",
         type=InputShape,
         help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a graph of its "
         "own is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type.",
-        groups=SESSION,
         ge="ge.inputShape",
-        source=SOURCE,
         example="data:1,1,40,-1;label:1,-1",
     ),
-    Option(
+    session_option(
         name="dynamic_dims",
         type=DynamicDims,
         help="The gears of input_shape: each has one size for every -1, in order. At least two of them, and it wins over "
         "dynamic_inputs_shape_range.",
-        groups=SESSION,
         ge="ge.dynamicDims",
-        source=SOURCE,
         example="20,20;40,40;80,60",
     ),
-    Option(
+    session_option(
         name="dynamic_node_type",
         type=Flag,
         help="Which inputs input_shape applies to: 0 the batches of a data loader, 1 the arguments of the call.",
-        groups=SESSION,
         ge="ge.dynamicNodeType",
-        source=SOURCE,
         example=1,
     ),
-    Option(
+    session_option(
         name="ac_parallel_enable",
         type=TextFlag,
         help='"1" lets operators that run on the host go on beside those of the device in graphs of changing shape, on a '
         "thread (and stream) of their own.",
         default="0",
-        groups=SESSION,
         ge="ac_parallel_enable",
-        source=SOURCE,
         example="1",
     ),
-    Option(
+    session_option(
         name="compile_dynamic_mode",
         type=Bool,
         help="Compiles for any size in every dimension of every input (torch.compile with dynamic=True) instead of for the "
         "shapes seen. Excludes input_shape.",
         default=False,
-        groups=SESSION,
         ge="ge.compile_dynamic_mode",
-        source=SOURCE,
         example=True,
     ),
     # mixed computing
-    Option(
+    session_option(
         name="mix_compile_mode",
         type=Bool,
         help="Whether parts of a model that cannot be compiled may run eagerly between the compiled ones; otherwise such a "
         "part is an error. Needs iterations_per_loop=1.",
         default=False,
-        groups=SESSION,
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="in_out_pair_flag",
         type=Bool,
         help="Which side of the region in_out_pair is compiled: true what lies inside it, false what lies outside.",
         default=True,
-        groups=SESSION,
-        source=SOURCE,
         example=False,
     ),
-    Option(
+    session_option(
         name="in_out_pair",
         type=InOutPair,
         help="One region of a model, written as the names of its first and of its last operators in two lists; "
         "in_out_pair_flag sets which side of it is compiled. Needs mix_compile_mode=true.",
-        groups=SESSION,
-        source=SOURCE,
         example="[['conv1'], ['relu3']]",
     ),
     # debugging
-    Option(
+    session_option(
         name="enable_exception_dump",
         type=Choice(
             {
@@ -177,34 +155,28 @@ OPTIONS = (
         ),
         help="What is saved of an operator that fails.",
         default=2,
-        groups=SESSION,
         ge="ge.exec.enable_exception_dump",
-        source=SOURCE,
         example=1,
     ),
-    Option(
+    session_option(
         name="op_debug_config",
         type=Path,
         help="A .cfg file that switches debugging of generated kernels on, for all operators or for those it lists: checks of "
         "memory bounds (oom), keeping the sources (dump_cce, dump_loc), building without optimisation (ccec_O0) or with "
         "symbols (ccec_g), checks of synchronisation (check_flag).",
-        groups=SESSION,
         ge="ge.exec.opDebugConfig",
         content="OP_DEBUG",
-        source=SOURCE,
         example="op_debug.cfg",
     ),
-    Option(
+    session_option(
         name="debug_dir",
         type=Path,
         help="The directory for what op_debug_config and op_debug_level keep; unset, it is $ASCEND_WORK_PATH or the current "
         "directory.",
-        groups=SESSION,
         ge="ge.debugDir",
-        source=SOURCE,
         example="kernel_debug",
     ),
-    Option(
+    session_option(
         name="export_compile_stat",
         type=Choice(
             {
@@ -215,13 +187,11 @@ OPTIONS = (
         ),
         help="When it is written to fusion_result.json how often each fusion pass matched.",
         default=1,
-        groups=SESSION,
         ge="ge.exportCompileStat",
-        source=SOURCE,
         example=2,
     ),
     # precision tuning
-    Option(
+    session_option(
         name="precision_mode_v2",
         type=Choice(
             {
@@ -235,32 +205,26 @@ OPTIONS = (
             }
         ),
         help="precision_mode in newer words. Excludes precision_mode.",
-        groups=SESSION,
         ge="ge.exec.precision_mode_v2",
-        source=SOURCE,
         example="mixed_bfloat16",
     ),
-    Option(
+    session_option(
         name="modify_mixlist",
         type=Path,
         help="A JSON file that moves operators between the lists of mixed precision: those that are lowered (white-list), "
         "those kept (black-list) and those that go on in the dtype of the operator before them (gray-list): the widest of what "
         "operators have computed, which weights follow. Needs one of the mixed modes.",
-        groups=SESSION,
         ge="ge.exec.modify_mixlist",
         content="MIXLIST",
-        source=SOURCE,
         example="mixlist.json",
     ),
-    Option(
+    session_option(
         name="customize_dtypes",
         type=Path,
         help="A .cfg file that fixes the dtypes of inputs and outputs of single operators, by name or by type, against "
         "precision_mode. Without effect where casts are forbidden altogether.",
-        groups=SESSION,
         ge="ge.customizeDtypes",
         content="CUSTOMIZE_DTYPES",
-        source=SOURCE,
         example="dtypes.cfg",
     ),
     # precision comparison
@@ -274,7 +238,7 @@ OPTIONS = (
         source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="dump_mode",
         type=Choice(
             {
@@ -285,23 +249,19 @@ OPTIONS = (
         ),
         help="Which side of an operator session.enable_dump writes.",
         default="output",
-        groups=SESSION,
         ge="ge.exec.dumpMode",
-        source=SOURCE,
         example="all",
     ),
-    Option(
+    session_option(
         name="enable_dump_debug",
         type=Bool,
         help="Looks for overflow while training: operators that turn finite inputs into inf, NaN or saturated numbers have "
         "their data written to dump_path. Excludes session.enable_dump.",
         default=False,
-        groups=SESSION,
         ge="ge.exec.enableDumpDebug",
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="dump_debug_mode",
         type=Choice(
             {
@@ -312,31 +272,25 @@ OPTIONS = (
         ),
         help="Where enable_dump_debug looks for overflow. Newer NPUs (Atlas A2) take no other value than all.",
         default="all",
-        groups=SESSION,
         ge="ge.exec.dumpDebugMode",
-        source=SOURCE,
         example="atomic_overflow",
     ),
-    Option(
+    session_option(
         name="dump_path",
         type=Path,
         help="The directory for dumped data; it must exist and be writable.",
-        groups=SESSION,
         ge="ge.exec.dumpPath",
-        source=SOURCE,
         example="dumps",
     ),
-    Option(
+    session_option(
         name="dump_step",
         type=DumpStep,
         help="The training steps whose data are dumped, single ones and ranges; unset: every step. A step ends with "
         "optimizer.step() or msctx.step().",
-        groups=SESSION,
         ge="ge.exec.dumpStep",
-        source=SOURCE,
         example="0|3-5|10",
     ),
-    Option(
+    session_option(
         name="dump_data",
         type=Choice(
             {
@@ -346,43 +300,35 @@ OPTIONS = (
         ),
         help="What a dump holds.",
         default="tensor",
-        groups=SESSION,
         ge="ge.exec.dumpData",
-        source=SOURCE,
         example="stats",
     ),
-    Option(
+    session_option(
         name="dump_layer",
         type=TextList("names of operators separated by blanks", separator=" "),
         help="The modules or operators whose data are dumped, by name; unset: all of them.",
-        groups=SESSION,
         ge="ge.exec.dumpLayer",
-        source=SOURCE,
         example="net/conv1 net/fc",
     ),
-    Option(
+    session_option(
         name="quant_dumpable",
         type=TextFlag,
         help='"1" keeps what goes into a quantisation as a tensor of its own, so that it can be dumped, instead of letting '
         "fusion remove it.",
         default="0",
-        groups=SESSION,
         ge="ge.quant_dumpable",
-        source=SOURCE,
         example="1",
     ),
-    Option(
+    session_option(
         name="fusion_switch_file",
         type=Path,
         help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands for "
         "a whole group, and single names win over it.",
-        groups=SESSION,
         ge="ge.fusionSwitchFile",
         content="FUSION_SWITCH",
-        source=SOURCE,
         example="fusion_switch.json",
     ),
-    Option(
+    session_option(
         name="buffer_optimize",
         type=Choice(
             {
@@ -392,86 +338,70 @@ OPTIONS = (
         ),
         help="Whether compiled graphs reuse buffers and order their work so that data is found in the caches.",
         default="l2_optimize",
-        groups=SESSION,
         ge="ge.bufferOptimize",
-        source=SOURCE,
         example="off_optimize",
     ),
-    Option(
+    session_option(
         name="use_off_line",
         type=Bool,
         help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is.",
         default=True,
-        groups=SESSION,
-        source=SOURCE,
         example=False,
     ),
     # performance
-    Option(
+    session_option(
         name="iterations_per_loop",
         type=Int(1),
         help="How many training steps one run of a session makes before the host looks at the device again. More than one "
         "excludes mix_compile_mode.",
         default=1,
-        groups=SESSION,
-        source=SOURCE,
         example=10,
     ),
-    Option(
+    session_option(
         name="hcom_parallel",
         type=Bool,
         help="Whether gradients are reduced across devices while the backward pass still computes, or only after it, which can "
         "suit small models.",
         default=True,
-        groups=SESSION,
         ge="ge.hcomParallel",
-        source=SOURCE,
         example=False,
     ),
-    Option(
+    session_option(
         name="enable_small_channel",
         type=Flag,
         help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run what "
         "conv_fprop_algo=normal and its like would take for them, where no other algorithm is asked for (2-D; often torch's "
         "own path). In CANN, inference (graph_run_mode=0) always has it on.",
         default=0,
-        groups=SESSION,
         ge="ge.enableSmallChannel",
-        source=SOURCE,
         example=1,
     ),
-    Option(
+    session_option(
         name="enable_scope_fusion_passes",
         type=TextList("names of passes separated by commas"),
         help="Switches fusion passes on that are off unless named: each replaces one pattern, such as a layer norm written "
         "out, by one operator.",
-        groups=SESSION,
         ge="ge.exec.enableScopeFusionPasses",
-        source=SOURCE,
         example="ScopeLayerNormPass,ScopeClipBoxesPass",
     ),
-    Option(
+    session_option(
         name="stream_max_parallel_num",
         type=StreamParallel,
         help="How many operators each engine may run at the same time, one unless named: DNN_VM_AICPU means threads of the host, "
         "AIcoreEngine streams of the device.",
-        groups=SESSION,
         ge="ge.streamMaxParallelNum",
-        source=SOURCE,
         example="DNN_VM_AICPU:2,AIcoreEngine:4",
     ),
-    Option(
+    session_option(
         name="is_tailing_optimization",
         type=Bool,
         help="Lets the optimizer update the parameters whose gradients have been reduced already while the last ones are still "
         "on their way between devices.",
         default=False,
-        groups=SESSION,
         ge="ge.exec.isTailingOptimization",
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="variable_placement",
         type=Choice(
             {
@@ -482,44 +412,36 @@ OPTIONS = (
         help="Where the parameters of watched models live: Host saves device memory and costs time; it needs "
         "mix_compile_mode=true. On a CPU the two are one place.",
         default="Device",
-        groups=SESSION,
-        source=SOURCE,
         example="Host",
     ),
-    Option(
+    session_option(
         name="frozen_variable",
         type=Bool,
         help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them. For inference "
         "(graph_run_mode=0).",
         default=False,
-        groups=SESSION,
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="graph_max_parallel_model_num",
         type=Int(1, 2**31 - 1),
         help="How many threads may run a session's graphs at the same time, for inference; older CANN allows 8 at most. More "
         "than one excludes static_memory_policy 2 and 4.",
         default=1,
-        groups=SESSION,
         ge="ge.graphMaxParallelModelNum",
-        source=SOURCE,
         example=4,
     ),
     # profiling
-    Option(
+    session_option(
         name="profiling_mode",
         type=Bool,
         help="Records a profile of what runs in the session with torch.profiler, or torch_npu's on an NPU; profiling_options "
         "sets what is recorded and where it goes.",
         default=False,
-        groups=SESSION,
         ge="ge.exec.profilingMode",
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="profiling_options",
         type=Text,
         help="What profiling_mode records, as a JSON object in text: output is the directory, training_trace, task_trace, "
@@ -527,14 +449,12 @@ OPTIONS = (
         "storage_limit caps the files.",
         default='{"output":"./","training_trace":"on","task_time":"on","hccl":"on","aicpu":"on",'
         '"aic_metrics":"PipeUtilization","msproftx":"off"}',
-        groups=SESSION,
         ge="ge.exec.profilingOptions",
         content="PROFILING",
-        source=SOURCE,
         example='{"output":"profiles","training_trace":"on","task_trace":"on"}',
     ),
     # automatic tuning
-    Option(
+    session_option(
         name="aoe_mode",
         type=Choice(
             {
@@ -546,34 +466,28 @@ OPTIONS = (
             aliases={1: "1", 2: "2", 3: "3", 4: "4"},
         ),
         help="What is tuned automatically.",
-        groups=SESSION,
         ge="ge.jobType",
-        source=SOURCE,
         example="2",
     ),
-    Option(
+    session_option(
         name="work_path",
         type=Path,
         help="The directory for the logs and results of aoe_mode; it must exist and be writable.",
         default="./",
-        groups=SESSION,
         ge="ge.tuningPath",
-        source=SOURCE,
         example="tuning",
     ),
-    Option(
+    session_option(
         name="aoe_config_file",
         type=Path,
         help="A JSON file that narrows aoe_mode to operators by name or type, and sets how hard to search "
         "(tune_optimization_level O1 or O2).",
-        groups=SESSION,
         ge="ge.aoe_config_file",
         content="AOE",
-        source=SOURCE,
         example="aoe.json",
     ),
     # operator compilation
-    Option(
+    session_option(
         name="op_compiler_cache_mode",
         type=Choice(
             {
@@ -584,115 +498,93 @@ OPTIONS = (
         ),
         help="Whether compiled kernels are kept on disk, in op_compiler_cache_dir.",
         default="enable",
-        groups=SESSION,
         ge="ge.op_compiler_cache_mode",
-        source=SOURCE,
         example="disable",
     ),
-    Option(
+    session_option(
         name="op_compiler_cache_dir",
         type=Path,
         help="The directory in which op_compiler_cache_mode keeps compiled kernels, in a folder kernel_cache; "
         "$ASCEND_CACHE_PATH counts when it is unset.",
         default="$HOME/atc_data",
-        groups=SESSION,
         ge="ge.op_compiler_cache_dir",
-        source=SOURCE,
         example="op_cache",
     ),
-    Option(
+    session_option(
         name="op_compiler_cache_dir.op_cache_ini",
         type=Path,
         help="An .ini file that limits the cache of op_compiler_cache_dir: max_op_cache_size is its size in MB (500 unless named, "
         "-1 for no limit), remain_cache_size_ratio the percentage that stays (50) when the oldest kernels are thrown away. It "
         "wins over $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO.",
-        groups=SESSION,
         content="OP_CACHE",
-        source=SOURCE,
         example="op_cache.ini",
     ),
     # shared data loading
-    Option(
+    session_option(
         name="local_rank_id",
         type=Int(0, 7),
         help="The rank of this process among those of its machine when one of them loads the data for all: rank 0 prepares the "
         "batches and sends them, the others receive. Needs local_device_list.",
-        groups=SESSION,
-        source=SOURCE,
         example=0,
     ),
-    Option(
+    session_option(
         name="local_device_list",
         type=DeviceList,
         help="The devices of this machine to which the process of local_rank_id=0 sends its batches.",
-        groups=SESSION,
-        source=SOURCE,
         example="0,1",
     ),
     # recovery from faults
-    Option(
+    session_option(
         name="hccl_timeout",
         type=Int(0, 2**31 - 1),
         help="Seconds that a collective waits for the other ranks before it fails; 0 waits for ever. Must be shorter than "
         "stream_sync_timeout, which is in milliseconds.",
         default=1836,
-        groups=SESSION,
         ge="ge.exec.hcclExecuteTimeOut",
-        source=SOURCE,
         example=600,
     ),
-    Option(
+    session_option(
         name="op_wait_timeout",
         type=Int(1),
         help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error.",
         default=120,
-        groups=SESSION,
         ge="ge.exec.opWaitTimeout",
-        source=SOURCE,
         example=60,
     ),
-    Option(
+    session_option(
         name="op_execute_timeout",
         type=Int(1),
         help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit holds.",
-        groups=SESSION,
         ge="ge.exec.opExecuteTimeout",
-        source=SOURCE,
         example=90,
     ),
-    Option(
+    session_option(
         name="stream_sync_timeout",
         type=Int(-1, zero=False),
         help="Milliseconds that waiting for a stream may take before it is an error; -1 waits for ever.",
         default=-1,
-        groups=SESSION,
         ge="stream_sync_timeout",
-        source=SOURCE,
         example=900000,
     ),
-    Option(
+    session_option(
         name="event_sync_timeout",
         type=Int(-1, zero=False),
         help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever.",
         default=-1,
-        groups=SESSION,
         ge="event_sync_timeout",
-        source=SOURCE,
         example=600000,
     ),
     # experimental
-    Option(
+    session_option(
         name="experimental_accelerate_train_mode",
         type=AccelerateTrainMode,
         help="Trains in low precision first and in full precision later, written as speed|trigger|ratio: fast lowers to "
         "float16, fast1 to bfloat16; step ends the phase after that share of TOTAL_STEP (0.2 to 0.9), loss once the loss is "
         "within that multiple of TARGET_LOSS (1.01 to 1.5).",
-        groups=SESSION,
-        source=SOURCE,
         example="fast1|step|0.9",
     ),
     # deprecated, with a meaning still
-    Option(
+    session_option(
         name="op_debug_level",
         type=Choice(
             {
@@ -704,29 +596,23 @@ OPTIONS = (
             }
         ),
         help="What is kept of generated kernels, in debug_dir. Deprecated in favour of op_debug_config.",
-        groups=SESSION,
         ge="ge.opDebugLevel",
-        source=SOURCE,
         example=1,
     ),
-    Option(
+    session_option(
         name="enable_data_pre_proc",
         type=Bool,
         help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. Deprecated "
         "in CANN; iterations_per_loop above 1 rests on it.",
         default=False,
-        groups=SESSION,
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="variable_format_optimize",
         type=Bool,
         help="Converts weights once to the layout that the device likes best: channels_last or prepacked on CPU and CUDA, a "
         "private format on an NPU. Deprecated in CANN.",
-        groups=SESSION,
         ge="ge.exec.variable_acc",
-        source=SOURCE,
         example=True,
     ),
     Option(
@@ -775,18 +661,16 @@ OPTIONS = (
         source=ATC,
         example="high_precision.ini",
     ),
-    Option(
+    session_option(
         name="dynamic_input",
         type=Bool,
         help="Says that input shapes change, so that graphs are compiled for the ranges of dynamic_inputs_shape_range. "
         "Deprecated in CANN; compile_dynamic_mode is the newer way.",
         default=False,
-        groups=SESSION,
         ge="ge.exec.dynamicInput",
-        source=SOURCE,
         example=True,
     ),
-    Option(
+    session_option(
         name="dynamic_graph_execute_mode",
         type=Choice(
             {
@@ -796,30 +680,24 @@ OPTIONS = (
         ),
         help="With dynamic_input: how many graphs are compiled. Deprecated in CANN.",
         default="dynamic_execute",
-        groups=SESSION,
         ge="ge.exec.dynamicGraphExecuteMode",
-        source=SOURCE,
         example="lazy_recompile",
     ),
-    Option(
+    session_option(
         name="dynamic_inputs_shape_range",
         type=ShapeRange,
         help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for batches "
         "of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it.",
-        groups=SESSION,
         ge="ge.exec.dataInputsShapeRange",
-        source=SOURCE,
         example="getnext:[128,3~5,2~128,-1],[64,-1];data:[128,-1]",
     ),
     # deprecated and inert
-    Option(
+    session_option(
         name="graph_memory_max_size",
         type=Memory,
         help="Formerly the size of the memory for a network's activations. CANN sizes it by itself now, and torch does too.",
-        groups=SESSION,
         ge="ge.graphMemoryMaxSize",
         replaced_by="max_device_memory",
-        source=SOURCE,
         example="27917287424",
     ),
     Option(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msctx import devices
-from msctx.base import BASE
 from msctx.context import current
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
@@ -22,6 +21,7 @@ from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import tell
 from msctx.plan import Plan, make
+from msctx.process_scope import BASE
 from msctx.run.config import Experiment
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
@@ -113,7 +113,7 @@ def run_experiment(
             run = Run(record, plan, progress)
             if announce is not None:
                 announce(run)
-            from msctx.scaling import watched  # here: it needs torch
+            from msctx.amp import watched  # here: it needs torch
 
             computed, made = precisions.Tally(), choices.Tally()
             computed.open()

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.switches import (
-    autocast,
     denormals,
     environment,
     generators,
     models,
     native,
+    precision_policy,
     torch_accelerator,
     torch_core,
     torch_cuda,
@@ -37,7 +37,7 @@ SWITCHES: Mapping[str, Switch] = MappingProxyType(
             environment,
             native,
             models,
-            autocast,
+            precision_policy,
         )
         for switch in owner.SWITCHES
     }

@@ -1,9 +1,9 @@
-"""An imagined library for the tests of apply.py."""
+"""A made-up library for the tests of apply.py."""
 
 from collections.abc import Iterator
 
 import pytest
-from imagined import FOUND, Globals
+from fake_switches import FOUND, Globals
 
 from msctx import apply
 from msctx.rebase import rebase

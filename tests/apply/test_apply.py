@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from context_helpers import OwnError, State, in_thread
-from imagined import FOUND, NEW, Globals, Held, change_one
+from fake_switches import FOUND, NEW, Globals, Held, change_one
 
 import msctx
 from msctx import apply

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from imagined import FOUND, NEW, Globals
+from fake_switches import FOUND, NEW, Globals
 
 from msctx import apply
 from msctx.rebase import rebase

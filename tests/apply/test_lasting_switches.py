@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 from context_helpers import Passes
-from imagined import FOUND, NEW, Globals, change_one
+from fake_switches import FOUND, NEW, Globals, change_one
 
 from msctx import apply
 from msctx.errors import MsctxWarning, StrictError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from context_helpers import Passes, State
-from imagined import Held
+from fake_switches import Held
 from old_precision import old_getters
 
 import msctx

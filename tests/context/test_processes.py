@@ -49,7 +49,7 @@ def test_bind_into_a_spawned_process_carries_set_context(base: None, spawned: Pr
 FORK = """
 import os, signal, sys, threading, torch, msctx
 from msctx import apply
-from msctx import base as base_module
+from msctx import process_scope
 context_module = sys.modules["msctx.context"]
 found = torch.get_num_threads()
 
@@ -122,7 +122,7 @@ def test_a_forked_child_can_enter_contexts(passes: Passes) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("lock", ["apply._lock", "base_module.BASE.lock"])
+@pytest.mark.parametrize("lock", ["apply._lock", "process_scope.BASE.lock"])
 def test_a_fork_while_another_thread_is_inside_msctx(passes: Passes, lock: str) -> None:
     passes(
         FORK

@@ -11,8 +11,7 @@ import torch
 from context_helpers import State, threads
 
 import msctx
-from msctx import apply
-from msctx import base as base_module
+from msctx import apply, process_scope
 from msctx.errors import MsctxWarning, OptionError, StrictError
 
 
@@ -167,5 +166,5 @@ def test_set_context_in_a_thread_that_has_ended(base: None, exact_state: State, 
             for record in hold.records.values():
                 record.put_back()
         apply._ledger.clear()
-        base_module.BASE.__init__()  # whatever came of it: the next test starts afresh
+        process_scope.BASE.__init__()  # whatever came of it: the next test starts afresh
     assert left == {}

@@ -12,8 +12,8 @@ from context_helpers import OwnError, Passes, State, context_module
 
 import msctx
 from msctx import apply
-from msctx.base import BASE
 from msctx.errors import MsctxWarning
+from msctx.process_scope import BASE
 
 OPTIONS = {"deterministic": "ON", "runtime_num_threads": 1, "max_call_depth": 2000}
 
@@ -92,7 +92,7 @@ STORM = """
 import signal, sys, warnings
 import torch, msctx
 from torch import nn
-from msctx import apply, base, signals
+from msctx import apply, process_scope, signals
 from msctx.memory import watched
 from msctx.native import choices
 warnings.simplefilter("ignore")
@@ -143,7 +143,7 @@ for kind in KINDS * 25:
         msctx.reset_context()
         left = msctx.diff(found, msctx.state())
         assert not left, (kind, watch, left)
-        assert not (stack.scopes or apply._ledger or base.BASE.scopes or +watched._open or choices._early), (kind, watch)
+        assert not (stack.scopes or apply._ledger or process_scope.BASE.scopes or +watched._open or choices._early), (kind, watch)
 assert raised > 50, f"{raised}: the storm did not come"
 """
 

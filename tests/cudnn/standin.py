@@ -1,6 +1,6 @@
 """Convolutions of a device that is not the CPU, run by a stand-in for cuDNN: the real hook, policy and descriptors, without CUDA.
 
-For an interpreter of its own that has the device far (see far_device.py).
+For an interpreter of its own that has the device far (see fake_device.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-import far_device
+import fake_device
 import torch
 
 from msctx.native import conv_policy, core
@@ -24,12 +24,12 @@ _torchs_own = torch.library.Library("aten", "IMPL")
 
 def start() -> ctypes.CDLL:
     """Put the hook on far's convolutions, whose own path is the CPU's; returns the stand-in."""
-    far_device.register()
+    fake_device.register()
     _torchs_own.impl("cudnn_convolution_relu", _fused, "PrivateUse1")
     _torchs_own.impl("cudnn_convolution_transpose", _transposed, "PrivateUse1")
     _torchs_own.impl("convolution", _convolution, "PrivateUse1")
     _torchs_own.impl("convolution_backward", _backward, "PrivateUse1")
-    paths = [str(far_device.library(FOLDER / name)) for name in ("cudnn_standin.cpp", "torch_standin.cpp")]
+    paths = [str(fake_device.library(FOLDER / name)) for name in ("cudnn_standin.cpp", "torch_standin.cpp")]
     library, _ = (ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in paths)
     library.standin_log.restype = ctypes.c_char_p
     core.CUDA = (*paths, "PrivateUse1")

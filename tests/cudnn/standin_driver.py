@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 
 import emulated
-import far_device
+import fake_device
 
 from msctx.native.cuda import build, driver
 
@@ -16,7 +16,7 @@ SOURCE = Path(__file__).with_name("driver_standin.cpp")
 def start_driver(*dtypes: str) -> ctypes.CDLL:
     """To be called before a convolution is asked for; *dtypes* (f32, f64, f16, bf16) are those that kernels are made for."""
     kernels = emulated.library(emulated.modules(*dtypes))
-    driver.LIBRARY = str(far_device.library(SOURCE))
+    driver.LIBRARY = str(fake_device.library(SOURCE))
     build.cubin = lambda module, arch: str(kernels).encode()
     library = ctypes.CDLL(driver.LIBRARY)
     library.driver_log.restype = ctypes.c_char_p

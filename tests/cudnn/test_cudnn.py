@@ -241,10 +241,10 @@ def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
 
 def test_a_workspace_for_which_there_is_no_memory_is_done_without(asking: Run) -> None:
     asking("""
-    import ctypes, far_device
+    import ctypes, fake_device
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
     ask(conv_fprop_algo="fft_tiling", fallback="silent")
-    limit = ctypes.CDLL(str(far_device.library())).far_limit_blocks
+    limit = ctypes.CDLL(str(fake_device.library())).far_limit_blocks
     given = on_far(x, w)
     limit(ctypes.c_int64(6000))  # the result has 1680 bytes, and fft_tiling wants 6144
     log(cudnn)
@@ -259,9 +259,9 @@ def test_a_workspace_for_which_there_is_no_memory_is_done_without(asking: Run) -
 
 def test_a_lack_of_memory_is_forgotten_with_the_policy(asking: Run) -> None:
     asking("""
-    import ctypes, far_device
+    import ctypes, fake_device
     given = on_far(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
-    limit = ctypes.CDLL(str(far_device.library())).far_limit_blocks
+    limit = ctypes.CDLL(str(fake_device.library())).far_limit_blocks
     for bytes_, ran in ((6000, "implicit_precomp_gemm"), (-1, "fft_tiling")):
         ask(conv_fprop_algo="fft_tiling", fallback="silent")
         limit(ctypes.c_int64(bytes_))

@@ -6,7 +6,7 @@ import msctx
 from msctx import plan
 from msctx.effects import Facts
 from msctx.effects.algorithms import ALGORITHMS
-from msctx.native import core, stamp
+from msctx.native import core, environment_key
 from msctx.options import Settings, make_layer
 from msctx.options.conv_policy import ConvPolicy
 
@@ -262,7 +262,7 @@ def test_whether_this_machine_has_a_matrix_unit_is_read_from_it(monkeypatch: pyt
         assert core.matrix_unit_obstacle() == told
     monkeypatch.delenv(core.ISA_VARIABLE)
     for flags, told in (("amx_bf16 amx_int8 amx_tile avx2", ""), ("avx2 fma", NO_UNIT), ("", "")):
-        monkeypatch.setattr(stamp, "cpu", lambda flags=flags: ("a processor", flags))
+        monkeypatch.setattr(environment_key, "cpu", lambda flags=flags: ("a processor", flags))
         assert core.matrix_unit_obstacle() == told
 
 

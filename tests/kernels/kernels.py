@@ -21,7 +21,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 EMULATED = "_emulated"
 _FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "cpu"
-_TABLES = "".join((_FOLDER / name).read_text("utf-8") for name in ("tiles/table.cpp", "table.cpp"))
+_TABLES = "".join((_FOLDER / name).read_text("utf-8") for name in ("amx/table.cpp", "table.cpp"))
 _STORED = (np.float32, np.float64, np.float16, np.uint16)
 
 

@@ -11,7 +11,7 @@ from checks import takes
 
 from kernels import DIRECTIONS, ROWS, Kernels
 from msctx.effects.algorithms import ABILITIES
-from msctx.native.recipe import isas
+from msctx.native.build_spec import isas
 
 BEST_FIRST = ("amx_fp16", "amx", "avx512", "avx2", "generic")
 

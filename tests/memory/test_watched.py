@@ -21,7 +21,7 @@ from trained_blocks import rows
 import msctx
 from msctx.errors import MsctxWarning
 from msctx.memory import parameters, recompute, watched
-from msctx.native import holders, watching
+from msctx.native import installed, watching
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -386,7 +386,7 @@ def test_a_signal_in_any_line_of_watching_leaves_nothing_held() -> None:
                 ctx.watch(model)
                 sys.settrace(None)
                 done = left > 0
-            assert not holders.at_work.lock.locked()
+            assert not installed.at_work.lock.locked()
             assert watched._open == before, f"line {line}"
             assert msctx.current().origin == "base"
     finally:

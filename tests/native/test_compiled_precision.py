@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import msctx
-from msctx.native import precision
+from msctx.native import precision, precision_switch
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "fresh_dynamo"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -186,13 +186,13 @@ def test_ten_thousand_entries_take_no_numbers(named):
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with msctx.context(**named) as ctx:
         ctx.watch(net)
-        text = precision.read("cpu")
+        text = precision_switch.read("cpu")
         net(torch.ones(1, 4))
     known = len(precision._combined), len(precision._said)
-    state = precision.save("cpu")
+    state = precision_switch.save("cpu")
     for _ in range(10_000):
-        precision.write("cpu", text)
-        precision.load("cpu", state)
+        precision_switch.write("cpu", text)
+        precision_switch.load("cpu", state)
     assert (len(precision._combined), len(precision._said)) == known
 
 
@@ -200,13 +200,13 @@ def test_many_policies_that_differ(monkeypatch):
     """More than the two digits of a number had once; each has its own, and none takes away what others are."""
     x = torch.ones(2, 2)
     with msctx.context(precision_mode="force_fp16"):
-        text, first = precision.read("cpu"), precision.carried().number
+        text, first = precision_switch.read("cpu"), precision.carried().number
     numbers = set()
     for i in range(2000):
-        combination = precision._send(text).number, -1, -1
+        combination = precision.send(text).number, -1, -1
         monkeypatch.setitem(precision._said, combination[0], (f"{text} {i}", ""))
         monkeypatch.delitem(precision._combined, combination)
-        number = precision._combination(combination)
+        number = precision.combination_of(combination)
         numbers.add(number)
         if i % 100 == 0:
             before = precision.switch(number)

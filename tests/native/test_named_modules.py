@@ -16,8 +16,8 @@ from torch.optim import optimizer
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import autocasts, named_modules, precision
-from msctx.native.holders import at_work
+from msctx.native import autocasts, named_modules, precision, precision_switch
+from msctx.native.installed import at_work
 
 CALLS = {
     "want": named_modules.want,
@@ -540,7 +540,7 @@ def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
     msctx.reset_context()
     assert not hooked(model)
     assert not named_modules._wanted
-    assert precision.in_force() == []
+    assert precision_switch.in_force() == []
     assert torch.set_autocast_enabled is own
     assert not optimizer._global_optimizer_pre_hooks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import far_device
+import fake_device
 import pytest
 
 Passes = Callable[..., str]
@@ -26,9 +26,9 @@ def refused():
 @pytest.fixture(scope="module")
 def start() -> str:
     """The beginning of a program that has the other library (compiled in some seconds, and then kept)."""
-    if why := far_device.obstacle():
+    if why := fake_device.obstacle():
         pytest.skip(why)
-    return START.format(path=str(far_device.library(Path(__file__).with_name("other_allocator.cpp"))))
+    return START.format(path=str(fake_device.library(Path(__file__).with_name("other_allocator.cpp"))))
 
 
 @pytest.mark.full

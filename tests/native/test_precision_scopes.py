@@ -11,7 +11,7 @@ from context_helpers import Elsewhere
 from recorded import Recorded
 
 import msctx
-from msctx.native import precision
+from msctx.native import precision_switch
 from msctx.options.precision_rules import MODES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -146,10 +146,10 @@ def test_a_context_that_opens_while_a_policy_is_put_in_force_has_its_rows():
             product()
 
             def note(_):
-                precision.ON_ENTRY.remove(note)
+                precision_switch.ON_ENTRY.remove(note)
                 other.do(late.__enter__)
 
-            precision.ON_ENTRY.append(note)
+            precision_switch.ON_ENTRY.append(note)
         product()
         product()
         other.do(late.__exit__)
@@ -303,10 +303,10 @@ def test_policies_set_for_the_process_can_be_asked_for():
 def test_another_devices_policy_leaves_what_governs_here():
     with msctx.context(precision_mode="force_fp32"), torch.autocast("cpu", BF16):
         assert product() == BF16
-        found = precision.save("cuda")
-        precision.write("cuda", '{"precision_mode":"force_fp16"}')
+        found = precision_switch.save("cuda")
+        precision_switch.write("cuda", '{"precision_mode":"force_fp16"}')
         assert product() == BF16
-        precision.load("cuda", found)
+        precision_switch.load("cuda", found)
         assert product() == BF16
 
 
@@ -342,14 +342,14 @@ def test_torch_own_autocast_is_as_before_once_policies_were_in_use():
 
 @pytest.mark.parametrize("device", ["cuda", "ascend"])
 def test_policies_of_devices_that_are_not_here_can_be_written_and_put_back(device):
-    before, found = state(), precision.save(device)
-    precision.write(device, '{"precision_mode":"allow_mix_precision_bf16"}')
+    before, found = state(), precision_switch.save(device)
+    precision_switch.write(device, '{"precision_mode":"allow_mix_precision_bf16"}')
     try:
-        assert precision.read(device) == '{"precision_mode":"allow_mix_precision_bf16"}'
+        assert precision_switch.read(device) == '{"precision_mode":"allow_mix_precision_bf16"}'
         assert product() == FP32
         with msctx.context(precision_mode="force_fp16"):
             assert product() == FP16
         assert product() == FP32
     finally:
-        precision.load(device, found)
+        precision_switch.load(device, found)
     assert state() == before

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from msctx.native import core, tuning_file
-from msctx.native.stamp import Stamp, stamp
+from msctx.native.environment_key import Stamp, stamp
 from msctx.native.tuning_file import Entry, Groups
 
 USUAL = "strict, fp32-grade"

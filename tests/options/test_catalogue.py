@@ -4,8 +4,10 @@
 """
 
 import json
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from samples import example, values
@@ -24,6 +26,27 @@ ROWS = {row["path"]: row for row in CATALOGUE}
 OPTION_PATHS = [path for path in ROWS if path not in DICTIONARIES]
 CAPPED_HERE = "max_device_memory"
 """MindSpore ignores the cap on a CPU; msctx will hold it there."""
+
+
+Row = TypeVar("Row")
+
+
+def each(rows: Iterable[Row]) -> Callable[[Callable[[Row], None]], Callable[[], None]]:
+    """One test that checks every row and names all rows that fail."""
+
+    def decorate(check: Callable[[Row], None]) -> Callable[[], None]:
+        def test() -> None:
+            failed = []
+            for row in rows:
+                try:
+                    check(row)
+                except (Exception, pytest.fail.Exception) as error:
+                    failed.append(f"{getattr(row, 'name', row)}: {type(error).__name__}: {error}")
+            assert not failed, "\n".join(failed)
+
+        return test
+
+    return decorate
 
 
 def canonical(spelling: str, value: Any) -> Any:
@@ -52,14 +75,14 @@ def test_a_dictionary_comes_before_its_keys() -> None:
         assert all(order[group] < order[p] for p in order if p.startswith(f"{group}."))
 
 
-@pytest.mark.parametrize("path", OPTION_PATHS)
+@each(OPTION_PATHS)
 def test_the_devices_are_those_of_the_catalogue(path: str) -> None:
     option = option_at(path)
     if not option.replaced_by and option.name != CAPPED_HERE:
         assert set(option.devices) == set(ROWS[path]["devices"])
 
 
-@pytest.mark.parametrize("path", [path for path in OPTION_PATHS if "default" in ROWS[path]])
+@each([path for path in OPTION_PATHS if "default" in ROWS[path]])
 def test_the_defaults_are_those_of_the_catalogue(path: str) -> None:
     default, expected = option_at(path).default_at(path), ROWS[path]["default"]
     if expected == "unset":
@@ -102,8 +125,9 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "inside", "outside"), LIMITS, ids=[name for name, *_ in LIMITS])
-def test_limits_are_those_of_the_catalogue(name: str, inside: list[Any], outside: list[Any]) -> None:
+@each(LIMITS)
+def test_limits_are_those_of_the_catalogue(row: tuple[str, list[Any], list[Any]]) -> None:
+    name, inside, outside = row
     for value in inside:
         canonical(name, value)
     for value in outside:
@@ -123,7 +147,7 @@ ALIASES = {
 }
 
 
-@pytest.mark.parametrize("name", ALIASES)
+@each(ALIASES)
 def test_aliases_mean_what_the_sources_say(name: str) -> None:
     for alias, choice in ALIASES[name].items():
         assert canonical(name, alias) == choice
@@ -139,7 +163,7 @@ LATER_NAMES = {
 }
 
 
-@pytest.mark.parametrize("later", LATER_NAMES)
+@each(LATER_NAMES)
 def test_later_names_of_keys_lead_to_the_same_option(later: str) -> None:
     for group in ("parallel_speed_up_json_path", "ascend_config.parallel_speed_up_json_path"):
         assert find(f"{group}.{later}") is OPTIONS[f"parallel_speed_up_json_path.{LATER_NAMES[later]}"]
@@ -155,7 +179,7 @@ def test_ge_keys_are_those_of_the_catalogue() -> None:
 # --- every value, in every vocabulary ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [path for path in OPTION_PATHS if ROWS[path]["values"]])
+@each([path for path in OPTION_PATHS if ROWS[path]["values"]])
 def test_every_value_of_the_catalogue_is_taken_at_its_path(path: str) -> None:
     option = option_at(path)
     for value in ROWS[path]["values"]:
@@ -164,13 +188,13 @@ def test_every_value_of_the_catalogue_is_taken_at_its_path(path: str) -> None:
         assert not option.choices or found in option.choices
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+@each(OPTIONS.values())
 def test_every_spelling_takes_every_value_to_the_same_form(option: Option) -> None:
     for value in values(option):
         assert len({repr(canonical(spelling, value)) for spelling in option.spellings}) == 1
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+@each(OPTIONS.values())
 def test_a_dotted_name_and_dictionaries_are_the_same(option: Option) -> None:
     for spelling in option.spellings:
         nested: Any = example(option)
@@ -179,14 +203,14 @@ def test_a_dotted_name_and_dictionaries_are_the_same(option: Option) -> None:
         assert make_layer(nested, "test").settings[spelling].value == canonical(spelling, example(option))
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+@each(OPTIONS.values())
 def test_every_alias_leads_to_a_choice(option: Option) -> None:
     for alias, choice in getattr(option.kind, "aliases", {}).items():
         assert canonical(option.name, alias) == choice
         assert choice in option.choices
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.choices], ids=lambda o: o.name)
+@each([o for o in OPTIONS.values() if o.choices])
 def test_every_choice_is_explained(option: Option) -> None:
     assert isinstance(option.kind, ChoiceKind)
     meanings = option.kind.meanings
@@ -200,10 +224,9 @@ MEMORY = (
 )
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
-def test_every_value_is_translated_on_every_device(option: Option, device: str) -> None:
-    for value in values(option):
+@each(OPTIONS.values())
+def test_every_value_is_translated_on_every_device(option: Option) -> None:
+    for device, value in product(DEVICES, values(option)):
         settings = Settings([make_layer({option.name: value}, "test")])
         setting = settings.get(option.name)
         assert setting is not None
@@ -220,7 +243,7 @@ def test_every_value_is_translated_on_every_device(option: Option, device: str) 
 GE = [o for o in OPTIONS.values() if o.ge]
 
 
-@pytest.mark.parametrize("option", GE, ids=lambda o: o.ge)
+@each(GE)
 def test_ge_options_reach_the_option_as_text(option: Option) -> None:
     values_as_text = {"ON": "1", "OFF": "0", True: "1", False: "0"}
     for value in values(option):
@@ -268,7 +291,7 @@ def test_a_wrong_value_in_ge_options_is_told_with_its_key() -> None:
 WRONG = (None, 1.5, float("nan"), float("inf"), b"ON", object(), [[]], [None], {"no": "such key"}, 10**5000, -(10**400), 1j)
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+@each(OPTIONS.values())
 def test_a_value_of_a_wrong_type_is_told_and_changes_nothing(option: Option) -> None:
     before = msctx.get_context()
     for spelling in option.spellings:
@@ -283,7 +306,7 @@ def test_a_value_of_a_wrong_type_is_told_and_changes_nothing(option: Option) -> 
     assert msctx.get_context() == before
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.choices], ids=lambda o: o.name)
+@each([o for o in OPTIONS.values() if o.choices])
 def test_a_value_that_is_no_choice_is_told_with_the_choices(option: Option) -> None:
     wrong: list[Any] = ["no such value", "", 99, -1, *(f"{choice}x" for choice in option.choices)]
     wrong += [c.swapcase() for c in option.choices if isinstance(c, str) and c.swapcase() != c]
@@ -294,7 +317,7 @@ def test_a_value_that_is_no_choice_is_told_with_the_choices(option: Option) -> N
         assert all(str(choice) in problem.allowed for choice in option.choices)
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.choices], ids=lambda o: o.name)
+@each([o for o in OPTIONS.values() if o.choices])
 def test_a_misspelt_choice_is_recognised(option: Option) -> None:
     for choice in option.choices:
         if isinstance(choice, str) and len(choice) > 4:
@@ -303,7 +326,7 @@ def test_a_misspelt_choice_is_recognised(option: Option) -> None:
             assert error.value.problems[0].suggestion
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+@each(OPTIONS.values())
 def test_two_values_under_two_spellings_are_an_error_or_one_of_them_wins(option: Option) -> None:
     forms = list({repr(f): f for f in (canonical(option.name, v) for v in values(option))}.values())
     if len(forms) < 2:

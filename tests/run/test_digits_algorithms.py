@@ -38,6 +38,7 @@ def test_every_algorithm_reaches_the_same_accuracy(tmp_path: Path) -> None:
         assert ran[name] == f"dgrad={name}, fprop={name}, wgrad={name}"
 
 
+@pytest.mark.full
 def test_the_reference_learns_too(tmp_path: Path) -> None:
     result = run(tmp_path / "run", "args.epochs=1", "args.algorithms=[torch,reference]", "runtime_num_threads=1")
     assert abs(result["test_accuracy"]["torch"] - result["test_accuracy"]["reference"]) <= 0.02

@@ -52,6 +52,7 @@ def test_digits_reaches_98_percent_and_leaves_a_record(tmp_path):
     assert {row["option"]: row["status"] for row in plan["options"]}["deterministic"] == "honoured"
 
 
+@pytest.mark.full
 def test_deterministic_runs_leave_the_same_bits(tmp_path):
     """Two processes, so that nothing of the first can help the second; a third with another seed must differ."""
 

@@ -169,7 +169,7 @@ def test_a_cap_below_a_context_that_is_yet_to_be_made_is_an_error(capped):
 def test_a_context_that_cannot_be_measured_is_told(capped):
     module, switch = capped
     module.beside = None
-    with pytest.warns(MsctxWarning, match="NVML does not tell"):
+    with pytest.warns(MsctxWarning, match="NVML does not report"):
         switch.set(4 * GB)
     assert abs(module.limits[0] * module.total - 4 * GB) <= 1
     assert switch.read() == 4 * GB

@@ -20,10 +20,10 @@ from filelock import FileLock
 
 from msctx.errors import NativeError
 from msctx.native import cachedir
+from msctx.native.build_spec import digest, sha256
 from msctx.native.cuda import compilers
 from msctx.native.cuda.compilers import Compiled, Tool
 from msctx.native.cuda.manifest import ARCHS, KERNELS, Kernel, Module
-from msctx.native.recipe import digest, sha256
 from msctx.shipped import KERNEL_SOURCES
 
 FORMAT = 1

@@ -12,7 +12,7 @@ import numpy as np
 from filelock import FileLock
 
 from msctx.errors import NativeError
-from msctx.native import cachedir, compiler, recipe
+from msctx.native import build_spec, cachedir, compiler
 from msctx.native.compiler import Step
 from msctx.native.cuda.depthwise import Launch, Problem, launches, workspace
 from msctx.native.cuda.manifest import KERNELS, Module
@@ -34,8 +34,8 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
     tool, kernels = compiler.find(), KERNEL_SOURCES / "cuda"
     files = [*sorted(kernels.glob("*.cu*")), HERE / "emulation.h", HERE / "emulation.cpp"]
     flags = (*FLAGS, *(SANITIZED if sanitize else ("-O2",)), f"-I{kernels}", f"-I{HERE}")
-    sources = [recipe.sha256(path.read_bytes()) for path in files]
-    key = recipe.digest(sources, flags, [str(m) for m in modules], recipe.machine(), tool.command, tool.version)[:16]
+    sources = [build_spec.sha256(path.read_bytes()) for path in files]
+    key = build_spec.digest(sources, flags, [str(m) for m in modules], build_spec.machine(), tool.command, tool.version)[:16]
     cache = cachedir.folder("emulated")
     path = cache / f"{key}.so"
     with FileLock(cache / f"{key}.lock", mode=0o600):

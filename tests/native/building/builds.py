@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 
 from msctx.native import build as native
-from msctx.native import recipe
-from msctx.native.recipe import recipe_of
+from msctx.native import build_spec
+from msctx.native.build_spec import recipe_of
 
-ISAS = len(recipe.VECTORS) if len(recipe.isas()) > 1 else 1
+ISAS = len(build_spec.VECTORS) if len(build_spec.isas()) > 1 else 1
 """The instruction sets that the small kernels are compiled for: they have none for a matrix unit."""
 
 

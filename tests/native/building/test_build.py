@@ -12,8 +12,8 @@ from builds import GLUE, ISAS, call, edit, leftovers, made
 
 from msctx.errors import NativeError
 from msctx.native import build as native
-from msctx.native import compiler, recipe
-from msctx.native.recipe import recipe_of
+from msctx.native import build_spec, compiler
+from msctx.native.build_spec import recipe_of
 from msctx.shipped import KERNEL_SOURCES
 
 
@@ -38,7 +38,7 @@ def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
 def test_the_note_beside_it_is_for_people(sources):
     note = json.loads((made(sources).path.parent / "build.json").read_text())
     assert note["product"] == "kernels"
-    assert note["isas"] == [*recipe.isas()]
+    assert note["isas"] == [*build_spec.isas()]
     assert any("-DMSCTX_ISA=generic" in line and line.endswith("cpu/one.cpp") for line in note["commands"])
 
 
@@ -54,7 +54,7 @@ def test_how_kernels_are_compiled(sources, watched):
         assert "torch" not in line
         if "-DMSCTX_ISA=" in line:
             isa = line.split("-DMSCTX_ISA=")[1].split()[0]
-            assert {f"-Icpu/isa/{isa}", *recipe.VECTORS[isa]} <= set(line.split())
+            assert {f"-Icpu/isa/{isa}", *build_spec.VECTORS[isa]} <= set(line.split())
     common = next(line for line in watched.compiled if "common/api.cpp" in line)
     assert ("-DMSCTX_WITH_X86" in common.split()) == (ISAS > 1)
 
@@ -79,9 +79,9 @@ def test_inline_functions_of_all_objects_are_the_baseline_ones(sources, forked):
 
 
 def test_machines_without_x86_have_one_instruction_set(monkeypatch, sources):
-    monkeypatch.setattr(recipe.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(build_spec.platform, "machine", lambda: "aarch64")
     units = recipe_of("kernels", "", sources).units
-    assert recipe.isas() == ("generic",)
+    assert build_spec.isas() == ("generic",)
     assert [unit.source for unit in units] == ["cpu/one.cpp", "common/api.cpp"]
     assert not any(flag.startswith("-m") or "X86" in flag for unit in units for flag in unit.flags)
 
@@ -165,7 +165,7 @@ def test_what_the_key_depends_on(sources, monkeypatch):
         patch.setattr(torch.version, "git_version", "another")
         keys.append(key())
     with monkeypatch.context() as patch:
-        patch.setattr(recipe.platform, "machine", lambda: "aarch64")
+        patch.setattr(build_spec.platform, "machine", lambda: "aarch64")
         keys.append(key())
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "find", lambda: compiler.Compiler(("/usr/bin/c++",), "another"))
@@ -250,4 +250,4 @@ def test_verbose(sources, capfd):
     assert "-c common/api.cpp" in err
     assert "unused variable" in err
     assert "-shared" in err
-    assert (built.isas, built.cached) == (recipe.isas(), False)
+    assert (built.isas, built.cached) == (build_spec.isas(), False)

@@ -14,7 +14,7 @@ from builds import GLUE, edit, made
 from msctx.errors import NativeError
 from msctx.native import build as native
 from msctx.native import compiler
-from msctx.native.recipe import recipe_of
+from msctx.native.build_spec import recipe_of
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_another_system(monkeypatch):
     ("cxx", "why"),
     [
         ("/not/there/g++", "there is no such program"),
-        ("false", "does not say its --version"),
+        ("false", "does not print a --version"),
         ("g++ '", "cannot be read as a command"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from msctx.cli import main
 from msctx.errors import NativeError
 from msctx.native import build as native
-from msctx.native import recipe
+from msctx.native import build_spec
 from msctx.native.cuda import build, compilers
 from msctx.native.cuda.build import Usage, code_sizes, usages
 from msctx.native.cuda.manifest import ARCHS, DTYPES, KERNELS, LAYOUTS, REGISTERS, THREADS, Kernel, Module
@@ -104,7 +104,7 @@ def test_the_manifest_is_sound() -> None:
 
 
 def test_a_change_of_a_cuda_source_leaves_the_native_core_as_it_is() -> None:
-    assert not [name for name in recipe.recipe_of("kernels", "", None).files if name.startswith("cuda/")]
+    assert not [name for name in build_spec.recipe_of("kernels", "", None).files if name.startswith("cuda/")]
 
 
 # --- compilers and reports ----------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_an_error_of_a_source_is_told(tool: compilers.Tool, sources: Path, own_c
 def test_a_kernel_that_a_module_lacks_is_told(tool: compilers.Tool, sources: Path) -> None:
     other = replace(COPY, name="other")
     (report,) = build.build(["sm_80"], kernels={"other": other}, tool=tool, sources=sources)
-    assert report.error == "copy.cu compiles, but the compiler says nothing of a kernel of this name"
+    assert report.error == "copy.cu compiles, but the compiler reports no kernel of this name"
 
 
 def test_budgets_that_are_exceeded_are_told(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:

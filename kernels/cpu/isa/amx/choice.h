@@ -1,7 +1,7 @@
 // Which parts values are split into: AMX with integers and bfloat16.
 #pragma once
 
-#include "parts.h"
+#include "split_precision.h"
 
 namespace msctx::MSCTX_ISA {
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import msctx
+from msctx.amp import watched
 from msctx.cli import main
-from msctx.scaling import watched
 
 ROOT = Path(__file__).parents[1]
 

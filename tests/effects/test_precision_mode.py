@@ -8,7 +8,7 @@ import pytest
 
 from msctx import plan
 from msctx.effects import Facts
-from msctx.effects.policies import PRECISION
+from msctx.effects.precision_mode import PRECISION
 from msctx.options import Settings, make_layer
 from msctx.options.rules import PRECISION_MODES, PRECISION_MODES_V2
 

@@ -33,7 +33,7 @@ TRAIN = """
 def test_it_is_the_accelerator(far: Far) -> None:
     far("""
         import torch
-        assert far_device.register() is torch.far is torch.get_device_module("far")
+        assert fake_device.register() is torch.far is torch.get_device_module("far")
         assert torch.accelerator.current_accelerator().type == "far"
         assert torch.accelerator.is_available() and torch.far.is_available() and torch.far.device_count() == 1
         x = torch.arange(3.0, device="far")

@@ -1,73 +1,70 @@
 """Options of our own: what people need around MindSpore's options, and MindSpore has no word for."""
 
+from functools import partial
 from typing import Annotated
 
 from msctx.options.conv_rules import RulesKind
 from msctx.options.kinds import Bool, Choice, Int, MemoryBetween, Path, Share
 from msctx.options.option import Option
 
+extension = partial(Option, source="msctx")
+"""An option of our own."""
+
 OPTIONS = (
-    Option(
+    extension(
         name="seed",
         type=Int(0, 2**32 - 1),
         help="Seeds Python's random, NumPy and torch (every device) when the context is entered; workers of a torch DataLoader draw "
         "their seeds from torch's generator and so follow. The generators are left as they are at exit unless seed_scope is set.",
-        source="msctx",
         example=0,
     ),
-    Option(
+    extension(
         name="seed_scope",
         type=Bool,
         help="Saves the state of the generators of Python, NumPy and torch at entry and puts it back at exit, so that random "
         "numbers drawn inside do not change those drawn after.",
-        source="msctx",
         example=True,
     ),
-    Option(
+    extension(
         name="default_device",
         type=Bool,
         help="Makes tensors that name no device be created on the context's device (device_target, device_id). Off unless asked "
         "for: torch does it with a Python mode that costs some microseconds per call.",
-        source="msctx",
         example=True,
     ),
-    Option(
+    extension(
         name="deterministic_warn_only",
         type=Bool,
         help="With deterministic=ON: an operator that has no deterministic implementation warns instead of raising.",
-        source="msctx",
         example=True,
     ),
-    Option(
+    extension(
         name="fill_uninitialized_memory",
         type=Bool,
         help="With deterministic=ON torch fills new uninitialised tensors (NaN, or the largest integer), so that a program that "
         "reads them gives the same bits each time. ON implies it; false saves the fill where the program is known not to "
         "read them.",
-        source="msctx",
         example=False,
     ),
-    Option(
+    extension(
         name="thread_invariant",
         type=Bool,
         help="Sends every convolution that msctx's own kernels can take to one of them whose bits do not depend on the number of "
         "threads, where no other algorithm is asked for. Nothing is promised for torch's own operators (matrix products, the "
         "weight gradients of Linear and LayerNorm, sums). Nothing that runs on a GPU depends on the number of the CPU's threads.",
         devices=("cpu",),
-        source="msctx",
         example=True,
     ),
-    Option(
+    extension(
         name="flush_denormal",
         type=Bool,
         help="Takes numbers below the smallest normal one (1.2e-38 in float32) for zero, as torch.set_flush_denormal does, in all of "
         "the CPU's operators: results so small become 0, and Python's own floats follow; what computes with many of them is several "
         "times faster. On a GPU each kernel was compiled one way or the other.",
         devices=("cpu",),
-        source="msctx",
         example=True,
     ),
-    Option(
+    extension(
         name="fallback",
         type=Choice(
             {
@@ -79,10 +76,9 @@ OPTIONS = (
         help="What happens when a convolution cannot run the algorithm that was named for it. Unset it is warn, and error under "
         "strict. strict applies to options, this to single calls.",
         devices=("cpu", "cuda"),
-        source="msctx",
         example="error",
     ),
-    Option(
+    extension(
         name="allow_fp32_emulation",
         type=Bool,
         help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), with sums in "
@@ -90,10 +86,9 @@ OPTIONS = (
         "NaN) are computed in float32. Unset they may; false asks for products in float32 alone, even where conv_allow_tf32 is "
         "set: on CUDA no convolution takes TF32 then.",
         devices=("cpu", "cuda"),
-        source="msctx",
         example=False,
     ),
-    Option(
+    extension(
         name="frozen_weights",
         type=Bool,
         help="Says that weights do not change while the context is open. What algorithms make of a weight of a convolution "
@@ -102,10 +97,9 @@ OPTIONS = (
         "afterwards, by whatever means, may go on as it was. Under a precision_mode the casts of what is given as weight "
         "or bias are kept, too. For inference.",
         devices=("cpu", "cuda"),
-        source="msctx",
         example=True,
     ),
-    Option(
+    extension(
         name="conv_max_error",
         type=Share,
         help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal and performance "
@@ -114,10 +108,9 @@ OPTIONS = (
         "thread_invariant, torch's own path runs, and fallback reports it. Bounds hold for any data; where results cancel, as shares "
         "of the largest sum of the products' magnitudes. float16 and bfloat16 round more by themselves: it does not apply to them.",
         devices=("cpu", "cuda"),
-        source="msctx",
         example=1e-6,
     ),
-    Option(
+    extension(
         name="conv_workspace_limit",
         type=MemoryBetween(
             'a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0
@@ -125,20 +118,18 @@ OPTIONS = (
         help="The most memory that an algorithm may take for one convolution beside its tensors. One that needs more does not run: "
         "choices() shows what it would have needed.",
         devices=("cpu", "cuda"),
-        source="msctx",
         example="256MB",
     ),
-    Option(
+    extension(
         name="conv_algo_rules",
         type=Annotated[str, RulesKind()],
         help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and its like. The "
         "first rule that matches decides. Module paths are known for models given to ctx.watch(model); the fields of a problem are "
         "those that choices() shows.",
         devices=("cpu", "cuda"),
-        source="msctx",
         example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}},
     ),
-    Option(
+    extension(
         name="tuning_file",
         type=Path,
         help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one in the "
@@ -146,15 +137,13 @@ OPTIONS = (
         "be there yet, nor its folder. A relative path in a YAML file is meant from the folder of that file.",
         devices=("cpu", "cuda"),
         is_output=True,
-        source="msctx",
         example="tuning.json",
     ),
-    Option(
+    extension(
         name="strict",
         type=Bool,
         help="Turns every option that would be refused, is not built yet or is inert into an error before anything changes, and a "
         "switch that somebody else changed inside the scope into an error at exit. Without it each is a single warning.",
-        source="msctx",
         example=True,
     ),
 )

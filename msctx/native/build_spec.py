@@ -24,8 +24,8 @@ VECTORS = {"generic": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512}
 """Instruction sets that all of cpu/*.cpp is compiled for."""
 # GCC 12 takes what its own headers leave undefined on purpose for a mistake
 INTRINSICS = (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized")
-TILES = dict.fromkeys(("amx", "amx_fp16"), (*INTRINSICS, "-Icpu/tiles"))
-"""Those with a matrix unit: cpu/tiles/*.cpp is compiled for them, and what that does not compute is left to avx512."""
+TILES = dict.fromkeys(("amx", "amx_fp16"), (*INTRINSICS, "-Icpu/amx"))
+"""Those with a matrix unit: cpu/amx/*.cpp is compiled for them, and what that does not compute is left to avx512."""
 SOFTWARE = ("-O2", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-DMSCTX_EMULATED_VECTORS")
 """In the place of INTRINSICS where the processor lacks it."""
 FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
@@ -46,7 +46,7 @@ def _is_x86() -> bool:
 def emulated(has_avx512: bool) -> dict[str, tuple[str, ...]]:
     """TILES with a matrix unit in software, and its vectors where need be: for tests, not in the library that is used."""
     vectors = INTRINSICS if has_avx512 else SOFTWARE
-    return {f"{isa}_emulated": (*vectors, "-Icpu/tiles", "-DMSCTX_EMULATED_TILES") for isa in TILES}
+    return {f"{isa}_emulated": (*vectors, "-Icpu/amx", "-DMSCTX_EMULATED_TILES") for isa in TILES}
 
 
 def _has_avx512() -> bool:
@@ -151,7 +151,7 @@ def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
     has_avx512 = _has_avx512()
     tiles = ({**TILES, **(emulated(has_avx512) if product == "kernels" else {})}) if x86 else {}
     by_isa = [of_isa("cpu", isa, f) for isa, f in VECTORS.items() if x86 or isa == "generic"]
-    by_isa += [of_isa("cpu/tiles", isa, f) for isa, f in tiles.items()]
+    by_isa += [of_isa("cpu/amx", isa, f) for isa, f in tiles.items()]
     with_emulated = (f"-DMSCTX_WITH_EMULATED={512 if has_avx512 else 2}",) if product == "kernels" else ()
     once = units("common", *(("-DMSCTX_WITH_X86", *with_emulated) if x86 else ()))
     include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")

@@ -12,7 +12,7 @@ import tuned
 from msctx.errors import MsctxWarning, NativeError
 from msctx.native import core, tuning
 from msctx.native.cuda import build, compilers
-from msctx.native.stamp import Stamp, mixed, stamp
+from msctx.native.environment_key import Stamp, mixed, stamp
 from msctx.shipped import KERNEL_SOURCES
 
 Gpus = Callable[..., None]

@@ -39,7 +39,7 @@ using c10::Storage;
 using c10::Stream;
 using torch::jit::Stack;
 
-const Device far_device(c10::kPrivateUse1, 0);
+const Device fake_device(c10::kPrivateUse1, 0);
 
 Storage new_storage(size_t bytes, DataPtr data, c10::Allocator* allocator) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data), allocator, /*resizable=*/true);
@@ -59,7 +59,7 @@ struct FarAllocator final : c10::DeviceAllocator {
     TORCH_CHECK_WITH(OutOfMemoryError, cpu.nbytes() <= largest, "far out of memory. Tried to allocate ", cpu.nbytes(), " bytes");
     void* data = cpu.mutable_data();
     each_count([&](auto& stat) { stat.increase(cpu.nbytes()); });
-    return {data, new Storage(std::move(cpu)), &release, far_device};
+    return {data, new Storage(std::move(cpu)), &release, fake_device};
   }
   static void release(void* held);
 
@@ -144,7 +144,7 @@ struct Loan {
   std::vector<Lent> tensors;
 
   Storage lend(const Storage& own) {
-    TORCH_CHECK(own.device() == far_device, "Expected all tensors to be on the same device, but a storage is on ", own.device());
+    TORCH_CHECK(own.device() == fake_device, "Expected all tensors to be on the same device, but a storage is on ", own.device());
     for (const auto& [far, cpu] : storages)
       if (far.is_alias_of(own)) return cpu;
     // An operator may keep the tensor, and so the memory; one that resizes it gets new memory of the CPU
@@ -165,7 +165,7 @@ struct Loan {
     } else {  // as with CUDA, one number may come from the CPU
       TORCH_CHECK(
           mixed || (own.is_cpu() && own.dim() == 0 && !written),
-          "Expected all tensors to be on the same device, but found at least two devices, ", far_device, " and ", own.device(), "!");
+          "Expected all tensors to be on the same device, but found at least two devices, ", fake_device, " and ", own.device(), "!");
     }
     tensors.push_back({own, cpu, written});
     return cpu;
@@ -309,10 +309,10 @@ void autocast(const c10::OperatorHandle& op, Stack* stack) {
 
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<c10::kPrivateUse1> {
   static inline std::atomic<c10::StreamId> last{0};
-  static Stream stream(c10::StreamId id) { return Stream(Stream::UNSAFE, far_device, id); }
+  static Stream stream(c10::StreamId id) { return Stream(Stream::UNSAFE, fake_device, id); }
 
-  Device exchangeDevice(Device) const override { return far_device; }
-  Device getDevice() const override { return far_device; }
+  Device exchangeDevice(Device) const override { return fake_device; }
+  Device getDevice() const override { return fake_device; }
   Stream getStream(Device) const noexcept override { return stream(Streams::current); }
   Stream getDefaultStream(Device) const override { return stream(0); }
   Stream getNewStream(Device, int) const override { return stream(++last); }
@@ -355,7 +355,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   DeviceIndex getCurrentDevice() const override { return 0; }
   DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
   DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
-  Device getDeviceFromPtr(void*) const override { return far_device; }
+  Device getDeviceFromPtr(void*) const override { return fake_device; }
   bool isPinnedPtr(const void* data) const override { return PinnedAllocator::has(data); }
   c10::Allocator* getPinnedMemoryAllocator() const override {
     static auto* pinned = new PinnedAllocator;

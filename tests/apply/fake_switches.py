@@ -1,4 +1,4 @@
-"""What the tests of apply.py share: an imagined library with globals, and switches that move them."""
+"""What the tests of apply.py share: a made-up library with globals, and switches that move them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Held = Callable[..., AbstractContextManager[apply.Hold]]
 
 
 class Globals(dict[str, Any]):
-    """Globals of an imagined library, the switches that move them, and a log of every write."""
+    """Globals of a made-up library, the switches that move them, and a log of every write."""
 
     def __init__(self, *names: str) -> None:
         super().__init__({name: f"{name} found" for name in names})

@@ -1,7 +1,7 @@
 // What must be known of float32 values before they are split: their largest, whether all are finite, how far they are spread.
 #pragma once
 
-#include "parts.h"
+#include "split_precision.h"
 
 namespace msctx::MSCTX_ISA {
 

@@ -1,4 +1,4 @@
-// The streams of the device far: see far.cpp.
+// The streams of the device far: see fake_device.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>

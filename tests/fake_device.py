@@ -1,4 +1,7 @@
-"""An accelerator without hardware: registers the device "far" (see far/far.cpp) for good, so only in an interpreter of its own."""
+"""An accelerator without hardware: registers the device "far" for good, so only in an interpreter of its own.
+
+Its kernels are in on_fake_device/fake_device.cpp.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ import torch
 from filelock import FileLock
 
 from msctx.errors import NativeError
-from msctx.native import cachedir, compiler, recipe
+from msctx.native import build_spec, cachedir, compiler
 
-SOURCE = Path(__file__).resolve().parent / "far" / "far.cpp"
+SOURCE = Path(__file__).resolve().parent / "on_fake_device" / "fake_device.cpp"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 LINK = ("-Wl,--as-needed", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
 
@@ -32,7 +35,7 @@ LINK = ("-Wl,--as-needed", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined"
 def obstacle() -> str:
     """Why there can be no such device here, or ``""``."""
     try:
-        recipe.check_platform()
+        build_spec.check_platform()
         compiler.find()
     except NativeError as error:
         return str(error)
@@ -40,12 +43,12 @@ def obstacle() -> str:
 
 
 def library(file: Path = SOURCE) -> Path:
-    """The compiled far.cpp, or another *file*. In the cache under a hash of all it is made of: it is compiled once."""
+    """The compiled fake_device.cpp, or another *file*. In the cache under a hash of all it is made of: it is compiled once."""
     tool, folder = compiler.find(), Path(torch.__file__).parent
-    sources = [recipe.sha256(path.read_bytes()) for path in (file, *sorted(file.parent.glob("*.h")))]
+    sources = [build_spec.sha256(path.read_bytes()) for path in (file, *sorted(file.parent.glob("*.h")))]
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    identity = (torch.__version__, torch.version.git_version, recipe.machine())
-    key = recipe.digest(sources, flags, LINK, identity, tool.command, tool.version)[:16]
+    identity = (torch.__version__, torch.version.git_version, build_spec.machine())
+    key = build_spec.digest(sources, flags, LINK, identity, tool.command, tool.version)[:16]
     cache = cachedir.folder("far")
     path = cache / f"{key}.so"
     with FileLock(cache / f"{key}.lock", mode=0o600):
@@ -193,7 +196,7 @@ def _work(job: dict[str, Any], output: int) -> NoReturn:
         os.dup2(output, stream)
     status = 1
     try:
-        exec(compile(job["code"], "<snippet>", "exec"), {"__name__": "__main__", "far_device": sys.modules["__main__"]})
+        exec(compile(job["code"], "<snippet>", "exec"), {"__name__": "__main__", "fake_device": sys.modules["__main__"]})
         status = 0
     except BaseException:
         traceback.print_exc()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from msctx.native import losses
+from msctx.options.precision_rules import precision_of
 from msctx.plan import Plan
 
 
@@ -35,9 +35,16 @@ class GradScaler(torch.amp.GradScaler):
         return result
 
 
+def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:
+    """Whether what a plan assigns computes in float16 on a device of PyTorch's name."""
+    kind = device if device in ("cpu", "cuda") else "ascend"
+    text = assignments.get(f"native.precision.{kind}")
+    return bool(text and precision_of(text).needs_scaler)
+
+
 def scaler_for(plan: Plan, device: str, options: Mapping[str, Any]) -> GradScaler:
     """What :meth:`msctx.context.Context.grad_scaler` gives: gradients in float16 vanish below 6e-8, unless the loss is scaled."""
-    return GradScaler(device, enabled=losses.lowers_to_float16(plan.assignments, device), **options)
+    return GradScaler(device, enabled=lowers_to_float16(plan.assignments, device), **options)
 
 
 _watching: list[list[GradScaler]] = []
