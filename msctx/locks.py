@@ -1,7 +1,8 @@
 """Locks that a forked child finds free: a thread that held one at the fork does not exist there, and would never release it.
 
 Python's own locks of modules are none of these: a module that another thread was importing at the fork can never be imported in the
-child. So a fork waits for what is imported here.
+child. And a child that is forked while a program is being started keeps the pipe open by which its parent waits for that. So a fork
+waits for both.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ def _after_fork() -> None:
             lock._at_fork_reinit()  # as the standard library does with its own
 
 
-importing = threading.RLock()
-"""Held around imports, and nothing else that takes a lock of ours."""
+no_fork = threading.RLock()
+"""A fork waits for it. Held around imports and the start of programs, and around nothing that takes a lock of ours."""
 
 
 @cache
 def imported(*modules: str) -> None:
     """Import what functions need that are called often."""
-    with importing:
+    with no_fork:
         for module in modules:
             import_module(module)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release)
+    os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
     os.register_at_fork(after_in_child=_after_fork)

@@ -129,7 +129,7 @@ def test_what_is_imported_late_is_imported_where_a_fork_waits(passes: Callable[[
         + """
 found = []
 def met(name):
-    if not locks.importing._is_owned() and not name.startswith("encodings."):
+    if not locks.no_fork._is_owned() and not name.startswith("encodings."):
         found.append(name)
 work()
 assert "msctx.switches" in sys.modules

@@ -91,16 +91,17 @@ class Children:
                 _signal(process, signal.SIGKILL)
 
     def _start(self, command: Sequence[str], cwd: Path | None) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            ["/bin/sh", "-c", _BESIDE, str(self._scratch or ""), *command],
-            stdin=self._theirs,
-            stdout=subprocess.PIPE,
-            cwd=cwd,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-            **{"stderr": subprocess.PIPE, **self._how},
-        )
+        with locks.no_fork:
+            return subprocess.Popen(
+                ["/bin/sh", "-c", _BESIDE, str(self._scratch or ""), *command],
+                stdin=self._theirs,
+                stdout=subprocess.PIPE,
+                cwd=cwd,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+                **{"stderr": subprocess.PIPE, **self._how},
+            )
 
 
 def _signal(process: subprocess.Popen[str], number: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from msctx.locks import imported, importing
+from msctx.locks import imported, no_fork
 from msctx.options.kinds import ChoiceKind, Kind, TextKind
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Option:
 
 @cache
 def _adapter(option: Option) -> Any:
-    with importing:  # pydantic does, here too
+    with no_fork:  # pydantic does, here too
         from pydantic import TypeAdapter
 
         return TypeAdapter(option.type)
