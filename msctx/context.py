@@ -115,7 +115,7 @@ class Context:
             call_outside(_enter, self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
-            if entered:
+            if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
                 self.__exit__()
             raise
 
@@ -149,7 +149,7 @@ class Context:
                 call_outside(_enter, self, entered)
                 result = function(*args, **kwargs)
             except BaseException as error:
-                if entered:
+                if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
                     self.__exit__(None, error)
                 raise
             self.__exit__()
@@ -237,16 +237,18 @@ class Context:
 
 
 def _enter(context: Context, entered: list[Scope]) -> None:
-    _close_late(stack.scopes)
+    if stack.scopes and stack.scopes[-1].leaving:
+        with uninterrupted():
+            _close_late(stack.scopes)
     if any(name in NEED_CORE for layer in context.layers for name in layer.settings):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
     with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
         with context._watched.opening():
             scope = _open(context)
+        entered.append(scope)  # first: what is on the stack is known to whoever undoes this
         stack.scopes.append(scope)
         opened.add(scope)
-        entered.append(scope)
 
 
 def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
