@@ -199,10 +199,12 @@ def determinism(device: torch.device) -> dict[str, Any]:
 def memory(say: Say, device: torch.device) -> None:
     """What one convolution takes beside its tensors, with no limit of its workspace and with none allowed."""
     if device.type == "cuda":
-        problem = cuda_figures.Problem(cuda_figures.WINDOW_3[0], 64, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device)
+        problem = cuda_figures.MeasuredProblem(
+            cuda_figures.WINDOW_3[0], 64, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device
+        )
     else:
         layer, batch = cuda_figures.TRIED[0]
-        problem = cuda_figures.Problem(layer, batch, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device)
+        problem = cuda_figures.MeasuredProblem(layer, batch, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device)
     given = problem.inputs(0)
     for limit in (None, 0):
         options = {} if limit is None else {"conv_workspace_limit": limit}

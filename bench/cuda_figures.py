@@ -76,7 +76,7 @@ plans_of_benchmark = ThreadPoolExecutor(1)
 
 
 @dataclass(frozen=True)
-class Problem:
+class MeasuredProblem:
     layer: Layer
     batch: int
     direction: str
@@ -135,7 +135,7 @@ def told(error: Exception) -> str:
 # --- what is right ------------------------------------------------------------------------------------------------------
 
 
-def exact(problem: Problem, given: Tensors) -> torch.Tensor:
+def exact(problem: MeasuredProblem, given: Tensors) -> torch.Tensor:
     """The result in float64, of the values given."""
     where = exact_on(problem.device)
     found = problem.run(*(tensor.to(where, torch.float64).contiguous() for tensor in given))
@@ -147,7 +147,7 @@ def exact_on(device: torch.device) -> torch.device:
     """Where float64 is computed: on the device, if it agrees there with the CPU."""
     cpu, apart = torch.device("cpu"), []
     for direction in DIRECTIONS:
-        problem = Problem(Layer("", 8, 12, 14, 3, 1, 4), 2, direction, STRICT, FIRST, device)
+        problem = MeasuredProblem(Layer("", 8, 12, 14, 3, 1, 4), 2, direction, STRICT, FIRST, device)
         given = [tensor.double() for tensor in problem.inputs(0)]
         apart.append(error_of(problem.run(*given).cpu(), problem.run(*(tensor.to(cpu) for tensor in given))))
     return device if max(apart) < 1e-13 else cpu
@@ -184,7 +184,7 @@ class Contender:
     """Calls what it is given: in a thread of its own where that matters."""
 
 
-def torchs(problem: Problem) -> list[Contender]:
+def torchs(problem: MeasuredProblem) -> list[Contender]:
     """The first is what the others are compared with."""
     tf32 = problem.arithmetic.tf32
     return [
@@ -193,14 +193,14 @@ def torchs(problem: Problem) -> list[Contender]:
     ]
 
 
-def ours(problem: Problem, algorithm: str, **options: Any) -> Contender:
+def ours(problem: MeasuredProblem, algorithm: str, **options: Any) -> Contender:
     option, tf32 = f"conv_{problem.direction}_algo", problem.arithmetic.tf32
     context = msctx.context(**{option: algorithm}, conv_allow_tf32=tf32, fallback="silent", **options)
     return Contender(algorithm, lambda: context, algorithm)
 
 
 def tried(
-    contender: Contender, problem: Problem, sets: list[Tensors], truth: torch.Tensor, longest: float = math.inf
+    contender: Contender, problem: MeasuredProblem, sets: list[Tensors], truth: torch.Tensor, longest: float = math.inf
 ) -> Figure:
     """What runs, whether it is right, and how many ms it takes, warm: alone, and in a row unless that is more than *longest*."""
     figure = Figure(contender.name, "torch", "torch", "torch")
@@ -227,7 +227,9 @@ def tried(
     return figure
 
 
-def all_tried(contenders: list[Contender], problem: Problem, sets: list[Tensors], truth: torch.Tensor) -> dict[str, Figure]:
+def all_tried(
+    contenders: list[Contender], problem: MeasuredProblem, sets: list[Tensors], truth: torch.Tensor
+) -> dict[str, Figure]:
     """The first is torch's own: what takes many times as long is run no more than it must."""
     first, *others = contenders
     found = {first.name: tried(first, problem, sets, truth)}
@@ -235,7 +237,7 @@ def all_tried(contenders: list[Contender], problem: Problem, sets: list[Tensors]
     return found | {one.name: tried(one, problem, sets, truth, longest) for one in others}
 
 
-def passed_over(algorithm: str, row: Choice, problem: Problem) -> str:
+def passed_over(algorithm: str, row: Choice, problem: MeasuredProblem) -> str:
     """Why what ran is not timed, if so."""
     if algorithm not in (row.ran, *HEURISTICS):
         return next(iter(row.reasons), "another ran")
@@ -243,7 +245,7 @@ def passed_over(algorithm: str, row: Choice, problem: Problem) -> str:
     return "no TF32: as in float32" if is_elsewhere else ""
 
 
-def repeated(contender: Contender, problem: Problem, sets: list[Tensors]) -> Callable[[], Any]:
+def repeated(contender: Contender, problem: MeasuredProblem, sets: list[Tensors]) -> Callable[[], Any]:
     run = problem.run
     return lambda: contender.through(lambda: [run(*given) for given in sets])
 
@@ -266,7 +268,7 @@ def timed(figures: dict[str, Figure], entrants: dict[str, Entrant], device: torc
             figure.ms = found.seconds / ROUND * 1e3
 
 
-def figures_of(problem: Problem, folder: str) -> list[Figure]:
+def figures_of(problem: MeasuredProblem, folder: str) -> list[Figure]:
     """What ``performance`` measures is kept in *folder*, away from the user's own."""
     sets = [problem.inputs(seed) for seed in range(ROUND)]
     truth = exact(problem, sets[0])
@@ -284,12 +286,12 @@ def figures(device: torch.device) -> list[Case]:
     # as far back as its layer, or three layers for each mode
     ordered = sorted(places, key=lambda pair: pair[0][0] + 3 * pair[1][0])
     problems = [
-        Problem(layer, batch, direction, arithmetic, layout, device)
+        MeasuredProblem(layer, batch, direction, arithmetic, layout, device)
         for (_, (layer, batch)), (_, (arithmetic, layout)) in ordered
         for direction in DIRECTIONS
     ]
 
-    def case(problem: Problem) -> Case:
+    def case(problem: MeasuredProblem) -> Case:
         def run(say: Say) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 found = [asdict(figure) for figure in figures_of(problem, folder)]
@@ -305,7 +307,7 @@ def figures(device: torch.device) -> list[Case]:
 NOT_COMPUTING = re.compile("memcpy|memset", re.IGNORECASE)
 
 
-def kernels_of(problem: Problem, contender: Contender, given: Tensors) -> list[str]:
+def kernels_of(problem: MeasuredProblem, contender: Contender, given: Tensors) -> list[str]:
     """The names, what took the most time first; on a CPU those of operators."""
     activity, kind = {
         "cuda": (torch.profiler.ProfilerActivity.CUDA, torch.autograd.DeviceType.CUDA),
@@ -325,7 +327,7 @@ def kernels(device: torch.device) -> list[Case]:
     """In float32: one problem that most algorithms take, and one of a larger window."""
     places = [(WINDOW_3[1], 16), (OTHERS[2], 16)] if device.type == "cuda" else [TRIED[0]]
 
-    def case(problem: Problem) -> Case:
+    def case(problem: MeasuredProblem) -> Case:
         def run(say: Say) -> None:
             given = problem.inputs(0)
             for one in (*torchs(problem), *(ours(problem, name) for name in VALUES[problem.direction])):
@@ -345,7 +347,7 @@ def kernels(device: torch.device) -> list[Case]:
         return str(problem), run
 
     return [
-        case(Problem(layer, batch, direction, arithmetic, FIRST, device))
+        case(MeasuredProblem(layer, batch, direction, arithmetic, FIRST, device))
         for layer, batch in places
         for arithmetic in (STRICT, TF32)
         for direction in DIRECTIONS
@@ -365,13 +367,15 @@ def loaded(module: Module) -> driver.Kernels:
     return driver.Kernels(build.cubin(module, driver.arch()))
 
 
-def launcher(problem: Problem) -> Callable[..., torch.Tensor]:
+def launcher(problem: MeasuredProblem) -> Callable[..., torch.Tensor]:
     """What computes the problem by our kernels, from the input, the weight and the gradient of the output."""
     layer, op = problem.layer, problem.direction
     dtype = str(problem.arithmetic.dtype).removeprefix("torch.")
     pairs = {name: (n, n) for name, n in (("extent", layer.size), ("window", layer.window), ("stride", layer.stride))}
     layout = "nchw" if problem.layout == FIRST else LAST
-    what = depthwise.Problem(dtype, layout, problem.batch, layer.c, layer.k // layer.c, **pairs, pad=(layer.padding,) * 2)
+    what = depthwise.MeasuredProblem(
+        dtype, layout, problem.batch, layer.c, layer.k // layer.c, **pairs, pad=(layer.padding,) * 2
+    )
     launches = [(launch, loaded(KERNELS[launch.kernel].module)) for launch in depthwise.launches(what, op)]
 
     def run(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
@@ -386,7 +390,7 @@ def launcher(problem: Problem) -> Callable[..., torch.Tensor]:
     return run
 
 
-def depthwise_figures(problem: Problem) -> list[Figure]:
+def depthwise_figures(problem: MeasuredProblem) -> list[Figure]:
     """torch's own path, the fastest of cuDNN's algorithms, and our kernels."""
     sets = [problem.inputs(seed) for seed in range(ROUND)]
     truth = exact(problem, sets[0])
@@ -410,11 +414,11 @@ def depthwise_figures(problem: Problem) -> list[Figure]:
 
 
 def own_kernels(device: torch.device) -> list[Case]:
-    def case(problem: Problem) -> Case:
+    def case(problem: MeasuredProblem) -> Case:
         return str(problem), lambda say: say({**problem.about(), "figures": [asdict(f) for f in depthwise_figures(problem)]})
 
     return [
-        case(Problem(layer, batch, direction, arithmetic, layout, device))
+        case(MeasuredProblem(layer, batch, direction, arithmetic, layout, device))
         for arithmetic, layout in DEPTHWISE_MODES
         for layer, batch in DEPTHWISE
         for direction in DIRECTIONS

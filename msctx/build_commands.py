@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from msctx.errors import OptionError, Problem
+from msctx.errors import Diagnostic, OptionError
 from msctx.stdout import Json, print_json
 
 
@@ -30,7 +30,7 @@ def build(
     from msctx.native import build as building
 
     if arch and not cuda:
-        raise OptionError([Problem("--arch", "is given without --cuda", "build", suggestion="give both")])
+        raise OptionError([Diagnostic("--arch", "is given without --cuda", "build", suggestion="give both")])
     if cuda:
         _check(arch or [])
     removed = building.remove() if clean else 0
@@ -64,7 +64,7 @@ def _check(archs: list[str]) -> None:
 
     wrong = [a for a in archs if a not in ARCHS]
     if wrong:
-        raise OptionError([Problem("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
+        raise OptionError([Diagnostic("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
 
 
 def _cuda(archs: list[str], verbose: bool, json_: bool) -> None:

@@ -21,7 +21,7 @@ import typer
 from msctx._version import __version__
 from msctx.build_commands import build
 from msctx.compare_commands import capture, compare
-from msctx.errors import FileError, MsctxError, MsctxWarning, OptionError, Problem, StrictError, _ProblemsError
+from msctx.errors import Diagnostic, FileError, MsctxError, MsctxWarning, OptionError, StrictError, _ProblemsError
 from msctx.stdout import Json
 from msctx.stdout import print_json as _print_json
 from msctx.stdout import print_text as _print
@@ -176,9 +176,9 @@ def explain(
 
     files, overrides = [w for w in words or () if is_file(w)], [w for w in words or () if not is_file(w)]
     if len(files) > 1:
-        raise OptionError([Problem(files[1], "a second file; explain takes one", "command line")])
+        raise OptionError([Diagnostic(files[1], "a second file; explain takes one", "command line")])
     if not words and not all_:
-        raise OptionError([Problem("", "give a file, options (key=value), or --all", "explain")])
+        raise OptionError([Diagnostic("", "give a file, options (key=value), or --all", "explain")])
     experiment = read(files[0] if files else None, overrides)
     plan = explain_settings(experiment.settings, device)
     if not all_:
@@ -286,9 +286,9 @@ def migrate(
 
     forms = {"yaml": migrating.as_yaml, "block": migrating.as_with_block}
     if as_ is not None and as_ not in forms:
-        raise OptionError([Problem("--as", f"{as_!r} is not a form", "migrate", ", ".join(forms))])
+        raise OptionError([Diagnostic("--as", f"{as_!r} is not a form", "migrate", ", ".join(forms))])
     if as_ is not None and json_:
-        raise OptionError([Problem("--as", "--json prints all forms: give one of the two", "migrate")])
+        raise OptionError([Diagnostic("--as", "--json prints all forms: give one of the two", "migrate")])
     found = migrating.read(file)
     plan = migrating.planned(found, device)
     if json_:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from msctx.errors import FileError, OptionError, Problem
+from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
 from msctx.stdout import Json, print_json, print_text
 
@@ -54,7 +54,7 @@ def compare(
     given = config.Given(overrides or (), axis or (), shape or (), keys, quick, command)
     comparison = config.read(subject, given)
     if fail_below is not None and not 0 < fail_below < 100:
-        raise OptionError([Problem("--fail-below", f"{fail_below} is not a ratio", "command line", "such as 0.95")])
+        raise OptionError([Diagnostic("--fail-below", f"{fail_below} is not a ratio", "command line", "such as 0.95")])
     from msctx.compare import result as results
 
     earlier = results.read(baseline) if baseline else None
@@ -104,10 +104,10 @@ def _folder(out: str | None) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError([Problem("", f"cannot be made: {error.strerror}", out)]) from None
+        raise FileError([Diagnostic("", f"cannot be made: {error.strerror}", out)]) from None
     if used := sorted(p.name for p in folder.iterdir()):
         text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a result never overwrites another"
-        raise FileError([Problem("", text, out, suggestion="name a folder that is empty or not there yet")])
+        raise FileError([Diagnostic("", text, out, suggestion="name a folder that is empty or not there yet")])
     return folder
 
 
@@ -166,7 +166,7 @@ def capture(
     if not workload.layers:
         why = f" that a workload can hold: {', '.join(workload.left_out)}" if workload.left_out else ""
         hint = f"inputs that are not empty, and dtypes of {', '.join(DTYPES)}" if why else ""
-        raise OptionError([Problem("", f"the model computes no convolution and no product of matrices{why}", model, hint)])
+        raise OptionError([Diagnostic("", f"the model computes no convolution and no product of matrices{why}", model, hint)])
     if out is not None:
         write_new(Path(out), text)
     if workload.left_out:

@@ -30,7 +30,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Diagnostic:
     """One thing that is wrong with what a user gave."""
 
     path: str
@@ -96,7 +96,7 @@ class MsctxError(Exception):
 
 
 class _ProblemsError(MsctxError):
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Diagnostic]) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
         more = f", the first {MOST} of which are shown" if count > MOST else ""

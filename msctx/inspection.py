@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx import recorded
-from msctx.errors import FileError, Problem
+from msctx.errors import Diagnostic, FileError
 
 LIBRARIES = ("msctx", "torch", "numpy", "pyyaml", "pydantic", "torch-npu", "triton", "scikit-learn")
 
@@ -84,7 +84,7 @@ def read_record(path: str | Path) -> dict[str, Any]:
             if (path / f"{part}.json").exists():
                 found.update(_flatten(_read_json(path / f"{part}.json"), "" if part == "state" else f"{part}."))
         if not found:
-            raise FileError([Problem("", "is a folder without state.json: not the record of a run", where=str(path))])
+            raise FileError([Diagnostic("", "is a folder without state.json: not the record of a run", where=str(path))])
         found.pop("environment.argv", None)
         return found
     return _flatten(_read_json(path), "")
@@ -94,11 +94,11 @@ def _read_json(path: Path) -> Any:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileError([Problem("", f"cannot be read: {error.strerror}", where=str(path))]) from None
+        raise FileError([Diagnostic("", f"cannot be read: {error.strerror}", where=str(path))]) from None
     except (ValueError, RecursionError) as error:
-        raise FileError([Problem("", f"is not JSON: {error}", where=str(path))]) from None
+        raise FileError([Diagnostic("", f"is not JSON: {error}", where=str(path))]) from None
     if not isinstance(data, dict):
-        raise FileError([Problem("", "does not hold a state (a JSON object)", where=str(path))])
+        raise FileError([Diagnostic("", "does not hold a state (a JSON object)", where=str(path))])
     return data
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msctx import locks
 from msctx import plan as planning
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
-from msctx.errors import DeviceError, OptionError, Problem, StrictError
+from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
 from msctx.notices import tell
 from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of
@@ -93,7 +93,7 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
         free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
         return plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if device not in DEVICES:
-        raise OptionError([Problem("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
+        raise OptionError([Diagnostic("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))
 
 

@@ -8,7 +8,7 @@ import shlex
 import textwrap
 from pathlib import Path
 
-from msctx.errors import FileError, Problem
+from msctx.errors import Diagnostic, FileError
 from msctx.newfile import unwritten, write_new
 from msctx.options import OPTIONS
 from msctx.options.layers import presets
@@ -92,12 +92,12 @@ def write(name: str) -> list[Path]:
         better = path.with_suffix(".yaml") if path.stem.strip(".") and path.suffix else Path(f"{name}.yaml")
         if path.name in ("", "..") or path.name.startswith("."):
             better = path.parent / "experiment.yaml"
-        raise FileError([Problem("", "an experiment file ends in .yaml or .yml", name, suggestion=str(better))])
+        raise FileError([Diagnostic("", "an experiment file ends in .yaml or .yml", name, suggestion=str(better))])
     if not path.parent.is_dir():
         there = path.parent.exists()
         wrong = f"{path.parent} is not a folder" if there else f"there is no folder {path.parent}"
         hint = "" if there else f"make it first: mkdir -p {shlex.quote(str(path.parent))}"
-        raise FileError([Problem("", wrong, name, suggestion=hint)])
+        raise FileError([Diagnostic("", wrong, name, suggestion=hint)])
     schema = path.parent / SCHEMA
     write_new(path, text(path.name))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import FileError, Problem
+from msctx.errors import Diagnostic, FileError
 from msctx.native import tuning, tuning_file
 from msctx.native.tuning_file import Groups
 
@@ -50,12 +50,14 @@ def clear(path: Path, stale: bool) -> dict[str, Any]:
         mine = tuning.here()
         if not mine:
             text = "nothing is known to be stale: the native core, with which entries are compared, is not built"
-            raise FileError([Problem("", text, str(path), suggestion="run `msctx build` first")])
+            raise FileError([Diagnostic("", text, str(path), suggestion="run `msctx build` first")])
         stamps = {w for w in tuning_file.read(path) if w.place in mine and w.differs(mine[w.place])[0]}
     return {"file": str(path), "removed": tuning_file.remove(path, stamps)}
 
 
 def _there(path: Path) -> Groups:
     if not path.exists():
-        raise FileError([Problem("", "there is no such file", str(path), suggestion="performance makes one when it measures")])
+        raise FileError(
+            [Diagnostic("", "there is no such file", str(path), suggestion="performance makes one when it measures")]
+        )
     return tuning_file.read(path)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from msctx.context import get_context, set_options
-from msctx.errors import OptionError, Problem
+from msctx.errors import Diagnostic, OptionError
 from msctx.options import OPTIONS, UNSET, Option
 
 ARGUMENTS = {
@@ -118,7 +118,7 @@ def set_memory(increase_size: Any = UNSET, max_size: Any = UNSET, optimize_level
     """
     if others:
         allowed = "increase_size, max_size, optimize_level"
-        problems = [Problem(name, "no option of msctx stands behind it", "runtime.set_memory", allowed) for name in others]
+        problems = [Diagnostic(name, "no option of msctx stands behind it", "runtime.set_memory", allowed) for name in others]
         raise OptionError(problems)
     if increase_size is UNSET and max_size is UNSET and optimize_level is UNSET:
         raise TypeError("set_memory() takes at least one of increase_size, max_size, optimize_level")

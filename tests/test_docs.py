@@ -23,7 +23,7 @@ from msctx.compare import config as comparisons
 from msctx.effects.unbuilt import UNBUILT
 from msctx.options import DEVICES, OPTIONS, Option
 from msctx.options.operators import CLASSES
-from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, Rule
+from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.plan import DONE
 from msctx.reference import is_partial, on_device
 
@@ -166,7 +166,7 @@ def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
     assert holds(DOCS / "options.md", "not-built", "".join(later), update)
 
 
-def rule_text(rule: Rule) -> str:
+def rule_text(rule: PrecisionRule) -> str:
     """What the table shows of a rule: the dtype that each dtype computes in, and the dtype of the result where that differs."""
     if rule.widest:
         return "widest"

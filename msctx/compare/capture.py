@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msctx.compare.model import Model
-from msctx.compare.workload import DTYPES, Convolution, Layer, Matmul, Workload
+from msctx.compare.workload import DTYPES, Convolution, Matmul, NetworkLayer, Workload
 from msctx.errors import EntryFailed
 from msctx.run.entry import users_traceback
 
@@ -29,12 +29,12 @@ def capture(model: Model) -> Workload:
     of matrices (attention or an LSTM that is one operator, for instance) is not in it; the workload lists these.
     """
     found, left_out = _record(model)
-    layers: dict[Layer, tuple[str, int]] = {}
+    layers: dict[NetworkLayer, tuple[str, int]] = {}
     for layer in found:
         key = replace(layer, name="")
         name, count = layers.get(key, (layer.name, 0))
         layers[key] = name, count + 1
-    rows: list[Layer] = []
+    rows: list[NetworkLayer] = []
     for layer, (name, count) in layers.items():
         rows.append(replace(layer, name=_unused(name or "model", {row.name for row in rows}), count=count))
     told = tuple(f"{name} x{count}" for name, count in sorted(left_out.items()))
@@ -46,12 +46,12 @@ def _unused(name: str, taken: set[str]) -> str:
     return name if name not in taken else next(one for one in numbered if one not in taken)
 
 
-def problems(model: Model) -> list[Layer]:
+def problems(model: Model) -> list[NetworkLayer]:
     """Each convolution and product in the order in which they ran, named by the path of its module."""
     return _record(model)[0]
 
 
-def _record(model: Model) -> tuple[list[Layer], Counter[str]]:
+def _record(model: Model) -> tuple[list[NetworkLayer], Counter[str]]:
     was = {module: module.training for module in model.module.modules()}
     model.module.eval()
     try:
@@ -90,7 +90,7 @@ def _paths(model: nn.Module) -> Iterator[Callable[[], str]]:
 class _Recorder(TorchDispatchMode):
     def __init__(self, path: Callable[[], str]) -> None:
         super().__init__()
-        self.found: list[Layer] = []
+        self.found: list[NetworkLayer] = []
         self.left_out: Counter[str] = Counter()
         self._path = path
 
@@ -120,7 +120,7 @@ def _convolution(
     transposed: bool,
     output_padding: list[int],
     groups: int,
-) -> Layer | None:
+) -> NetworkLayer | None:
 
     def along(values: list[int]) -> tuple[int, ...]:
         return tuple(values) * (x.ndim - 2 if len(values) == 1 else 1)
@@ -137,7 +137,7 @@ def _convolution(
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _product(name: str, a: torch.Tensor, b: torch.Tensor) -> Layer | None:
+def _product(name: str, a: torch.Tensor, b: torch.Tensor) -> NetworkLayer | None:
     dtype = _dtype(a)
     if not dtype or not b.numel():
         return None
@@ -150,7 +150,7 @@ def _dtype(tensor: torch.Tensor) -> str:
     return name if name in DTYPES and tensor.numel() else ""
 
 
-_LAYERS: dict[Any, Callable[..., Layer | None]] = {
+_LAYERS: dict[Any, Callable[..., NetworkLayer | None]] = {
     aten.convolution.default: _convolution,
     aten.mm.default: _product,
     aten.bmm.default: _product,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from msctx.compare.model import Model
-from msctx.compare.workload import Convolution, Layer, Matmul
+from msctx.compare.workload import Convolution, Matmul, NetworkLayer
 
 Results = list[torch.Tensor]
 PHASES = ("inference", "training")
@@ -84,7 +84,7 @@ def _error(one: torch.Tensor, exact: torch.Tensor, per_value: bool) -> float:
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-def of_layer(layer: Layer, directions: Sequence[str], device: torch.device) -> Iterator[Case]:
+def of_layer(layer: NetworkLayer, directions: Sequence[str], device: torch.device) -> Iterator[Case]:
     """A case for each direction; a product has its forward pass alone."""
     if isinstance(layer, Matmul):
         yield _product(layer, device)

@@ -11,7 +11,7 @@ from typing import Any
 from msctx.compare import grid, workload
 from msctx.compare.grid import DIRECTIONS, Axes, Point
 from msctx.compare.workload import Workload
-from msctx.errors import FileError, Mark, MsctxError, OptionError, Problem, nearest, searching
+from msctx.errors import Diagnostic, FileError, Mark, MsctxError, OptionError, nearest, searching
 from msctx.options import all_at, find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
 from msctx.options.yamlfile import Document, load, parse
@@ -158,7 +158,7 @@ def read(subject: str, given: Given) -> Comparison:
         FileError: a file is missing, unreadable or not YAML.
         OptionError: everything that is wrong with it and the command line.
     """
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     path = find_file(subject) if subject not in ("conv", "matmul") else None
     document = load(path, collect=True) if path else parse("", "")
     run_words = [word for word in given.overrides if word.startswith(("args.", "experiment.", "record."))]
@@ -179,25 +179,27 @@ def read(subject: str, given: Given) -> Comparison:
         keys["experiment"] = str(path)
     elif path is None and subject not in ("conv", "matmul"):
         if (kind := _kind_of(subject)) in keys:
-            problems.append(Problem(f"--{kind}", f"{subject} is a {kind}, too", "command line", suggestion="name one of them"))
+            problems.append(
+                Diagnostic(f"--{kind}", f"{subject} is a {kind}, too", "command line", suggestion="name one of them")
+            )
         keys[kind] = subject
     axes, marks = _axes(data.get("axes"), document, problems), document.under("axes")
     named_in_words = _axes_of_words(given.axes, problems)
     axes |= named_in_words
     if subject == "conv" and given.shapes:
-        problems.append(Problem("--shape", "is of a product of matrices", "command line", suggestion="msctx compare matmul"))
+        problems.append(Diagnostic("--shape", "is of a product of matrices", "command line", suggestion="msctx compare matmul"))
     layers = _shapes(given.shapes if subject != "conv" else (), problems)
     named = [kind for kind in SUBJECTS if kind in keys]
     if subject in ("conv", "matmul") and not named and layers is None and not given.shapes:
         what = "--workload NAME" + (" or --shape MxKxN" if subject == "matmul" else "")
         problems.append(
-            Problem("", f"msctx compare {subject} needs a subject", "command line", f"{what}: {', '.join(workload.known())}")
+            Diagnostic("", f"msctx compare {subject} needs a subject", "command line", f"{what}: {', '.join(workload.known())}")
         )
     elif len(named) + bool(given.shapes) != 1:
         said = [*named, *(["--shape"] if given.shapes else [])]
         what = "nothing is named" if not said else f"{' and '.join(said)} are named"
         place = str(path) if path else "command line"
-        problems.append(Problem("compare", f"{what} to be compared", place, f"one of {', '.join(SUBJECTS)}"))
+        problems.append(Diagnostic("compare", f"{what} to be compared", place, f"one of {', '.join(SUBJECTS)}"))
     elif named == ["workload"]:
         layers = _workload(str(keys["workload"]), path, document, problems)
     if layers is not None and subject in ("conv", "matmul"):
@@ -205,12 +207,12 @@ def read(subject: str, given: Given) -> Comparison:
         layers = Workload(layers.name, tuple(layer for layer in layers.layers if isinstance(layer, only)), layers.source)
         if not layers.layers:
             what = "convolutions" if subject == "conv" else "products of matrices"
-            problems.append(Problem("", f"{layers.name} has no {what} to compare", "command line"))
+            problems.append(Diagnostic("", f"{layers.name} has no {what} to compare", "command line"))
     if not axes and not problems:
         axes = _default_axes(subject, named, tuple(keys.get("directions", DIRECTIONS)))
     kind = named[0] if named else "workload"
     if run_words and kind != "experiment":
-        problems += [Problem(word, f"says nothing of a {kind}", "command line") for word in run_words]
+        problems += [Diagnostic(word, f"says nothing of a {kind}", "command line") for word in run_words]
     for key in sorted(keys.keys() & {key for key, of in MEANT_FOR.items() if kind not in of}):
         article = "an" if kind[0] == "e" else "a"
         problems.append(_of_key(key, f"says nothing of {article} {kind}", given, document))
@@ -219,7 +221,7 @@ def read(subject: str, given: Given) -> Comparison:
         problems.append(_of_key("budget", text, given, document))
     if given.quick and given.keys.get("seconds") is not None:
         problems.append(
-            Problem("--seconds", "--quick says how long a row takes, too", "command line", suggestion="give one of them")
+            Diagnostic("--seconds", "--quick says how long a row takes, too", "command line", suggestion="give one of them")
         )
     points = _points(axes, lambda place: None if place[0] in named_in_words else marks(place), problems)
     if problems:
@@ -242,11 +244,11 @@ def read(subject: str, given: Given) -> Comparison:
     return Comparison(name, kind, of, base, axes, tuple(points), **more)
 
 
-def _of_key(key: str, text: str, given: Given, document: Document) -> Problem:
+def _of_key(key: str, text: str, given: Given, document: Document) -> Diagnostic:
     """A problem of a key, where it was given."""
     if given.keys.get(key) is not None:
-        return Problem(f"--{key}", text, "command line")
-    return Problem(f"compare.{key}", text, mark=document.mark(("compare", key)))
+        return Diagnostic(f"--{key}", text, "command line")
+    return Diagnostic(f"compare.{key}", text, mark=document.mark(("compare", key)))
 
 
 def _kind_of(subject: str) -> str:
@@ -254,7 +256,7 @@ def _kind_of(subject: str) -> str:
         return "model"
     if subject.endswith(".py"):
         hint = f"name the function that makes the model: {subject}:FUNCTION"
-        raise FileError([Problem("", "is a file of Python", subject, suggestion=hint)])
+        raise FileError([Diagnostic("", "is a file of Python", subject, suggestion=hint)])
     if subject in workload.known():
         return "workload"
     names = {p.stem for p in (CONFIGS / "experiments").glob("*.yaml")}
@@ -265,45 +267,45 @@ def _kind_of(subject: str) -> str:
         f"a YAML file; conv, matmul; package.module:function; {', '.join(sorted({*comparisons, *names, *workload.known()}))}"
     )
     hint = nearest(subject, {*comparisons, *names, *workload.known(), "conv", "matmul"})
-    raise FileError([Problem("", "is nothing that can be compared", subject, allowed, hint)])
+    raise FileError([Diagnostic("", "is nothing that can be compared", subject, allowed, hint)])
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _keys(section: Any, document: Document, problems: list[Problem]) -> dict[str, Any]:
+def _keys(section: Any, document: Document, problems: list[Diagnostic]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if section is None:
         return found
     if not isinstance(section, dict):
-        problems.append(Problem("compare", "is not a dictionary", mark=document.mark(("compare",))))
+        problems.append(Diagnostic("compare", "is not a dictionary", mark=document.mark(("compare",))))
         return found
     for key, value in section.items():
         if key not in KEYS:
             mark = document.mark(("compare", key, ""))
-            problems.append(Problem(f"compare.{key}", "unknown key", "", ", ".join(KEYS), nearest(str(key), KEYS), mark))
+            problems.append(Diagnostic(f"compare.{key}", "unknown key", "", ", ".join(KEYS), nearest(str(key), KEYS), mark))
         else:
             _check(key, value, problems, mark=document.mark(("compare", key)), into=found)
     return found
 
 
 def _check(
-    key: str, value: Any, problems: list[Problem], *, where: str = "", mark: Mark | None = None, into: dict[str, Any]
+    key: str, value: Any, problems: list[Diagnostic], *, where: str = "", mark: Mark | None = None, into: dict[str, Any]
 ) -> None:
     try:
         into[key] = KEYS[key].parse(value)
     except BadValue as bad:
-        problems.append(Problem(f"compare.{key}", bad.text, where, bad.allowed, str(bad.suggestion or ""), mark))
+        problems.append(Diagnostic(f"compare.{key}", bad.text, where, bad.allowed, str(bad.suggestion or ""), mark))
 
 
 AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
 
 
-def _axes(section: Any, document: Document, problems: list[Problem]) -> dict[str, Any]:
+def _axes(section: Any, document: Document, problems: list[Diagnostic]) -> dict[str, Any]:
     if section is None:
         return {}
     if not isinstance(section, dict):
-        problems.append(Problem("axes", "is not a dictionary", document.file, AXIS, mark=document.mark(("axes",))))
+        problems.append(Diagnostic("axes", "is not a dictionary", document.file, AXIS, mark=document.mark(("axes",))))
         return {}
     found = {}
     for key, values in section.items():
@@ -317,7 +319,7 @@ def _axes(section: Any, document: Document, problems: list[Problem]) -> dict[str
         else:
             text = "is not a list of values" if find(key) else "is no option, and has no sets of options either"
             hint = "" if find(key) else nearest(key, _names())
-            problems.append(Problem(f"axes.{key}", text, "", AXIS, hint, document.mark(("axes", key, ""))))
+            problems.append(Diagnostic(f"axes.{key}", text, "", AXIS, hint, document.mark(("axes", key, ""))))
     return found
 
 
@@ -327,38 +329,38 @@ def _names() -> list[str]:
     return [spelling for option in OPTIONS.values() for spelling in option.spellings]
 
 
-def _axes_of_words(words: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
+def _axes_of_words(words: Sequence[str], problems: list[Diagnostic]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         key, sign, text = word.partition("=")
         try:
             values = values_of(key, text) if sign and text and find(key) else []
         except FileError as error:
-            problems += [Problem("--axis", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
+            problems += [Diagnostic("--axis", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
             continue
         if any(value is None for value in values):
-            problems.append(Problem("--axis", f"{key}={text} has an empty value", "command line"))
+            problems.append(Diagnostic("--axis", f"{key}={text} has an empty value", "command line"))
             continue
         if any(is_same(key, other) for other in found):
             problems.append(
-                Problem("--axis", f"{key} is named twice", "command line", suggestion="name all its values at once")
+                Diagnostic("--axis", f"{key} is named twice", "command line", suggestion="name all its values at once")
             )
         elif not values:
             hint = "" if not sign or find(key) else nearest(key, _names())
             what = "is no option" if sign and text and not find(key) else "is not KEY=VALUE,VALUE"
             what += ": arguments are for msctx run --sweep" if key.startswith("args.") else ""
-            problems.append(Problem("--axis", f"{word!r} {what}", "command line", "an option with its values", hint))
+            problems.append(Diagnostic("--axis", f"{word!r} {what}", "command line", "an option with its values", hint))
         found[key] = values
     return found
 
 
-def _shapes(words: Sequence[str], problems: list[Problem]) -> Workload | None:
+def _shapes(words: Sequence[str], problems: list[Diagnostic]) -> Workload | None:
     layers = []
     for word in words:
         sizes = word.lower().split("x")
         if len(sizes) != 3 or not all(size.isdecimal() and len(size) < 10 and int(size) for size in sizes):
             problems.append(
-                Problem("--shape", f"{word!r} is no shape of a product", "command line", "MxKxN, such as 1024x1024x1024")
+                Diagnostic("--shape", f"{word!r} is no shape of a product", "command line", "MxKxN, such as 1024x1024x1024")
             )
             continue
         m, k, n = map(int, sizes)
@@ -366,14 +368,14 @@ def _shapes(words: Sequence[str], problems: list[Problem]) -> Workload | None:
     return Workload("matmul", tuple(layers)) if layers else None
 
 
-def _workload(name: str, path: Path | None, document: Document, problems: list[Problem]) -> Workload | None:
+def _workload(name: str, path: Path | None, document: Document, problems: list[Diagnostic]) -> Workload | None:
     beside = path.parent / name if path else None
     try:
         return workload.read(str(beside) if beside is not None and beside.is_file() else name)
     except (OptionError, FileError) as error:
         mark = document.mark(("compare", "workload"))
         problems += [
-            p if p.mark else Problem("compare.workload", f"{p.where} {p.text}", "", p.allowed, p.suggestion, mark)
+            p if p.mark else Diagnostic("compare.workload", f"{p.where} {p.text}", "", p.allowed, p.suggestion, mark)
             for p in error.problems
         ]
         return None
@@ -399,7 +401,7 @@ def _default_axes(subject: str, named: list[str], directions: tuple[str, ...]) -
     return {"algorithm": {name: every[name] for name in ("normal", "performance")}}
 
 
-def _points(axes: Axes, marks: Any, problems: list[Problem]) -> list[Point]:
+def _points(axes: Axes, marks: Any, problems: list[Diagnostic]) -> list[Point]:
     """The grid; each value is checked by itself, so that a mistake is reported once and at its place."""
     before = len(problems)
     for key, values in axes.items():
@@ -412,9 +414,9 @@ def _points(axes: Axes, marks: Any, problems: list[Problem]) -> list[Point]:
                 problems += error.problems
     found = grid.points(axes) if len(problems) == before else []
     names = sorted(point.name for point in found)
-    problems += [Problem("axes", "a choice has no name", allowed=AXIS)] * ("" in names and bool(axes))
+    problems += [Diagnostic("axes", "a choice has no name", allowed=AXIS)] * ("" in names and bool(axes))
     twice = dict.fromkeys(a for a, b in itertools.pairwise(names) if a == b)
-    problems += [Problem("axes", f"two choices are named {name!r}", suggestion="name each value once") for name in twice]
+    problems += [Diagnostic("axes", f"two choices are named {name!r}", suggestion="name each value once") for name in twice]
     return found
 
 

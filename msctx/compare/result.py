@@ -18,7 +18,7 @@ from msctx.compare.comparison import FAILED, Outcome
 from msctx.compare.config import Comparison, canonical, pairs
 from msctx.compare.grid import algorithms
 from msctx.compare.workload import DEFAULTS, Convolution
-from msctx.errors import FileError, Problem
+from msctx.errors import Diagnostic, FileError
 from msctx.run.record import plain
 from msctx.run.sweep import unformulated
 
@@ -170,12 +170,12 @@ def read(path: str) -> dict[str, Any]:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileError([Problem("", f"cannot be read: {error.strerror}", path)]) from None
+        raise FileError([Diagnostic("", f"cannot be read: {error.strerror}", path)]) from None
     except (ValueError, RecursionError) as error:
-        raise FileError([Problem("", f"is not JSON: {error}", path)]) from None
+        raise FileError([Diagnostic("", f"is not JSON: {error}", path)]) from None
     if not fits(data):
         text = f"is no result of msctx compare of format {FORMAT}"
-        raise FileError([Problem("", text, path, suggestion="give the result.json of a comparison")])
+        raise FileError([Diagnostic("", text, path, suggestion="give the result.json of a comparison")])
     return dict(data)
 
 

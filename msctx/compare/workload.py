@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from msctx.errors import FileError, OptionError, Problem, nearest, searching
+from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
 from msctx.options.kinds import INVALID
 from msctx.options.yamlfile import Document, load
 from msctx.shipped import CONFIGS
@@ -61,10 +61,10 @@ class Convolution:
 
     def __str__(self) -> str:
         """As the rows of ``choices()`` have it."""
-        from msctx.native.choices import Problem as Row
+        from msctx.native.choices import ConvProblem
 
         shapes = (self.input, self.weight, self.stride, self.padding, self.dilation, self.output_padding)
-        return str(Row(*shapes, self.groups, self.transposed, self.dtype, self.layout))
+        return str(ConvProblem(*shapes, self.groups, self.transposed, self.dtype, self.layout))
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class Matmul:
         return f"{text(self.a)} @ {text(self.b)}, {self.dtype}" + ", b transposed" * self.b_transposed
 
 
-Layer = Convolution | Matmul
+NetworkLayer = Convolution | Matmul
 
 
 @dataclass(frozen=True)
 class Workload:
     name: str
-    layers: tuple[Layer, ...]
+    layers: tuple[NetworkLayer, ...]
     source: str = ""
     left_out: tuple[str, ...] = ()
     """Of a captured one: the operators that multiply and are no layer of it, with how often each ran."""
@@ -128,7 +128,7 @@ def read(name: str) -> Workload:
     if not (path.exists() or path.suffix in (".yaml", ".yml")):
         if name not in (names := known()):
             hint = nearest(name, names)
-            raise FileError([Problem("", "is no workload", name, f"a YAML file; {', '.join(names)}", hint)])
+            raise FileError([Diagnostic("", "is no workload", name, f"a YAML file; {', '.join(names)}", hint)])
         path = names[name]
     return parse(load(path, collect=True), path.stem)
 
@@ -139,18 +139,20 @@ def parse(document: Document, name: str) -> Workload:
     data = document.data if isinstance(document.data, dict) else {}
     section = data.get("workload")
     if not isinstance(section, dict):
-        problems.append(Problem("workload", "is missing: a file of a workload begins with it", document.file))
+        problems.append(Diagnostic("workload", "is missing: a file of a workload begins with it", document.file))
         raise OptionError(problems)
     problems += [
-        Problem(key, "unknown section", allowed="workload", mark=document.mark((key, ""))) for key in data if key != "workload"
+        Diagnostic(key, "unknown section", allowed="workload", mark=document.mark((key, "")))
+        for key in data
+        if key != "workload"
     ]
     allowed = ("name", "source", "layers")
     for key in section.keys() - set(allowed):
         mark = document.mark(("workload", key, ""))
-        problems.append(Problem(f"workload.{key}", "unknown key", "", ", ".join(allowed), nearest(key, allowed), mark))
+        problems.append(Diagnostic(f"workload.{key}", "unknown key", "", ", ".join(allowed), nearest(key, allowed), mark))
     rows = section.get("layers")
     if not isinstance(rows, list) or not rows:
-        problems.append(Problem("workload.layers", "is not a list of layers", mark=document.mark(("workload", "layers"))))
+        problems.append(Diagnostic("workload.layers", "is not a list of layers", mark=document.mark(("workload", "layers"))))
         raise OptionError(problems)
     found = []
     for number, row in enumerate(rows):
@@ -161,7 +163,7 @@ def parse(document: Document, name: str) -> Workload:
     for number, of_layer in enumerate(names):
         if of_layer in names[:number]:
             mark = document.mark(("workload", "layers", number))
-            problems.append(Problem("name", f"another layer is named {of_layer!r}, too", mark=mark))
+            problems.append(Diagnostic("name", f"another layer is named {of_layer!r}, too", mark=mark))
     if problems:
         raise OptionError(sorted(problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0)))
     return Workload(str(section.get("name", name)), tuple(found), str(section.get("source", "")))
@@ -188,11 +190,11 @@ class _Row:
         "a": ["name", "a", "b", "b_transposed", "dtype", "count"],
     }
 
-    def __init__(self, document: Document, path: tuple[Any, ...], row: Any, problems: list[Problem]) -> None:
+    def __init__(self, document: Document, path: tuple[Any, ...], row: Any, problems: list[Diagnostic]) -> None:
         self._document, self._path, self._row, self._problems = document, path, row, problems
         self._before = len(problems)
 
-    def layer(self, name: str) -> Layer | None:
+    def layer(self, name: str) -> NetworkLayer | None:
         row = self._row
         if row is INVALID:
             return None
@@ -249,7 +251,7 @@ class _Row:
     def _wrong(self, key: str, what: str, allowed: str = "", hint: str = "", of_key: bool = False) -> None:
         place = (*self._path, key) if key else self._path
         mark = self._document.mark((*place, "") if of_key else place)
-        self._problems.append(Problem(key or "layer", what, self._document.file, allowed, hint, mark))
+        self._problems.append(Diagnostic(key or "layer", what, self._document.file, allowed, hint, mark))
 
     def _name(self, default: str) -> str:
         return str(self._row.get("name", default))
@@ -316,7 +318,7 @@ def dump(workload: Workload) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row_of(layer: Layer) -> Mapping[str, Any]:
+def _row_of(layer: NetworkLayer) -> Mapping[str, Any]:
     if isinstance(layer, Matmul):
         row: dict[str, Any] = {"name": layer.name, "a": text(layer.a), "b": text(layer.b)}
         row |= {"b_transposed": True} if layer.b_transposed else {}

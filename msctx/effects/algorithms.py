@@ -7,7 +7,7 @@ from typing import Any
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.effects.precision_mode import policy
 from msctx.options.conv_policy import ConvPolicy
-from msctx.options.conv_rules import DIRECTIONS, FEW_CHANNELS, Rule, asked_by
+from msctx.options.conv_rules import DIRECTIONS, FEW_CHANNELS, ConvRule, asked_by
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
@@ -75,7 +75,7 @@ def conv_policy(want: Want) -> dict[str, Any]:
         asking = {name: value for name, value in asking.items() if value != "reference"}
     left_open = [(d, "normal") for d in DIRECTIONS if f"conv_{d}_algo" not in asking]
     if asking.pop("enable_small_channel", False) and left_open:
-        texts = (asking.get("conv_algo_rules"), str(Rule(FEW_CHANNELS, tuple(left_open))))  # after what is asked for
+        texts = (asking.get("conv_algo_rules"), str(ConvRule(FEW_CHANNELS, tuple(left_open))))  # after what is asked for
         asking["conv_algo_rules"] = "; ".join(filter(None, texts))
     if not asking:
         return {}

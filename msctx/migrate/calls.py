@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from msctx.errors import Mark, Problem
+from msctx.errors import Diagnostic, Mark
 from msctx.migrate.names import AT_RUN_TIME, Constant, Names, Unknown
 from msctx.migrate.script import Script, one_line
 from msctx.options import OPTIONS, find, is_dictionary
@@ -82,7 +82,7 @@ class Found:
     inside: list[tuple[str, int]]
     """Functions, conditions and loops around it, with their lines."""
     given: list[Given] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Diagnostic] = field(default_factory=list)
     left_out: str = ""
     """Why nothing of the call can be taken over."""
 
@@ -124,7 +124,7 @@ class Reader:
         written = one_line(self.script.written(node), 60)
         found = Found(written, self.script.mark(node, len(written)), self.script.inside(node))
         found.left_out = why
-        found.problems.append(Problem(written, why, mark=found.mark))
+        found.problems.append(Diagnostic(written, why, mark=found.mark))
         return found
 
     def _call(self, call: ast.Call, function: str) -> Found | None:
@@ -139,7 +139,7 @@ class Reader:
             return self._unread(call, "is looked up by its name: take what it sets over by hand")
         elif why := self._why_not(call, function):
             found.left_out = why
-            found.problems.append(Problem(written, why, mark=mark))
+            found.problems.append(Diagnostic(written, why, mark=mark))
         else:
             return None
         return found
@@ -167,7 +167,7 @@ class Reader:
     def _keywords(self, call: ast.Call, found: Found) -> None:
         for part in call.args:
             text = f"set_context takes options by name alone, not {one_line(self.script.written(part), 60)}"
-            found.problems.append(Problem(found.function, text, mark=self.script.mark(part)))
+            found.problems.append(Diagnostic(found.function, text, mark=self.script.mark(part)))
         for keyword in call.keywords:
             if keyword.arg is None:
                 self._unpacked("", keyword.value, found)
@@ -249,7 +249,7 @@ class Reader:
         if len(set(names)) < len(names) or not {*names, *implied} <= {*parameters, *implied} or not (given or implied):
             takes = ", ".join(parameters) if function in PARAMETERS else "one value"
             found.left_out = f"these are not the arguments of {function.rpartition('.')[2]}: it takes {takes or 'none'}"
-            found.problems.append(Problem(found.function, found.left_out, mark=found.mark))
+            found.problems.append(Diagnostic(found.function, found.left_out, mark=found.mark))
             return
         for name, key, node in given:
             if isinstance(node, ast.Constant) and node.value is None and name != parameters[0]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msctx.errors import Mark, OptionError, Problem, searching
+from msctx.errors import Diagnostic, Mark, OptionError, searching
 from msctx.migrate.calls import Found, Given, Reader
 from msctx.migrate.names import AT_RUN_TIME
 from msctx.migrate.script import Script, load, one_line
@@ -63,7 +63,7 @@ class Migration:
     calls: tuple[Call, ...]
     options: Mapping[str, Any]
     """What the calls come to: the keyword arguments of :func:`msctx.context`, groups as dictionaries."""
-    problems: tuple[Problem, ...]
+    problems: tuple[Diagnostic, ...]
     """What could not be taken over, each with its place and why."""
     entries: tuple[Entry, ...] = ()
     """The options one by one in the order of the script, with those that stay out."""
@@ -87,7 +87,7 @@ def read(path: str) -> Migration:
         where = "" if reader.has_mindspore else "; this file does not import it"
         text = f"no call that sets MindSpore's context was found{where}"
         merging.problems.append(
-            Problem("", text, script.file, f"{LOOKED_FOR}; in the file given alone, not in what it imports")
+            Diagnostic("", text, script.file, f"{LOOKED_FOR}; in the file given alone, not in what it imports")
         )
     return merging.result()
 
@@ -125,7 +125,7 @@ class _Merging:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.calls: list[Call] = []
-        self.problems: list[Problem] = []
+        self.problems: list[Diagnostic] = []
         self.entries: dict[str, Entry] = {}
 
     def add(self, found: Found) -> None:
@@ -155,12 +155,12 @@ class _Merging:
         )
         if given.reason:
             text = f"{given.written} is {given.reason}" if given.reason.startswith(AT_RUN_TIME) else given.reason
-            self.problems.append(Problem(one_line(given.spelling), text, mark=given.mark))
+            self.problems.append(Diagnostic(one_line(given.spelling), text, mark=given.mark))
             return replace(entry, reason=given.reason)
         option = find(given.spelling)
         if option is not None and option.replaced_by:
             reason = f"deprecated and without effect; instead: {option.replaced_by}"
-            self.problems.append(Problem(given.spelling, reason, mark=given.mark))
+            self.problems.append(Diagnostic(given.spelling, reason, mark=given.mark))
             return replace(entry, reason=reason)
         try:
             make_layer({given.spelling: given.value}, self.script.file, given.marks)

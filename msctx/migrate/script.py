@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from msctx.errors import FileError, Mark, Problem
+from msctx.errors import Diagnostic, FileError, Mark
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 """What ends a line for Python; ``str.splitlines`` also breaks at form feeds and Unicode's separators."""
@@ -52,11 +52,11 @@ class Script:
                 return ast.parse(text)
         except SyntaxError as error:
             problem = f"this is not Python (as {version} reads it): {error.msg}"
-            raise FileError([Problem("", problem, where=self.file, mark=self._error_mark(error))]) from None
+            raise FileError([Diagnostic("", problem, where=self.file, mark=self._error_mark(error))]) from None
         except (RecursionError, MemoryError):
-            raise FileError([Problem("", "nested too deeply for Python to read", where=self.file)]) from None
+            raise FileError([Diagnostic("", "nested too deeply for Python to read", where=self.file)]) from None
         except ValueError as error:  # characters that no source may hold
-            raise FileError([Problem("", f"this is not Python (as {version} reads it): {error}", where=self.file)]) from None
+            raise FileError([Diagnostic("", f"this is not Python (as {version} reads it): {error}", where=self.file)]) from None
 
     def _error_mark(self, error: SyntaxError) -> Mark | None:
         if not error.lineno or error.lineno > len(self.lines):
@@ -139,15 +139,15 @@ def load(path: str) -> Script:
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a path that no system takes
-        raise FileError([Problem("", f"cannot be read: {getattr(error, 'strerror', None) or error}", where=path)]) from None
+        raise FileError([Diagnostic("", f"cannot be read: {getattr(error, 'strerror', None) or error}", where=path)]) from None
     try:
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         problem = f"not {error.encoding} text (byte {error.start}, line {line}), and the script declares no other encoding"
-        raise FileError([Problem("", problem, where=path)]) from None
+        raise FileError([Diagnostic("", problem, where=path)]) from None
     except (SyntaxError, LookupError, UnicodeError) as error:
         problem = f"cannot be decoded: {one_line(str(error))}"
-        raise FileError([Problem("", problem, where=path, suggestion="save it as UTF-8")]) from None
+        raise FileError([Diagnostic("", problem, where=path, suggestion="save it as UTF-8")]) from None
     return Script(path, text)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from msctx.errors import OptionError, Problem, nearest
+from msctx.errors import Diagnostic, OptionError, nearest
 from msctx.mindspore.errors import Found
 from msctx.options import find, make_layer
 from msctx.options.kinds import BadValue, MemoryKind, show
@@ -37,7 +37,7 @@ class Look:
         self.name, self.where, self.found, self.notes = name, where, found, notes
 
     def wrong(self, kind: type[Exception], text: str, allowed: str = "", suggestion: str = "") -> Any:
-        self.found.append((kind, Problem(self.name, text, self.where, allowed, suggestion)))
+        self.found.append((kind, Diagnostic(self.name, text, self.where, allowed, suggestion)))
         return DROP
 
     def note(self, text: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from msctx.dynamo import call_outside, untraced
-from msctx.errors import OptionError, Problem, nearest, searching
+from msctx.errors import Diagnostic, OptionError, nearest, searching
 from msctx.mindspore import absent, state
 from msctx.mindspore.absent import (
     ParallelMode,
@@ -123,15 +123,15 @@ class _Call:
         return ""
 
 
-def _unknown(name: str, where: str) -> Problem:
+def _unknown(name: str, where: str) -> Diagnostic:
     if name in FLAT:
         group, key = FLAT[name]
-        return Problem(name, f"MindSpore takes it in {group} alone: {group}={{{key!r}: …}}", where)
+        return Diagnostic(name, f"MindSpore takes it in {group} alone: {group}={{{key!r}: …}}", where)
     if name in LATER:
-        return Problem(name, f"{LATER[name]} has it, and msctx has no such option", where)
+        return Diagnostic(name, f"{LATER[name]} has it, and msctx has no such option", where)
     if find(name) is not None or is_dictionary(name) or name == "preset":
-        return Problem(name, "MindSpore has no such key; msctx.set_context takes it", where)
-    return Problem(name, "there is no such key", where, suggestion=nearest(name, KEYS))
+        return Diagnostic(name, "MindSpore has no such key; msctx.set_context takes it", where)
+    return Diagnostic(name, "there is no such key", where, suggestion=nearest(name, KEYS))
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def _make(path: str, made: list[str]) -> None:
             os.mkdir(folder, mode=0o700 if folder == path else 0o777)
         except OSError as error:
             kind = ValueError if isinstance(error, PermissionError) else OSError
-            problem = Problem("save_graphs_path", f"the directory cannot be made: {error}", state.origin(WHAT))
+            problem = Diagnostic("save_graphs_path", f"the directory cannot be made: {error}", state.origin(WHAT))
             raise_first([(kind, problem)])
         made.append(folder)
 
@@ -179,7 +179,7 @@ def _get(name: str) -> Any:
     _context()
     if not isinstance(name, str):
         where = state.origin("ms.get_context")
-        raise OptionTypeError([Problem("attr_key", f"{name!r} is not the name of an option", where, "str")])
+        raise OptionTypeError([Diagnostic("attr_key", f"{name!r} is not the name of an option", where, "str")])
     key = KEYS.get(name)
     target = state.target()
     if key is not None and key.targets and target not in key.targets:
@@ -240,16 +240,16 @@ def _written(group: str, key: str, inner: Inner) -> Any:
     return None if found is None else inner.shows(found.value)
 
 
-def _unread(name: str) -> Problem:
+def _unread(name: str) -> Diagnostic:
     where = state.origin("ms.get_context")
     if name in KEYS:
-        return Problem(name, "MindSpore's get_context does not know it: its value is dropped", where)
+        return Diagnostic(name, "MindSpore's get_context does not know it: its value is dropped", where)
     for group, keys in GROUPS.items():
         if name in keys:
-            return Problem(name, f"MindSpore's get_context does not know it; {group} has it", where)
+            return Diagnostic(name, f"MindSpore's get_context does not know it; {group} has it", where)
     if find(name) is not None:
-        return Problem(name, "MindSpore has no such key; msctx.get_context knows it", where)
-    return Problem(name, "there is no such key", where, suggestion=nearest(name, [*KEYS, *FLAT, *SPEED_UP]))
+        return Diagnostic(name, "MindSpore has no such key; msctx.get_context knows it", where)
+    return Diagnostic(name, "there is no such key", where, suggestion=nearest(name, [*KEYS, *FLAT, *SPEED_UP]))
 
 
 # --- the object behind them -------------------------------------------------------------------------------------------

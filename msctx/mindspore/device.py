@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from msctx.dynamo import outside_dynamo
-from msctx.errors import Problem
+from msctx.errors import Diagnostic
 from msctx.mindspore import state
 from msctx.mindspore.checks import DROP, Look, Note, Number, OneOf
 from msctx.mindspore.errors import Found, OptionRuntimeError, raise_first
@@ -54,7 +54,7 @@ def set_device(device_target: str, device_id: int | None = None) -> None:
     if (before := _device_set()) is not None:
         if before != given:
             text = f"{given} cannot take the place of {before}: it can be set only once"
-            raise OptionRuntimeError([Problem(what, text, where)])
+            raise OptionRuntimeError([Diagnostic(what, text, where)])
         return
     options: dict[str, Any] = {"set_device.device_target": device_target}
     if device_id is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msctx.errors import MsctxError, OptionError, Problem, _ProblemsError
+from msctx.errors import Diagnostic, MsctxError, OptionError, _ProblemsError
 
 
 class OptionTypeError(_ProblemsError, TypeError):
@@ -37,7 +37,7 @@ KINDS: dict[type[Exception], type[_ProblemsError]] = {
 }
 """MindSpore's exception → ours of the same kind."""
 
-Found = tuple[type[Exception], Problem]
+Found = tuple[type[Exception], Diagnostic]
 """Something wrong, and what MindSpore raises for it."""
 
 

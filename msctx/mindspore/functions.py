@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.errors import Problem, StrictError
+from msctx.errors import Diagnostic, StrictError
 from msctx.mindspore import keys, state
 from msctx.mindspore.checks import DROP, Check, Look, Note, Number, OneOf
 from msctx.mindspore.errors import Found, OptionRuntimeError, raise_first
@@ -145,7 +145,7 @@ def has_target(what: str, target: str) -> bool:
 
 
 def refuse_again(what: str) -> None:
-    raise OptionRuntimeError([Problem(what, "it can be set only once", state.origin(what))])
+    raise OptionRuntimeError([Diagnostic(what, "it can be set only once", state.origin(what))])
 
 
 def _is_configured(name: str, row: Function) -> bool:

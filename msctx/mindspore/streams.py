@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.errors import MsctxError, Problem
+from msctx.errors import Diagnostic, MsctxError
 from msctx.mindspore import state
 from msctx.mindspore.absent import Absent
 from msctx.mindspore.checks import is_a
@@ -27,7 +27,7 @@ def _device(what: str) -> Any:
 
 def _need(what: str, name: str, value: Any, kind: Any, allowed: str) -> None:
     if not isinstance(value, kind):
-        raise OptionTypeError([Problem(name, is_a(value), state.origin(f"ms.runtime.{what}"), allowed)])
+        raise OptionTypeError([Diagnostic(name, is_a(value), state.origin(f"ms.runtime.{what}"), allowed)])
 
 
 class _Torch(type):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msctx import locks
 from msctx.native import core
 from msctx.native.rows import Rows
-from msctx.options.conv_rules import Rule, rules_of
+from msctx.options.conv_rules import ConvRule, rules_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConvProblem:
     """One convolution, as PyTorch was asked for it. What holds along each spatial axis is a tuple of that many numbers.
 
     ``layout`` is ``"channels_first"`` or ``"channels_last"``; for operators that no algorithm of msctx replaces, a word for the form
@@ -78,7 +78,7 @@ class Choice:
     """
 
     direction: str
-    problem: Problem
+    problem: ConvProblem
     module: str
     asked: str
     ran: str
@@ -155,7 +155,7 @@ class Tally:
             weakref.finalize(self, library.delete_book, self._book).atexit = False
         library.open_book(self._book)
 
-    def _parsed(self) -> tuple[Rule, ...]:
+    def _parsed(self) -> tuple[ConvRule, ...]:
         return tuple(rule for text in self._rules for rule in rules_of(text))
 
     def close(self) -> list[str]:
@@ -205,7 +205,7 @@ def _choice(entry: dict[str, Any]) -> Choice:
     )
     return Choice(
         direction=entry["direction"],
-        problem=Problem(
+        problem=ConvProblem(
             input=shape,
             weight=_numbers(entry["weight"]),
             stride=_numbers(entry["stride"], axes),

@@ -19,7 +19,7 @@ from msctx import locks
 from msctx.errors import NativeError
 from msctx.native import cache_tag, core
 from msctx.options import operators
-from msctx.options.precision_rules import ORIGIN, Precision, Rule, precision_of
+from msctx.options.precision_rules import ORIGIN, Precision, PrecisionRule, precision_of
 
 DEVICES = ("cpu", "cuda", "ascend")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -169,7 +169,7 @@ def _listed(dtypes: Sequence[str]) -> list[int]:
     return codes + [codes[-1] if codes else 0] * (_LISTED - len(codes))
 
 
-def _policy(rules: Mapping[str, Rule], precision: Precision) -> int:
+def _policy(rules: Mapping[str, PrecisionRule], precision: Precision) -> int:
     array = (_Rule * max(1, len(rules)))()
     for slot, (op, rule) in zip(array, rules.items(), strict=False):
         slot.op = _PLACE[op]
@@ -319,7 +319,7 @@ def known() -> list[int]:
     return list(_said)
 
 
-def rules_of(number: int) -> tuple[Mapping[str, Rule], str]:
+def rules_of(number: int) -> tuple[Mapping[str, PrecisionRule], str]:
     """The rules of a policy, and the path of the module that it is for."""
     text, path = _said[number]
     precision = precision_of(text)

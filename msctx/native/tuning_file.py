@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from msctx.errors import FileError, NativeError, Problem
+from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir
 from msctx.native.environment_key import Stamp
 from msctx.options.documents import Parsed, parse_json
@@ -96,7 +96,7 @@ def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]], *, override: boo
         groups, minor = _load(path)
         if minor > MINOR:
             text = f"is written by a newer msctx (format {MAJOR}.{minor}); this one reads it and leaves it as it is"
-            raise FileError([Problem("", text, str(path), suggestion="update msctx, or name another file with tuning_file")])
+            raise FileError([Diagnostic("", text, str(path), suggestion="update msctx, or name another file with tuning_file")])
         counts = [0, 0, 0]
         for stamp, entries in new.items():
             group = groups.setdefault(stamp, {})
@@ -142,12 +142,12 @@ def _load(path: Path) -> tuple[Groups, int]:
     with _telling(path, "read"):
         try:
             if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-                raise FileError([Problem("", "is no regular file", str(path), suggestion=ASIDE)])
+                raise FileError([Diagnostic("", "is no regular file", str(path), suggestion=ASIDE)])
             text = path.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             return {}, 0
         except UnicodeDecodeError as error:
-            problem = Problem("", f"is not UTF-8 text (byte {error.start})", str(path), suggestion=ASIDE)
+            problem = Diagnostic("", f"is not UTF-8 text (byte {error.start})", str(path), suggestion=ASIDE)
             raise FileError([problem]) from None
     return parse(text, str(path))
 
@@ -178,7 +178,7 @@ class _Reading:
 
     def wrong(self, path: tuple[str | int, ...], text: str, allowed: str = "") -> FileError:
         parsed: Parsed = parse_json(self.text, self.file)
-        first, *rest = parsed.problems or [Problem(".".join(map(str, path)), text, allowed=allowed, mark=parsed.mark(path))]
+        first, *rest = parsed.problems or [Diagnostic(".".join(map(str, path)), text, allowed=allowed, mark=parsed.mark(path))]
         first = replace(first, text=f"{first.text}. The file is left as it is, and not used: {ASIDE}")
         return FileError([first, *rest])
 
@@ -247,7 +247,7 @@ def _telling(path: Path, what: str) -> Iterator[None]:
     except OSError as error:
         text = f"cannot be {what}: {error.strerror or error}"
         hint = "make that possible, or name another file with tuning_file"
-        raise FileError([Problem("", text, str(path), suggestion=hint)]) from None
+        raise FileError([Diagnostic("", text, str(path), suggestion=hint)]) from None
 
 
 @contextmanager
@@ -257,7 +257,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             cachedir.folder(path.parent.name)
         except NativeError as error:
-            raise FileError([Problem("", str(error))]) from None
+            raise FileError([Diagnostic("", str(error))]) from None
     target = path.resolve()
     lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
     with _telling(path, "written"):
@@ -265,11 +265,11 @@ def _locked(path: Path) -> Iterator[None]:
             lock.acquire(timeout=PATIENCE)
         except Timeout:
             text = f"cannot be locked: {lock.lock_file} has been held by another process for {PATIENCE:.0f} seconds"
-            raise FileError([Problem("", text, str(path), suggestion="end that process, or name another file")]) from None
+            raise FileError([Diagnostic("", text, str(path), suggestion="end that process, or name another file")]) from None
         except NotImplementedError:
             text = "cannot be locked: its file system has no locks"
             hint = "name a file elsewhere with tuning_file"
-            raise FileError([Problem("", text, str(path), suggestion=hint)]) from None
+            raise FileError([Diagnostic("", text, str(path), suggestion=hint)]) from None
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from msctx.options.conv_rules import DIRECTIONS, Rule, asked_by, rules_of
+from msctx.options.conv_rules import DIRECTIONS, ConvRule, asked_by, rules_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ConvPolicy:
         return {direction: getattr(self, f"conv_{direction}_algo") for direction in DIRECTIONS}
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[ConvRule, ...]:
         return rules_of(self.conv_algo_rules) if self.conv_algo_rules else ()
 
     @property

@@ -26,7 +26,7 @@ _ALGORITHMS = {direction: _algorithms(direction) for direction in DIRECTIONS}
 
 
 @dataclass(frozen=True)
-class Rule:
+class ConvRule:
     """Every one of *conditions* (field, pattern with * and ?) must hold; *asked* has an algorithm for some directions."""
 
     conditions: tuple[tuple[str, str], ...]
@@ -44,7 +44,7 @@ FEW_CHANNELS = (("dims", "2"), ("input", "*x[1-4]x*x*"))
 """Images of at most four channels: N x C x H x W."""
 
 
-def rules_of(text: str) -> tuple[Rule, ...]:
+def rules_of(text: str) -> tuple[ConvRule, ...]:
     """The rules that a canonical text holds, first to last: the first that matches decides."""
     return tuple(_rule(*part.split(": ", 1)) for part in text.split("; "))
 
@@ -116,10 +116,10 @@ def _halves(part: str) -> tuple[str, str]:
     return where, algorithms
 
 
-def _rule(where: Any, algorithms: Any) -> Rule:
+def _rule(where: Any, algorithms: Any) -> ConvRule:
     if not isinstance(where, str) or not where.strip() or any(sign in where for sign in ":;"):
         raise BadValue(f"{show(where)} is not a condition", allowed=RulesKind.ALLOWED)
-    return Rule(tuple(_condition(word) for word in where.split()), tuple(_asked(algorithms)))
+    return ConvRule(tuple(_condition(word) for word in where.split()), tuple(_asked(algorithms)))
 
 
 def _condition(word: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed ha
 from pathlib import Path as File
 from typing import Any, Protocol
 
-from msctx.errors import Mark, Problem
+from msctx.errors import Diagnostic, Mark
 from msctx.options.kinds import INVALID, show
 
 Path = tuple[str | int, ...]
@@ -38,7 +38,7 @@ class Parsed:
 
     data: Any
     mark: Callable[[Path], Mark | None]
-    problems: list[Problem]
+    problems: list[Diagnostic]
 
 
 def read_file(path: str) -> tuple[str, str]:
@@ -81,7 +81,7 @@ class Source:
         self.file, self.text = file, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         self.values: dict[Path, tuple[int, int]] = {}
         self.keys: dict[Path, tuple[int, int]] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[Diagnostic] = []
         self._lines = [0, *(newline.end() for newline in re.finditer("\n", self.text))]
 
     def line(self, at: int) -> int:
@@ -107,7 +107,7 @@ class Source:
         return self.place(*found or (0, 0))
 
     def report(self, path: Path, span: tuple[int, int], text: str, *, allowed: str = "", suggestion: str = "") -> None:
-        problem = Problem(dotted(path), text, allowed=allowed, suggestion=suggestion, mark=self.place(*span))
+        problem = Diagnostic(dotted(path), text, allowed=allowed, suggestion=suggestion, mark=self.place(*span))
         self.problems.append(problem)
 
     def add_key(self, path: Path, start: int, end: int) -> bool:
@@ -132,7 +132,7 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def in_order(problems: list[Problem]) -> list[Problem]:
+def in_order(problems: list[Diagnostic]) -> list[Diagnostic]:
     """Problems as a reader meets them."""
     return sorted(problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from msctx.errors import Mark, Problem, nearest
+from msctx.errors import Diagnostic, Mark, nearest
 from msctx.options.documents import Parsed, Path, Source, parse_json, read_file
 from msctx.options.kinds import INVALID, show
 
@@ -35,7 +35,7 @@ class GraphKernelFlags:
         for flag in self._flags(source):
             if flag.name in flags:
                 first = flags[flag.name].key
-                source.problems.append(Problem(flag.name, f"stands twice; first at {first}", mark=flag.key))
+                source.problems.append(Diagnostic(flag.name, f"stands twice; first at {first}", mark=flag.key))
             else:
                 flags[flag.name] = flag
                 data[flag.name] = self._value(source, flag)
@@ -69,17 +69,17 @@ class GraphKernelFlags:
     def _in_file(self, source: Source, path: str, place: Mark) -> Iterator[_Flag]:
         text, why_not = read_file(path)
         if why_not:
-            source.problems.append(Problem("path", f"{show(path)} cannot be read: {why_not}", mark=place))
+            source.problems.append(Diagnostic("path", f"{show(path)} cannot be read: {why_not}", mark=place))
             return
         parsed = parse_json(text, path)
         source.problems.extend(parsed.problems)
         if not isinstance(parsed.data, dict):
-            source.problems.append(Problem("", "the file holds no dictionary of flags", mark=parsed.mark(())))
+            source.problems.append(Diagnostic("", "the file holds no dictionary of flags", mark=parsed.mark(())))
             return
         for name, value in parsed.data.items():
             key = parsed.mark((name, ""))
             if name == "path":
-                source.problems.append(Problem(name, "a file of flags cannot name another", mark=key))
+                source.problems.append(Diagnostic(name, "a file of flags cannot name another", mark=key))
             else:
                 yield _Flag(name, value, key, parsed.mark((name,)))
 
@@ -92,11 +92,11 @@ class GraphKernelFlags:
                 return self.TRUTH[flag.value]
             hint = flag.value.lower() if flag.value.lower() in self.TRUTH else nearest(flag.value, self.TRUTH)
             text = f"{show(flag.value)} is not a boolean"
-            problem = Problem(flag.name, text, allowed=", ".join(self.TRUTH), suggestion=hint, mark=flag.place)
+            problem = Diagnostic(flag.name, text, allowed=", ".join(self.TRUTH), suggestion=hint, mark=flag.place)
         elif flag.name in self.NUMBERS:
             if re.fullmatch(r"-?[0-9]{1,18}", flag.value):
                 return int(flag.value)
-            problem = Problem(flag.name, f"{show(flag.value)} is not a whole number", mark=flag.place)
+            problem = Diagnostic(flag.name, f"{show(flag.value)} is not a whole number", mark=flag.place)
         else:
             return flag.value
         source.problems.append(problem)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from msctx.errors import Mark, Problem, nearest
+from msctx.errors import Diagnostic, Mark, nearest
 from msctx.options import operators
 from msctx.options.documents import Format, Parsed, Path, Source, dotted, in_order, parse_ini, parse_json, pieces
 from msctx.options.flags import GraphKernelFlags
@@ -82,7 +82,7 @@ class _Check:
     def report(self, path: Path, text: str, *, allowed: str = "", suggestion: Any = "", at_key: bool = False) -> None:
         mark = self.mark((*path, "") if at_key else path)
         hint = json.dumps(suggestion) if isinstance(suggestion, bool) else str(suggestion)
-        self.problems.append(Problem(dotted(path), text, allowed=allowed, suggestion=hint, mark=mark))
+        self.problems.append(Diagnostic(dotted(path), text, allowed=allowed, suggestion=hint, mark=mark))
 
     def value(self, shape: Shape, value: Any, path: Path) -> Any:
         match shape:
@@ -145,7 +145,7 @@ def _readable(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value is not INVALID}
 
 
-Rule = Callable[[_Check, Any], None]
+CrossCheck = Callable[[_Check, Any], None]
 """What a shape cannot express: how parts of a document go together. It runs where all parts are right."""
 
 
@@ -155,7 +155,7 @@ class Described:
 
     read: Callable[[str, str], Parsed]
     shape: Shape
-    rule: Rule | None = None
+    rule: CrossCheck | None = None
     is_file: bool = True
 
     def parse(self, text: str, file: str) -> Parsed:

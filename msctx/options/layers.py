@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import FileError, OptionError, Problem, nearest, searching
+from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
 from msctx.locks import imported
 from msctx.options.kinds import BoolKind
 from msctx.options.layer import Layer, Setting
@@ -34,9 +34,9 @@ def with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
     if callable(preset):
         raise TypeError("write @msctx.context(...), with parentheses and options")
     if isinstance(preset, Mapping):
-        raise OptionError([Problem("preset", "options are keyword arguments: write context(**options)")])
+        raise OptionError([Diagnostic("preset", "options are keyword arguments: write context(**options)")])
     if "preset" in options:
-        raise OptionError([Problem("preset", f"{options['preset']!r} contradicts {preset!r}; there can be one")])
+        raise OptionError([Diagnostic("preset", f"{options['preset']!r} contradicts {preset!r}; there can be one")])
     return {"preset": preset, **options}
 
 
@@ -50,7 +50,7 @@ def flatten(levels: Mapping[str, Layer]) -> Layer:
 
 def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
     """What was set in one place: its preset, and over it the rest."""
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     layer = Layer()
     rest = {k: v for k, v in options.items() if k != "preset"}
     for make in (
@@ -89,11 +89,11 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
         names = ", ".join(known)
         hint = repr(near) if isinstance(preset, str) and (near := nearest(preset, known)) else ""
         text = f"{preset!r} is not a preset"
-        raise OptionError([Problem("preset", text, origin, f"{names}, or the path of a YAML file", hint, mark)])
+        raise OptionError([Diagnostic("preset", text, origin, f"{names}, or the path of a YAML file", hint, mark)])
     document = load(known.get(preset, preset))
     values = document.data.get("context") if isinstance(document.data, dict) else None
     if not isinstance(values, dict):
-        raise OptionError([Problem("preset", f"{preset} has no `context:` section", origin, mark=mark)])
+        raise OptionError([Diagnostic("preset", f"{preset} has no `context:` section", origin, mark=mark)])
     layer = make_layer(values, f"preset {preset}", document.under("context"))
     if preset not in known:
         return layer
@@ -109,7 +109,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     imported("msctx.options.yamlfile")
     from msctx.options.yamlfile import AmbiguousNumber
 
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     preset = Layer()
     settings: dict[str, Setting] = {}
     for name in sorted(names):
@@ -118,19 +118,19 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
             if spelling == "preset":
                 preset = preset_layer(environment[name], name)
             elif is_dictionary(spelling) and find(spelling) is None:
-                problems.append(Problem(name, "needs a key", "environment", suggestion=f"write {name}__KEY=VALUE"))
+                problems.append(Diagnostic(name, "needs a key", "environment", suggestion=f"write {name}__KEY=VALUE"))
             elif ge_key(spelling)[1]:
                 level, key = ge_key(spelling)
                 settings.update(make_layer({f"{level}.{ge_name(key)}": environment[name]}, f"environment {name}").settings)
             elif find(spelling) is None:
                 near = nearest(spelling, _environment_names())
                 hint = PREFIX + near.upper().replace(".", "__") if near else ""
-                problems.append(Problem(name, "no such option", "environment", suggestion=hint))
+                problems.append(Diagnostic(name, "no such option", "environment", suggestion=hint))
             else:
                 value = _flag(spelling, environment[name])
                 settings.update(make_layer({spelling: value}, f"environment {name}").settings)
         except AmbiguousNumber as error:
-            problems.append(Problem(name, str(error), "environment"))
+            problems.append(Diagnostic(name, str(error), "environment"))
         except (OptionError, FileError) as error:
             problems.extend(error.problems)
     problems.extend(contradictions(settings, "environment"))

@@ -22,7 +22,7 @@ ORIGIN = "origin"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PrecisionRule:
     """What happens to one operator.
 
     Attributes:
@@ -59,22 +59,22 @@ class Rule:
         return dtype if self.output == ORIGIN else self.output or self.computes_in(dtype)
 
 
-LEAVE = Rule()
+LEAVE = PrecisionRule()
 
 
-def _all_to(dtype: str) -> Rule:
-    return Rule(dtype, dtype, dtype)
+def _all_to(dtype: str) -> PrecisionRule:
+    return PrecisionRule(dtype, dtype, dtype)
 
 
-_RAISE = Rule(float16="float32", bfloat16="float32")
-_WIDEST = Rule(widest=True)
+_RAISE = PrecisionRule(float16="float32", bfloat16="float32")
+_WIDEST = PrecisionRule(widest=True)
 
 
-def _mixed(dtype: str) -> dict[str, Rule]:
+def _mixed(dtype: str) -> dict[str, PrecisionRule]:
     return {"matrix": _all_to(dtype), "sensitive": _RAISE, "strict": _WIDEST, "moving": _WIDEST}
 
 
-MODES: dict[str, dict[str, Rule]] = {
+MODES: dict[str, dict[str, PrecisionRule]] = {
     "force_fp16": {
         **dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _all_to("float16")),
         "moving": _WIDEST,
@@ -85,8 +85,8 @@ MODES: dict[str, dict[str, Rule]] = {
         "moving": _WIDEST,
     },
     "force_fp32": {**dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _RAISE), "moving": _WIDEST},
-    "allow_fp32_to_fp16": {"matrix": Rule(float32="float16", output=ORIGIN)},
-    "allow_fp32_to_bf16": {"matrix": Rule(float32="bfloat16", output=ORIGIN)},
+    "allow_fp32_to_fp16": {"matrix": PrecisionRule(float32="float16", output=ORIGIN)},
+    "allow_fp32_to_bf16": {"matrix": PrecisionRule(float32="bfloat16", output=ORIGIN)},
     "allow_mix_precision": _mixed("float16"),
     "allow_mix_precision_fp16": _mixed("float16"),
     "allow_mix_precision_bf16": _mixed("bfloat16"),
@@ -118,7 +118,7 @@ LOW = {
 """The dtype that a mode lowers to."""
 WHITE_TOO = ("prelu",)
 """Beside the matrix operators on the list of those that mixed precision lowers: its weight would else make all else float32."""
-_FOLLOW = Rule(follows=True, whole=True)
+_FOLLOW = PrecisionRule(follows=True, whole=True)
 COLOURS = {"black-list": replace(_RAISE, whole=True), "gray-list": _FOLLOW}
 """The lists of mixed precision: white is lowered, black kept in float32, gray goes on as the operator before it did."""
 
@@ -148,8 +148,8 @@ class Precision:
         frozen: weights do not change while it is in force: their casts are kept.
     """
 
-    rules: Mapping[str, Rule] = field(default_factory=dict)
-    modules: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
+    rules: Mapping[str, PrecisionRule] = field(default_factory=dict)
+    modules: Mapping[str, Mapping[str, PrecisionRule]] = field(default_factory=dict)
     low: str = ""
     retries: int = 0
     frozen: bool = False
@@ -179,8 +179,8 @@ def precision_of(text: str) -> Precision:
     """What a canonical text comes to."""
     asked = json.loads(text)
     mode = mode_of(asked)
-    rules: dict[str, Rule] = {}
-    modules: dict[str, dict[str, Rule]] = {}
+    rules: dict[str, PrecisionRule] = {}
+    modules: dict[str, dict[str, PrecisionRule]] = {}
     if mode:
         rules |= _of_mode(mode)
     if mode in MIXED and "modify_mixlist" in asked:
@@ -215,8 +215,8 @@ def ops_of(name: str) -> tuple[str, ...]:
     return operators.resolve(name) or ()
 
 
-def _of_mode(mode: str) -> dict[str, Rule]:
-    found: dict[str, Rule] = {}
+def _of_mode(mode: str) -> dict[str, PrecisionRule]:
+    found: dict[str, PrecisionRule] = {}
     by_class = {kind: replace(rule, why=f"precision_mode={mode}{_rounds(rule)}") for kind, rule in MODES[mode].items()}
     for op, kind in operators.CLASS_OF.items():
         kind = "matrix" if mode in MIXED and op in WHITE_TOO else kind
@@ -225,14 +225,14 @@ def _of_mode(mode: str) -> dict[str, Rule]:
     return found
 
 
-def _rounds(rule: Rule) -> str:
+def _rounds(rule: PrecisionRule) -> str:
     return f" (inputs rounded to {rule.through})" if rule.through else ""
 
 
-def _of_mixlist(lists: Mapping[str, Mapping[str, Iterable[str]]], low: str) -> dict[str, Rule]:
+def _of_mixlist(lists: Mapping[str, Mapping[str, Iterable[str]]], low: str) -> dict[str, PrecisionRule]:
     """What leaves a list is gray, unless it joins another."""
     colours = {"white-list": replace(_all_to(low), whole=True), **COLOURS}
-    found: dict[str, Rule] = {}
+    found: dict[str, PrecisionRule] = {}
     for colour, moves in lists.items():
         for name in moves.get("to-remove", ()):
             gray = replace(_FOLLOW, why=f"modify_mixlist {colour}.to-remove {name}")
@@ -250,7 +250,7 @@ def colour_of(op: str) -> str:
     return "white-list" if kind == "matrix" or op in WHITE_TOO else "black-list" if kind == "sensitive" else "gray-list"
 
 
-def _of_implmode(value: str, types: str | None, rules: Mapping[str, Rule]) -> dict[str, Rule]:
+def _of_implmode(value: str, types: str | None, rules: Mapping[str, PrecisionRule]) -> dict[str, PrecisionRule]:
     if types:
         names = [op for name in types.split(",") for op in ops_of(name.strip()) if op in CHOOSABLE]
     else:
@@ -258,7 +258,7 @@ def _of_implmode(value: str, types: str | None, rules: Mapping[str, Rule]) -> di
     return _of_way(value.removesuffix("_for_all"), names, rules, f"op_select_implmode={value}")
 
 
-def _of_way(way: str, ops: Iterable[str], rules: Mapping[str, Rule], why: str) -> dict[str, Rule]:
+def _of_way(way: str, ops: Iterable[str], rules: Mapping[str, PrecisionRule], why: str) -> dict[str, PrecisionRule]:
     return {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in ops if can(way, op)}
 
 
@@ -269,20 +269,20 @@ def can(way: str, op: str) -> bool:
     return op in CHOOSABLE
 
 
-def _by_way(way: str, op: str, before: Rule, why: str) -> Rule:
+def _by_way(way: str, op: str, before: PrecisionRule, why: str) -> PrecisionRule:
     """A way of computing on top of what holds without it, which still decides what the results are."""
     match way:
         case "high_precision":  # in float32, rounded once
             lowered = before.output or before.float32
             output = lowered or ("" if before.float16 else ORIGIN)
-            return Rule("", "float32", "float32", output, checks_index=before.checks_index, whole=True, why=why)
+            return PrecisionRule("", "float32", "float32", output, checks_index=before.checks_index, whole=True, why=why)
         case "high_performance" if before.float16 == "float32" and not before.float32:  # PyTorch's kernel for 16 bits
-            return Rule(checks_index=before.checks_index, whole=True, why=why)
+            return PrecisionRule(checks_index=before.checks_index, whole=True, why=why)
         case "support_out_of_bound_index":
             return replace(before, checks_index=True, why=f"{before.why}, {why}" if before.why else why)
         case _:
             return replace(before, why=before.why or why)
 
 
-def _custom(dtypes: Mapping[str, Iterable[str]], why: str) -> Rule:
-    return Rule(inputs=tuple(dtypes.get("input", ())), outputs=tuple(dtypes.get("output", ())), whole=True, why=why)
+def _custom(dtypes: Mapping[str, Iterable[str]], why: str) -> PrecisionRule:
+    return PrecisionRule(inputs=tuple(dtypes.get("input", ())), outputs=tuple(dtypes.get("output", ())), whole=True, why=why)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from msctx.errors import Mark, OptionError, Problem, nearest, searching
+from msctx.errors import Diagnostic, Mark, OptionError, nearest, searching
 from msctx.options import ascend, debug, execution, extensions, gpu, rules, session, system
 from msctx.options.kinds import INVALID, BadValue, BoolKind, FlagKind, IntKind, OnOffKind, show
 from msctx.options.layer import Layer, Setting
@@ -64,19 +64,19 @@ def ge_name(key: str) -> str:
     return next((known for known in _GE if known.lower() == key.lower()), key)
 
 
-def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Problem:
+def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagnostic:
     parts = spelling.split(".")
     if later := next((LATER[part] for part in parts if part in LATER), ""):
-        return Problem(spelling, f"{later} has it, and msctx has no such option; leave it out", where, mark=mark)
+        return Diagnostic(spelling, f"{later} has it, and msctx has no such option; leave it out", where, mark=mark)
     depth = next((i for i in reversed(range(1, len(parts))) if ".".join(parts[:i]) in _DICTIONARIES), 0)
     if depth:
         group, key = ".".join(parts[:depth]), parts[depth]
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
         allowed = ", ".join(keys) if len(keys) < 20 else ""
-        return Problem(spelling, f"{group} has no such key", where, allowed, _elsewhere(key) or nearest(key, keys), mark)
+        return Diagnostic(spelling, f"{group} has no such key", where, allowed, _elsewhere(key) or nearest(key, keys), mark)
     rest = spelling.removeprefix("context.")
     hint = rest if rest != spelling and rest in _SPELLINGS else nearest(spelling.lower(), _NAMES)
-    return Problem(spelling, "unknown option", where, suggestion=hint or "`msctx options` lists them all", mark=mark)
+    return Diagnostic(spelling, "unknown option", where, suggestion=hint or "`msctx options` lists them all", mark=mark)
 
 
 def _elsewhere(key: str) -> str:
@@ -125,7 +125,7 @@ class _Reading:
 
     def __init__(self, origin: str, marks: Marks | None) -> None:
         self.origin, self.marks = origin, marks
-        self.problems: list[Problem] = []
+        self.problems: list[Diagnostic] = []
         self.settings: dict[str, Setting] = {}
         self.places: dict[str, Mark | None] = {}
         self.written_out: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -137,7 +137,9 @@ class _Reading:
         option = _SPELLINGS.get(spelling)
         if option is None:
             if spelling in _DICTIONARIES:
-                self.problems.append(Problem(spelling, "needs a dictionary of options", self.origin, "{key: value}", mark=mark))
+                self.problems.append(
+                    Diagnostic(spelling, "needs a dictionary of options", self.origin, "{key: value}", mark=mark)
+                )
             else:
                 self.problems.append(_unknown(spelling, self.origin, self.marks((*path, "")) if self.marks else None))
             return
@@ -158,12 +160,14 @@ class _Reading:
         where = self.origin
         if wrong:
             for at, bad in wrong:
-                self.problems.append(Problem(".".join((spelling, *at)), bad.text, where, bad.allowed, shown(bad), inside(at)))
+                self.problems.append(
+                    Diagnostic(".".join((spelling, *at)), bad.text, where, bad.allowed, shown(bad), inside(at))
+                )
             return None
         first = self.settings.get(spelling)
         if first is not None and first.value != value and bool(first.via) == bool(via):
             text = f"{value!r} contradicts {first.value!r}; it is set twice"
-            self.problems.append(Problem(spelling, text, where, mark=mark))
+            self.problems.append(Diagnostic(spelling, text, where, mark=mark))
             return None
         self.places[spelling] = mark
         self.settings[spelling] = Setting(option, spelling, value, str(mark) if mark else where, via=via)
@@ -184,7 +188,7 @@ class _Reading:
             (text, why_not), file = read_file(value), value
             if why_not:
                 text = f"{value!r} cannot be read: {why_not}"
-                self.problems.append(Problem(spelling, text, self.origin, mark=mark))
+                self.problems.append(Diagnostic(spelling, text, self.origin, mark=mark))
                 return
         parsed = form.parse(text, file)
         for problem in parsed.problems:
@@ -283,7 +287,7 @@ def shown(bad: BadValue) -> str:
     return bad.suggestion if is_advice else repr(bad.suggestion)
 
 
-def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Problem]:
+def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Diagnostic]:
     """What must not stand at one place (the same device, the same layer): two values for one option, excluded pairs."""
     if len(settings) < 2:
         return
@@ -292,12 +296,12 @@ def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Pro
         first = seen.setdefault((setting.option.name, setting.device, setting.rank), setting)
         if first.value != setting.value:
             text = f"{setting.value!r} contradicts {first.spelling}={first.value!r}; they are one option: set one of them"
-            yield Problem(setting.spelling, text, origin)
+            yield Diagnostic(setting.spelling, text, origin)
     yield from exclusive(settings, origin)
 
 
-def exclusive(settings: Mapping[str, Setting], origin: str) -> Iterator[Problem]:
+def exclusive(settings: Mapping[str, Setting], origin: str) -> Iterator[Diagnostic]:
     """The pairs that the sources forbid in one layer."""
     for one, other, why in rules.exclusions([s for s in settings.values() if s.option.name in rules.YIELDING]):
         place = f" from {other.origin}" if other.origin != one.origin else ""
-        yield Problem(one.spelling, f"cannot be set together with {other.spelling}={other.value!r}{place}: {why}", origin)
+        yield Diagnostic(one.spelling, f"cannot be set together with {other.spelling}={other.value!r}{place}: {why}", origin)

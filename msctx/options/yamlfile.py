@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from msctx.errors import FileError, Mark, Problem
+from msctx.errors import Diagnostic, FileError, Mark
 from msctx.options.kinds import INVALID, YamlWord
 
 _WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -76,7 +76,7 @@ class Document:
         self.file, self._lines = file, text.splitlines()
         self._values: dict[tuple[Any, ...], yaml.Node] = {}
         self._keys: dict[tuple[Any, ...], yaml.Node] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[Diagnostic] = []
         self._nodes = 0
         self.data = {} if node is None else self._build(node, (), set())
         self.problems.sort(key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
@@ -109,7 +109,7 @@ class Document:
         return Mark(self.file, start.line + 1, start.column + 1, text, max(1, width))
 
     def _problem(self, path: tuple[Any, ...], node: yaml.Node, text: str) -> None:
-        self.problems.append(Problem(".".join(map(str, path)), text, mark=self._mark(node)))
+        self.problems.append(Diagnostic(".".join(map(str, path)), text, mark=self._mark(node)))
 
     def _build(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> Any:
         self._values[path] = node
@@ -191,11 +191,11 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
             line = lines[place.line] if place.line < len(lines) else ""
             mark = Mark(file, place.line + 1, place.column + 1, line)
         what = "; ".join(part for part in (error.context, error.problem) if part)
-        raise FileError([Problem("", f"this is not YAML: {what}", where=file, mark=mark)]) from None
+        raise FileError([Diagnostic("", f"this is not YAML: {what}", where=file, mark=mark)]) from None
     except yaml.YAMLError as error:
-        raise FileError([Problem("", f"this is not YAML: {str(error).splitlines()[0]}", where=file)]) from None
+        raise FileError([Diagnostic("", f"this is not YAML: {str(error).splitlines()[0]}", where=file)]) from None
     except RecursionError:
-        raise FileError([Problem("", f"nested too deeply, or more than {_LIMIT} values", where=file)]) from None
+        raise FileError([Diagnostic("", f"nested too deeply, or more than {_LIMIT} values", where=file)]) from None
     if document.problems and not collect:
         raise FileError(document.problems)
     return document
@@ -206,7 +206,7 @@ def load(path: str | Path, *, collect: bool = False) -> Document:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileError([Problem("", f"not UTF-8 text (byte {error.start})", where=str(path))]) from None
+        raise FileError([Diagnostic("", f"not UTF-8 text (byte {error.start})", where=str(path))]) from None
     except (OSError, ValueError) as error:  # ValueError: a path that no system takes
-        raise FileError([Problem("", f"cannot be read: {getattr(error, 'strerror', error)}", where=str(path))]) from None
+        raise FileError([Diagnostic("", f"cannot be read: {getattr(error, 'strerror', error)}", where=str(path))]) from None
     return parse(text, str(path), collect=collect)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import FileError, Mark, OptionError, Problem, nearest, searching
+from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, from_text, preset_layer
@@ -86,7 +86,7 @@ def find_file(name: str) -> Path:
         return known[name] if ".." in near.parts else near
     hint = nearest(name, known) or (f"{name}.yaml" if Path(f"{name}.yaml").exists() else f"{name}=VALUE" if find(name) else "")
     text = "no such file, and no shipped experiment of that name"
-    raise FileError([Problem("", text, name, allowed=f"a YAML file; {', '.join(known)}", suggestion=hint)])
+    raise FileError([Diagnostic("", text, name, allowed=f"a YAML file; {', '.join(known)}", suggestion=hint)])
 
 
 def is_file(word: str) -> bool:
@@ -118,7 +118,7 @@ def read_document(
     others: Collection[str] = (),
 ) -> Experiment:
     """:func:`read` for a file that was read already; sections named in *others* are somebody else's."""
-    problems: list[Problem] = list(document.problems)
+    problems: list[Diagnostic] = list(document.problems)
     sections = _sections(document, problems, others)
     options, marks = sections.pop("context"), document.under("context")
     given = _overrides(overrides, problems)
@@ -132,7 +132,7 @@ def read_document(
     experiment = sections["experiment"]
     if need_entry and "entry" not in experiment and not problems:
         where = str(path) if path else "command line"
-        problems.append(Problem("experiment.entry", "is missing", where, SECTIONS["experiment"]["entry"].allowed))
+        problems.append(Diagnostic("experiment.entry", "is missing", where, SECTIONS["experiment"]["entry"].allowed))
     try:
         environment = environment_layers(os.environ)
     except OptionError as error:
@@ -155,7 +155,7 @@ def read_document(
     )
 
 
-def _sections(document: Document, problems: list[Problem], others: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+def _sections(document: Document, problems: list[Diagnostic], others: Collection[str] = ()) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"context": {}, **{name: {} for name in SECTIONS}}
     data = document.data
     if data is None:
@@ -163,7 +163,7 @@ def _sections(document: Document, problems: list[Problem], others: Collection[st
     if data is INVALID:
         return found
     if not isinstance(data, dict):
-        problems.append(Problem("", "is not a dictionary", document.file, ", ".join(f"{n}:" for n in found)))
+        problems.append(Diagnostic("", "is not a dictionary", document.file, ", ".join(f"{n}:" for n in found)))
         return found
     for key, value in data.items():
         if key in others:
@@ -172,11 +172,11 @@ def _sections(document: Document, problems: list[Problem], others: Collection[st
             allowed = ", ".join((*found, *others))
             text = "is an option: it belongs under `context:`" if find(key) else "unknown section"
             hint = "" if find(key) else nearest(key, (*found, *others))
-            problems.append(Problem(key, text, allowed=allowed, suggestion=hint, mark=document.mark((key, ""))))
+            problems.append(Diagnostic(key, text, allowed=allowed, suggestion=hint, mark=document.mark((key, ""))))
         elif value is None or value is INVALID:
             continue
         elif not isinstance(value, dict):
-            problems.append(Problem(key, "is not a dictionary", mark=document.mark((key,))))
+            problems.append(Diagnostic(key, "is not a dictionary", mark=document.mark((key,))))
         elif key == "context":
             found[key] = value
         else:
@@ -189,7 +189,7 @@ def _sections(document: Document, problems: list[Problem], others: Collection[st
 
 
 def _check(
-    section: str, name: str, value: Any, mark: Mark | None, key_mark: Mark | None, where: str, problems: list[Problem]
+    section: str, name: str, value: Any, mark: Mark | None, key_mark: Mark | None, where: str, problems: list[Diagnostic]
 ) -> Any:
     if value is INVALID:
         return None
@@ -197,30 +197,30 @@ def _check(
     path = f"{section}.{name}"
     if kind is None:
         known = SECTIONS[section]
-        problems.append(Problem(path, "unknown key", where, ", ".join(known), nearest(name, known), key_mark))
+        problems.append(Diagnostic(path, "unknown key", where, ", ".join(known), nearest(name, known), key_mark))
         return None
     try:
         return kind.parse(value)
     except BadValue as bad:
-        problems.append(Problem(path, bad.text, where, bad.allowed, shown(bad), mark))
+        problems.append(Diagnostic(path, bad.text, where, bad.allowed, shown(bad), mark))
         return None
 
 
-def _overrides(words: Sequence[str], problems: list[Problem]) -> dict[str, dict[str, Any]]:
+def _overrides(words: Sequence[str], problems: list[Diagnostic]) -> dict[str, dict[str, Any]]:
     where = "command line"
     found: dict[str, dict[str, Any]] = {"context": {}, **{name: {} for name in SECTIONS}}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            problems.append(Problem(word, "is not key=value", where))
+            problems.append(Diagnostic(word, "is not key=value", where))
             continue
         try:
             value = _value(key, text)
         except AmbiguousNumber as error:
-            problems.append(Problem(key, str(error), where))
+            problems.append(Diagnostic(key, str(error), where))
             continue
         except FileError as error:
-            problems.append(Problem(key, error.problems[0].text, where))
+            problems.append(Diagnostic(key, error.problems[0].text, where))
             continue
         section, _, rest = key.partition(".")
         if section == "args":
@@ -265,7 +265,7 @@ def _levels(
     given_experiment: Mapping[str, Any],
     path: Path | None,
     document: Document,
-    problems: list[Problem],
+    problems: list[Diagnostic],
 ) -> dict[str, Layer]:
     """The options of the file and of the command line as layers; ``experiment.seed`` is another way to set ``seed``."""
     levels: dict[str, Layer] = {}
@@ -282,7 +282,7 @@ def _levels(
         seed_mark = document.mark(("experiment", "seed")) if at else None
         if seed is not None and values.get("seed", seed) != seed:
             text = f"{seed} contradicts context.seed={values['seed']!r}; they are one option"
-            problems.append(Problem("experiment.seed", text, where, mark=seed_mark))
+            problems.append(Diagnostic("experiment.seed", text, where, mark=seed_mark))
         try:
             levels[level] = make_layer(values, where, at)
             if seed is not None and "seed" not in values:

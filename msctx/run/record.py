@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from msctx.errors import FileError, Problem
+from msctx.errors import Diagnostic, FileError
 
 
 class Record:
@@ -36,10 +36,12 @@ class Record:
             folder.mkdir(parents=True, exist_ok=out is not None)
             used = sorted(p.name for p in folder.iterdir())
         except OSError as error:
-            raise FileError([Problem("", f"cannot be made a run directory: {error.strerror}", where=str(folder))]) from None
+            raise FileError([Diagnostic("", f"cannot be made a run directory: {error.strerror}", where=str(folder))]) from None
         if used:
             text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a run never overwrites another"
-            raise FileError([Problem("", text, where=str(folder), suggestion="name a folder that is empty or not there yet")])
+            raise FileError(
+                [Diagnostic("", text, where=str(folder), suggestion="name a folder that is empty or not there yet")]
+            )
         return cls(folder.absolute())  # the entry may go elsewhere
 
     def json(self, name: str, data: Mapping[str, Any] | list[dict[str, Any]]) -> None:
@@ -56,7 +58,7 @@ class Record:
                 file.write(text)
             os.replace(part, self.folder / name)
         except OSError as error:
-            raise FileError([Problem("", f"cannot be written: {error.strerror}", where=str(self.folder / name))]) from None
+            raise FileError([Diagnostic("", f"cannot be written: {error.strerror}", where=str(self.folder / name))]) from None
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one line; it is on disk when this returns to the caller."""

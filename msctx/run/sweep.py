@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from msctx.errors import FileError, OptionError, Problem, nearest
+from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.children import Children
 from msctx.options import OPTIONS, find
 from msctx.options.layers import from_text
@@ -42,24 +42,24 @@ def read(words: Sequence[str]) -> dict[str, list[Any]]:
         OptionError: with every problem at once.
     """
     found: dict[str, list[Any]] = {}
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     for word in words:
         key, sign, text = word.partition("=")
         if not sign or not key or not text:
-            problems.append(Problem("--sweep", f"{word!r} is not KEY=VALUE,VALUE", "command line"))
+            problems.append(Diagnostic("--sweep", f"{word!r} is not KEY=VALUE,VALUE", "command line"))
         elif find(key) is None and not key.startswith(("args.", "experiment.")):
             names = [spelling for option in OPTIONS.values() for spelling in option.spellings]
             problems.append(
-                Problem("--sweep", f"{key!r} is no option and no argument", "command line", "", nearest(key, names))
+                Diagnostic("--sweep", f"{key!r} is no option and no argument", "command line", "", nearest(key, names))
             )
         elif any(is_same(key, other) for other in found):
             problems.append(
-                Problem("--sweep", f"{key} is named twice", "command line", suggestion="name all its values at once")
+                Diagnostic("--sweep", f"{key} is named twice", "command line", suggestion="name all its values at once")
             )
         elif (values := _values(key, text, problems)) is None:
             continue
         elif not values:
-            problems.append(Problem("--sweep", f"{key} has no values", "command line"))
+            problems.append(Diagnostic("--sweep", f"{key} has no values", "command line"))
         else:
             found[key] = values
     if problems:
@@ -73,18 +73,18 @@ def is_same(key: str, other: str) -> bool:
     return key == other or (one is not None and one is two and device_of(key) == device_of(other))
 
 
-def _values(key: str, text: str, problems: list[Problem]) -> list[Any] | None:
+def _values(key: str, text: str, problems: list[Diagnostic]) -> list[Any] | None:
     """:func:`values_of`; ``None``, and a problem of ``--sweep``, where the text cannot be read."""
     try:
         values = values_of(key, text)
     except (OptionError, FileError) as error:
-        problems += [Problem("--sweep", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
+        problems += [Diagnostic("--sweep", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
         return None
     if any(value is None for value in values):
-        problems.append(Problem("--sweep", f"{key}={text} has an empty value", "command line"))
+        problems.append(Diagnostic("--sweep", f"{key}={text} has an empty value", "command line"))
         return None
     if len({repr(value) for value in values}) < len(values):
-        problems.append(Problem("--sweep", f"{key}={text} has a value twice", "command line"))
+        problems.append(Diagnostic("--sweep", f"{key}={text} has a value twice", "command line"))
         return None
     return values
 

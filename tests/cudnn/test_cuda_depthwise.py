@@ -31,7 +31,7 @@ def with_kernels(asking: Run) -> Run:
 def test_the_core_and_python_mean_the_same_bytes() -> None:
     library = core.load().c
     assert library.msctx_cuda_plan_size() == ctypes.sizeof(plans.CudaPlan)
-    assert library.msctx_conv_problem_size() == ctypes.sizeof(plans.ConvProblem)
+    assert library.msctx_conv_problem_size() == ctypes.sizeof(plans.CConvProblem)
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import example
 
-from msctx.errors import OptionError, Problem
+from msctx.errors import Diagnostic, OptionError
 from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, Option, find, make_layer, option_of
 from msctx.options.registry import FAMILIES, named
 from msctx.options.yamlfile import load, parse
@@ -27,7 +27,7 @@ def value_of(spelling: str, value: object) -> object:
     return make_layer({spelling: value}, "test").settings[spelling].value
 
 
-def problems_of(**values: object) -> tuple[Problem, ...]:
+def problems_of(**values: object) -> tuple[Diagnostic, ...]:
     with pytest.raises(OptionError) as error:
         make_layer(values, "test")
     return error.value.problems

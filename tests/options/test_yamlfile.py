@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from msctx.errors import FileError, OptionError, Problem
+from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.options import Layer, make_layer
 from msctx.options.kinds import YamlWord
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse, scalar
@@ -19,7 +19,7 @@ def read(text: str) -> Any:
     return parse(dedent(text), "file.yaml").data
 
 
-def form_problems(text: str) -> tuple[Problem, ...]:
+def form_problems(text: str) -> tuple[Diagnostic, ...]:
     with pytest.raises(FileError) as error:
         read(text)
     return error.value.problems
@@ -30,13 +30,13 @@ def context(text: str) -> Layer:
     return make_layer(document.data["context"], "file.yaml", document.under("context"))
 
 
-def context_problems(text: str) -> tuple[Problem, ...]:
+def context_problems(text: str) -> tuple[Diagnostic, ...]:
     with pytest.raises(OptionError) as error:
         context(text)
     return error.value.problems
 
 
-def places(problems: tuple[Problem, ...]) -> list[str]:
+def places(problems: tuple[Diagnostic, ...]) -> list[str]:
     return [str(p.mark) for p in problems]
 
 

@@ -34,7 +34,7 @@ class Parameters(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class DepthwiseProblem:
     """x [n][c][extent], w [c * multiplier][1][window], y [n][c * multiplier][out]; pairs are (height, width), 1-D has height 1.
 
     *dtype* is torch's name of it. In *layout* ``channels_last`` x and y lie as [n][height][width][channel]; w never does.
@@ -111,7 +111,7 @@ class Launch:
         return KERNELS[self.kernel].threads
 
 
-def own_window(problem: Problem) -> tuple[int, int]:
+def own_window(problem: DepthwiseProblem) -> tuple[int, int]:
     """Window and stride of the kernel that is made for this problem, or (0, 0): the general one computes it."""
     window, stride = (problem.window[0], problem.stride[0])
     is_square = problem.window == (window, window) and problem.stride == (stride, stride) and problem.dilation == (1, 1)
@@ -125,7 +125,7 @@ def rows_of(op: str, window: int) -> int:
     return 2 if op == "dgrad" and window == 7 else 4
 
 
-def chunks(problem: Problem, window: int) -> tuple[int, int]:
+def chunks(problem: DepthwiseProblem, window: int) -> tuple[int, int]:
     """Into how many chunks wgrad's sums are cut, and how many positions each has."""
     channels = 1 if problem.layout == "nchw" else 32
     lanes = THREADS["wgrad"] // channels
@@ -138,13 +138,13 @@ def chunks(problem: Problem, window: int) -> tuple[int, int]:
     return (_up(positions, each) if each else 0), each
 
 
-def workspace(problem: Problem, op: str, general: bool = False) -> int:
+def workspace(problem: DepthwiseProblem, op: str, general: bool = False) -> int:
     """Bytes beside the tensors; *general* as in launches()."""
     window, _ = (0, 0) if general else own_window(problem)
     return chunks(problem, window)[0] * problem.w_size * sum_size(problem.dtype) if op == "wgrad" else 0
 
 
-def additions(problem: Problem, op: str, general: bool = False) -> int:
+def additions(problem: DepthwiseProblem, op: str, general: bool = False) -> int:
     """The longest chain of additions, each of which rounds, that a result comes from; *general* as in launches()."""
     taps = problem.window[0] * problem.window[1]
     if op != "wgrad":
@@ -159,7 +159,7 @@ def additions(problem: Problem, op: str, general: bool = False) -> int:
     return in_thread + (lanes - 1).bit_length() + in_steps
 
 
-def launches(problem: Problem, op: str, general: bool = False) -> Sequence[Launch]:
+def launches(problem: DepthwiseProblem, op: str, general: bool = False) -> Sequence[Launch]:
     """What computes y (fprop), the gradient of x (dgrad) or of w (wgrad), in this order on one stream; nothing for no results.
 
     *general*: by the kernels for any window, even where there is one for this.
@@ -187,7 +187,7 @@ def launches(problem: Problem, op: str, general: bool = False) -> Sequence[Launc
     return [Launch(main, grid, tensors, parameters)] if grid else []
 
 
-def _parameters(problem: Problem, count: int, each: int) -> Parameters:
+def _parameters(problem: DepthwiseProblem, count: int, each: int) -> Parameters:
     pair = ctypes.c_int64 * 2
     pairs = (problem.extent, problem.out, problem.window, problem.stride, problem.pad, problem.dilation)
     return Parameters(problem.n, problem.c, problem.multiplier, *(pair(*values) for values in pairs), count, each)

@@ -9,14 +9,14 @@ from typing import Any
 from msctx import locks
 from msctx.errors import NativeError
 from msctx.native.cuda import build, depthwise, driver
-from msctx.native.cuda.depthwise import OPS, Parameters, Problem
+from msctx.native.cuda.depthwise import OPS, DepthwiseProblem, Parameters
 from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, Module
 
 PLACES = ("x", "w", "y", "workspace")
 """How the core numbers tensors."""
 
 
-class ConvProblem(Structure):
+class CConvProblem(Structure):
     """``ConvProblem`` of kernels/include/msctx/conv.h."""
 
     _fields_ = [
@@ -65,7 +65,7 @@ def plan(asked: int, op: int, channels_last: int, load: int, found: int) -> int:
     """
     into = CudaPlan.from_address(found)
     try:
-        fill(into, problem_of(ConvProblem.from_address(asked), bool(channels_last)), OPS[op], bool(load))
+        fill(into, problem_of(CConvProblem.from_address(asked), bool(channels_last)), OPS[op], bool(load))
     except (NativeError, ValueError) as error:
         obstacle, code = str(error), 0
     except (OSError, MemoryError) as error:  # no room on the disk, for instance
@@ -76,13 +76,13 @@ def plan(asked: int, op: int, channels_last: int, load: int, found: int) -> int:
     return code
 
 
-def problem_of(asked: ConvProblem, channels_last: bool) -> Problem:
+def problem_of(asked: CConvProblem, channels_last: bool) -> DepthwiseProblem:
     """A depthwise problem of the core's; 1-D is 2-D of height 1."""
 
     def pair(values: Any) -> tuple[int, int]:
         return values[1], values[2]
 
-    return Problem(
+    return DepthwiseProblem(
         list(DTYPES)[asked.dtype],
         LAYOUTS[channels_last],
         asked.n,
@@ -96,7 +96,7 @@ def problem_of(asked: ConvProblem, channels_last: bool) -> Problem:
     )
 
 
-def fill(found: CudaPlan, problem: Problem, op: str, load: bool) -> None:
+def fill(found: CudaPlan, problem: DepthwiseProblem, op: str, load: bool) -> None:
     """Write what runs into *found*; with *load* its kernels are in the context that is current.
 
     Raises:

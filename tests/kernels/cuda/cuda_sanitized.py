@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from emulated import GARBAGE, Emulation
 
-from msctx.native.cuda.depthwise import OPS, Problem
+from msctx.native.cuda.depthwise import OPS, DepthwiseProblem
 
 TARGET = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 SHAPES = (
@@ -33,7 +33,7 @@ def main(watched: str, plain: str) -> None:
     for dtype, kind in {"float32": np.float32, "float16": np.float16}.items():
         for shape in SHAPES:
             for layout in ("nchw", "channels_last"):
-                p = Problem(dtype, layout, *shape)
+                p = DepthwiseProblem(dtype, layout, *shape)
                 sizes = {"x": p.x_size, "w": p.w_size, "y": p.y_size}
                 values = {name: rng.standard_normal(size, np.float32) for name, size in sizes.items()}
                 given = {name: value.astype(kind) for name, value in values.items()}

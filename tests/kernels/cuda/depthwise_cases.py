@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from emulated import GARBAGE, Emulation
 
-from msctx.native.cuda.depthwise import OPS, Problem
+from msctx.native.cuda.depthwise import OPS, DepthwiseProblem
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYOUTS = ("nchw", "channels_last")
@@ -73,22 +73,22 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def problem(case: str, dtype: str, layout: str) -> Problem:
-    return Problem(dtype, layout, **CASES[case])
+def problem(case: str, dtype: str, layout: str) -> DepthwiseProblem:
+    return DepthwiseProblem(dtype, layout, **CASES[case])
 
 
-def shapes(p: Problem) -> dict[str, tuple[int, ...]]:
+def shapes(p: DepthwiseProblem) -> dict[str, tuple[int, ...]]:
     return {"x": (p.n, p.c, *p.extent), "w": (p.k, 1, *p.window), "y": (p.n, p.k, *p.out)}
 
 
-def tensors(p: Problem, seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors(p: DepthwiseProblem, seed: int = 0) -> dict[str, torch.Tensor]:
     """Normal x and w, and as y its gradient; in the dtype of the problem, channels first."""
     generator = torch.Generator().manual_seed(seed)
     made = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes(p).items()}
     return {name: tensor.to(getattr(torch, p.dtype)) for name, tensor in made.items()}
 
 
-def truth(p: Problem, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def truth(p: DepthwiseProblem, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What each op makes of the values given, in float64 by torch on the CPU."""
     x, w, y = (given[name].double().clone() for name in "xwy")
     x.requires_grad_()
@@ -106,7 +106,7 @@ def stored(tensor: torch.Tensor, is_last: bool) -> np.ndarray[Any, Any]:
     return found.copy()
 
 
-def run(emulation: Emulation, p: Problem, op: str, given: dict[str, torch.Tensor], **how: bool) -> torch.Tensor:
+def run(emulation: Emulation, p: DepthwiseProblem, op: str, given: dict[str, torch.Tensor], **how: bool) -> torch.Tensor:
     """The result of *op*, channels first. What it does not write is garbage."""
     assert op in OPS
     target = TARGET[op]

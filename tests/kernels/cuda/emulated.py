@@ -14,7 +14,7 @@ from filelock import FileLock
 from msctx.errors import NativeError
 from msctx.native import build_spec, cachedir, compiler
 from msctx.native.compiler import Step
-from msctx.native.cuda.depthwise import Launch, Problem, launches, workspace
+from msctx.native.cuda.depthwise import DepthwiseProblem, Launch, launches, workspace
 from msctx.native.cuda.manifest import KERNELS, Module
 from msctx.shipped import KERNEL_SOURCES
 
@@ -80,7 +80,9 @@ class Emulation:
     def has(self, kernel: str) -> bool:
         return hasattr(self._c, kernel)
 
-    def run(self, problem: Problem, op: str, tensors: dict[str, Any], general: bool = False, backwards: bool = False) -> None:
+    def run(
+        self, problem: DepthwiseProblem, op: str, tensors: dict[str, Any], general: bool = False, backwards: bool = False
+    ) -> None:
         """Write the result of *op* to its own of *tensors* (x, w, y); *backwards*: threads and blocks in the other order."""
         places = dict(tensors)
         # to the byte, with nothing behind it, so that a sanitizer sees what is read beyond

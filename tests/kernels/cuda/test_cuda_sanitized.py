@@ -37,8 +37,8 @@ sys.path.insert(0, {str(SCRIPT.parent)!r})
 import numpy as np
 from pathlib import Path
 from emulated import Emulation
-from msctx.native.cuda.depthwise import Problem
-p = Problem("float32", "nchw", 1, 1, 1, (8, 8), (3, 3))
+from msctx.native.cuda.depthwise import DepthwiseProblem
+p = DepthwiseProblem("float32", "nchw", 1, 1, 1, (8, 8), (3, 3))
 short = {{"x": np.ones(p.x_size - 1, np.float32), "w": np.ones(9, np.float32), "y": np.ones(p.y_size, np.float32)}}
 Emulation(Path({str(path)!r})).run(p, "fprop", short)
 """

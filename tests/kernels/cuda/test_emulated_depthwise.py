@@ -11,7 +11,7 @@ from depthwise_cases import BOUNDS, CASES, DTYPES, LAYOUTS, ROUNDING, TARGET, bi
 from emulated import Emulation, library, modules
 
 from msctx.native.cuda import depthwise
-from msctx.native.cuda.depthwise import OPS, Parameters, Problem, launches, own_window, workspace
+from msctx.native.cuda.depthwise import OPS, DepthwiseProblem, Parameters, launches, own_window, workspace
 from msctx.native.cuda.manifest import KERNELS, WINDOWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,7 +91,7 @@ def test_sums_are_cut_by_the_problem_into_chunks_that_hold_each_position_once() 
 
 def test_thousands_of_chunks_are_added_in_steps(emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depthwise, "MOST_ADDITIONS", 4)
-    p = Problem("float32", "channels_last", 1, 1, 1, (200, 400), (3, 3), pad=(1, 1))
+    p = DepthwiseProblem("float32", "channels_last", 1, 1, 1, (200, 400), (3, 3), pad=(1, 1))
     assert depthwise.chunks(p, 3)[0] == 5000
     given = tensors(p)
     stated = 2**-24 * depthwise.additions(p, "wgrad")
@@ -102,17 +102,17 @@ def test_no_sum_is_so_long_that_performance_would_leave_it_out() -> None:
     """Of float32, for which it allows 3e-5."""
     for layout in LAYOUTS:
         for n, c, extent, window in ((256, 1024, 56, 7), (512, 32, 224, 3), (1, 3, 2048, 31), (64, 512, 28, 5)):
-            p = Problem("float32", layout, n, c, 1, (extent, extent), (window, window), pad=(window // 2, window // 2))
+            p = DepthwiseProblem("float32", layout, n, c, 1, (extent, extent), (window, window), pad=(window // 2, window // 2))
             for op in OPS:
                 assert 2**-24 * depthwise.additions(p, op) <= 3e-5, (layout, n, c, extent, window, op)
             assert workspace(p, "wgrad") <= 4 * p.y_size
 
 
 EMPTY = {
-    "no image": Problem("float32", "nchw", 0, 3, 2, (5, 4), (3, 3), pad=(1, 1)),
-    "no channel": Problem("float32", "nchw", 2, 0, 2, (5, 4), (3, 3), pad=(1, 1)),
-    "padding alone": Problem("float32", "channels_last", 2, 3, 1, (0, 4), (3, 3), pad=(2, 1)),
-    "padding alone, any window": Problem("float32", "nchw", 2, 3, 1, (4, 0), (2, 1), pad=(0, 3)),
+    "no image": DepthwiseProblem("float32", "nchw", 0, 3, 2, (5, 4), (3, 3), pad=(1, 1)),
+    "no channel": DepthwiseProblem("float32", "nchw", 2, 0, 2, (5, 4), (3, 3), pad=(1, 1)),
+    "padding alone": DepthwiseProblem("float32", "channels_last", 2, 3, 1, (0, 4), (3, 3), pad=(2, 1)),
+    "padding alone, any window": DepthwiseProblem("float32", "nchw", 2, 3, 1, (4, 0), (2, 1), pad=(0, 3)),
 }
 
 
@@ -174,7 +174,7 @@ def test_every_float16_and_bfloat16_passes_through(emulation: Emulation) -> None
     """All 65536 values of each, multiplied by one: what is read is what is stored (-0 becomes 0 in the sum)."""
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     for dtype in ("float16", "bfloat16"):
-        p = Problem(dtype, "nchw", 1, 1, 1, (256, 256), (1, 1))
+        p = DepthwiseProblem(dtype, "nchw", 1, 1, 1, (256, 256), (1, 1))
         x = patterns.view(getattr(torch, dtype)).view(1, 1, 256, 256)
         found = run(emulation, p, "fprop", {"x": x, "w": torch.ones(1, 1, 1, 1, dtype=x.dtype), "y": torch.zeros_like(x)})
         assert torch.equal(found.isnan(), x.isnan())
@@ -211,7 +211,7 @@ def test_conversions_round_to_nearest_even(emulation: Emulation) -> None:
 def test_indices_beyond_32_bits(emulation: Emulation, layout: str) -> None:
     """Tensors of more than 2**31 elements, of which the system keeps the few pages that are touched."""
     width, step = 2**31 + 4097, 2**24
-    p = Problem("bfloat16", layout, 1, 1, 1, (1, width), (1, 1), stride=(1, step))
+    p = DepthwiseProblem("bfloat16", layout, 1, 1, 1, (1, width), (1, 1), stride=(1, step))
     with mmap.mmap(-1, 2 * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000) as memory:  # MAP_NORESERVE
         large = np.frombuffer(memory, np.uint16)
         last = (p.out[1] - 1) * step
@@ -225,7 +225,7 @@ def test_indices_beyond_32_bits(emulation: Emulation, layout: str) -> None:
         emulation.run(p, "wgrad", {"x": large, "w": w, "y": y})
         assert w[0] == 0x4040
         # the same memory as a gradient of y: nearly all of it is of padding
-        inner = Problem("bfloat16", layout, 1, 1, 1, (1, 3), (1, 1), pad=(0, width // 2 - 1))
+        inner = DepthwiseProblem("bfloat16", layout, 1, 1, 1, (1, 3), (1, 1), pad=(0, width // 2 - 1))
         assert inner.out[1] == width
         large[last] = 0
         large[width // 2 + 1] = 0x4040
@@ -250,9 +250,9 @@ def test_indices_beyond_32_bits(emulation: Emulation, layout: str) -> None:
 )
 def test_what_no_convolution_has_is_refused(change: dict[str, object], message: str) -> None:
     good = {"dtype": "float32", "layout": "nchw", "n": 1, "c": 2, "multiplier": 1, "extent": (6, 6), "window": (3, 3)}
-    assert Problem(**good).out == (4, 4)  # type: ignore[arg-type]
+    assert DepthwiseProblem(**good).out == (4, 4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
-        Problem(**{**good, **change})  # type: ignore[arg-type]
+        DepthwiseProblem(**{**good, **change})  # type: ignore[arg-type]
 
 
 def test_an_unknown_op_is_refused() -> None:
@@ -265,7 +265,7 @@ def test_a_window_of_its_own_is_for_its_very_shape(window: tuple[int, int]) -> N
     size, stride = window
     same = {"window": (size, size), "stride": (stride, stride)}
     made = {"layout": "nchw", "n": 1, "c": 1, "multiplier": 1, "extent": (30, 30)}
-    assert own_window(Problem("float16", **made, **same)) == window  # type: ignore[arg-type]
+    assert own_window(DepthwiseProblem("float16", **made, **same)) == window  # type: ignore[arg-type]
     for other in ({"dilation": (1, 2)}, {"stride": (stride, stride + 1)}, {"window": (size, size - 1)}):
-        assert own_window(Problem("float16", **{**made, **same, **other})) == (0, 0)  # type: ignore[arg-type]
-    assert own_window(Problem("float64", **made, **same)) == (0, 0)  # type: ignore[arg-type]
+        assert own_window(DepthwiseProblem("float16", **{**made, **same, **other})) == (0, 0)  # type: ignore[arg-type]
+    assert own_window(DepthwiseProblem("float64", **made, **same)) == (0, 0)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import torch
 
 from msctx.errors import NativeError
 from msctx.native.cuda import build, driver
-from msctx.native.cuda.depthwise import OPS, Problem, launches, own_window, workspace
+from msctx.native.cuda.depthwise import OPS, DepthwiseProblem, launches, own_window, workspace
 from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -51,7 +51,7 @@ def test_the_shapes_meet_every_kernel() -> None:
         for layout in LAYOUTS
         for op in OPS
         for general in (False, True)
-        for launch in launches(Problem(dtype, layout, *shape), op, general)
+        for launch in launches(DepthwiseProblem(dtype, layout, *shape), op, general)
     }
     assert met == set(KERNELS)
 
@@ -68,7 +68,9 @@ def loaded() -> Iterator[dict[str, driver.Kernels]]:
         module.close()
 
 
-def run(loaded: dict[str, driver.Kernels], p: Problem, op: str, given: dict[str, torch.Tensor], general: bool) -> torch.Tensor:
+def run(
+    loaded: dict[str, driver.Kernels], p: DepthwiseProblem, op: str, given: dict[str, torch.Tensor], general: bool
+) -> torch.Tensor:
     places = {**given, TARGET[op]: torch.full_like(given[TARGET[op]], float("nan"))}
     places["workspace"] = torch.full((workspace(p, op, general),), 0x7F, dtype=torch.uint8, device="cuda")
     for launch in launches(p, op, general):
@@ -84,7 +86,7 @@ def run(loaded: dict[str, driver.Kernels], p: Problem, op: str, given: dict[str,
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kernel_on_a_gpu(loaded: dict[str, driver.Kernels], dtype: str, layout: str, shape: str) -> None:
     """On a stream of its own, twice to the same bits; not within |error| / max|result| of the bound fails."""
-    p = Problem(dtype, layout, *SHAPES[shape])
+    p = DepthwiseProblem(dtype, layout, *SHAPES[shape])
     generator = torch.Generator().manual_seed(0)
     sizes = {"x": (p.n, p.c, *p.extent), "w": (p.k, 1, *p.window), "y": (p.n, p.k, *p.out)}
     host = {n: torch.randn(s, generator=generator, dtype=torch.float64).to(getattr(torch, dtype)) for n, s in sizes.items()}
