@@ -11,8 +11,8 @@ def test_a_healthy_machine():
     assert all(check.fix for check in found.values() if check.status != "ok")
 
 
-def test_without_torch(passes):
-    out = passes("""
+def test_without_torch(passes_fresh):
+    out = passes_fresh("""
         import sys
         sys.modules["torch"] = None
         from msctx.cli.doctor import checks
