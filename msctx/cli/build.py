@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from msctx.cli import render
+from msctx.cli.output import Json, emit
 from msctx.errors import Diagnostic, OptionError
-from msctx.stdout import Json, print_json
 
 
 def build(
@@ -51,12 +52,7 @@ def build(
         "in_use": library.isa(),
         "bytes_removed": removed,
     }
-    if json_:
-        print_json(found)
-    else:
-        from msctx import render
-
-        render.console().print(render.pairs_table(found, ("native core", "")))
+    emit(found, json_, lambda: render.pairs_table(found, ("native core", "")))
 
 
 def _check(archs: list[str]) -> None:
@@ -78,12 +74,9 @@ def _cuda(archs: list[str], verbose: bool, json_: bool) -> None:
             print(f"{module} for {target}\n{compiled.log}", file=sys.stderr)
 
     reports = building.build(list(dict.fromkeys(archs)) or ARCHS, done=told)
-    if json_:
-        print_json([report.as_dict() for report in reports])
-    else:
-        from msctx import render
-
-        render.console().print(render.kernels_table([report.as_dict() for report in reports]))
+    listed = [report.as_dict() for report in reports]
+    emit(listed, json_, lambda: render.kernels_table(listed))
+    if not json_:
         for error in dict.fromkeys(f"{r.kernel.module}, {r.arch}: {r.error}" for r in reports if r.error):
             print(error, file=sys.stderr)
     raise typer.Exit(0 if all(report.is_good for report in reports) else 1)
