@@ -80,7 +80,7 @@ def run(
     prepare_environment(experiment)
     from msctx import render
     from msctx.context import explain as explain_settings
-    from msctx.process_scope import refuse
+    from msctx.context.base import refuse
     from msctx.run import run_experiment
     from msctx.run.entry import resolve
 
@@ -313,8 +313,8 @@ def state(
     json_: Json = False,
 ) -> None:
     """The whole numerics state of a fresh process: every switch of torch and around it."""
+    from msctx.context.base import BASE
     from msctx.inspection import state as read_state
-    from msctx.process_scope import BASE
     from msctx.run.config import read
 
     with BASE.laid_under(read(None, overrides or ()).levels):

@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """What options come to on this machine: rows for people, assignments for :mod:`msctx.apply`."""
+    """What options come to on this machine: rows for people, assignments for :mod:`msctx.context.ledger`."""
 
     rows: tuple[Row, ...]
     target: str | None
