@@ -8,7 +8,7 @@ from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msctx.context.base import BASE, explain, make_ready, plan_here, refuse, tell_failing, tell_late, unwatched, within
+from msctx.context.base import BASE, KEPT, explain, make_ready, plan_here, refuse, tell_failing, tell_late, unwatched, within
 from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
@@ -239,7 +239,7 @@ def _enter(context: Context, entered: list[Scope]) -> None:
     if stack.scopes and stack.scopes[-1].leaving:
         with uninterrupted():
             _close_late(stack.scopes)
-    if any(name in NEED_CORE for layer in context.layers for name in layer.settings):
+    if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
     with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
@@ -363,9 +363,26 @@ def context(preset: str | None = None, /, **options: Any) -> Context:
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    options = with_preset(preset, options)
-    layer = layer_of(options, origin)
-    return Context((layer,) if layer.settings else (), origin)
+    return Context(_layers(with_preset(preset, options), origin), origin)
+
+
+_known: dict[Any, tuple[Layer, ...]] = {}
+"""Where, and which options with plain values → their layers: for a with-block in a loop."""
+
+
+def _layers(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
+    if "preset" in options or not all(type(value) in (str, int, bool) for value in options.values()):
+        layer = layer_of(options, origin)
+        return (layer,) if layer.settings else ()
+    key = (origin, *((name, type(value), value) for name, value in options.items()))
+    if (found := _known.get(key)) is None:
+        layer = layer_of(options, origin)
+        found = (layer,) if layer.settings else ()
+        if all(setting.content is None for setting in layer.settings.values()):  # a file may be another next time
+            if len(_known) > KEPT:
+                _known.clear()
+            _known[key] = found
+    return found
 
 
 @outside_dynamo

@@ -56,10 +56,15 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
     return found[1]
 
 
+_NEEDED = (
+    *("msctx.context.ledger", "msctx.native.build", "msctx.native.limits"),
+    *(f"msctx.effects.{theme}" for theme in THEMES),
+)
+
+
 def bring() -> None:
     """Import what planning and entering need and ``import msctx`` does without."""
-    themes = (f"msctx.effects.{theme}" for theme in THEMES)
-    locks.imported("msctx.context.ledger", "msctx.native.build", "msctx.native.limits", *themes)
+    locks.imported(*_NEEDED)
 
 
 def plan_here(settings: Settings) -> Plan:
@@ -72,7 +77,7 @@ def make_ready(settings: Settings) -> None:
     """Bring what the switches of a plan need: the native core may be built, which takes its time. Plans report what fails."""
     from msctx.context import ledger
 
-    if any(name in NEED_CORE for name in settings):
+    if not NEED_CORE.isdisjoint(settings):
         ledger.prepare(plan_here(settings).written)
 
 
@@ -108,6 +113,8 @@ def refuse(plan: Plan) -> None:
 def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:
     """One warning for each option that is not carried out; *own*: only for what these layers set, and what was carried out in the
     *outer* plan and is so no longer."""
+    if not plan.failing:
+        return
     spellings = None if own is None else {*outer.carried_out, *(s for layer in own for s in layer.settings)}
     for row in plan.failing:
         if spellings is None or row.spelling in spellings:

@@ -179,18 +179,21 @@ def _check_writable(switches: list[Switch], assignments: Mapping[str, Any], hold
 
 def _write(switch: Switch, want: Any, hold: Hold) -> None:
     """Bring one switch to what *hold*, which does not hold it yet, wants of it."""
-    record, lowest, holds = None, _lowest(switch), _ledger.get(_key(switch))
+    name, record, lowest, back = switch.name, None, None, None
+    if (holds := _ledger.get(key := _key(switch))) and (lowest := _lowest(switch)) and holds[-1].records[name].want != want:
+        back = lowest.put_back
     if want is AS_FOUND and lowest is None:
         return  # what set it out there is not in force in this thread
-    is_new = lowest is not None and holds is not None and holds[-1].records[switch.name].want != want
     if switch.restore in ("exact", "closing"):
-        record = _Record(switch, partial(switch.put_back, switch.take()), want)
-        hold.records[switch.name] = record
-        _insert(switch, hold)
-    if reason := _bring(switch, want, lowest.put_back if lowest and is_new else None):
-        hold.late[switch.name] = reason
+        hold.records[name] = record = _Record(switch, partial(switch.put_back, switch.take()), want)
+        if holds:
+            _insert(holds, hold)
+        else:
+            _ledger[key] = [hold]
+    if reason := _bring(switch, want, back):
+        hold.late[name] = reason
     elif switch.restore == "kept":
-        hold.kept[switch.name] = want
+        hold.kept[name] = want
     if record is not None:
         record.wrote = switch.read()
 
@@ -315,12 +318,12 @@ def _give_back(record: _Record, hold: Hold) -> None:
     switch = record.switch
     holds = _ledger.get(_key(switch, hold.thread), [])
     if switch.scope != "thread" or hold.is_here:  # else it went with its thread
-        if holds and holds[-1] is not hold and hold in holds:
+        if hold in holds and holds[-1] is not hold:
             _finish(switch, hold)
-        if not holds or holds[-1] is hold or hold not in holds:
-            record.put_back()
-        else:
+        if hold in holds and holds[-1] is not hold:
             holds[holds.index(hold) + 1].records[switch.name].put_back = record.put_back
+        else:
+            record.put_back()
     _drop(switch, hold)
 
 
@@ -370,9 +373,8 @@ def visiting(assignments: Mapping[str, Any]) -> Iterator[Hold]:
             undo(hold)
 
 
-def _insert(switch: Switch, hold: Hold) -> None:
-    """Hold a switch: above those who came before."""
-    holds = _ledger.setdefault(_key(switch, hold.thread), [])
+def _insert(holds: list[Hold], hold: Hold) -> None:
+    """Above those who came before."""
     place = len(holds)
     while place and holds[place - 1].number > hold.number:
         place -= 1
@@ -385,8 +387,8 @@ def _drop(switch: Switch, hold: Hold) -> None:
     holds = _ledger.get(key, [])
     if hold in holds:  # not where something came between
         holds.remove(hold)
-    if not holds:
-        _ledger.pop(key, None)
+    if not holds and key in _ledger:
+        del _ledger[key]
     hold.records.pop(switch.name, None)
 
 
