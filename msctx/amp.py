@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from msctx.effects.precision_mode import POLICY
 from msctx.options.precision_rules import precision_of
 from msctx.plan import Plan
 
@@ -37,8 +38,7 @@ class GradScaler(torch.amp.GradScaler):
 
 def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:
     """Whether what a plan assigns computes in float16 on a device of PyTorch's name."""
-    kind = device if device in ("cpu", "cuda") else "ascend"
-    text = assignments.get(f"native.precision.{kind}")
+    text = assignments.get(POLICY[device if device in POLICY else "ascend"])
     return bool(text and precision_of(text).needs_scaler)
 
 

@@ -45,7 +45,7 @@ def free_memory() -> int:
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
     native = cudnn = matrix_unit = ""
-    if any(name in NEED_CORE for name in settings):
+    if not NEED_CORE.isdisjoint(settings):
         from msctx.native import core
 
         native = core.obstacle()

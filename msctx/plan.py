@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """What options come to on this machine: rows for people, assignments for :mod:`msctx.apply`."""
+    """What options come to on this machine: rows for people, assignments for :mod:`msctx.context.ledger`."""
 
     rows: tuple[Row, ...]
     target: str | None
@@ -111,7 +111,7 @@ class Plan:
         """
         return tuple(row for row in self.rows if row.status in FAILING and not row.shadowed and self._counts(row))
 
-    @property
+    @cached_property
     def unserved(self) -> list[Row]:
         """The rows of algorithms that no call can run, where a call that does not is to be an error."""
         devices = {row.device for row in self.rows if row.option == "fallback" and row.value == "error" and not row.winner}

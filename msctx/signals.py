@@ -5,8 +5,8 @@ from __future__ import annotations
 import _signal  # signal's own functions look each number up in an enumeration: for all of them that takes longer than the rest
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from opcode import opmap
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ def begins_with_try(function: F) -> F:
 
 
 class _Waiting(list[Any]):
-    """Stands in for the handlers of signals: keeps what they are to be called with, until it is done."""
+    """Stands in for the handlers of signals inside its with-block: keeps what they are to be called with until the block is done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,6 +37,26 @@ class _Waiting(list[Any]):
     def __call__(self, *call: Any) -> None:
         self.append(call)
         if self.is_done:  # a signal came while the handlers were put back
+            self.deliver()
+
+    @begins_with_try
+    def __enter__(self) -> Callable[[], None]:
+        global waiting_now
+        try:
+            waiting_now = self
+            self.install()
+            return self.deliver
+        except BaseException:  # a signal came before its handler was replaced
+            self.__exit__()
+            raise
+
+    @begins_with_try
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.remove()
+        finally:
+            if waiting_now is self:  # something was raised in front of that call
+                self.remove()
             self.deliver()
 
     @begins_with_try
@@ -52,13 +72,13 @@ class _Waiting(list[Any]):
                 self.deliver()
 
     def install(self) -> None:
-        for number in _SIGNALS:
-            handler = _signal.getsignal(number)
-            if isinstance(handler, _Waiting):
-                handler = handler.handlers[number]
-            if callable(handler):
-                self.handlers[number] = handler
-                _signal.signal(number, self)
+        global _seen
+        found = [*map(_signal.getsignal, _SIGNALS)]
+        if found != _seen[0]:  # seldom: programs set their handlers once
+            _seen = found, {number: handler for number, handler in zip(_SIGNALS, found, strict=True) if callable(handler)}
+        for number, handler in _seen[1].items():
+            self.handlers[number] = handler.handlers[number] if isinstance(handler, _Waiting) else handler
+            _signal.signal(number, self)
 
     @begins_with_try
     def remove(self) -> None:  # type: ignore[override]  # it is no list to anybody else
@@ -75,30 +95,18 @@ class _Waiting(list[Any]):
 
 
 _SIGNALS = tuple(int(number) for number in signal.valid_signals())
+_seen: tuple[list[Any], dict[int, Any]] = ([], {})
+"""What the signals' handlers were when last looked at, and those of them that are functions of Python's."""
+_not_now: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
 waiting_now: _Waiting | None = None
 
 
-@contextmanager
-def uninterrupted() -> Iterator[Callable[[], None]]:
-    """Put the handlers of signals off until the block is done: any of them may raise, as that of Ctrl-C and those of time limits do,
-    and that must not fall between a write and its entry in the ledger.
+def uninterrupted() -> AbstractContextManager[Callable[[], None]]:
+    """Put the handlers of signals off until the with-block is done: any of them may raise, as that of Ctrl-C and those of time limits
+    do, and that must not fall between a write and its entry in the ledger.
 
-    Yields a function that lets those that are waiting through at once: a block that can still undo its work calls it last. Inside
+    Gives a function that lets those that are waiting through at once: a block that can still undo its work calls it last. Inside
     another such block it does nothing: the outer one decides.
     """
-    global waiting_now
-    if threading.current_thread() is not threading.main_thread() or waiting_now is not None:
-        yield lambda: None
-        return
-    waiting = _Waiting()
-    try:
-        try:
-            waiting_now = waiting
-            waiting.install()
-            yield waiting.deliver
-        finally:
-            waiting.remove()
-    finally:
-        if waiting_now is waiting:  # something was raised in front of that call
-            waiting.remove()
-        waiting.deliver()
+    is_main = threading.current_thread() is threading.main_thread()
+    return _Waiting() if is_main and waiting_now is None else _not_now

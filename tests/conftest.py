@@ -25,7 +25,9 @@ from torch import _C
 from torch.nn.modules import module as nn_module
 
 import msctx
-from msctx import apply, notices, process_scope
+from msctx import notices
+from msctx.context import ledger
+from msctx.context.base import BASE
 from msctx.native import environment_key, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
@@ -125,8 +127,8 @@ def left_open() -> list[str]:
     """Scopes and settings of msctx that are still in force."""
     return [
         *(f"{scope.context.origin} is still open" for scope in context_module.stack.scopes),
-        *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in apply._ledger.items() if holds),
-        *(f"the {level} layer is still in force" for level in process_scope.BASE.levels),
+        *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in ledger._ledger.items() if holds),
+        *(f"the {level} layer is still in force" for level in BASE.levels),
     ]
 
 
@@ -134,12 +136,12 @@ def clean_up(before: dict[str, Any]) -> None:
     """Take a leaking test's state away, so that it does not fail the tests after it."""
     with suppress(Exception):
         msctx.reset_context()
-    process_scope.BASE.__init__()
-    holds = {id(hold): hold for holds in apply._ledger.values() for hold in holds}.values()
+    BASE.__init__()
+    holds = {id(hold): hold for holds in ledger._ledger.values() for hold in holds}.values()
     for record in [record for hold in reversed([*holds]) for record in reversed(hold.records.values())]:
         with suppress(Exception):  # what a test broke is put right below
             record.put_back()
-    apply._ledger.clear()
+    ledger._ledger.clear()
     context_module.stack.scopes.clear()
     for name, (value, _) in msctx.diff(before, snapshot()).items():
         if name in SWITCHES and SWITCHES[name].write is not None:
@@ -195,16 +197,16 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def held() -> Callable[..., AbstractContextManager[apply.Hold]]:
+def held() -> Callable[..., AbstractContextManager[ledger.Hold]]:
     """A with-block over assignments themselves, for switches that no option on this machine sets."""
 
     @contextmanager
-    def hold(assignments: dict[str, Any], *, strict: bool = False) -> Iterator[apply.Hold]:
-        taken = apply.apply(assignments, "with-block of a test", strict=strict)
+    def hold(assignments: dict[str, Any], *, strict: bool = False) -> Iterator[ledger.Hold]:
+        taken = ledger.apply(assignments, "with-block of a test", strict=strict)
         try:
             yield taken
         finally:
-            apply.undo(taken, strict=strict)
+            ledger.undo(taken, strict=strict)
 
     return hold
 

@@ -8,7 +8,7 @@ from pathlib import Path
 LEAKS = """
 import os, torch, msctx, pytest
 from torch.nn.modules import module
-from msctx import apply
+from msctx.context import ledger
 
 def test_flag():
     torch._C._set_mkldnn_deterministic(True)

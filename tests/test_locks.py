@@ -170,7 +170,7 @@ def test_the_thread_that_forks_keeps_what_it_holds(passes: Callable[[str], str])
     passes(
         FORK
         + """
-from msctx.process_scope import BASE
+from msctx.context.base import BASE
 with BASE.lock:
     if (pid := os.fork()) == 0:
         os._exit(0 if BASE.lock._is_owned() else 1)

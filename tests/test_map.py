@@ -2,12 +2,13 @@
 
 import ast
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
-import pytest
 from samples import example, values
 
 import msctx
@@ -21,15 +22,14 @@ from msctx.switches import SWITCHES
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "msctx"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-NAMES = sorted(OPTIONS)
 
 DEVICE_FAMILY = {"device_target", "device_id", "default_device"}
-"""The options that may have nothing to say about a device: they speak of the target alone."""
+"""The options that may not apply to a device: they concern the target alone."""
 MEMORY = {
     *("max_device_memory", "mempool_block_size", "memory_optimize_level"),
     *("env_config_path.sys.mem_reuse", "static_memory_policy", "memory_offload"),
 }
-"""Options of device memory: where there is an accelerator they do not speak of the host's."""
+"""Options of device memory: where there is an accelerator they do not apply to the host's."""
 DETAILS = {
     *("deterministic_warn_only", "fill_uninitialized_memory"),
     *("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation", "frozen_weights", "tuning_file"),
@@ -52,24 +52,22 @@ def translated(name: str, value: object, device: str, facts: Facts | None = None
 # --- options → effects ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", NAMES)
-def test_every_option_is_translated_for_every_device(name: str, device: str) -> None:
-    outcome = translated(name, example(OPTIONS[name]), device)
-    if outcome is None:
-        assert name in DEVICE_FAMILY or (name in MEMORY and device == "cpu")
-        return
-    assert isinstance(outcome, Outcome)
-    assert outcome.status in (*plan.DONE, *plan.FAILING)
-    if device in OPTIONS[name].devices and not OPTIONS[name].replaced_by and name not in DEVICE_FAMILY | DETAILS:
-        assert outcome.status != "inert", "the declaration says that it has a meaning here"
+def test_every_option_is_translated_for_every_device() -> None:
+    for name, device in product(OPTIONS, DEVICES):
+        outcome = translated(name, example(OPTIONS[name]), device)
+        if outcome is None:
+            assert name in DEVICE_FAMILY or (name in MEMORY and device == "cpu"), (name, device)
+            continue
+        assert outcome.status in (*plan.DONE, *plan.FAILING), (name, device)
+        if device in OPTIONS[name].devices and not OPTIONS[name].replaced_by and name not in DEVICE_FAMILY | DETAILS:
+            assert outcome.status != "inert", f"the declaration of {name} says that it has a meaning on {device}"
 
 
-@pytest.mark.parametrize("name", sorted(MEMORY))
-def test_options_of_memory_speak_of_the_host_where_it_is_all_there_is(name: str) -> None:
-    outcome = translated(name, example(OPTIONS[name]), "cpu", Facts.only("cpu"))
-    assert outcome is not None
-    assert outcome.status in ((*plan.DONE, "refused") if name == "memory_offload" else plan.DONE)
+def test_options_of_memory_apply_to_the_host_where_it_is_all_there_is() -> None:
+    for name in MEMORY:
+        outcome = translated(name, example(OPTIONS[name]), "cpu", Facts.only("cpu"))
+        assert outcome is not None, name
+        assert outcome.status in ((*plan.DONE, "refused") if name == "memory_offload" else plan.DONE), name
 
 
 def test_every_option_is_in_one_place() -> None:
@@ -128,20 +126,18 @@ def test_every_switch_can_be_read_and_reads_as_plain_data() -> None:
             assert json.loads(json.dumps(value)) == value, name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n for n, s in SWITCHES.items() if s.write is not None and s.restore == "exact" and s.available() and n != "rng.saved"],
-)
-def test_what_a_switch_reads_it_takes_back(name: str) -> None:
-    switch = SWITCHES[name]
-    before, state = switch.read(), switch.take()
-    switch.put_back(state)
-    assert switch.read() == before
-    if before is not None and not switch.is_satisfied(before):  # as found it may be overruled, as written not
-        switch.set(before)
-        assert switch.is_satisfied(before)
+def test_what_a_switch_reads_it_takes_back() -> None:
+    for name, switch in SWITCHES.items():
+        if switch.write is None or switch.restore != "exact" or not switch.available():
+            continue
+        before, state = switch.read(), switch.take()
         switch.put_back(state)
-        assert switch.read() == before
+        assert switch.read() == before, name
+        if before is not None and not switch.is_satisfied(before):  # as found it may be overruled, as written not
+            switch.set(before)
+            assert switch.is_satisfied(before), name
+            switch.put_back(state)
+            assert switch.read() == before, name
 
 
 def test_switches_are_declared_soundly() -> None:
@@ -165,10 +161,8 @@ LAYERS = (
     ("effects", "native", "recorded"),
     ("memory",),
     ("switches",),
-    ("apply", "devices", "plan"),
-    ("rebase",),
-    ("amp", "process_scope", "reference", "unwatched"),
-    ("scopes",),
+    ("devices", "plan"),
+    ("amp", "reference"),
     ("context",),
     ("inspection", "vocabulary"),
     ("device_context", "mindspore", "run", "runtime"),
@@ -211,32 +205,30 @@ def unit(name: str) -> str | None:
         and parts[1] not in msctx.__all__
     ):
         return parts[1]
-    if parts[1:2] == ["context"] and len(parts) > 2:  # msctx.context is both the module and the function
+    if parts[1:2] == ["context"] and len(parts) > 2:  # msctx.context is both the package and the function
         return "context"
     return "msctx"
 
 
-UNITS = sorted({unit(dotted(path)) or "" for path in MODULES} - {"msctx"} | {"context"})
+def unit_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def test_every_module_has_its_rank() -> None:
-    assert set(UNITS) <= set(RANKS)
+    assert set(RANKS) == {unit_of(path) for path in MODULES} - {"__init__"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=[dotted(path) for path in MODULES])
-def test_imports_run_one_way(path: Path) -> None:
-    if path == PACKAGE / "__init__.py":
-        return
-    own = "context" if path == PACKAGE / "context.py" else unit(dotted(path))
-    assert own is not None
+def test_imports_run_one_way() -> None:
     wrong = []
-    for line, name in imports(path):
-        other = unit(name)
-        if other in (None, own):
-            continue
-        rank = ROOT_RANK if other == "msctx" else RANKS[str(other)]
-        if rank >= RANKS[own] or (own in ONLY and other not in ONLY[own]):
-            wrong.append(f"{path}:{line} imports {name}")
+    for path in MODULES:
+        own = unit_of(path)
+        for line, name in imports(path) if own != "__init__" else ():
+            other = unit(name)
+            if other in (None, own):
+                continue
+            rank = ROOT_RANK if other == "msctx" else RANKS[str(other)]
+            if rank >= RANKS[own] or (own in ONLY and other not in ONLY[own]):
+                wrong.append(f"{path}:{line} imports {name}")
     assert wrong == []
 
 
@@ -249,16 +241,14 @@ def test_modules_of_precision_policies_import_one_way() -> None:
         assert not found & set(PRECISION[place:]), f"{own} imports what imports it"
 
 
-@pytest.mark.parametrize("own", WITHOUT_TORCH)
-def test_some_modules_never_import_torch(own: str) -> None:
-    paths = [p for p in MODULES if p.relative_to(PACKAGE).with_suffix("").parts[0] == own]
-    assert paths
+def test_some_modules_never_import_torch() -> None:
+    paths = [path for path in MODULES if unit_of(path) in WITHOUT_TORCH]
     wrong = [f"{p}:{line}" for p in paths for line, name in imports(p) if name.split(".")[0] in ("torch", "torch_npu")]
     assert wrong == []
 
 
-def test_apply_knows_no_option() -> None:
-    tree = ast.parse((PACKAGE / "apply.py").read_text(encoding="utf-8"))
+def test_the_ledger_knows_no_option() -> None:
+    tree = ast.parse((PACKAGE / "context" / "ledger.py").read_text(encoding="utf-8"))
     words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     assert words & set(OPTIONS) == set()
 
@@ -266,19 +256,30 @@ def test_apply_knows_no_option() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", MODULES, ids=[dotted(path) for path in MODULES])
-def test_a_file_begins_with_its_job(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    if text.strip() and path.name != "_version.py":
-        assert ast.get_docstring(ast.parse(text)), "the first line of a module says its job"
-        assert text.startswith('"""')
+def test_a_file_begins_with_its_job() -> None:
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith('"""') or path.name == "_version.py", f"the first line of {path} must say its job"
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_every_theme_has_its_test(theme: str) -> None:
-    assert (TESTS / "effects" / f"test_{theme}.py").exists()
+def test_every_theme_and_every_file_of_switches_has_its_test() -> None:
+    expected = [f"effects/test_{theme}.py" for theme in THEMES]
+    expected += [f"switches/test_{owner.__name__.rpartition('.')[2]}.py" for owner in OWNERS]
+    assert [name for name in expected if not (TESTS / name).exists()] == []
 
 
-@pytest.mark.parametrize("name", sorted({owner.__name__.rpartition(".")[2] for owner in OWNERS}))
-def test_every_file_of_switches_has_its_test(name: str) -> None:
-    assert (TESTS / "switches" / f"test_{name}.py").exists()
+def _text_of(folder: Path) -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py")) if path != Path(__file__))
+
+
+def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
+    """The name of an option that is built is written out where it is declared, translated and tested; that of a switch that it
+    assigns, where it is translated and where the switch is."""
+    waiting = {name for names in UNBUILT.values() for name in names}
+    options = {name for name, option in OPTIONS.items() if name not in waiting and not option.replaced_by}
+    texts = {place: _text_of(PACKAGE / place) for place in ("options", "effects", "switches")}
+    hidden = [(name, place) for place in ("options", "effects") for name in options if f'"{name}"' not in texts[place]]
+    hidden += [(name, p) for p in ("effects", "switches") for name in all_assignments() if f'"{name}"' not in texts[p]]
+    tests = _text_of(TESTS)
+    hidden += [(name, "tests") for name in options if not re.search(rf"\b{re.escape(name)}\b", tests)]
+    assert sorted(hidden) == []

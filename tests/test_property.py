@@ -26,13 +26,13 @@ from properties import (
 from torch import _C
 
 import msctx
-from msctx import apply, devices
-from msctx.context import Context
+from msctx import devices
+from msctx.context import Context, ledger
+from msctx.context.ledger import rebase
 from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.options.conv_policy import FLAGS, ConvPolicy
-from msctx.rebase import rebase
 from msctx.switches import SWITCHES, Switch
 
 pytestmark = marks
@@ -195,7 +195,7 @@ def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, t
     with one_example(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "here", lambda: ("cpu", device))
         patch.setattr(devices, "facts", lambda settings=(): Facts(devices=("cpu", device)))
-        patch.setattr(apply, "SWITCHES", {name: imagined(name) for name in machine})
+        patch.setattr(ledger, "SWITCHES", {name: imagined(name) for name in machine})
         check_law(program, state)
 
 
@@ -265,12 +265,12 @@ def assignments(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
 
 @contextmanager
 def scope(assigned: dict[str, Any]) -> Iterator[None]:
-    hold = apply.apply(assigned, "with-block")
+    hold = ledger.apply(assigned, "with-block")
     unmet = {name: (value, SWITCHES[name].read()) for name, value in assigned.items() if not SWITCHES[name].is_satisfied(value)}
     try:
         yield
     finally:
-        apply.undo(hold)
+        ledger.undo(hold)
     assert not unmet
 
 
@@ -369,9 +369,9 @@ def test_base_and_scopes_agree_with_a_model(
 ) -> None:
     """In force is the innermost scope's value, else the base's, else what was found; a step that fails changes nothing."""
     library = Library()
-    hold = apply.Hold("set_context", base=True)
+    hold = ledger.Hold("set_context", base=True)
     base: dict[str, int] = {}
-    scopes: list[tuple[apply.Hold, dict[str, int]]] = []
+    scopes: list[tuple[ledger.Hold, dict[str, int]]] = []
 
     def model() -> dict[str, int]:
         found = {"a": 0, "b": 0, "c": 0} | base
@@ -380,16 +380,16 @@ def test_base_and_scopes_agree_with_a_model(
         return found
 
     with one_example(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apply, "SWITCHES", library.switches())
+        patch.setattr(ledger, "SWITCHES", library.switches())
         for kind, values, failing in program:
             if kind == "leave":
                 if scopes:
-                    apply.undo(scopes.pop()[0])
+                    ledger.undo(scopes.pop()[0])
             else:
                 library.failing = failing
                 try:
                     if kind == "enter":
-                        scopes.append((apply.apply(values, "scope"), values))
+                        scopes.append((ledger.apply(values, "scope"), values))
                     else:
                         rebase(hold, values)
                         base = values
@@ -398,8 +398,8 @@ def test_base_and_scopes_agree_with_a_model(
                 library.failing = None
             assert library == model()
         while scopes:
-            apply.undo(scopes.pop()[0])
+            ledger.undo(scopes.pop()[0])
             assert library == model()
         rebase(hold, {})
         assert library == {"a": 0, "b": 0, "c": 0}
-    assert not any(apply._ledger.values())
+    assert not any(ledger._ledger.values())

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 import msctx
-from msctx import unwatched
+from msctx.context.base import WATCHING
 from msctx.errors import MsctxWarning
 from msctx.memory import watched
 from msctx.run.config import read
@@ -83,7 +83,7 @@ def test_a_model_of_a_context_that_was_left_is_not_of_the_next() -> None:
 def test_parameters_on_the_host_of_an_accelerator() -> None:
     asked = {"variable_placement": "Host", "mix_compile_mode": True}
     row = next(row for row in msctx.explain(asked, device="cuda").rows if row.option == "variable_placement")
-    assert (row.option, row.value) in unwatched.ASKING
+    assert (row.option, row.value) in WATCHING
     assert row.assignments["models.parameters"] == "host"
 
 

@@ -35,7 +35,7 @@ def run(
 
     prepare_environment(experiment)
     from msctx.context import explain
-    from msctx.process_scope import refuse
+    from msctx.context.base import refuse
     from msctx.run import run_experiment
     from msctx.run.entry import resolve
 

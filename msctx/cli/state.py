@@ -17,8 +17,8 @@ def state(
     json_: Json = False,
 ) -> None:
     """The whole numerics state of a fresh process: every switch of PyTorch and around it."""
+    from msctx.context.base import BASE
     from msctx.inspection import state as read_state
-    from msctx.process_scope import BASE
     from msctx.run.config import read
 
     with BASE.laid_under(read(None, overrides or ()).levels):

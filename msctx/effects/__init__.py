@@ -5,7 +5,7 @@ from msctx.effects.base import AS_FOUND, EFFECTS, THEMES, Facts, Outcome, Want, 
 from msctx.effects.memory import POOL, SHOW_FREE
 from msctx.effects.precision_mode import PRECISION
 
-NEED_CORE = (*NATIVE, *PRECISION, *POOL)
+NEED_CORE = frozenset((*NATIVE, *PRECISION, *POOL))
 """The options for which the native core is built and loaded."""
 
 __all__ = ["AS_FOUND", "EFFECTS", "NAMED", "NEED_CORE", "SHOW_FREE", "THEMES", "Facts", "Outcome", "Want", "translate"]

@@ -62,12 +62,13 @@ its own on a CPU, and folds batch norms into new weights on every device, which 
 calls kernels past the dispatcher; max_autotune takes Triton's kernels in place of convolutions, and matrix products in place of those
 with a window of 1x1."""
 HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
+POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
 def conv_policy(want: Want) -> dict[str, Any]:
     """The assignment that all these options come to together."""
-    if want.device not in ("cpu", "cuda") or _obstacle(want):
+    if want.device not in POLICY or _obstacle(want):
         return {}
     options = NATIVE if want.device == "cpu" else NAMED
     asking = {name: setting.value for name in options if (setting := want.in_force(name)) and setting.value}
@@ -90,7 +91,7 @@ def conv_policy(want: Want) -> dict[str, Any]:
         allow_fp32_emulation=want.other("allow_fp32_emulation", True),
         frozen_weights=want.device == "cpu" and want.other("frozen_weights", False),  # cuDNN keeps no weights
     )
-    return {f"native.convolution.{want.device}": policy}
+    return {POLICY[want.device]: policy}
 
 
 def carried_out(want: Want) -> dict[str, Any]:

@@ -33,7 +33,11 @@ ALONE = {
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HIF8 = ("mixed_hif8", "cube_hif8")
 NO_CHOICE = "all_ops_impl_mode.ini"
-IMPLEMENTATION = ("optypelist_for_implmode", "op_select_implmode")
+BY_TORCH_NPU = {
+    "optypelist_for_implmode": "torch.npu.optypelist_for_implmode",
+    "op_select_implmode": "torch.npu.op_select_implmode",
+}
+POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
 def policy(want: Want) -> dict[str, Any]:
@@ -45,13 +49,13 @@ def policy(want: Want) -> dict[str, Any]:
     by_torch_npu: dict[str, Any] = {}
     if want.device == "ascend":
         # of its operators those that CANN compiles for the call; aclnn's read neither of the two: the policy holds for all
-        by_torch_npu = {f"torch.npu.{name}": asked[name] for name in IMPLEMENTATION if _is_torch_npus(asked, name)}
+        by_torch_npu = {switch: asked[name] for name, switch in BY_TORCH_NPU.items() if _is_torch_npus(asked, name)}
         if asked == {"precision_mode": "must_keep_origin_dtype"}:
             by_torch_npu["torch.npu.precision_mode"] = asked["precision_mode"]
     text = text_of(asked)
     if text and want.other("frozen_weights"):
         text = text_of(asked | {"frozen_weights": True})
-    return by_torch_npu | ({f"native.precision.{want.device}": text} if text else {})
+    return by_torch_npu | ({POLICY[want.device]: text} if text else {})
 
 
 def _meant(setting: Setting) -> Any:

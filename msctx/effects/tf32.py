@@ -10,6 +10,7 @@ RNNS = (
     "written, a torch.backends.fp32_precision set later no longer reaches cuDNN (torch has no setter for that)"
 )
 ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
+HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 CORE = "the matrix products of the native core"
 
 
@@ -56,5 +57,5 @@ def allow_fp32_emulation(want: Want) -> Outcome:
 @effect("matmul_allow_hf32", "conv_allow_hf32")
 def allow_hf32(want: Want) -> Outcome:
     if want.device == "ascend":
-        return honoured({f"torch.npu.{want.option.name.partition('_')[0]}.allow_hf32": want.value})
+        return honoured({HF32[want.option.name]: want.value})
     return not_built(CORE)

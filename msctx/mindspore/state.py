@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msctx.context import current, set_options
+from msctx.context.base import BASE
 from msctx.errors import DeviceError, MsctxWarning, StrictError
 from msctx.mindspore.checks import Note
 from msctx.mindspore.keys import DEVICE
 from msctx.notices import tell, user_frame
 from msctx.options import UNSET, Setting
-from msctx.process_scope import BASE
 
 
 def start() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from msctx.options import rules
@@ -40,7 +40,7 @@ class Setting:
         return "environment" if self.origin.startswith("environment ") else re.sub(r":\d+:\d+$", "", self.origin)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """What was set in one place: a file, the environment, the command line, ``set_context`` or one with-block."""
 
@@ -64,7 +64,7 @@ class Layer:
                 lost.append((setting, by))
         return Layer({**kept, **newer.settings}, tuple(lost))
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """Equal for layers that mean the same and came from the same places."""
         found = (*self.settings.values(), *(setting for pair in self.lost for setting in pair))

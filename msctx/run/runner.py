@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from msctx import devices
 from msctx.context import current
+from msctx.context.base import BASE, unwatched
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
@@ -21,12 +22,10 @@ from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import tell
 from msctx.plan import Plan, make
-from msctx.process_scope import BASE
 from msctx.run.config import Experiment
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
-from msctx.unwatched import unwatched
 
 T = TypeVar("T")
 

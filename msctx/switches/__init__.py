@@ -12,7 +12,6 @@ from msctx.switches import (
     generators,
     models,
     native,
-    precision_policy,
     torch_accelerator,
     torch_core,
     torch_cuda,
@@ -22,26 +21,20 @@ from msctx.switches import (
 )
 from msctx.switches.base import Switch
 
-SWITCHES: Mapping[str, Switch] = MappingProxyType(
-    {
-        switch.name: switch
-        for owner in (
-            denormals,
-            torch_core,
-            torch_inductor,
-            torch_precision,
-            torch_cuda,
-            torch_npu,
-            torch_accelerator,
-            generators,
-            environment,
-            native,
-            models,
-            precision_policy,
-        )
-        for switch in owner.SWITCHES
-    }
+_ROWS = (
+    *denormals.SWITCHES,
+    *torch_core.SWITCHES,
+    *torch_inductor.SWITCHES,
+    *torch_precision.SWITCHES,
+    *torch_cuda.SWITCHES,
+    *torch_npu.SWITCHES,
+    *torch_accelerator.SWITCHES,
+    *generators.SWITCHES,
+    *environment.SWITCHES,
+    *native.SWITCHES,
+    *models.SWITCHES,
 )
+SWITCHES: Mapping[str, Switch] = MappingProxyType({switch.name: switch for switch in _ROWS})
 
 
 def read_all() -> dict[str, Any]:

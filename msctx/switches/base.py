@@ -11,10 +11,6 @@ def _always() -> bool:
     return True
 
 
-def _never_blocked(value: Any) -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
     """One row of the table of globals.
@@ -33,6 +29,7 @@ class Switch:
         save, load: for a switch whose value does not hold its whole state: take the state, put it back.
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
+            ``None``: nothing ever is in the way.
         available: whether the global exists in this process.
         prepare: brings what a write needs and may take long (the native core is built); what fails is reported by ``devices.facts()``
             from then on.
@@ -48,13 +45,9 @@ class Switch:
     save: Callable[[], Any] | None = None
     load: Callable[[Any], None] | None = None
     satisfied: Callable[[Any], bool] | None = None
-    blocked: Callable[[Any], str] = _never_blocked
+    blocked: Callable[[Any], str] | None = None
     available: Callable[[], bool] = _always
     prepare: Callable[[], object] | None = None
-
-    @property
-    def can_be_blocked(self) -> bool:
-        return self.blocked is not _never_blocked
 
     def is_satisfied(self, value: Any) -> bool:
         return self.satisfied(value) if self.satisfied else self.read() == value
@@ -68,4 +61,7 @@ class Switch:
         return (self.save or self.read)()
 
     def put_back(self, state: Any) -> None:
-        (self.load or self.set)(state)
+        if self.load is not None:
+            self.load(state)
+        elif self.read() != state:
+            self.set(state)

@@ -15,22 +15,20 @@ from msctx.switches.torch_npu import is_here as npu_is_here
 from msctx.switches.torch_npu import npu
 
 
-def _read(name: str) -> Callable[[], str | None]:
-    return lambda: os.environ.get(name)
+def _variable(switch: str, **more: Any) -> Switch:
+    name = switch.removeprefix("env.")
 
-
-def _write(name: str) -> Callable[[str | None], None]:
     def write(value: str | None) -> None:
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
 
-    return write
+    return Switch(name=switch, read=lambda: os.environ.get(name), write=write, **more)
 
 
-def _variable(name: str, only_before: str, **more: Any) -> Switch:
-    return Switch(name=f"env.{name}", read=_read(name), write=_write(name), restore="never", only_before=only_before, **more)
+def _read_once(switch: str, only_before: str, **more: Any) -> Switch:
+    return _variable(switch, restore="never", only_before=only_before, **more)
 
 
 def _cublas_late(value: str) -> str:
@@ -79,25 +77,19 @@ def _lower_limit(limit: int) -> None:
 
 
 SWITCHES = (
-    _variable(
-        "CUBLAS_WORKSPACE_CONFIG",
+    _read_once(
+        "env.CUBLAS_WORKSPACE_CONFIG",
         "the first use of cuBLAS",
         satisfied=lambda value: os.environ.get("CUBLAS_WORKSPACE_CONFIG") in (":4096:8", ":16:8"),
         blocked=_cublas_late,
     ),
     # NCCL reads it whenever it makes a communicator, so that what was found can be put back
-    Switch(
-        name="env.NCCL_ALGO",
-        read=_read("NCCL_ALGO"),
-        write=_write("NCCL_ALGO"),
-        satisfied=_nccl_adds_in_fixed_order,
-        blocked=_nccl_late,
-    ),
+    _variable("env.NCCL_ALGO", satisfied=_nccl_adds_in_fixed_order, blocked=_nccl_late),
     # torch_npu also configures HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
-    _variable("HCCL_DETERMINISTIC", "the first HCCL communicator"),
-    _variable("TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_npu_late("TE_PARALLEL_COMPILER")),
-    _variable(
-        "PYTORCH_NO_NPU_MEMORY_CACHING",
+    _read_once("env.HCCL_DETERMINISTIC", "the first HCCL communicator"),
+    _read_once("env.TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_npu_late("TE_PARALLEL_COMPILER")),
+    _read_once(
+        "env.PYTORCH_NO_NPU_MEMORY_CACHING",
         "the first allocation on an NPU",
         blocked=_npu_late("PYTORCH_NO_NPU_MEMORY_CACHING"),
     ),

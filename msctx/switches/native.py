@@ -1,14 +1,19 @@
-"""Switches of the native core: its policies for convolutions, its pool of memory and the caps on it."""
+"""Switches of the native core: its policies for convolutions and for precision, its pool of memory and the caps on it."""
 
 from __future__ import annotations
 
-from msctx.native import conv_policy, core, memory
+from functools import partial
+
+from msctx.native import conv_policy, core, memory, precision_switch
 from msctx.switches import torch_cuda
 from msctx.switches.base import Switch
 
-POLICIES = tuple(
-    Switch(
-        name=f"native.convolution.{place}",
+
+def _convolution(name: str) -> Switch:
+    place = name.rpartition(".")[2]
+    here = conv_policy.PLACES[place]
+    return Switch(
+        name=name,
         read=here.read,
         write=here.write,
         save=here.take,
@@ -17,9 +22,28 @@ POLICIES = tuple(
         prepare=here.load,
         available=torch_cuda.is_here if place == "cuda" else lambda: True,
     )
-    for place, here in conv_policy.PLACES.items()
-)
-MEMORY = (
+
+
+def _precision(name: str) -> Switch:
+    device = name.rpartition(".")[2]
+    return Switch(
+        name=name,
+        read=partial(precision_switch.read, device),
+        write=partial(precision_switch.write, device),
+        save=partial(precision_switch.save, device),
+        load=partial(precision_switch.load, device),
+        scope="thread",
+        family=name,
+        prepare=core.load,
+    )
+
+
+SWITCHES = (
+    _convolution("native.convolution.cpu"),
+    _convolution("native.convolution.cuda"),
+    _precision("native.precision.cpu"),
+    _precision("native.precision.cuda"),
+    _precision("native.precision.ascend"),
     Switch(name="native.memory_pool", read=memory.read_pool, write=memory.write_pool, prepare=core.load),
     Switch(
         name="native.memory_caps",
@@ -30,4 +54,3 @@ MEMORY = (
         prepare=core.load,
     ),
 )
-SWITCHES = (*POLICIES, *MEMORY)

@@ -145,10 +145,6 @@ def _threads_blocked(number: int) -> str:
 # --- what is only observed --------------------------------------------------------------------------------------------
 
 
-def _observed(name: str, read: Any) -> Switch:
-    return Switch(name=name, read=read)
-
-
 SWITCHES = (
     Switch(name="torch.deterministic", read=_C._get_deterministic_algorithms, write=_write_deterministic),
     Switch(
@@ -201,15 +197,19 @@ SWITCHES = (
         scope="thread",
     ),
     Switch(name="torch.nn.max_call_depth", read=lambda: _CallDepth.limit, write=_CallDepth.write),
-    _observed("torch.default_dtype", lambda: str(torch.get_default_dtype())),
-    _observed("torch.grad_enabled", torch.is_grad_enabled),
-    _observed("torch.inference_mode", torch.is_inference_mode_enabled),
-    _observed("torch.autocast.cpu", lambda: str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None),
-    _observed(
-        "torch.autocast.cuda", lambda: str(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else None
+    Switch(name="torch.default_dtype", read=lambda: str(torch.get_default_dtype())),
+    Switch(name="torch.grad_enabled", read=torch.is_grad_enabled),
+    Switch(name="torch.inference_mode", read=torch.is_inference_mode_enabled),
+    Switch(
+        name="torch.autocast.cpu",
+        read=lambda: str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None,
     ),
-    _observed("torch.mkldnn.enabled", _C._get_mkldnn_enabled),
-    _observed("torch.mkldnn.allow_tf32", _C._get_onednn_allow_tf32),
-    _observed("torch.quantized.engine", lambda: torch.backends.quantized.engine),
-    _observed("torch.cpu_capability", torch.backends.cpu.get_cpu_capability),
+    Switch(
+        name="torch.autocast.cuda",
+        read=lambda: str(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else None,
+    ),
+    Switch(name="torch.mkldnn.enabled", read=_C._get_mkldnn_enabled),
+    Switch(name="torch.mkldnn.allow_tf32", read=_C._get_onednn_allow_tf32),
+    Switch(name="torch.quantized.engine", read=lambda: torch.backends.quantized.engine),
+    Switch(name="torch.cpu_capability", read=torch.backends.cpu.get_cpu_capability),
 )

@@ -75,11 +75,11 @@ class _Flag:
 
 
 _FLAGS = {
-    "deterministic": ("TORCHINDUCTOR_DETERMINISTIC", "0"),
-    "cpp_wrapper": ("TORCHINDUCTOR_CPP_WRAPPER", "0"),  # not forced: AOTInductor cannot do without it
-    "layout_optimization": ("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
+    "torch.inductor.deterministic": ("TORCHINDUCTOR_DETERMINISTIC", "0"),
+    "torch.inductor.cpp_wrapper": ("TORCHINDUCTOR_CPP_WRAPPER", "0"),  # not forced: AOTInductor cannot do without it
+    "torch.inductor.layout_optimization": ("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
 }
-"""Key of the configuration → the environment variable from which it takes its first value, and what an absent one means."""
+"""Switch → the environment variable from which its key takes its first value, and what an absent one means."""
 
 
 # --- above all that programs set --------------------------------------------------------------------------------------
@@ -171,23 +171,31 @@ def _variable(name: str) -> Callable[[], bool]:
 
 
 _FORCED: dict[str, Callable[[], Any]] = {
-    "freezing": _variable("TORCHINDUCTOR_FREEZING"),
-    "max_autotune": _variable("TORCHINDUCTOR_MAX_AUTOTUNE"),
-    "max_autotune_gemm": _variable("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
-    "max_autotune_conv_backends": lambda: os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON").upper(),
-    "conv_1x1_as_mm": lambda: False,
-    "allow_buffer_reuse": lambda: True,
-    "inplace_buffers": lambda: True,
-    "memory_planning": _variable("TORCHINDUCTOR_MEMORY_PLANNING"),
+    "torch.inductor.freezing": _variable("TORCHINDUCTOR_FREEZING"),
+    "torch.inductor.max_autotune": _variable("TORCHINDUCTOR_MAX_AUTOTUNE"),
+    "torch.inductor.max_autotune_gemm": _variable("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
+    "torch.inductor.max_autotune_conv_backends": lambda: os.environ.get(
+        "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON"
+    ).upper(),
+    "torch.inductor.conv_1x1_as_mm": lambda: False,
+    "torch.inductor.allow_buffer_reuse": lambda: True,
+    "torch.inductor.inplace_buffers": lambda: True,
+    "torch.inductor.memory_planning": _variable("TORCHINDUCTOR_MEMORY_PLANNING"),
 }
-"""Key of the configuration → the value that it has when inductor is loaded."""
+"""Switch → the value that its key has when inductor is loaded."""
 
 
-def _switch(key: str, value: _Flag | _Forced, **more: Any) -> Switch:
-    return Switch(name=f"torch.inductor.{key}", read=value.read, write=value.write, save=value.save, load=value.load, **more)
+def _flag(name: str, variable: str, default: str) -> Switch:
+    value = _Flag(name.removeprefix("torch.inductor."), variable, default)
+    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, family=name)
+
+
+def _forced_value(name: str, unloaded: Callable[[], Any]) -> Switch:
+    value = _Forced(name.removeprefix("torch.inductor."), unloaded)
+    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
 
 
 SWITCHES = (
-    *(_switch(key, _Flag(key, *variable), family=f"torch.inductor.{key}") for key, variable in _FLAGS.items()),
-    *(_switch(forced.key, forced, satisfied=forced.holds) for forced in (_Forced(*one) for one in _FORCED.items())),
+    *(_flag(name, *variable) for name, variable in _FLAGS.items()),
+    *(_forced_value(name, unloaded) for name, unloaded in _FORCED.items()),
 )

@@ -19,16 +19,11 @@ def npu() -> Any:
     return vars(torch)["npu"]
 
 
-def _hf32(kind: str) -> Switch:
+def _hf32(name: str, kind: str) -> Switch:
     def write(on: bool) -> None:
         getattr(npu(), kind).allow_hf32 = on
 
-    return Switch(
-        name=f"torch.npu.{kind}.allow_hf32",
-        read=lambda: getattr(npu(), kind).allow_hf32,
-        write=write,
-        available=is_here,
-    )
+    return Switch(name=name, read=lambda: getattr(npu(), kind).allow_hf32, write=write, available=is_here)
 
 
 def _option(name: str, key: str) -> Switch:
@@ -52,8 +47,8 @@ SWITCHES = (
     current_device("torch.npu.current_device", npu, is_here),
     memory_cap("torch.npu.memory_cap", npu, is_here),
     synchronize_each_op("torch.npu.synchronize_each_op", npu, is_here),
-    _hf32("matmul"),
-    _hf32("conv"),
+    _hf32("torch.npu.matmul.allow_hf32", "matmul"),
+    _hf32("torch.npu.conv.allow_hf32", "conv"),
     _option("torch.npu.precision_mode", "ACL_PRECISION_MODE"),
     _option("torch.npu.op_select_implmode", "ACL_OP_SELECT_IMPL_MODE"),
     _option("torch.npu.optypelist_for_implmode", "ACL_OPTYPELIST_FOR_IMPLMODE"),

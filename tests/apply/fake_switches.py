@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from msctx import apply
+from msctx.context import ledger
 from msctx.switches import Switch
 
-Held = Callable[..., AbstractContextManager[apply.Hold]]
+Held = Callable[..., AbstractContextManager[ledger.Hold]]
 
 
 class Globals(dict[str, Any]):
@@ -36,4 +36,4 @@ NEW = {"a": 1, "b": 2, "c": 3}
 
 def change_one(monkeypatch: pytest.MonkeyPatch, name: str, **fields: Any) -> None:
     """Give one real switch other functions for the length of a test."""
-    monkeypatch.setattr(apply, "SWITCHES", {**apply.SWITCHES, name: dataclasses.replace(apply.SWITCHES[name], **fields)})
+    monkeypatch.setattr(ledger, "SWITCHES", {**ledger.SWITCHES, name: dataclasses.replace(ledger.SWITCHES[name], **fields)})

@@ -10,44 +10,44 @@ from context_helpers import OwnError, State, in_thread
 from fake_switches import FOUND, NEW, Globals, Held, change_one
 
 import msctx
-from msctx import apply
+from msctx.context import ledger
+from msctx.context.ledger import rebase
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, SwitchError
-from msctx.rebase import rebase
 from msctx.switches import SWITCHES
 
 # --- the way out ------------------------------------------------------------------------------------------------------
 
 
 def test_restores_in_reverse_order(library: Globals) -> None:
-    hold = apply.apply(NEW, "one")
+    hold = ledger.apply(NEW, "one")
     assert library == NEW
-    apply.undo(hold)
+    ledger.undo(hold)
     assert library == FOUND
     assert library.log == [("a", 1), ("b", 2), ("c", 3), ("c", "c found"), ("b", "b found"), ("a", "a found")]
 
 
 def test_what_was_found_is_put_back_at_each_level(library: Globals) -> None:
-    outer = apply.apply({"a": 1}, "outer")
+    outer = ledger.apply({"a": 1}, "outer")
     library["b"] = "changed by the user"
-    inner = apply.apply({"b": 2, "a": 2}, "inner")
+    inner = ledger.apply({"b": 2, "a": 2}, "inner")
     assert library == {"a": 2, "b": 2, "c": "c found"}
-    apply.undo(inner)
+    ledger.undo(inner)
     assert library == {"a": 1, "b": "changed by the user", "c": "c found"}
-    apply.undo(outer)
+    ledger.undo(outer)
     assert library == {"a": "a found", "b": "changed by the user", "c": "c found"}
 
 
 def test_a_value_already_in_force_is_not_written(library: Globals) -> None:
-    apply.undo(apply.apply({"a": "a found"}, "one"))
+    ledger.undo(ledger.apply({"a": "a found"}, "one"))
     assert ("a", "a found") not in library.log[:-1]
     assert library == FOUND
 
 
 def test_a_value_already_in_force_is_still_protected(library: Globals) -> None:
-    hold = apply.apply({"a": "a found"}, "one")
+    hold = ledger.apply({"a": "a found"}, "one")
     library["a"] = "changed inside"
     with pytest.warns(MsctxWarning, match="changed inside"):
-        apply.undo(hold)
+        ledger.undo(hold)
     assert library == FOUND
 
 
@@ -75,7 +75,7 @@ def test_a_write_that_raises_undoes_the_earlier_ones(library: Globals, at: str, 
 
     library.on_write = fail
     with pytest.raises(SwitchError if error is RuntimeError else error, match="no"):
-        apply.apply(NEW, "one")
+        ledger.apply(NEW, "one")
     assert library == FOUND
 
 
@@ -105,7 +105,7 @@ def test_a_context_that_fails_half_way_changes_nothing(monkeypatch: pytest.Monke
 def test_a_switch_that_keeps_another_value_is_an_error(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
     change_one(monkeypatch, "b", write=lambda value: library.update(b=str(value).upper()))
     with pytest.raises(SwitchError, match=r"b did not take 'x': it reads 'X'\. Nothing was changed\."):
-        apply.apply({"a": 1, "b": "x", "c": 3}, "one")
+        ledger.apply({"a": 1, "b": "x", "c": 3}, "one")
     assert library["a"] == "a found"
     assert library["c"] == "c found"
     assert ("c", 3) not in library.log
@@ -116,20 +116,20 @@ def test_one_failing_restore_does_not_keep_the_others(library: Globals) -> None:
         if (name, value) == ("b", "b found"):
             raise RuntimeError("b is stuck")
 
-    hold = apply.apply(NEW, "one")
+    hold = ledger.apply(NEW, "one")
     library.on_write = fail
     with pytest.raises(RestoreError, match="b: b is stuck"):
-        apply.undo(hold)
+        ledger.undo(hold)
     assert library == {**FOUND, "b": 2}
     with pytest.raises(RestoreError, match="b: b is stuck"):
-        apply.settle([])
+        ledger.settle([])
     library.on_write = lambda name, value: None
-    apply.settle([])
+    ledger.settle([])
     assert library == FOUND
 
 
 def test_what_could_not_be_put_back_is_put_back_by_the_scope_around(library: Globals) -> None:
-    outer, inner = apply.apply({"a": 1}, "outer"), apply.apply(NEW | {"a": 2}, "inner")
+    outer, inner = ledger.apply({"a": 1}, "outer"), ledger.apply(NEW | {"a": 2}, "inner")
     stuck: Any = {"a": 1, "b": "b found"}
 
     def fail(name: str, value: Any) -> None:
@@ -138,11 +138,11 @@ def test_what_could_not_be_put_back_is_put_back_by_the_scope_around(library: Glo
 
     library.on_write = fail
     with pytest.raises(RestoreError, match=r"b: b is stuck\n  a: a is stuck"):
-        apply.undo(inner)
+        ledger.undo(inner)
     stuck.clear()
-    apply.undo(apply.apply({"b": 3}, "another context"))
+    ledger.undo(ledger.apply({"b": 3}, "another context"))
     assert library == FOUND | {"a": 2}
-    apply.undo(outer, quiet=True)
+    ledger.undo(outer, quiet=True)
     assert library == FOUND
 
 
@@ -155,7 +155,7 @@ def test_an_error_of_the_body_stays_visible_behind_a_restore_error(monkeypatch: 
         change_one(patch, "torch.num_threads", load=stuck)
         with pytest.raises(RestoreError, match=r"torch\.num_threads: stuck") as caught, msctx.context(runtime_num_threads=1):
             raise OwnError
-    apply._ledger["torch.num_threads"][0].records["torch.num_threads"].put_back = lambda: None  # it is back
+    ledger._ledger["torch.num_threads"][0].records["torch.num_threads"].put_back = lambda: None  # it is back
     msctx.reset_context()
     assert isinstance(caught.value.__context__, OwnError) or isinstance(caught.value.__context__.__context__, OwnError)
 
@@ -164,10 +164,10 @@ def test_an_error_of_the_body_stays_visible_behind_a_restore_error(monkeypatch: 
 
 
 def test_a_foreign_change_is_told_with_both_values(library: Globals) -> None:
-    hold = apply.apply(NEW, "with-block at train.py:12")
+    hold = ledger.apply(NEW, "with-block at train.py:12")
     library.update(a="foreign a", b="foreign b")
     with pytest.warns(MsctxWarning) as told:
-        apply.undo(hold)
+        ledger.undo(hold)
     assert len(told) == 1
     text = str(told[0].message)
     assert "a: with-block at train.py:12 wrote 1, found 'foreign a' at exit" in text
@@ -177,10 +177,10 @@ def test_a_foreign_change_is_told_with_both_values(library: Globals) -> None:
 
 
 def test_a_foreign_change_is_an_error_under_strict_once_all_is_back(library: Globals) -> None:
-    hold = apply.apply(NEW, "one")
+    hold = ledger.apply(NEW, "one")
     library["b"] = "foreign"
     with pytest.raises(RestoreError, match="wrote 2, found 'foreign'"):
-        apply.undo(hold, strict=True)
+        ledger.undo(hold, strict=True)
     assert library == FOUND
 
 
@@ -207,7 +207,7 @@ def test_nothing_is_told_when_nobody_changed_anything(held: Held) -> None:
 # --- the base ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_base_is_changed_and_taken_away(library: Globals, base: apply.Hold) -> None:
+def test_the_base_is_changed_and_taken_away(library: Globals, base: ledger.Hold) -> None:
     assert rebase(base, {"a": 1, "b": 2}) == []
     assert library == {"a": 1, "b": 2, "c": "c found"}
     rebase(base, {"b": 3, "c": 3})
@@ -216,16 +216,16 @@ def test_the_base_is_changed_and_taken_away(library: Globals, base: apply.Hold) 
     assert library == FOUND
 
 
-def test_a_scope_covers_the_base_until_it_closes(library: Globals, base: apply.Hold) -> None:
-    scope = apply.apply({"a": "scope"}, "scope")
+def test_a_scope_covers_the_base_until_it_closes(library: Globals, base: ledger.Hold) -> None:
+    scope = ledger.apply({"a": "scope"}, "scope")
     assert rebase(base, {"a": "base", "b": "base"}) == ["a"]
     assert library == {"a": "scope", "b": "base", "c": "c found"}
-    apply.undo(scope)
+    ledger.undo(scope)
     assert library == {"a": "base", "b": "base", "c": "c found"}
-    scope = apply.apply({"a": "scope"}, "scope")
+    scope = ledger.apply({"a": "scope"}, "scope")
     assert rebase(base, {}) == ["a"]
     assert library == {"a": "scope", "b": "b found", "c": "c found"}
-    apply.undo(scope)
+    ledger.undo(scope)
 
 
 def fail_at_b(library: Globals) -> Callable[[str, Any], None]:
@@ -238,7 +238,7 @@ def fail_at_b(library: Globals) -> Callable[[str, Any], None]:
 
 
 @pytest.mark.parametrize("earlier", [{}, {"a": "base"}, {"a": "base", "b": "base"}, {"c": "base"}], ids=str)
-def test_a_base_that_fails_half_way_is_what_it_was(library: Globals, base: apply.Hold, earlier: dict[str, Any]) -> None:
+def test_a_base_that_fails_half_way_is_what_it_was(library: Globals, base: ledger.Hold, earlier: dict[str, Any]) -> None:
     rebase(base, earlier)
     before = dict(library)
     library.on_write = fail_at_b(library)
@@ -252,7 +252,7 @@ def test_a_base_that_fails_half_way_is_what_it_was(library: Globals, base: apply
 
 @pytest.mark.parametrize("earlier", [{}, {"b": "BASE"}], ids=str)
 def test_the_base_is_read_back(
-    library: Globals, base: apply.Hold, earlier: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    library: Globals, base: ledger.Hold, earlier: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rebase(base, earlier)
     before = dict(library)
@@ -267,28 +267,28 @@ def test_the_base_is_read_back(
 
 
 def test_a_switch_of_the_process_has_one_thread_at_a_time(library: Globals) -> None:
-    hold = apply.apply({"a": 1}, "with-block at one.py:1")
+    hold = ledger.apply({"a": 1}, "with-block at one.py:1")
     before = dict(library)
     with pytest.raises(ScopeError, match=r"other: a belongs to the whole process, and the with-block at one\.py:1 of another"):
-        in_thread(lambda: apply.apply({"b": 2, "a": 2}, "other"))
+        in_thread(lambda: ledger.apply({"b": 2, "a": 2}, "other"))
     assert library == before
-    in_thread(lambda: apply.undo(apply.apply({"b": 2, "c": 2}, "other")))
+    in_thread(lambda: ledger.undo(ledger.apply({"b": 2, "c": 2}, "other")))
     assert library == before
-    apply.undo(hold)
-    in_thread(lambda: apply.undo(apply.apply({"b": 2, "a": 2}, "other")))
+    ledger.undo(hold)
+    in_thread(lambda: ledger.undo(ledger.apply({"b": 2, "a": 2}, "other")))
     assert library == FOUND
 
 
 def test_a_switch_of_the_thread_is_each_threads_own(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
     change_one(monkeypatch, "a", scope="thread")
-    hold = apply.apply({"a": 1}, "one")
-    in_thread(lambda: apply.undo(apply.apply({"a": 2}, "other")))
+    hold = ledger.apply({"a": 1}, "one")
+    in_thread(lambda: ledger.undo(ledger.apply({"a": 2}, "other")))
     assert library["a"] == 1
-    apply.undo(hold)
+    ledger.undo(hold)
     assert library == FOUND
 
 
-def test_a_change_of_the_base_is_undone_past_what_cannot_be(base: apply.Hold, library: Globals) -> None:
+def test_a_change_of_the_base_is_undone_past_what_cannot_be(base: ledger.Hold, library: Globals) -> None:
     def stuck(name: str, value: object) -> None:
         if (name, value) in (("c", 3), ("b", "b found")):
             raise RuntimeError("stuck")
@@ -306,8 +306,8 @@ def test_a_change_of_the_base_is_undone_past_what_cannot_be(base: apply.Hold, li
 
 def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
     own = library.switch("a", scope="thread")
-    monkeypatch.setattr(apply, "SWITCHES", {"a": own, **{n: library.switch(n, scope="inherited") for n in ("b", "c")}})
-    there = apply.apply({"b": 2, "c": 3}, "around")
+    monkeypatch.setattr(ledger, "SWITCHES", {"a": own, **{n: library.switch(n, scope="inherited") for n in ("b", "c")}})
+    there = ledger.apply({"b": 2, "c": 3}, "around")
     library.update(FOUND)  # as it is in the guest's thread
 
     def stuck(name: str, value: object) -> None:
@@ -315,9 +315,9 @@ def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.Mo
             raise RuntimeError("stuck")
 
     library.on_write = stuck
-    with pytest.raises(RestoreError, match="b: stuck"), apply.visiting({"a": 1}):
+    with pytest.raises(RestoreError, match="b: stuck"), ledger.visiting({"a": 1}):
         assert library == NEW
     assert library == {**FOUND, "b": 2}
     library.on_write = lambda name, value: None
-    apply.undo(there, quiet=True)
+    ledger.undo(there, quiet=True)
     assert library == FOUND

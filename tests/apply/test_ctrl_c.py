@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 from fake_switches import FOUND, NEW, Globals
 
-from msctx import apply
-from msctx.rebase import rebase
+from msctx.context import ledger
+from msctx.context.ledger import rebase
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
 def test_ctrl_c_during_a_write(library: Globals, at: str) -> None:
     library.on_write = lambda name, value: signal.raise_signal(signal.SIGINT) if (name, value) == (at, NEW[at]) else None
     with pytest.raises(KeyboardInterrupt):
-        apply.apply(NEW, "one")
+        ledger.apply(NEW, "one")
     assert library == FOUND
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("at", ["a", "b", "c"])
 def test_ctrl_c_during_a_restore(library: Globals, at: str) -> None:
-    hold = apply.apply(NEW, "one")
+    hold = ledger.apply(NEW, "one")
     library.on_write = lambda name, value: signal.raise_signal(signal.SIGINT) if (name, value) == (at, FOUND[at]) else None
     with pytest.raises(KeyboardInterrupt):
-        apply.undo(hold)
+        ledger.undo(hold)
     assert library == FOUND
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -40,7 +40,7 @@ def test_ctrl_c_during_a_write_that_fails(library: Globals) -> None:
 
     library.on_write = both
     with pytest.raises(KeyboardInterrupt):
-        apply.apply(NEW, "one")
+        ledger.apply(NEW, "one")
     assert library == FOUND
 
 
@@ -49,16 +49,16 @@ def test_a_handler_that_does_not_raise_leaves_the_scope_in_force(library: Global
     found = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
         library.on_write = lambda name, value: signal.raise_signal(signal.SIGINT) if (name, value) == ("b", 2) else None
-        hold = apply.apply(NEW, "one")
+        hold = ledger.apply(NEW, "one")
         assert seen == [signal.SIGINT], "the program's own handler was not called"
         assert library == NEW, "apply() returned as if the scope were in force, and it is not"
-        apply.undo(hold)
+        ledger.undo(hold)
         assert library == FOUND
     finally:
         signal.signal(signal.SIGINT, found)
 
 
-def test_ctrl_c_during_a_change_of_the_base(library: Globals, base: apply.Hold) -> None:
+def test_ctrl_c_during_a_change_of_the_base(library: Globals, base: ledger.Hold) -> None:
     library.on_write = lambda name, value: signal.raise_signal(signal.SIGINT) if (name, value) == ("b", 2) else None
     with pytest.raises(KeyboardInterrupt):
         rebase(base, NEW)
@@ -71,7 +71,8 @@ SWEEP = """
 import json, linecache, signal, sys
 import msctx
 from torch import nn
-from msctx import apply, signals
+from msctx import signals
+from msctx.context import ledger
 from msctx.memory import watched
 HOW = sys.argv[1]
 stack = sys.modules["msctx.context"].stack
@@ -165,16 +166,16 @@ def attempt(action, n):
         problems.append("the handlers of signals are not back")
         signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGALRM, expire)
         signals.waiting_now = None
-    if stack.scopes or any(apply._ledger.values()) or (HOW != "any" and watched._open):
+    if stack.scopes or any(ledger._ledger.values()) or (HOW != "any" and watched._open):
         problems.append("still held")
     watched._open.clear()
     if changed := msctx.diff(found, msctx.state()):
         problems.append(f"changed: {sorted(changed)}")
-    for hold in {id(h): h for holds in apply._ledger.values() for h in holds}.values():
+    for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():
         for record in reversed(hold.records.values()):
             record.put_back()
         hold.records.clear()
-    apply._ledger.clear()
+    ledger._ledger.clear()
     stack.scopes.clear()
     assert msctx.state() == found
     return place, phase, problems

@@ -6,9 +6,9 @@ import pytest
 from context_helpers import Passes
 from fake_switches import FOUND, NEW, Globals, change_one
 
-from msctx import apply
+from msctx.context import ledger
+from msctx.context.ledger import rebase
 from msctx.errors import MsctxWarning, StrictError
-from msctx.rebase import rebase
 
 
 @pytest.fixture
@@ -20,25 +20,25 @@ def lasting(library: Globals, monkeypatch: pytest.MonkeyPatch) -> Globals:
 
 def test_a_lasting_switch_stays_and_says_so_once(lasting: Globals) -> None:
     with pytest.warns(MsctxWarning, match="b=2, once set, stays after this with-block") as told:
-        apply.undo(apply.apply(NEW, "one"))
+        ledger.undo(ledger.apply(NEW, "one"))
     assert len(told) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        apply.undo(apply.apply(NEW, "one"))
+        ledger.undo(ledger.apply(NEW, "one"))
     assert lasting == {**FOUND, "b": 2}
 
 
 def test_a_lasting_switch_is_refused_under_strict(lasting: Globals) -> None:
     with pytest.raises(StrictError, match="b cannot be put back"):
-        apply.apply(NEW, "one", strict=True)
+        ledger.apply(NEW, "one", strict=True)
     assert lasting == FOUND
     assert not lasting.log
     lasting["b"] = 2
-    apply.undo(apply.apply(NEW, "one", strict=True))  # it has the value already: nothing would stay
+    ledger.undo(ledger.apply(NEW, "one", strict=True))  # it has the value already: nothing would stay
 
 
 def test_the_base_sets_a_lasting_switch_without_a_warning(lasting: Globals) -> None:
-    base = apply.Hold("set_context", base=True)
+    base = ledger.Hold("set_context", base=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rebase(base, NEW, strict=True)
@@ -109,7 +109,7 @@ def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting: Global
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(MsctxWarning, match="stays after this with-block"):
-            apply.apply(NEW, "one")
+            ledger.apply(NEW, "one")
     assert lasting == FOUND
     assert not lasting.log, "something was written before the warning"
 

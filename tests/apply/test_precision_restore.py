@@ -11,7 +11,7 @@ from fake_switches import Held
 from old_precision import old_getters
 
 import msctx
-from msctx import apply
+from msctx.context import ledger
 
 STARTS: dict[str, Callable[[], Any]] = {
     "old: high": lambda: torch.set_float32_matmul_precision("high"),
@@ -140,12 +140,12 @@ def test_matrix_products_keep_theirs_while_a_parent_must_not_allow_convolutions(
     """Whatever scope ends first: the parent's other child belongs to another switch."""
     matmul = torch.backends.cuda.matmul
     torch.backends.fp32_precision = "tf32"
-    convolutions = apply.apply({TF32[0]: False}, "first")
+    convolutions = ledger.apply({TF32[0]: False}, "first")
     assert (torch.backends.cudnn.conv.fp32_precision, matmul.fp32_precision) == ("ieee", "tf32")
-    products = apply.apply({TF32[1]: False}, "second")
-    apply.undo(convolutions)
+    products = ledger.apply({TF32[1]: False}, "second")
+    ledger.undo(convolutions)
     assert (torch.backends.cudnn.conv.fp32_precision, matmul.fp32_precision) == ("tf32", "ieee")
-    apply.undo(products)
+    ledger.undo(products)
     assert matmul.fp32_precision == "tf32"
 
 
@@ -156,7 +156,7 @@ def test_a_precision_mode_touches_none_of_these_flags(mode: str) -> None:
 
 PRISTINE = """
 import warnings, torch, msctx
-from msctx import apply
+from msctx.context import ledger
 node = torch._C._get_fp32_precision_getter
 def follows_generic():
     "In a fresh process of torch 2.13 cuDNN's nodes are tf32 only until a parent says otherwise; torch cannot set them to that again."
@@ -176,9 +176,9 @@ def test_a_scope_that_changes_nothing_leaves_a_fresh_process_fresh(passes: Passe
     code = """
         msctx.state()
         assert follows_generic(), "reading the state wrote a node"
-        apply.undo(apply.apply({"torch.cuda.matmul.allow_tf32": True}, "one"))
+        ledger.undo(ledger.apply({"torch.cuda.matmul.allow_tf32": True}, "one"))
         assert follows_generic(), "the switch for matmul wrote cuDNN's nodes"
-        apply.undo(apply.apply({"torch.cudnn.allow_tf32": True}, "one"))
+        ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": True}, "one"))
         assert follows_generic(), "nothing was to be written: it was True already"
     """
     from_a_start_of_its_own(passes, code)
@@ -189,7 +189,7 @@ def test_cudnns_first_state_is_restored_or_it_is_told(passes: Passes) -> None:
     code = """
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            apply.undo(apply.apply({"torch.cudnn.allow_tf32": False}, "one"))
+            ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": False}, "one"))
         (row,) = msctx.explain({"gpu_config": {"conv_allow_tf32": False}}, device="cuda").rows
         honest = told or "no longer reaches cuDNN" in row.reason
         assert follows_generic() or honest, "torch.backends.fp32_precision no longer reaches cuDNN, and nobody said so"

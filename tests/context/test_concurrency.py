@@ -13,7 +13,7 @@ from context_helpers import Elsewhere, OwnError, State, context_module, in_threa
 from torch import nn
 
 import msctx
-from msctx import apply
+from msctx.context import ledger
 from msctx.errors import MsctxWarning, ScopeError
 from msctx.memory import watched
 
@@ -104,7 +104,7 @@ def test_many_threads_at_once(exact_state: State) -> None:
 
 def test_each_thread_has_its_own_default_device() -> None:
     options = {"device_target": "CPU", "default_device": True}
-    read = apply.SWITCHES["torch.default_device"].read
+    read = ledger.SWITCHES["torch.default_device"].read
     with Elsewhere() as other, msctx.context(**options):
         ctx = msctx.context(**options)
         assert other.do(read) is None
@@ -136,8 +136,8 @@ def test_a_scope_that_a_dead_thread_left_open_blocks_nobody(exact_state: State) 
         with msctx.context(max_call_depth=99):
             assert msctx.get_context("max_call_depth") == 99
     finally:
-        for hold in {id(h): h for holds in apply._ledger.values() for h in holds}.values():
-            apply.undo(hold, quiet=True)
+        for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():
+            ledger.undo(hold, quiet=True)
     assert exact_state() == before
 
 

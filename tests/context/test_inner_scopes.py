@@ -7,10 +7,11 @@ import torch
 from context_helpers import Elsewhere, State, context_module, quiet, threads
 
 import msctx
-from msctx import apply, plan
+from msctx import plan
+from msctx.context import ledger
+from msctx.context.ledger import rebase
 from msctx.effects import Facts
 from msctx.options import Settings, make_layer
-from msctx.rebase import rebase
 from msctx.switches import SWITCHES
 
 pytestmark = quiet
@@ -169,20 +170,20 @@ def test_one_of_two_switches_that_share_state_is_changed(exact_state: State, ord
         for changed in TF32:
             for want in (True, False, plan.AS_FOUND):
                 alone = {n: want if n == changed else outer[n] for n in order}
-                hold = apply.apply({n: v for n, v in alone.items() if v is not plan.AS_FOUND}, "alone")
+                hold = ledger.apply({n: v for n, v in alone.items() if v is not plan.AS_FOUND}, "alone")
                 expected = exact_state()
-                apply.undo(hold)
+                ledger.undo(hold)
                 assert exact_state() == before
-                holds = [apply.apply({n: v}, n) for n, v in outer.items()]
+                holds = [ledger.apply({n: v}, n) for n, v in outer.items()]
                 between = exact_state()
-                holds.append(apply.apply({changed: want}, "inside"))
+                holds.append(ledger.apply({changed: want}, "inside"))
                 assert exact_state() == expected, (outer, changed, want)
-                apply.undo(holds.pop())
+                ledger.undo(holds.pop())
                 assert exact_state() == between
                 while holds:
-                    apply.undo(holds.pop())
+                    ledger.undo(holds.pop())
                 assert exact_state() == before
-        base = apply.Hold("set_context", base=True)
+        base = ledger.Hold("set_context", base=True)
         rebase(base, outer)
         rebase(base, {})
         assert exact_state() == before, "taken back in the wrong order"

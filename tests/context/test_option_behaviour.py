@@ -7,7 +7,8 @@ import torch
 from context_helpers import Passes, State, context_module, in_thread
 
 import msctx
-from msctx import apply, devices
+from msctx import devices
+from msctx.context import ledger
 from msctx.errors import DeviceError
 
 # --- pynative_synchronize ---------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def test_inductor_loaded_inside_the_scope(passes: Passes, variable: str) -> None
 def test_default_device() -> None:
     with msctx.context(device_target="CPU") as ctx:
         assert ctx.device == torch.device("cpu")
-        assert apply.SWITCHES["torch.default_device"].read() is None, "installed without having been asked for"
+        assert ledger.SWITCHES["torch.default_device"].read() is None, "installed without having been asked for"
     with torch.device("meta"):
         assert torch.empty(1).device.type == "meta"
         with msctx.context(device_target="CPU", default_device=True) as ctx:

@@ -9,7 +9,7 @@ import torch
 from context_helpers import State, quiet
 
 import msctx
-from msctx import apply
+from msctx.context import ledger
 from msctx.errors import OptionError
 
 
@@ -19,7 +19,7 @@ def test_each_layer_beats_the_one_below(base: None, monkeypatch: pytest.MonkeyPa
 
     def found() -> tuple[int, str]:
         value, origin = msctx.get_context("max_call_depth", origin=True)
-        assert value == 1000 or apply.SWITCHES["torch.nn.max_call_depth"].read() == value
+        assert value == 1000 or ledger.SWITCHES["torch.nn.max_call_depth"].read() == value
         return value, origin
 
     assert found() == (1000, "default")

@@ -48,8 +48,8 @@ def test_bind_into_a_spawned_process_carries_set_context(base: None, spawned: Pr
 
 FORK = """
 import os, signal, sys, threading, torch, msctx
-from msctx import apply
-from msctx import process_scope
+from msctx.context import ledger
+from msctx.context.base import BASE
 context_module = sys.modules["msctx.context"]
 found = torch.get_num_threads()
 
@@ -113,7 +113,7 @@ def test_a_forked_child_can_enter_contexts(passes: Passes) -> None:
         clash()
         def take_over():  # the thread that holds the scope does not exist here
             with msctx.context(max_call_depth=78):
-                assert apply.SWITCHES["torch.nn.max_call_depth"].read() == 78
+                assert ledger.SWITCHES["torch.nn.max_call_depth"].read() == 78
         child(take_over)
         leave.set()
         thread.join()
@@ -122,7 +122,7 @@ def test_a_forked_child_can_enter_contexts(passes: Passes) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("lock", ["apply._lock", "process_scope.BASE.lock"])
+@pytest.mark.parametrize("lock", ["ledger._lock", "BASE.lock"])
 def test_a_fork_while_another_thread_is_inside_msctx(passes: Passes, lock: str) -> None:
     passes(
         FORK

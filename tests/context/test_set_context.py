@@ -11,7 +11,8 @@ import torch
 from context_helpers import State, threads
 
 import msctx
-from msctx import apply, process_scope
+from msctx.context import ledger
+from msctx.context.base import BASE
 from msctx.errors import MsctxWarning, OptionError, StrictError
 
 
@@ -82,7 +83,7 @@ def test_set_context_under_an_open_scope(base: None, exact_state: State) -> None
             msctx.set_context(runtime_num_threads=2, max_call_depth=3000)
         assert threads() == 1
         assert msctx.get_context("runtime_num_threads") == 1
-        assert apply.SWITCHES["torch.nn.max_call_depth"].read() == 3000, "the rest holds at once"
+        assert ledger.SWITCHES["torch.nn.max_call_depth"].read() == 3000, "the rest holds at once"
         assert msctx.get_context("max_call_depth") == 3000
         assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
         with msctx.context(seed_scope=True):
@@ -134,10 +135,10 @@ def test_ctrl_c_in_set_context_leaves_values_and_switches_agreed(base: None, mon
 
     found = threads()
     switch = dataclasses.replace(
-        apply.SWITCHES["torch.num_threads"], write=write, save=torch.get_num_threads, load=torch.set_num_threads
+        ledger.SWITCHES["torch.num_threads"], write=write, save=torch.get_num_threads, load=torch.set_num_threads
     )
     with monkeypatch.context() as patch:
-        patch.setattr(apply, "SWITCHES", {**apply.SWITCHES, "torch.num_threads": switch})
+        patch.setattr(ledger, "SWITCHES", {**ledger.SWITCHES, "torch.num_threads": switch})
         with pytest.raises(KeyboardInterrupt):
             msctx.set_context(runtime_num_threads=1)
     said = msctx.get_context("runtime_num_threads", origin=True)
@@ -162,9 +163,9 @@ def test_set_context_in_a_thread_that_has_ended(base: None, exact_state: State, 
         left = msctx.diff(before, exact_state())
     finally:
         stop.set()
-        for hold in {id(h): h for holds in apply._ledger.values() for h in holds}.values():
+        for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():
             for record in hold.records.values():
                 record.put_back()
-        apply._ledger.clear()
-        process_scope.BASE.__init__()  # whatever came of it: the next test starts afresh
+        ledger._ledger.clear()
+        BASE.__init__()  # whatever came of it: the next test starts afresh
     assert left == {}

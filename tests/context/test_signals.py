@@ -11,9 +11,9 @@ import torch
 from context_helpers import OwnError, Passes, State, context_module
 
 import msctx
-from msctx import apply
+from msctx.context import ledger
+from msctx.context.base import BASE
 from msctx.errors import MsctxWarning
-from msctx.process_scope import BASE
 
 OPTIONS = {"deterministic": "ON", "runtime_num_threads": 1, "max_call_depth": 2000}
 
@@ -79,20 +79,22 @@ def test_reset_takes_back_what_a_thread_left_that_ended_inside_scopes(exact_stat
         thread = threading.Thread(target=end_inside)
         thread.start()
         thread.join()
-        assert apply.SWITCHES["torch.nn.max_call_depth"].read() == 88
+        assert ledger.SWITCHES["torch.nn.max_call_depth"].read() == 88
         msctx.reset_context()
         assert exact_state() == inside, "the open scope of this thread stays"
         assert torch.are_deterministic_algorithms_enabled()
         assert len(BASE.scopes) == 1
     assert exact_state() == before
-    assert not apply._ledger
+    assert not ledger._ledger
 
 
 STORM = """
 import signal, sys, warnings
 import torch, msctx
 from torch import nn
-from msctx import apply, process_scope, signals
+from msctx import signals
+from msctx.context import ledger
+from msctx.context.base import BASE
 from msctx.memory import watched
 from msctx.native import choices
 warnings.simplefilter("ignore")
@@ -143,7 +145,7 @@ for kind in KINDS * 25:
         msctx.reset_context()
         left = msctx.diff(found, msctx.state())
         assert not left, (kind, watch, left)
-        assert not (stack.scopes or apply._ledger or process_scope.BASE.scopes or +watched._open or choices._early), (kind, watch)
+        assert not (stack.scopes or ledger._ledger or BASE.scopes or +watched._open or choices._early), (kind, watch)
 assert raised > 50, f"{raised}: the storm did not come"
 """
 

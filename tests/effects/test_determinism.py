@@ -1,11 +1,10 @@
 """deterministic: the full recipe on each device, what OFF takes back, and the details of our own."""
 
 import pytest
+from plans import planned
 
 import msctx
-from msctx import plan
-from msctx.effects import Facts
-from msctx.options import DEVICES, Settings, make_layer
+from msctx.options import DEVICES
 
 COMMON = {
     "torch.deterministic": True,
@@ -24,113 +23,73 @@ ON = {
     },
     "ascend": COMMON | {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"},
 }
-TAKEN_BACK = {
-    "torch.deterministic": False,
-    "torch.deterministic.warn_only": False,
-    "torch.inductor.deterministic": False,
-}
+TAKEN_BACK = {"torch.deterministic": False, "torch.deterministic.warn_only": False, "torch.inductor.deterministic": False}
 OFF: dict[str, dict[str, object]] = {
     "cpu": TAKEN_BACK | {"torch.mkldnn.deterministic": False},
     "cuda": TAKEN_BACK | {"torch.cudnn.deterministic": False},
     "ascend": TAKEN_BACK | {"env.HCCL_DETERMINISTIC": None, "env.TE_PARALLEL_COMPILER": None},
 }
+STAYS = {
+    ("ON", "cuda"): "CUBLAS_WORKSPACE_CONFIG",
+    ("ON", "ascend"): "HCCL_DETERMINISTIC, TE_PARALLEL_COMPILER",
+    ("OFF", "ascend"): "HCCL_DETERMINISTIC, TE_PARALLEL_COMPILER",
+}
+"""What stays after a with-block."""
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("value", "recipe"), [("ON", ON), ("OFF", OFF)])
-def test_the_recipe(device: str, value: str, recipe: dict[str, dict[str, object]]) -> None:
-    found = msctx.explain({"deterministic": value}, device=device)
-    assert found.assignments == recipe[device]
-    (row,) = found.rows
-    assert (row.device, row.value, row.status) == (device, value, "honoured")
-
-
-@pytest.mark.parametrize(
-    ("value", "device", "variables"),
-    [
-        ("ON", "cpu", ()),
-        ("ON", "cuda", ("CUBLAS_WORKSPACE_CONFIG",)),
-        ("ON", "ascend", ("HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")),
-        ("OFF", "cpu", ()),
-        ("OFF", "cuda", ()),
-        ("OFF", "ascend", ("HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")),
-    ],
-)
-def test_what_stays_after_a_scope_is_told(value: str, device: str, variables: tuple[str, ...]) -> None:
-    (row,) = msctx.explain({"deterministic": value}, device=device).rows
-    assert bool(row.reason) is bool(variables)
-    assert all(name in row.reason for name in ("stays", *variables) if variables)
+def test_the_recipe(device: str) -> None:
+    for value, number, recipe in (("ON", 1, ON), ("OFF", 0, OFF)):
+        found = planned({"deterministic": value}, on=device)
+        assert found.assignments == recipe[device]
+        (row,) = found.rows
+        assert (row.device, row.value, row.status) == (device, value, "honoured")
+        stays = STAYS.get((value, device))
+        assert row.reason == (f"stays after a with-block, since libraries read it once: {stays}" if stays else "")
+        assert planned({"session": {"deterministic": number}}, on=device).assignments == recipe[device]
 
 
 @pytest.mark.parametrize(
     ("cann", "status"), [((8, 3), "refused"), ((8, 5), "honoured"), ((9, 0), "honoured"), (None, "honoured")]
 )
 def test_an_older_cann_cannot_keep_it(cann: tuple[int, int] | None, status: str) -> None:
-    settings = Settings([make_layer({"deterministic": "ON"}, "test")])
-    found = plan.make(settings, Facts(devices=("ascend",), cann=cann))
+    found = planned({"deterministic": "ON"}, on="ascend", cann=cann)
     (row,) = found.rows
-    assert row.status == status
+    assert (row.status, "CANN 8.3" in row.reason) == (status, status == "refused")
     assert found.assignments == (ON["ascend"] if status == "honoured" else {})
-    assert ("CANN 8.3" in row.reason) is (status == "refused")
-    off = Settings([make_layer({"deterministic": "OFF"}, "test")])
-    assert plan.make(off, Facts(devices=("ascend",), cann=cann)).assignments == OFF["ascend"]
+    assert planned({"deterministic": "OFF"}, on="ascend", cann=cann).assignments == OFF["ascend"]
+
+
+def test_a_machine_with_several_devices_gets_all_their_recipes() -> None:
+    found = planned({"deterministic": "ON"}, on=DEVICES)
+    assert found.assignments == ON["cpu"] | ON["cuda"] | ON["ascend"]
+    assert [row.device for row in found.rows] == list(DEVICES)
+    absent = msctx.explain({"deterministic": "ON", "device_target": "GPU"}, device="cpu")
+    assert absent.assignments == ON["cpu"] | ON["cuda"], "the target adds its recipe though it be absent"
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_cann_says_it_with_a_number(device: str) -> None:
-    assert msctx.explain({"session": {"deterministic": 1}}, device=device).assignments == ON[device]
-    assert msctx.explain({"session": {"deterministic": 0}}, device=device).assignments == OFF[device]
+def test_the_details_change_the_recipe_and_mean_nothing_without_it(device: str) -> None:
+    switches = {
+        "deterministic_warn_only": {"torch.deterministic.warn_only": True},
+        "fill_uninitialized_memory": {"torch.deterministic.fill_uninitialized_memory": False},
+    }
+    for detail, changed in switches.items():
+        value = next(iter(changed.values()))
+        found = planned({detail: value, "deterministic": "ON"}, on=device)
+        assert found.assignments == ON[device] | changed
+        assert {row.status for row in found.rows} == {"honoured"}
+        for rest in ({}, {"deterministic": "OFF"}):
+            found = planned({detail: True, **rest}, on=device)
+            row = next(r for r in found.rows if r.option == detail)
+            assert (row.status, row.assignments, "deterministic=ON" in row.reason) == ("inert", {}, True)
+            assert row in found.failing
 
 
-@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cpu", "ascend"), DEVICES])
-def test_a_machine_with_several_devices_gets_all_their_recipes(devices: tuple[str, ...]) -> None:
-    settings = Settings([make_layer({"deterministic": "ON"}, "test")])
-    found = plan.make(settings, Facts(devices=devices))
-    assert found.assignments == {k: v for device in devices for k, v in ON[device].items()}
-    assert [row.device for row in found.rows] == list(devices)
-
-
-def test_the_target_adds_its_recipe_though_it_be_absent() -> None:
-    found = msctx.explain({"deterministic": "ON", "device_target": "GPU"}, device="cpu")
-    assert found.assignments == ON["cpu"] | ON["cuda"]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_warn_only_is_a_detail_of_on(device: str) -> None:
-    found = msctx.explain({"deterministic_warn_only": True, "deterministic": "ON"}, device=device)
-    assert found.assignments == ON[device] | {"torch.deterministic.warn_only": True}
-    assert {row.status for row in found.rows} == {"honoured"}
-    assert msctx.explain({"deterministic": "OFF", "deterministic_warn_only": True}, device=device).assignments == OFF[device]
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_filling_new_memory_is_part_of_on_unless_switched_off(device: str) -> None:
-    found = msctx.explain({"deterministic": "ON", "fill_uninitialized_memory": False}, device=device)
-    assert found.assignments == ON[device] | {"torch.deterministic.fill_uninitialized_memory": False}
-    assert {row.status for row in found.rows} == {"honoured"}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rest", [{}, {"deterministic": "OFF"}])
-@pytest.mark.parametrize("detail", ["deterministic_warn_only", "fill_uninitialized_memory"])
-def test_a_detail_alone_is_inert_and_says_so(device: str, rest: dict[str, str], detail: str) -> None:
-    found = msctx.explain({detail: True, **rest}, device=device)
-    row = next(r for r in found.rows if r.option == detail)
-    assert (row.status, row.assignments) == ("inert", {})
-    assert "deterministic=ON" in row.reason
-    assert row in found.failing
-
-
-def test_a_detail_of_an_inner_scope_changes_the_outer_recipe() -> None:
-    outer = make_layer({"deterministic": "ON"}, "outer")
-    inner = make_layer({"deterministic_warn_only": True}, "inner")
-    found = plan.make(Settings([outer, inner]), Facts())
+def test_scopes_inside_each_other() -> None:
+    found = planned({"deterministic": "ON"}, {"deterministic_warn_only": True})
     assert found.assignments == ON["cpu"] | {"torch.deterministic.warn_only": True}
-
-
-@pytest.mark.parametrize(("outer", "inner", "recipe"), [("ON", "OFF", OFF), ("OFF", "ON", ON)])
-def test_the_inner_scope_wins(outer: str, inner: str, recipe: dict[str, dict[str, object]]) -> None:
-    layers = [make_layer({"deterministic": value}, value) for value in (outer, inner)]
-    found = plan.make(Settings(layers), Facts())
-    assert found.assignments == recipe["cpu"]
-    assert [row.origin for row in found.rows] == [inner]
+    for outer, inner, recipe in (("ON", "OFF", OFF), ("OFF", "ON", ON)):
+        found = planned({"deterministic": outer}, {"deterministic": inner})
+        assert found.assignments == recipe["cpu"]
+        assert [row.origin for row in found.rows] == ["layer 1"]

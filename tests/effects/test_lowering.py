@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from msctx import apply
+from msctx.context import ledger
 from msctx.effects.algorithms import INDUCTOR
 
 SAID: dict[str, tuple[dict[str, Any], set[tuple[str, int]]]] = {
@@ -102,9 +102,9 @@ def test_it_is_a_convolution_while_an_algorithm_is_asked_for(inductor: None, sai
                         kernels(function, window)
                 else:
                     assert kernels(function, window) == {name}
-            hold = apply.apply(INDUCTOR, "test")
+            hold = ledger.apply(INDUCTOR, "test")
             try:
                 with config.patch(options):  # as torch.compile does with its own
                     assert kernels(function, window) == {name}
             finally:
-                apply.undo(hold)
+                ledger.undo(hold)

@@ -8,9 +8,9 @@ from set_context_table import CASES, FILES, INNER, OURS, TARGET_OF, UNHELD, set_
 import msctx
 import msctx.mindspore as ms
 from msctx import notices
+from msctx.context.base import BASE
 from msctx.errors import MsctxWarning
 from msctx.mindspore.keys import FLAT, GROUPS, KEYS
-from msctx.process_scope import BASE
 
 
 def test_the_table_has_every_key() -> None:

@@ -1,12 +1,13 @@
-"""The policies for convolutions as switches: one for each kind of device, written whole."""
+"""The policies for convolutions and for precision as switches: one for each kind of device, written whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
+import torch
 
-from msctx.native import core
+from msctx.native import core, precision
 from msctx.options.conv_policy import FLAGS, ConvPolicy
 from msctx.switches import SWITCHES
 
@@ -63,3 +64,32 @@ def test_what_the_library_does_not_take_is_not_kept(monkeypatch: pytest.MonkeyPa
     with pytest.raises(core.NativeError):
         CPU.set(ConvPolicy(conv_fprop_algo="gemm"))
     assert CPU.read() is None
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+TEXT = '{"precision_mode":"allow_mix_precision_bf16"}'
+
+
+def test_a_precision_policy_is_written_and_put_back_alone() -> None:
+    switches = {name: SWITCHES[f"native.precision.{name}"] for name in precision.DEVICES}
+    for device, switch in switches.items():
+        found = switch.take()
+        switch.set(TEXT)
+        try:
+            assert {name: other.read() for name, other in switches.items()} == {**dict.fromkeys(switches), device: TEXT}
+            assert switch.is_satisfied(TEXT)
+        finally:
+            switch.put_back(found)
+        assert switch.read() is None
+
+
+def test_a_switched_autocast_is_seen() -> None:
+    switch = SWITCHES["native.precision.cpu"]
+    found = switch.take()
+    switch.set(TEXT)
+    try:
+        torch.set_autocast_enabled("cpu", False)
+        assert switch.read() != TEXT
+    finally:
+        switch.put_back(found)

@@ -14,12 +14,12 @@ import torch
 from torch import _C
 
 import msctx
-from msctx import apply
+from msctx.context import ledger
 from msctx.errors import MsctxWarning, OptionError, StrictError, SwitchError
 from msctx.switches import SWITCHES, Switch
 from msctx.torch_config import is_threads_own
 
-Held = Callable[..., AbstractContextManager[apply.Hold]]
+Held = Callable[..., AbstractContextManager[ledger.Hold]]
 pytestmark = pytest.mark.usefixtures("torch_as_found")
 
 
@@ -126,9 +126,9 @@ def test_trap_06_a_wrong_precision_only_warns(monkeypatch: pytest.MonkeyPatch) -
     deaf = Switch(
         name="deaf", read=torch.get_float32_matmul_precision, write=lambda value: torch.set_float32_matmul_precision(value)
     )
-    monkeypatch.setattr(apply, "SWITCHES", {"deaf": deaf})
+    monkeypatch.setattr(ledger, "SWITCHES", {"deaf": deaf})
     with pytest.raises(SwitchError, match="did not take 'hi': it reads 'highest'"):
-        apply.apply({"deaf": "hi"}, "trap 6")
+        ledger.apply({"deaf": "hi"}, "trap 6")
 
 
 def test_trap_07_inductors_flag_is_the_threads_own() -> None:
@@ -238,14 +238,14 @@ def test_trap_11_cublas_reads_its_variable_once(held: Held, monkeypatch: pytest.
             assert f"os.environ['{variable}'] = ':4096:8'" in hold.late[name], "the line to add is not told"
             assert variable not in os.environ
         with pytest.raises(StrictError, match="too late"):
-            apply.apply(only, "trap 11", strict=True)
+            ledger.apply(only, "trap 11", strict=True)
         late.setenv(variable, ":16:8")  # it was in time, and is just as good
         with held(only, strict=True) as hold:
             assert not hold.late
             assert os.environ[variable] == ":16:8"
 
     with pytest.raises(StrictError, match="cannot be put back"):
-        apply.apply(only, "trap 11", strict=True)
+        ledger.apply(only, "trap 11", strict=True)
     assert variable not in os.environ
     with pytest.warns(MsctxWarning, match="stays after this with-block"), held(only):
         pass

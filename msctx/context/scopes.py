@@ -6,12 +6,12 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from msctx.context.base import BASE, plan_here, within
 from msctx.options import Layer, Settings
 from msctx.plan import Plan
-from msctx.process_scope import BASE, plan_here, within
 
 if TYPE_CHECKING:
-    from msctx.apply import Hold
+    from msctx.context.ledger import Hold
 
 
 class Scope:
@@ -74,7 +74,7 @@ def settings_in_force() -> Settings:
 
 
 def end_stranded() -> None:
-    """Those of threads that have ended inside them: nobody will leave them. What they hold is put back by apply.settle."""
+    """Those of threads that have ended inside them: nobody will leave them. What they hold is put back by ledger.settle."""
     with BASE.lock:
         for scope in [scope for scope in [*opened] if not scope.who.is_alive()]:
             scope.end()

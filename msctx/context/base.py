@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from msctx import locks
+from msctx import devices, locks
 from msctx import plan as planning
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
+from msctx.memory import watched
 from msctx.notices import tell
 from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of
@@ -20,7 +21,7 @@ from msctx.plan import Plan
 from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
-    from msctx.apply import Hold
+    from msctx.context.ledger import Hold
 
 NOTHING = planning.make(Settings(), Facts())
 
@@ -55,26 +56,29 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
     return found[1]
 
 
+_NEEDED = (
+    *("msctx.context.ledger", "msctx.native.build", "msctx.native.limits"),
+    *(f"msctx.effects.{theme}" for theme in THEMES),
+)
+
+
 def bring() -> None:
     """Import what planning and entering need and ``import msctx`` does without."""
-    themes = (f"msctx.effects.{theme}" for theme in THEMES)
-    locks.imported("msctx.apply", "msctx.devices", "msctx.native.build", "msctx.native.limits", "msctx.rebase", *themes)
+    locks.imported(*_NEEDED)
 
 
 def plan_here(settings: Settings) -> Plan:
     """What options come to on this machine."""
     bring()
-    from msctx import devices
-
     return plan_of(settings, devices.facts(settings))
 
 
 def make_ready(settings: Settings) -> None:
     """Bring what the switches of a plan need: the native core may be built, which takes its time. Plans report what fails."""
-    from msctx import apply
+    from msctx.context import ledger
 
-    if any(name in NEED_CORE for name in settings):
-        apply.prepare(plan_here(settings).written)
+    if not NEED_CORE.isdisjoint(settings):
+        ledger.prepare(plan_here(settings).written)
 
 
 def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -> Plan:
@@ -88,8 +92,6 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
         settings = Settings([layer_of(settings, "explain")])
     if device is None:
         bring()
-        from msctx import devices
-
         free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
         return plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if device not in DEVICES:
@@ -100,8 +102,6 @@ def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -
 def refuse(plan: Plan) -> None:
     """Raise for a plan that must not be entered."""
     if plan.missing:
-        from msctx import devices
-
         words = {device: word for word, device in planning.TARGETS.items()}
         raise DeviceError.missing(plan.target or "", [words[d] for d in devices.here()])
     if plan.strict and plan.failing:
@@ -113,10 +113,26 @@ def refuse(plan: Plan) -> None:
 def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:
     """One warning for each option that is not carried out; *own*: only for what these layers set, and what was carried out in the
     *outer* plan and is so no longer."""
+    if not plan.failing:
+        return
     spellings = None if own is None else {*outer.carried_out, *(s for layer in own for s in layer.settings)}
     for row in plan.failing:
         if spellings is None or row.spelling in spellings:
             tell(row.spelling, row.status + row.device + row.reason, str(row))
+
+
+WATCHING = (("memory_optimize_level", "O1"), ("external_weight", True), ("variable_placement", "Host"))
+"""The values that ask for something of watched models."""
+
+
+def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
+    """Warnings for options of *layers* that are carried out on watched models, of which there has been none since then."""
+    if watched.any_since(since):
+        return []
+    own = {spelling for layer in layers for spelling in layer.settings}
+    asking = [row for row in plan.rows if row.spelling in own and (row.option, row.value) in WATCHING and row.assignments]
+    found = (f"{r.spelling}={r.value}: no model was watched; it applies to models given to ctx.watch(model)" for r in asking)
+    return [*dict.fromkeys(found)]
 
 
 def tell_late(hold: Hold) -> None:
@@ -176,10 +192,10 @@ class Base:
 
     def reset(self, open_here: Collection[Hold]) -> None:
         """Put back what was found before the first value was set."""
-        from msctx import apply
+        from msctx.context import ledger
 
         with self.lock:
-            apply.settle(open_here)
+            ledger.settle(open_here)
             self.scopes = {hold: layers for hold, layers in self.scopes.items() if not hold.closed}
             if self.levels or (self.hold is not None and self.hold.records):
                 self._become({})
@@ -205,26 +221,25 @@ class Base:
                 self.resets += 1
 
     def _become(self, levels: dict[str, Layer], just_set: Collection[str] = (), *, absent: bool = False) -> list[str]:
-        from msctx import apply
-        from msctx.rebase import rebase
+        from msctx.context import ledger
 
         merged = flatten(levels)
         settings = Settings([merged])
         make_ready(settings)
         plan = plan_here(settings) if settings else NOTHING
         if self.hold is None:
-            self.hold = apply.Hold("set_context", base=True)
+            self.hold = ledger.Hold("set_context", base=True)
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
             refuse(plan)
         tell_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         with uninterrupted():  # values and switches change together
-            covered = rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=self._wanted_above(merged))
+            covered = ledger.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=self._wanted_above(merged))
             plan = plan.without(self.hold.late)
             try:
                 tell_late(self.hold)
             except BaseException:  # warnings turned into errors
-                rebase(self.hold, self.plan.written, above=self._wanted_above(*self.layers))
+                ledger.rebase(self.hold, self.plan.written, above=self._wanted_above(*self.layers))
                 raise
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings

@@ -1,9 +1,8 @@
 """HOW, in fact: writes assignments to switches and puts back what was found. Knows no option's name.
 
-Every write is entered in one ledger, per switch (for a switch that each thread has for itself: per switch and thread) a stack of
-those who hold it, the base layer lowest. From the ledger follow the rules of concurrency: a switch of the whole process that an
-open scope of another thread holds cannot be taken, and a change of the base under an open scope changes what that scope
-will put back.
+Every write is entered in one ledger, per switch (for a thread-local switch: per switch and thread) a stack of those who hold it, the
+base lowest. From the ledger follow the rules of concurrency: a process-wide switch that an open scope of another thread holds cannot
+be taken, and a change of the base under an open scope changes what that scope will put back.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import itertools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,8 @@ from msctx.notices import user_frame
 from msctx.signals import uninterrupted
 from msctx.switches import SWITCHES as SWITCHES
 from msctx.switches import Switch
+
+Steps = Mapping[str, Callable[[], None]]
 
 
 @dataclass(slots=True)
@@ -98,6 +99,11 @@ def _key(switch: Switch, thread: int | None = None) -> Any:
     return (switch.name, thread or threading.get_ident()) if switch.scope == "thread" else switch.name
 
 
+def all_holds() -> list[Hold]:
+    """Who holds anything, the outermost first."""
+    return sorted({hold for holds in _ledger.values() for hold in holds}, key=lambda hold: hold.number)
+
+
 def prepare(assignments: Mapping[str, Any]) -> None:
     """Bring what writing *assignments* needs and may take long; may be interrupted. Later plans report what fails."""
     for name, value in assignments.items():
@@ -122,7 +128,8 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
     """
     hold = Hold(owner)
     with _lock, uninterrupted() as deliver:
-        switches = [SWITCHES[n] for n, want in wants.items() if want is not AS_FOUND or SWITCHES[n].restore == "exact"]
+        found = [(SWITCHES[name], want) for name, want in wants.items()]
+        switches = [switch for switch, want in found if want is not AS_FOUND or switch.restore == "exact"]
         _check_threads(switches, hold)
         _check_writable([s for s in switches if wants[s.name] is not AS_FOUND], wants, hold, strict)
         try:
@@ -140,7 +147,7 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
 
 
 def _check_threads(switches: list[Switch], hold: Hold) -> None:
-    for switch in switches:
+    for switch in switches if _ledger else ():
         holds = _ledger.get(_key(switch))
         if holds and holds[-1].thread != hold.thread and not (holds[-1].base or holds[-1].orphan or holds[-1].is_stranded):
             raise ScopeError(
@@ -152,46 +159,51 @@ def _check_threads(switches: list[Switch], hold: Hold) -> None:
 
 def _check_writable(switches: list[Switch], assignments: Mapping[str, Any], hold: Hold, strict: bool) -> None:
     """Find what can no longer be written, and (in a scope) what could not be put back, before anything is written."""
-    unserved = [s for s in switches if (s.can_be_blocked or s.restore == "never") and not s.is_satisfied(assignments[s.name])]
+    unserved = [s for s in switches if (s.blocked or s.restore == "never") and not s.is_satisfied(assignments[s.name])]
     for switch in unserved:
-        if reason := switch.blocked(assignments[switch.name]):
+        if switch.blocked and (reason := switch.blocked(assignments[switch.name])):
             hold.late[switch.name] = reason
     lasting = [s for s in unserved if s.restore == "never" and not hold.base]
     if strict:
-        reasons = [*hold.late.values(), *(f"{s.name} cannot be put back (it holds from {_until(s)})" for s in lasting)]
+        reasons = [*hold.late.values(), *(f"{s.name} cannot be put back (it holds from {s.only_before} on)" for s in lasting)]
         if reasons:
             raise StrictError.of(reasons)
     for switch in lasting:
         if switch.name not in hold.late:
-            _warn_stays(switch, assignments[switch.name])
-
-
-def _until(switch: Switch) -> str:
-    return f"{switch.only_before} on" if switch.only_before else "then on"
+            value = assignments[switch.name]
+            text = (
+                f"{switch.name}={value!r}, once set, stays after this with-block: it is read only before {switch.only_before}"
+            )
+            warnings.warn(text + ". Set it with set_context or `msctx run` instead.", MsctxWarning, stacklevel=user_frame()[1])
 
 
 def _write(switch: Switch, want: Any, hold: Hold) -> None:
     """Bring one switch to what *hold*, which does not hold it yet, wants of it."""
-    record, lowest, holds = None, _lowest(switch), _ledger.get(_key(switch))
+    name, record, lowest, back = switch.name, None, None, None
+    if (holds := _ledger.get(key := _key(switch))) and (lowest := _lowest(switch)) and holds[-1].records[name].want != want:
+        back = lowest.put_back
     if want is AS_FOUND and lowest is None:
         return  # what set it out there is not in force in this thread
-    is_new = lowest is not None and holds is not None and holds[-1].records[switch.name].want != want
     if switch.restore in ("exact", "closing"):
-        found = switch.take()
-        hold.records[switch.name] = record = _Record(switch, lambda: switch.put_back(found), want)
-        _insert(switch, hold)
-    if reason := _bring(switch, want, lowest.put_back if lowest and is_new else None):
-        hold.late[switch.name] = reason
+        hold.records[name] = record = _Record(switch, partial(switch.put_back, switch.take()), want)
+        if holds:
+            _insert(holds, hold)
+        else:
+            _ledger[key] = [hold]
+    if reason := _bring(switch, want, back):
+        hold.late[name] = reason
     elif switch.restore == "kept":
-        hold.kept[switch.name] = want
+        hold.kept[name] = want
     if record is not None:
         record.wrote = switch.read()
 
 
 def _lowest(switch: Switch) -> _Record | None:
     """The record of whoever wrote a switch first, of the base and of this thread's scopes."""
-    holds = _ledger.get(_key(switch), ())
-    return next((h.records[switch.name] for h in holds if (h.base or h.is_here) and switch.name in h.records), None)
+    for hold in _ledger.get(_key(switch), ()):
+        if (hold.base or hold.is_here) and switch.name in hold.records:
+            return hold.records[switch.name]
+    return None
 
 
 def _bring(switch: Switch, want: Any, back: Callable[[], None] | None) -> str:
@@ -235,11 +247,6 @@ def _set(switch: Switch, value: Any) -> str:
     return ""
 
 
-def _warn_stays(switch: Switch, value: Any) -> None:
-    text = f"{switch.name}={value!r}, once set, stays after this with-block: it is read only before {switch.only_before}"
-    warnings.warn(text + ". Set it with set_context or `msctx run` instead.", MsctxWarning, stacklevel=user_frame()[1])
-
-
 def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     """Put back what *hold* found, in reverse order; nothing that is raised keeps the rest from being put back.
 
@@ -252,7 +259,7 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
-    raise_failed(failed, interruption)
+    _raise_failed(failed, interruption)
     if foreign:
         text = "somebody else changed, inside the scope, what the context had set; what was found at entry is back:\n"
         text += "\n".join(f"  {line}" for line in foreign)
@@ -265,17 +272,20 @@ def _changed(hold: Hold) -> list[str]:
     """What somebody else has changed of what *hold* wrote."""
     found: list[str] = []
     for name, record in reversed(hold.records.items()):
-        with suppress(Exception):
-            if (now := record.switch.read()) != record.wrote:
-                found.append(f"{name}: {hold.owner} wrote {record.wrote!r}, found {now!r} at exit")
+        try:
+            now = record.switch.read()
+        except Exception:  # putting it back shows what is wrong
+            continue
+        if now != record.wrote:
+            found.append(f"{name}: {hold.owner} wrote {record.wrote!r}, found {now!r} at exit")
     return found
 
 
 def _put_back(hold: Hold) -> tuple[list[str], BaseException | None]:
-    return try_all({name: partial(_give_back, record, hold) for name, record in reversed(hold.records.items())})
+    return _try_all({name: partial(_give_back, record, hold) for name, record in reversed(hold.records.items())})
 
 
-def try_all(steps: Mapping[str, Callable[[], None]]) -> tuple[list[str], BaseException | None]:
+def _try_all(steps: Steps) -> tuple[list[str], BaseException | None]:
     """Put everything back, by switch; returns what cannot be, and what came between and is to be raised at the end.
 
     What raised is tried once more: a switch that cannot be put back raises again, what was only interrupted does not.
@@ -296,7 +306,7 @@ def try_all(steps: Mapping[str, Callable[[], None]]) -> tuple[list[str], BaseExc
     return lines, None if isinstance(interruption, Exception) else interruption
 
 
-def raise_failed(failed: list[str], interruption: BaseException | None) -> None:
+def _raise_failed(failed: list[str], interruption: BaseException | None) -> None:
     if interruption is not None:
         raise interruption
     if failed:
@@ -307,13 +317,13 @@ def _give_back(record: _Record, hold: Hold) -> None:
     """Put one switch back, or leave it to the scope above to do so when it closes; hold it no longer."""
     switch = record.switch
     holds = _ledger.get(_key(switch, hold.thread), [])
-    if switch.scope != "thread" or hold.who is threading.current_thread():  # else it went with its thread
-        if holds and holds[-1] is not hold and hold in holds:
+    if switch.scope != "thread" or hold.is_here:  # else it went with its thread
+        if hold in holds and holds[-1] is not hold:
             _finish(switch, hold)
-        if not holds or holds[-1] is hold or hold not in holds:
-            record.put_back()
-        else:
+        if hold in holds and holds[-1] is not hold:
             holds[holds.index(hold) + 1].records[switch.name].put_back = record.put_back
+        else:
+            record.put_back()
     _drop(switch, hold)
 
 
@@ -334,39 +344,37 @@ def settle(open_here: Collection[Hold]) -> None:
     failed: list[str] = []
     interruption: BaseException | None = None
     with _lock, uninterrupted():
-        found = {hold.number: hold for holds in _ledger.values() for hold in holds}
-        for _, hold in sorted(found.items(), reverse=True):
-            if hold.is_stranded or not (hold.base or hold in open_here or hold.who is not threading.current_thread()):
+        for hold in reversed(all_holds()):
+            if hold.is_stranded or not (hold.base or hold in open_here or not hold.is_here):
                 hold.closed = True
                 lines, error = _put_back(hold)
                 failed += lines
                 interruption = interruption or error
-    raise_failed(failed, interruption)
+    _raise_failed(failed, interruption)
 
 
 @contextmanager
 def visiting(assignments: Mapping[str, Any]) -> Iterator[Hold]:
     """Set, for a while, what this thread has for itself of a scope that another thread holds."""
     hold = apply({n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}, "bound function")
-    found: dict[str, Any] = {}
+    found: dict[str, Callable[[], None]] = {}
     try:
         for key, holds in list(_ledger.items()):
             if isinstance(key, str) and (switch := SWITCHES[key]).scope == "inherited":
                 there = holds[-1].records[key].wrote
                 if switch.read() != there:
-                    found[key] = switch.take()
+                    found[key] = partial(switch.put_back, switch.take())
                     switch.set(there)
         yield hold
     finally:
         try:
-            raise_failed(*try_all({name: partial(SWITCHES[name].put_back, state) for name, state in found.items()}))
+            _raise_failed(*_try_all(found))
         finally:
             undo(hold)
 
 
-def _insert(switch: Switch, hold: Hold) -> None:
-    """Hold a switch: above those who came before."""
-    holds = _ledger.setdefault(_key(switch, hold.thread), [])
+def _insert(holds: list[Hold], hold: Hold) -> None:
+    """Above those who came before."""
     place = len(holds)
     while place and holds[place - 1].number > hold.number:
         place -= 1
@@ -377,10 +385,145 @@ def _drop(switch: Switch, hold: Hold) -> None:
     """Hold a switch no longer."""
     key = _key(switch, hold.thread)
     holds = _ledger.get(key, [])
-    if holds and holds[-1] is hold:
-        holds.pop()
-    elif hold in holds:  # not where something came between
+    if hold in holds:  # not where something came between
         holds.remove(hold)
-    if not holds:
-        _ledger.pop(key, None)
+    if not holds and key in _ledger:
+        del _ledger[key]
     hold.records.pop(switch.name, None)
+
+
+# --- the base ---------------------------------------------------------------------------------------------------------
+
+
+def rebase(
+    hold: Hold,
+    assignments: Mapping[str, Any],
+    *,
+    strict: bool = False,
+    fresh: Collection[str] = (),
+    above: Sequence[tuple[Hold, Mapping[str, Any]]] = (),
+) -> list[str]:
+    """Make *assignments* the whole of what the base holds; on failure it holds what it held.
+
+    Returns the names of the switches that open scopes want otherwise: those do not change before the scopes close.
+
+    Args:
+        fresh: switches that somebody has just asked for: a seed is sown again only then.
+        above: open scopes, the outermost first, and what they want over the new base.
+    """
+    undone: dict[str, Callable[[], None]] = {}
+    covered: list[str] = []
+    with _lock, uninterrupted() as deliver:
+        if not hold.who.is_alive():  # what a thread had for itself went with it, and its number may be another's by now
+            for record in [r for r in hold.records.values() if r.switch.scope == "thread"]:
+                _drop(record.switch, hold)
+        names = [*assignments, *(name for name in reversed(hold.records) if name not in assignments)]
+        known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
+        switches = [SWITCHES[name] for name in names if name not in known]
+        hold.late.clear()
+        for switch in switches:
+            if switch.name in hold.records and switch.scope == "thread" and hold.thread != threading.get_ident():
+                raise ScopeError(f"{switch.name} was set by set_context in another thread; change or reset it there")
+        hold.thread, hold.who = threading.get_ident(), threading.current_thread()
+        _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
+        wanted: dict[Hold, Mapping[str, Any]] = {hold: {n: v for n, v in assignments.items() if n not in hold.late}}
+        wanted |= {scope: wants for scope, wants in above if not scope.closed}
+        touched = dict.fromkeys((*(s.name for s in switches), *(n for h in [*wanted][1:] for n in (*wanted[h], *h.records))))
+        try:
+            for switch in map(SWITCHES.__getitem__, touched):
+                if switch.restore == "exact":
+                    covered += [switch.name] if _lay_anew(switch, hold, wanted, undone) else []
+                elif switch in switches:
+                    undone[switch.name] = _remembered(switch, hold)
+                    if switch.name in hold.records and switch.name not in wanted[hold]:
+                        _give_back(hold.records[switch.name], hold)
+                    elif switch.name not in hold.records and switch.name in wanted[hold]:
+                        _write(switch, wanted[hold][switch.name], hold)
+            if strict and hold.late:
+                raise StrictError.of(sorted(hold.late.values()))
+            deliver()
+        except BaseException as error:
+            failed, interruption = _try_all(dict(reversed(undone.items())))
+            if interruption is not None and not isinstance(interruption, Exception):
+                raise interruption from error
+            if failed:
+                first = str(error).removesuffix(" Nothing was changed.")
+                raise RestoreError("\n  ".join((f"{first} And could not be put back:", *failed))) from error
+            raise
+    return covered
+
+
+def _lay_anew(
+    switch: Switch, base: Hold, wanted: Mapping[Hold, Mapping[str, Any]], undone: dict[str, Callable[[], None]]
+) -> bool:
+    """Bring one switch to what the base and the scopes above it want by now; returns whether a scope keeps the base's change back.
+
+    Scopes that are not among those *wanted* keep what they have.
+    """
+    name, holds = switch.name, [*_ledger.get(_key(switch), [])]
+    here = [h for h in wanted if h is base or switch.scope != "thread" or h.is_here]
+    before = {hold: hold.records[name].want for hold in holds}
+    after = {hold: wanted[hold][name] for hold in here if name in wanted[hold]}
+    after |= {hold: want for hold, want in before.items() if hold not in wanted}
+    after = dict(sorted(after.items(), key=lambda found: found[0].number))
+    in_force, wants = ([*chain.values()][-1] if chain else AS_FOUND for chain in (before, after))
+    if [*before.items()] == [*after.items()]:
+        if base in after and holds[-1] is base and not switch.is_satisfied(wants):  # somebody has changed it since
+            undone[name] = _remembered(switch, base)
+            _bring(switch, wants, base.records[name].put_back)
+        return False
+    undone[name] = _remembered(switch, *holds, *after)
+    back = holds[0].records[name].put_back if holds else partial(switch.put_back, switch.take())
+    for hold in holds:
+        if hold not in after:
+            del hold.records[name]
+    under, below = dict(zip([*before][1:], before.items(), strict=False)), None
+    for hold, want in after.items():
+        record = hold.records.setdefault(name, _Record(switch, back, want, want))
+        if below is None:
+            record.put_back = back
+        elif under.get(hold) != (below, after[below]):
+            record.put_back = partial(_hand_down, below.records[name], back)
+        if record.want != want:
+            record.want = record.wrote = want
+        below = hold
+    _hold_only(switch, [*after])
+    if wants != in_force:
+        _bring(switch, wants, back)
+    if below is not None:
+        below.records[name].wrote = switch.read()
+    return below not in (None, base) and wants == in_force and before.get(base, AS_FOUND) != after.get(base, AS_FOUND)
+
+
+def _hand_down(below: _Record, back: Callable[[], None]) -> None:
+    """The scope above closes: what is held below it by now is in force."""
+    _bring(below.switch, below.want, back)
+    below.wrote = below.switch.read()
+
+
+def _hold_only(switch: Switch, holds: list[Hold]) -> None:
+    _ledger[_key(switch)] = holds
+    if not holds:
+        del _ledger[_key(switch)]
+
+
+def _remembered(switch: Switch, *holds: Hold) -> Callable[[], None]:
+    """What brings a switch, and what *holds* have of it, back to what it is now."""
+    name, entered = switch.name, [*_ledger.get(_key(switch), [])]
+    kept = {hold: dict(hold.kept) for hold in holds}
+    records = {hold: (hold.records[name], replace(hold.records[name])) for hold in holds if name in hold.records}
+    state = switch.take() if switch.restore in ("exact", "closing") else None
+
+    def bring_back() -> None:
+        if switch.restore in ("exact", "closing"):
+            switch.put_back(state)  # first: what cannot be put back stays held
+        for hold in holds:
+            hold.kept = kept[hold]
+            hold.records.pop(name, None)
+            if hold in records:  # the same record: the scope above may refer to it
+                record, was = records[hold]
+                record.put_back, record.want, record.wrote = was.put_back, was.want, was.wrote
+                hold.records[name] = record
+        _hold_only(switch, entered)
+
+    return bring_back

@@ -8,6 +8,8 @@ from functools import wraps
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from msctx.context.base import BASE, KEPT, explain, make_ready, plan_here, refuse, tell_failing, tell_late, unwatched, within
+from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import ScopeError
@@ -19,10 +21,7 @@ from msctx.options import Layer, Settings
 from msctx.options.layers import layer_of, with_preset
 from msctx.options.resolve import Origin, look_up
 from msctx.plan import Plan
-from msctx.process_scope import BASE, explain, make_ready, plan_here, refuse, tell_failing, tell_late, within
-from msctx.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.signals import begins_with_try, uninterrupted
-from msctx.unwatched import unwatched
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _open(context: Context) -> Scope:
-    from msctx import apply
+    from msctx.context import ledger
 
     BASE.start()
     above, outer = in_force()
@@ -50,14 +49,14 @@ def _open(context: Context) -> Scope:
     plan = plan_here(settings)
     refuse(plan)
     tell_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
-    hold = apply.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
+    hold = ledger.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
         BASE.scopes[hold] = above, context.layers
         tell_late(hold)
         return Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
         BASE.scopes.pop(hold, None)
-        apply.undo(hold, quiet=True)
+        ledger.undo(hold, quiet=True)
         raise
 
 
@@ -68,10 +67,10 @@ def _close(scope: Scope) -> None:
     finally:
         try:
             if scope.hold is not None:
-                from msctx import apply
+                from msctx.context import ledger
 
                 BASE.scopes.pop(scope.hold, None)
-                apply.undo(scope.hold, strict=scope.plan.strict)
+                ledger.undo(scope.hold, strict=scope.plan.strict)
         finally:  # only then what may raise where a warning is an error
             scope.context._watched.close()
             for text in found:
@@ -240,7 +239,7 @@ def _enter(context: Context, entered: list[Scope]) -> None:
     if stack.scopes and stack.scopes[-1].leaving:
         with uninterrupted():
             _close_late(stack.scopes)
-    if any(name in NEED_CORE for layer in context.layers for name in layer.settings):
+    if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
     with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
@@ -325,12 +324,12 @@ def _carried(scopes: tuple[Scope, ...], layers: tuple[Layer, ...]) -> Iterator[N
     if scopes and scopes[-1] in stack.scopes:  # called where it was bound
         yield
         return
-    from msctx import apply
+    from msctx.context import ledger
 
     settings = scopes[-1].settings if scopes else Settings(layers)
     plan = scopes[-1].plan if scopes else explain(settings)
     visitors = scopes[-1].visitors if scopes else set()
-    with apply.visiting(plan.assignments) as hold:
+    with ledger.visiting(plan.assignments) as hold:
         guest = Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, hold)
         try:
             visitors.add(guest)
@@ -364,9 +363,26 @@ def context(preset: str | None = None, /, **options: Any) -> Context:
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    options = with_preset(preset, options)
-    layer = layer_of(options, origin)
-    return Context((layer,) if layer.settings else (), origin)
+    return Context(_layers(with_preset(preset, options), origin), origin)
+
+
+_known: dict[Any, tuple[Layer, ...]] = {}
+"""Where, and which options with plain values → their layers: for a with-block in a loop."""
+
+
+def _layers(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
+    if "preset" in options or not all(type(value) in (str, int, bool) for value in options.values()):
+        layer = layer_of(options, origin)
+        return (layer,) if layer.settings else ()
+    key = (origin, *((name, type(value), value) for name, value in options.items()))
+    if (found := _known.get(key)) is None:
+        layer = layer_of(options, origin)
+        found = (layer,) if layer.settings else ()
+        if all(setting.content is None for setting in layer.settings.values()):  # a file may be another next time
+            if len(_known) > KEPT:
+                _known.clear()
+            _known[key] = found
+    return found
 
 
 @outside_dynamo
