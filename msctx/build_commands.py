@@ -70,14 +70,13 @@ def _check(archs: list[str]) -> None:
 def _cuda(archs: list[str], verbose: bool, json_: bool) -> None:
     """Compile every kernel of the manifest, print the report, and end with 1 where one failed or takes more than its budget."""
     from msctx.native.cuda import build as building
-    from msctx.native.cuda.compilers import Compiled
     from msctx.native.cuda.manifest import ARCHS, Module
 
-    def told(module: Module, target: str, compiled: Compiled) -> None:
+    def show(module: Module, target: str, log: str) -> None:
         if verbose:
-            print(f"{module} for {target}\n{compiled.log}", file=sys.stderr)
+            print(f"{module} for {target}\n{log}", file=sys.stderr)
 
-    reports = building.build(list(dict.fromkeys(archs)) or ARCHS, done=told)
+    reports = building.build(list(dict.fromkeys(archs)) or ARCHS, done=show)
     if json_:
         print_json([report.as_dict() for report in reports])
     else:

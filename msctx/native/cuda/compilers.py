@@ -7,16 +7,14 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from msctx.errors import NativeError
 from msctx.native.children import Children
+from msctx.native.compiler import Compiled, ask, identity, run
 from msctx.native.cuda.manifest import Module
 
 INSTALL = "install nvcc (the CUDA toolkit 12 or newer), or `pip install 'msctx[cuda]'` for NVRTC"
@@ -24,14 +22,6 @@ MAJORS = (13, 12)
 """Of NVRTC, the best first: what knows sm_90a."""
 LIMIT = 600
 """Seconds that nvcc may take for a module: whoever needs the same module waits for its lock meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """*cubin* is ``None`` where the compiler refused the source; *log* is its whole output, with ptxas's account of each kernel."""
-
-    cubin: bytes | None
-    log: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,7 @@ class Nvcc:
     def __str__(self) -> str:
         return f"nvcc {self.version}"
 
-    def compile(self, files: Mapping[str, bytes], module: Module, arch: str, scratch: Path) -> Compiled:
+    def compile(self, children: Children, files: Mapping[str, bytes], module: Module, arch: str, scratch: Path) -> Compiled:
         """Compile for *arch* (sm_…); *files* are the sources by name, *scratch* is an empty folder of the call's own."""
         for name, data in files.items():
             (scratch / name).write_bytes(data)
@@ -53,14 +43,8 @@ class Nvcc:
         target = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
         macros = [f"-D{macro}" for macro in module.macros]
         words = [self.command, "-std=c++17", "-cubin", target, "-Xptxas", "-v", *macros, module.source, "-o", result.name]
-        try:
-            with Children.compilers(scratch) as children:
-                done = children.run(words, scratch, LIMIT)
-        except subprocess.TimeoutExpired:
-            return Compiled(None, f"{self.command} was ended: it took more than {LIMIT} seconds for {module}")
-        if done.returncode or not result.exists():
-            return Compiled(None, done.stdout or f"{self.command} ended with exit code {done.returncode}")
-        return Compiled(result.read_bytes(), done.stdout)
+        made = run(children, words, result, cwd=scratch, scratch=scratch, limit=LIMIT)
+        return made if made.data or made.log else Compiled(None, f"{self.command} {made.why} ({module})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +57,19 @@ class Nvrtc:
     def __str__(self) -> str:
         return f"NVRTC {self.version.split()[0]}"
 
-    def compile(self, files: Mapping[str, bytes], module: Module, arch: str, scratch: Path) -> Compiled:
-        """The same from memory; nothing is written to *scratch*."""
-        library = _loaded(self.path)
-        headers = [name for name in files if name != module.source]
-        contents = (ctypes.c_char_p * len(headers))(*(files[name] for name in headers))
-        names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
-        program = ctypes.c_void_p()
-        source = module.source
-        _check(
-            library,
-            library.nvrtcCreateProgram(ctypes.byref(program), files[source], source.encode(), len(headers), contents, names),
-        )
+    def compile(self, children: Children, files: Mapping[str, bytes], module: Module, arch: str, scratch: Path) -> Compiled:
+        """The same from memory, in this process: neither *children* nor *scratch* is used."""
+        library, program, source = _loaded(self.path), ctypes.c_void_p(), module.source
+        headers = [name for name in files if name != source]
+        contents, names = _texts(files[name] for name in headers), _texts(name.encode() for name in headers)
+        code = library.nvrtcCreateProgram(ctypes.byref(program), files[source], source.encode(), len(headers), contents, names)
+        _check(library, code)
         try:
             words = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *(f"-D{m}" for m in module.macros)]
-            options = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
-            code = library.nvrtcCompileProgram(program, len(words), options)
+            code = library.nvrtcCompileProgram(program, len(words), _texts(word.encode() for word in words))
             log = _bytes(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
             if code:
-                return Compiled(None, log or _said(library, code))
+                return Compiled(None, log or _reason(library, code))
             return Compiled(_bytes(library, program, "CUBIN"), log)
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -124,9 +102,9 @@ def find_nvcc() -> Nvcc | str:
         return "no nvcc on PATH" + (f" or in CUDA_HOME ({home})" if home else ", and CUDA_HOME is not set")
     if not shutil.which("g++") and not os.environ.get("NVCC_CCBIN"):
         return f"{path} needs g++, which is not on PATH"
-    status = os.stat(path)
-    version = _nvcc_version(os.path.abspath(path), (status.st_ino, status.st_size, status.st_mtime_ns))
-    return Nvcc(os.path.abspath(path), version) if version else f"{path} does not print a --version"
+    path = os.path.abspath(path)
+    version = _nvcc_version(path, identity(path))
+    return Nvcc(path, version) if version else f"{path} does not print a --version"
 
 
 def find_nvrtc() -> Nvrtc | str:
@@ -162,12 +140,9 @@ def _nvrtc_places() -> Iterator[str]:
 
 
 @lru_cache(maxsize=8)
-def _nvcc_version(command: str, _stamp: tuple[int, ...]) -> str:
-    with suppress(OSError, subprocess.SubprocessError):
-        said = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-        if (found := re.search(r"\bV(\d+\.\d+\.\d+)", said)) is not None:
-            return found[1]
-    return ""
+def _nvcc_version(command: str, _identity: tuple[int, ...]) -> str:
+    found = re.search(r"\bV(\d+\.\d+\.\d+)", ask([command], "--version").stdout)
+    return found[1] if found else ""
 
 
 @lru_cache(maxsize=8)
@@ -188,11 +163,15 @@ def _bytes(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return found.raw
 
 
-def _said(library: ctypes.CDLL, code: int) -> str:
-    text: Any = library.nvrtcGetErrorString(code)
-    return f"NVRTC: {(text or b'').decode(errors='replace')} ({code})"
+def _texts(texts: Iterable[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    found = [*texts]
+    return (ctypes.c_char_p * len(found))(*found)
+
+
+def _reason(library: ctypes.CDLL, code: int) -> str:
+    return f"NVRTC: {(library.nvrtcGetErrorString(code) or b'').decode(errors='replace')} ({code})"
 
 
 def _check(library: ctypes.CDLL, code: int) -> None:
     if code:
-        raise NativeError(f"{_said(library, code)}; another release of it may help: {INSTALL}")
+        raise NativeError(f"{_reason(library, code)}; another release of it may help: {INSTALL}")

@@ -16,6 +16,7 @@ from msctx.cli import main
 from msctx.errors import NativeError
 from msctx.native import build as native
 from msctx.native import build_spec
+from msctx.native.compiler import Compiled
 from msctx.native.cuda import build, compilers
 from msctx.native.cuda.build import Usage, code_sizes, usages
 from msctx.native.cuda.manifest import ARCHS, DTYPES, KERNELS, LAYOUTS, REGISTERS, THREADS, Kernel, Module
@@ -75,8 +76,8 @@ class Fake(compilers.Nvcc):
 
     said: dict[str, Any] = {}
 
-    def compile(self, files: Any, module: Module, arch: str, scratch: Path) -> compilers.Compiled:
-        return compilers.Compiled(self.said["cubin"], self.said["log"].replace("sm_80", arch))
+    def compile(self, children: Any, files: Any, module: Module, arch: str, scratch: Path) -> Compiled:
+        return Compiled(self.said["cubin"], self.said["log"].replace("sm_80", arch))
 
 
 LOG = """ptxas info    : Compiling entry function 'copy' for 'sm_80'
@@ -104,7 +105,7 @@ def test_the_manifest_is_sound() -> None:
 
 
 def test_a_change_of_a_cuda_source_leaves_the_native_core_as_it_is() -> None:
-    assert not [name for name in build_spec.recipe_of("kernels", "", None).files if name.startswith("cuda/")]
+    assert not [name for name in build_spec.spec_of("kernels", "", None).files if name.startswith("cuda/")]
 
 
 # --- compilers and reports ----------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def test_an_nvcc_that_does_not_end_is_ended_and_told(tmp_path: Path, sources: Pa
     program.chmod(0o755)
     started = time.monotonic()
     (report,) = build.build(["sm_80"], kernels={"copy": COPY}, tool=compilers.Nvcc(str(program), "99"), sources=sources)
-    assert report.error == f"{program} was ended: it took more than 1 seconds for copy.cu -DFACTOR=2"
+    assert report.error == f"{program} took more than 1 seconds and was ended (copy.cu -DFACTOR=2)"
     assert time.monotonic() - started < 15
     stat = Path(f"/proc/{(tmp_path / 'started').read_text().strip()}/stat")
     assert not stat.exists() or stat.read_text().split()[2] == "Z", "what it started ends with it"
