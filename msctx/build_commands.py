@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,30 +27,18 @@ def build(
     json_: Json = False,
 ) -> None:
     """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""
-    from msctx.native import build as building
+    from msctx.native import artifacts
+    from msctx.native.cuda.manifest import ARCHS
 
     if arch and not cuda:
         raise OptionError([Diagnostic("--arch", "is given without --cuda", "build", suggestion="give both")])
+    if wrong := [a for a in arch or [] if a not in ARCHS]:
+        raise OptionError([Diagnostic("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
+    removed = artifacts.remove() if clean else 0
     if cuda:
-        _check(arch or [])
-    removed = building.remove() if clean else 0
-    if cuda:
-        _cuda(arch or [], verbose, json_)
+        _build_cuda(list(dict.fromkeys(arch or ARCHS)), verbose, json_)
         return
-    from msctx.native import core
-
-    made = building.build(verbose)
-    library = core.load()
-    found = {
-        "library": str(made.path),
-        "seconds": round(made.seconds, 1),
-        "cached": made.cached,
-        "compiler": made.compiler,
-        "built_for": list(made.isas),
-        "processor_has": library.isas(),
-        "in_use": library.isa(),
-        "bytes_removed": removed,
-    }
+    found = {**_build_core(verbose), "bytes_removed": removed}
     if json_:
         print_json(found)
     else:
@@ -59,24 +47,30 @@ def build(
         render.console().print(render.pairs_table(found, ("native core", "")))
 
 
-def _check(archs: list[str]) -> None:
-    from msctx.native.cuda.manifest import ARCHS
+def _build_core(verbose: bool) -> dict[str, Any]:
+    from msctx.native import build, core
 
-    wrong = [a for a in archs if a not in ARCHS]
-    if wrong:
-        raise OptionError([Diagnostic("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
+    made, library = build.build(verbose), core.load()
+    return {
+        "library": str(made.path),
+        "seconds": round(made.seconds, 1),
+        "cached": made.cached,
+        "compiler": made.compiler,
+        "built_for": list(made.isas),
+        "processor_has": library.isas(),
+        "in_use": library.isa(),
+    }
 
 
-def _cuda(archs: list[str], verbose: bool, json_: bool) -> None:
-    """Compile every kernel of the manifest, print the report, and end with 1 where one failed or takes more than its budget."""
-    from msctx.native.cuda import build as building
-    from msctx.native.cuda.manifest import ARCHS, Module
+def _build_cuda(archs: list[str], verbose: bool, json_: bool) -> None:
+    """Compile every kernel of the manifest, print the report, and end with 1 where one failed or exceeds its budget."""
+    from msctx.native.cuda import build
 
-    def show(module: Module, target: str, log: str) -> None:
+    def show(module: object, arch: str, log: str) -> None:
         if verbose:
-            print(f"{module} for {target}\n{log}", file=sys.stderr)
+            print(f"{module} for {arch}\n{log}", file=sys.stderr)
 
-    reports = building.build(list(dict.fromkeys(archs)) or ARCHS, done=show)
+    reports = build.build(archs, done=show)
     if json_:
         print_json([report.as_dict() for report in reports])
     else:

@@ -173,7 +173,7 @@ LAYERS = (
     ("inspection", "render", "vocabulary"),
     ("device_context", "doctor", "mindspore", "run", "runtime"),
     ("compare",),
-    ("implementations", "migrate", "schema", "stdout", "tune"),
+    ("implementations", "migrate", "schema", "stdout"),
     ("build_commands", "compare_commands", "starter", "tune_commands"),
     ("cli",),
     ("__main__",),

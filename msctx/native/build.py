@@ -91,12 +91,6 @@ def origin(library: Path) -> tuple[str, str]:
     return str(note["inputs"]), str(note["compiler"])
 
 
-def remove() -> int:
-    """Remove everything that was built, after builds in progress; returns how many bytes that were."""
-    _is_cached.cache_clear()
-    return artifacts.remove()
-
-
 @lru_cache(maxsize=8)
 def _is_cached(_place: Path, _path: str, sources: Path | None) -> bool:
     return cached(sources) is not None
@@ -185,7 +179,7 @@ def _make(spec: BuildSpec, tool: Compiler, scratch: Path, verbose: bool) -> tupl
     work = sorted(zip(spec.units, objects, strict=True), key=lambda each: not each[0].source.startswith("glue/"))
     try:  # those of the glue come first: torch's headers take longest
         with Children() as children, _progress(len(work), verbose) as advance:
-            reused = sum(compiler.side_by_side(children, [partial(compiled, *each) for each in work]))
+            reused = sum(compiler.side_by_side([partial(compiled, *each) for each in work], children))
             library = run(spec.link_command(objects, tool, result), result, scratch)
     finally:
         with suppress(OSError):

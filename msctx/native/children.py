@@ -47,18 +47,9 @@ class Children:
         os.close(self._ours)
 
     def run(
-        self,
-        command: Sequence[str],
-        cwd: Path | None = None,
-        limit: float | None = None,
-        scratch: Path | None = None,
-        **how: Any,
+        self, command: Sequence[str], cwd: Path | None = None, scratch: Path | None = None, **how: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end, from any thread; Ctrl-C is passed on to it. *how*: as for Popen.
-
-        Raises:
-            subprocess.TimeoutExpired: after *limit* seconds.
-        """
+        """Run a program to its end, from any thread; Ctrl-C is passed on to it. *how*: as for Popen."""
         with self._guard:
             if self._ended:
                 return subprocess.CompletedProcess(command, -signal.SIGKILL, "", "")
@@ -76,7 +67,7 @@ class Children:
             self._running.add(process)
         with process:
             try:
-                output = process.communicate(timeout=limit)
+                output = process.communicate()
             except KeyboardInterrupt:
                 _signal(process, signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):

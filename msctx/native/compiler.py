@@ -69,15 +69,10 @@ def find() -> Compiler:
     raise NativeError(f"{why}{'no other' if why else 'no'} C++ compiler (set CXX, or install g++ or clang++)")
 
 
-def run(
-    children: Children, command: Sequence[str], result: Path, *, cwd: Path, scratch: Path, limit: float | None = None
-) -> Compiled:
+def run(children: Children, command: Sequence[str], result: Path, *, cwd: Path, scratch: Path) -> Compiled:
     """Run a compiler that is to leave *result*. Its messages are in English; temporary files are in *scratch*, for the user alone."""
     env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
-    try:
-        done = children.run(command, cwd, limit, scratch, env=env, umask=0o077, stderr=subprocess.STDOUT)
-    except subprocess.TimeoutExpired:
-        return Compiled(None, "", f"took more than {limit} seconds and was ended")
+    done = children.run(command, cwd, scratch, env=env, umask=0o077, stderr=subprocess.STDOUT)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         why = f"was killed by {name}" + " (is there too little memory?)" * (name == "SIGKILL")
@@ -87,7 +82,7 @@ def run(
     return Compiled(result.read_bytes(), done.stdout)
 
 
-def side_by_side(children: Children, jobs: Sequence[Callable[[], T]]) -> list[T]:
+def side_by_side(jobs: Sequence[Callable[[], T]], children: Children | None = None) -> list[T]:
     """The results of *jobs*, which run as many at once as there are processors. When one raises, *children* are ended."""
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(jobs)) or 1) as pool:
         pending = [pool.submit(job) for job in jobs]
@@ -95,7 +90,8 @@ def side_by_side(children: Children, jobs: Sequence[Callable[[], T]]) -> list[T]
             for future in as_completed(pending):
                 future.result()
         except BaseException:
-            children.end()
+            if children:
+                children.end()
             pool.shutdown(cancel_futures=True)
             raise
     return [future.result() for future in pending]
@@ -115,28 +111,23 @@ def _examined(words: str) -> Compiler | str:
     path = shutil.which(program)
     if path is None:
         return "there is no such program"
-    return _examine((os.path.abspath(path), *arguments), identity(path))
-
-
-def identity(path: str) -> tuple[int, ...]:
-    """What changes when a program is replaced."""
     status = os.stat(path)
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return _examine((os.path.abspath(path), *arguments), (status.st_ino, status.st_size, status.st_mtime_ns))
 
 
 @lru_cache(maxsize=16)
-def _examine(command: tuple[str, ...], _identity: tuple[int, ...]) -> Compiler | str:
+def _examine(command: tuple[str, ...], _stamp: tuple[int, ...]) -> Compiler | str:
     """The compiler behind *command*, or why it will not do."""
-    version = ask(command, "--version")
+    version = _ask(command, "--version")
     if version.returncode or not version.stdout.strip():
         return f"does not print a --version: {_first_line(version)}"
-    probe = ask(command, "-std=c++20", "-x", "c++", "-fsyntax-only", "-")
+    probe = _ask(command, "-std=c++20", "-x", "c++", "-fsyntax-only", "-")
     if probe.returncode:
         return f"cannot compile C++20 ({version.stdout.strip().splitlines()[0]}): {_first_line(probe)}"
     return Compiler(command, version.stdout.strip())
 
 
-def ask(command: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def _ask(command: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """A short run, of a minute at most; one that cannot be started ends with exit code 126."""
     words, env = [*command, *arguments], {**os.environ, "LC_ALL": "C"}
     try:

@@ -14,10 +14,9 @@ from msctx.errors import NativeError
 from msctx.native import artifacts, cachedir, compiler
 from msctx.native.artifacts import Artifact, digest, hashes
 from msctx.native.build_spec import read_sources
-from msctx.native.children import Children
-from msctx.native.cuda import compilers
-from msctx.native.cuda.compilers import Tool
+from msctx.native.cuda import nvrtc
 from msctx.native.cuda.manifest import ARCHS, KERNELS, Kernel, Module
+from msctx.native.cuda.nvrtc import Nvrtc
 from msctx.shipped import KERNEL_SOURCES
 
 FORMAT = 2
@@ -85,42 +84,40 @@ def build(
     archs: Sequence[str] = ARCHS,
     *,
     kernels: Mapping[str, Kernel] = KERNELS,
-    tool: Tool | None = None,
+    tool: Nvrtc | None = None,
     sources: Path | None = None,
     done: Callable[[Module, str, str], None] = lambda module, arch, log: None,
 ) -> list[Report]:
     """Compile what is not cached; a report for each of *kernels* and *archs*, in the order of the manifest.
 
-    *tool* is the compiler (nvcc, else NVRTC), *sources* the folder of the .cu files; *done* gets each module's log.
+    *sources* is the folder of the .cu files; *done* gets each module's log.
 
     Raises:
         NativeError: there is no compiler, no source, or no cache to write to.
     """
-    tool = tool or compilers.find()
+    tool = tool or nvrtc.find()
     wanted = [(kernel, arch) for kernel in kernels.values() for arch in archs if arch in kernel.archs]
     work = list(dict.fromkeys((kernel.module, arch) for kernel, arch in wanted))
     files = _read(sources, [module for module, _ in work])
     cachedir.usable()
-    with Children() as children:
 
-        def job(module: Module, arch: str) -> Artifact | str:
-            found = _obtain(children, tool, files, module, arch)
-            done(module, arch, found if isinstance(found, str) else found.note["log"])
-            return found
+    def job(module: Module, arch: str) -> Artifact | str:
+        found = _obtain(tool, files, module, arch)
+        done(module, arch, found if isinstance(found, str) else found.note["log"])
+        return found
 
-        made = dict(zip(work, compiler.side_by_side(children, [partial(job, *each) for each in work]), strict=True))
+    made = dict(zip(work, compiler.side_by_side([partial(job, *each) for each in work]), strict=True))
     return [_report(kernel, arch, str(tool), made[kernel.module, arch]) for kernel, arch in wanted]
 
 
-def cubin(module: Module, arch: str, *, tool: Tool | None = None, sources: Path | None = None) -> bytes:
+def cubin(module: Module, arch: str, *, tool: Nvrtc | None = None, sources: Path | None = None) -> bytes:
     """A module that is ready to be loaded.
 
     Raises:
         NativeError: as build(), or the compiler rejects the source.
     """
-    tool = tool or compilers.find()
-    with Children() as children:
-        found = _obtain(children, tool, _read(sources, [module]), module, arch)
+    tool = tool or nvrtc.find()
+    found = _obtain(tool, _read(sources, [module]), module, arch)
     if isinstance(found, str):
         source = (sources or KERNEL_SOURCES / "cuda") / module.source
         raise NativeError(f"{source} cannot be compiled for {arch} by {tool}:\n{_shown(found)}")
@@ -145,15 +142,15 @@ def _read(sources: Path | None, modules: Sequence[Module]) -> dict[str, bytes]:
     return files
 
 
-def _obtain(children: Children, tool: Tool, files: Mapping[str, bytes], module: Module, arch: str) -> Artifact | str:
+def _obtain(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Artifact | str:
     """The module's cubin from the cache or compiled now, or the log of a compiler that rejected it."""
     used = {name: data for name, data in files.items() if name == module.source or name.endswith(".cuh")}
 
     def make(scratch: Path) -> tuple[bytes | None, dict[str, Any]]:
-        made = tool.compile(children, used, module, arch, scratch)
-        return made.data, {"log": made.log or made.why}
+        data, log = tool.compile(used, module, arch)
+        return data, {"log": log}
 
-    key = digest(FORMAT, hashes(used), str(module), type(tool).__name__, tool.version, arch)
+    key = digest(FORMAT, hashes(used), str(module), tool.version, arch)
     return artifacts.obtain("cuda", f"{key[:32]}.cubin", make)
 
 

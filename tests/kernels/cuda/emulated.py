@@ -47,7 +47,7 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
 
         objects = [scratch / f"{number}.o" for number in range(len(commands))]
         with Children() as children:
-            compiler.side_by_side(children, [partial(run, *each) for each in zip(commands, objects, strict=True)])
+            compiler.side_by_side([partial(run, *each) for each in zip(commands, objects, strict=True)], children)
             return run(("-shared", *map(str, objects)), scratch / "whole.so"), {}
 
     key = digest(hashes({path.name: path.read_bytes() for path in files}), flags, commands, build_spec.machine(), str(tool))

@@ -11,8 +11,8 @@ import pytest
 from builds import GLUE, ISAS, call, edit, leftovers, made
 
 from msctx.errors import NativeError
+from msctx.native import artifacts, build_spec
 from msctx.native import build as native
-from msctx.native import build_spec
 from msctx.native.build_spec import spec_of
 
 
@@ -224,7 +224,7 @@ def test_warnings_are_in_the_log_and_do_not_stop_it(sources, capfd):
     edit(sources, "common/api.cpp", "return", "int unused; return")
     assert "unused variable" in made(sources).log.read_text()
     assert "unused variable" not in capfd.readouterr().err
-    native.remove()
+    artifacts.remove()
     native.build(verbose=True, sources=sources)
     err = capfd.readouterr().err
     assert [word for word in ("-c common/api.cpp", "unused variable", "-shared") if word not in err] == []

@@ -11,7 +11,7 @@ import pytest
 from builds import ISAS, call, edit, leftovers, made
 
 from msctx.errors import NativeError
-from msctx.native import build as native
+from msctx.native import artifacts
 
 
 def truncate(path):
@@ -123,10 +123,10 @@ def test_what_nobody_uses_is_removed(cache, sources):
 
 
 def test_remove(cache, sources):
-    assert native.remove() == 0
+    assert artifacts.remove() == 0
     assert not cache.exists()
     made(sources)
-    assert native.remove() > 1000
+    assert artifacts.remove() > 1000
     assert [path for path in cache.rglob("*") if path.is_file()] == []
     assert not made(sources).cached
 
@@ -135,7 +135,7 @@ def test_remove_waits_for_a_build_in_progress(sources, watched, forked):
     watched.hold("common/api.cpp")
     builder = forked(lambda: made(sources).path)
     watched.until_stopped()
-    remover = forked(native.remove)
+    remover = forked(artifacts.remove)
     time.sleep(0.2)
     assert remover.process.is_alive()
     watched.let_go()
