@@ -20,6 +20,7 @@ import numpy
 import pytest
 import sklearn.datasets  # noqa: F401 (sets OpenMP's variables when it is first loaded: here, not inside a test)
 import torch
+from interpreter import Interpreter
 from torch import _C
 from torch.nn.modules import module as nn_module
 
@@ -281,11 +282,15 @@ def run_python() -> RunPython:
     """Run code in a fresh interpreter, in the root of the project."""
 
     def run(code: str, *, env: dict[str, str] | None = None, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
-        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | (env or {})
         command = [sys.executable, "-c", textwrap.dedent(code)]
-        return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=timeout, check=False)
+        more = {"env": _variables(env), "cwd": ROOT, "timeout": timeout}
+        return subprocess.run(command, capture_output=True, text=True, check=False, **more)
 
     return run
+
+
+def _variables(more: dict[str, str] | None) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | (more or {})
 
 
 @pytest.fixture
@@ -298,17 +303,38 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     return importlib.import_module
 
 
+def _run_forked(
+    interpreter: Interpreter, code: str, *, env: dict[str, str] | None = None, timeout: float = 120
+) -> "subprocess.CompletedProcess[str]":
+    return interpreter.run(textwrap.dedent(code), _variables(env), timeout)
+
+
+def _passed(done: "subprocess.CompletedProcess[str]") -> str:
+    if done.returncode != 0:
+        pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def torch_interpreter() -> Iterator[Interpreter]:
+    interpreter = Interpreter("import torch")
+    yield interpreter
+    interpreter.close()
+
+
 @pytest.fixture
-def passes(run_python: RunPython) -> Callable[..., str]:
-    """Run code in a fresh interpreter, fail with its traceback if it fails, and return what it printed."""
+def passes(torch_interpreter: Interpreter) -> Callable[..., str]:
+    """Run code in a process of its own, which has imported torch and nothing of msctx.
 
-    def run(code: str, **more: Any) -> str:
-        done = run_python(code, **more)
-        if done.returncode != 0:
-            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
-        return done.stdout
+    Fails with its traceback if it fails, and returns what it printed.
+    """
+    return lambda code, **more: _passed(_run_forked(torch_interpreter, code, **more))
 
-    return run
+
+@pytest.fixture
+def passes_fresh(run_python: RunPython) -> Callable[..., str]:
+    """Like ``passes``, in an interpreter that has imported nothing: for what is decided at the first import."""
+    return lambda code, **more: _passed(run_python(code, **more))
 
 
 @pytest.fixture(scope="session")
@@ -320,23 +346,16 @@ def far_library() -> str:
 
 
 @pytest.fixture(scope="session")
-def far_interpreter(far_library: str) -> Iterator[fake_device.Interpreter]:
-    interpreter = fake_device.Interpreter(far_library)
+def far_interpreter(far_library: str) -> Iterator[Interpreter]:
+    interpreter = Interpreter("import fake_device\nfake_device.prepare()")
     yield interpreter
     interpreter.close()
 
 
 @pytest.fixture
-def far(far_interpreter: fake_device.Interpreter) -> Callable[..., str]:
+def far(far_interpreter: Interpreter) -> RunPython:
     """Like ``passes``, where torch has an accelerator: the device far, whose memory is the host's (see fake_device.py)."""
-
-    def run(code: str, *, env: dict[str, str] | None = None, timeout: float = 120) -> str:
-        status, output = far_interpreter.run(textwrap.dedent(code), dict(os.environ) | (env or {}), timeout)
-        if status != 0:
-            pytest.fail(f"exit code {status}\n{output}", pytrace=False)
-        return output
-
-    return run
+    return lambda code, **more: _passed(_run_forked(far_interpreter, code, **more))
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -135,73 +129,8 @@ def _type() -> int:
     return int(torch._C._autograd.DeviceType.PrivateUse1)
 
 
-# --- an interpreter that has the device -------------------------------------------------------------------------------
-
-
-class Interpreter:
-    """Has the device, and forks for each piece of code: to start a fresh one takes seconds, most of them to import torch."""
-
-    def __init__(self, path: str) -> None:
-        folders = [str(SOURCE.parents[2]), str(SOURCE.parents[1]), os.environ.get("PYTHONPATH", "")]
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=SOURCE.parents[2],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))},
-        )
-
-    def run(self, code: str, variables: dict[str, str], timeout: float) -> tuple[int, str]:
-        """The exit code of *code*, and what it printed."""
-        assert self._process.stdin
-        assert self._process.stdout
-        job = {"code": code, "variables": variables, "timeout": timeout}
-        print(json.dumps(job), file=self._process.stdin, flush=True)
-        code_of_exit, output = json.loads(self._process.stdout.readline())
-        return code_of_exit, output
-
-    def close(self) -> None:
-        self._process.communicate()
-
-
-def _serve(path: str) -> None:
-    register(path)
+def prepare() -> None:
+    """Make the device, and import what tests with it need."""
+    register()
     for name in ("msctx.memory.recompute", "msctx.memory.parameters", "torch._dynamo", "torch.optim"):
         import_module(name)  # once, and not in each fork
-    for line in sys.stdin:
-        job = json.loads(line)
-        with tempfile.TemporaryFile("w+") as output:
-            child = os.fork()
-            if not child:
-                _work(job, output.fileno())
-            status, until = None, time.monotonic() + job["timeout"]
-            while status is None:
-                ended, found = os.waitpid(child, os.WNOHANG)
-                if ended:
-                    status = os.waitstatus_to_exitcode(found)
-                elif time.monotonic() > until:
-                    os.kill(child, signal.SIGKILL)
-                time.sleep(0.005)
-            output.seek(0)
-            print(json.dumps([status, output.read()]), flush=True)
-
-
-def _work(job: dict[str, Any], output: int) -> NoReturn:
-    os.environ.update(job["variables"])
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    status = 1
-    try:
-        exec(compile(job["code"], "<snippet>", "exec"), {"__name__": "__main__", "fake_device": sys.modules["__main__"]})
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1])

@@ -161,7 +161,7 @@ def test_switches_are_declared_soundly() -> None:
 
 LAYERS = (
     ("_version", "dynamo", "errors", "locks", "shipped", "signals"),
-    ("newfile", "notices", "options", "torch_config"),
+    ("notices", "options", "torch_config"),
     ("effects", "native", "recorded"),
     ("memory",),
     ("switches",),
@@ -170,11 +170,10 @@ LAYERS = (
     ("amp", "process_scope", "reference", "unwatched"),
     ("scopes",),
     ("context",),
-    ("inspection", "render", "vocabulary"),
-    ("device_context", "doctor", "mindspore", "run", "runtime"),
+    ("inspection", "vocabulary"),
+    ("device_context", "mindspore", "run", "runtime"),
     ("compare",),
-    ("implementations", "migrate", "schema", "stdout"),
-    ("build_commands", "compare_commands", "starter", "tune_commands"),
+    ("migrate", "schema"),
     ("cli",),
     ("__main__",),
 )
@@ -183,7 +182,7 @@ RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ROOT_RANK = RANKS["inspection"]
 """msctx itself, which imports the context and the inspection."""
 ONLY = {"switches": {"errors", "native", "memory", "torch_config"}}
-WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "render", "schema", "starter")
+WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "schema")
 """What runs before torch is imported, or without it."""
 
 

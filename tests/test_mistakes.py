@@ -90,7 +90,7 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
         {"x.yaml": "experiment:\n  entry: train.py:trian\n", "train.py": TRAIN},
     ),
     "an option by a name that is none": ("options conv_algo", {}),
-    "a file that is there already": ("init x.yaml", {"x.yaml": ""}),
+    "a file that exists already": ("init x.yaml", {"x.yaml": ""}),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built, refused
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 
 POOL = (
     "max_device_memory",
@@ -22,11 +22,11 @@ SHARED = (
     "one pool for all code of the process: what one graph releases the next one takes. It holds what was in use at most, which is "
     "counted as it runs and not planned from the graphs"
 )
-EXTENDS = "the pool grows by pages, which go back from places that nobody uses"
+EXTENDS = "the pool grows by pages, and keeps up to one and a half times the peak"
 STATIC = {
     2: approximated({}, SHARED),
     3: honoured(reason=EXTENDS),
-    4: approximated({}, f"{SHARED}; as 2 does here, since {EXTENDS} under each policy"),
+    4: approximated({}, f"{SHARED}; as 2 does here, since the pool grows by pages under each policy"),
 }
 """static_memory_policy → what the pool gives of it."""
 NOT_KEPT = "nothing is kept while env_config_path.sys.mem_reuse is false"
@@ -130,6 +130,9 @@ def pool_policy(want: Want) -> Outcome | None:
     if not is_for_host(want):
         return None
     if want.option.name == "static_memory_policy" and want.value == 0:
+        pooled = [name for name in POOL if name != "static_memory_policy" and want.settings.get(name, "cpu") is not None]
+        if pooled:
+            return inert(f"memory comes from msctx's pool: {', '.join(pooled)}")
         return honoured(reason="each takes what it needs, when it runs")
     if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
         return not_built(GRAPHS)
@@ -188,7 +191,12 @@ def block_size(want: Want) -> int | None:
     if block is None:
         return None
     size: int = max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
-    return min(size, LARGEST_SEGMENT) if "ascend" in want.facts.devices else size
+    return min(size, LARGEST_SEGMENT) if is_limited(want) else size
+
+
+def is_limited(want: Want) -> bool:
+    """Whether torch_npu's limit applies: the setting is one for all accelerators of the process."""
+    return want.device == "ascend" or "ascend" in want.facts.devices
 
 
 def allocator(want: Want) -> dict[str, Any]:
@@ -236,7 +244,7 @@ def on_accelerator(want: Want) -> Outcome:
 def steps(want: Want) -> str:
     """How far the pool grows in steps of the block's size."""
     size, cap = f"{block_size(want)} MB", tightest(want)
-    if "ascend" in want.facts.devices and block_size(want) == LARGEST_SEGMENT:
+    if is_limited(want) and block_size(want) == LARGEST_SEGMENT:
         size += " (the most that torch_npu's documentation allows)"
     elif cap is not None:
         size += " (at most an eighth of max_device_memory: no smaller step is taken where a whole one does not fit)"

@@ -37,9 +37,10 @@ def placement(want: Want) -> dict[str, Any]:
 def variable_placement(want: Want) -> Outcome:
     if want.device == "cpu":
         return honoured(reason="the memory of the device is host memory: the two are one place")
-    if want.value == "Host" and want.other("external_weight"):
-        return inert("external_weight maps the parameters from files, in host memory too")
-    return honoured(placement(want), f"{WATCHED}: copied to the device by each operator that needs them")
+    if want.other("external_weight"):
+        return inert("overridden by external_weight, which maps the parameters from files, in host memory")
+    copied = ": copied to the device by each operator that needs them" if want.value == "Host" else ""
+    return honoured(placement(want), f"{WATCHED}{copied}")
 
 
 @effect("external_weight")

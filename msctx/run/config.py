@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, sear
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, from_text, preset_layer
-from msctx.options.registry import shown
+from msctx.options.registry import Marks, shown
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
 from msctx.shipped import CONFIGS
 
@@ -117,127 +118,158 @@ def read_document(
     need_entry: bool = False,
     others: Collection[str] = (),
 ) -> Experiment:
-    """:func:`read` for a file that was read already; sections named in *others* are somebody else's."""
+    """:func:`read` for a file that was read already; the sections named in *others* belong to another command."""
     problems: list[Diagnostic] = list(document.problems)
-    sections = _sections(document, problems, others)
-    options, marks = sections.pop("context"), document.under("context")
-    given = _overrides(overrides, problems)
-    for section, values in given.items():
-        if section != "context":
-            for key, value in values.items():
-                if key == "args":
-                    value = _merge(sections[section].get("args", {}), value)
-                sections[section][key] = value
-    levels = _levels(options, marks, given["context"], sections["experiment"], given["experiment"], path, document, problems)
-    experiment = sections["experiment"]
+    file = _Source(str(path), problems, document)
+    file.sections(document.data, others)
+    words = _Source("command line", problems)
+    words.words(overrides)
+    levels = _levels(file, words)
+    experiment = _merged(file.found["experiment"], words.found["experiment"])
+    record = file.found["record"] | words.found["record"]
     if need_entry and "entry" not in experiment and not problems:
         where = str(path) if path else "command line"
         problems.append(Diagnostic("experiment.entry", "is missing", where, SECTIONS["experiment"]["entry"].allowed))
-    try:
+    environment: dict[str, Layer] = {}
+    with _collected(problems):
         environment = environment_layers(os.environ)
-    except OptionError as error:
-        problems.extend(error.problems)
-        environment = {}
     if problems:
         raise OptionError(sorted(problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
-    if "preset" not in given["context"]:
-        levels.update(environment)
-    elif "environment" in environment:
-        levels["environment"] = environment["environment"]
+    if "preset" in words.found["context"]:  # wins over that of the environment
+        environment.pop("preset", None)
     return Experiment(
-        levels=levels,
+        levels=levels | environment,
         file=path,
         name=experiment.get("name", path.stem if path else "experiment"),
         entry=experiment.get("entry"),
         args=experiment.get("args", {}),
-        record_dir=sections["record"].get("dir", "runs"),
-        entry_mark=document.mark(("experiment", "entry")) if "entry" not in given["experiment"] else None,
+        record_dir=record.get("dir", "runs"),
+        entry_mark=document.mark(("experiment", "entry")) if "entry" not in words.found["experiment"] else None,
     )
 
 
-def _sections(document: Document, problems: list[Diagnostic], others: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {"context": {}, **{name: {} for name in SECTIONS}}
-    data = document.data
-    if data is None:
-        data = {}
-    if data is INVALID:
-        return found
-    if not isinstance(data, dict):
-        problems.append(Diagnostic("", "is not a dictionary", document.file, ", ".join(f"{n}:" for n in found)))
-        return found
-    for key, value in data.items():
-        if key in others:
-            continue
-        if key not in found:
-            allowed = ", ".join((*found, *others))
-            text = "is an option: it belongs under `context:`" if find(key) else "unknown section"
-            hint = "" if find(key) else nearest(key, (*found, *others))
-            problems.append(Diagnostic(key, text, allowed=allowed, suggestion=hint, mark=document.mark((key, ""))))
-        elif value is None or value is INVALID:
-            continue
-        elif not isinstance(value, dict):
-            problems.append(Diagnostic(key, "is not a dictionary", mark=document.mark((key,))))
-        elif key == "context":
-            found[key] = value
-        else:
-            for name, item in value.items():
-                mark = document.mark((key, name))
-                known = _check(key, name, item, mark, document.mark((key, name, "")), "", problems)
-                if known is not None:
-                    found[key][name] = known
-    return found
-
-
-def _check(
-    section: str, name: str, value: Any, mark: Mark | None, key_mark: Mark | None, where: str, problems: list[Diagnostic]
-) -> Any:
-    if value is INVALID:
-        return None
-    kind = SECTIONS[section].get(name)
-    path = f"{section}.{name}"
-    if kind is None:
-        known = SECTIONS[section]
-        problems.append(Diagnostic(path, "unknown key", where, ", ".join(known), nearest(name, known), key_mark))
-        return None
+@contextmanager
+def _collected(problems: list[Diagnostic]) -> Iterator[None]:
+    """Errors of options become some of many."""
     try:
-        return kind.parse(value)
-    except BadValue as bad:
-        problems.append(Diagnostic(path, bad.text, where, bad.allowed, shown(bad), mark))
-        return None
+        yield
+    except OptionError as error:
+        problems.extend(error.problems)
 
 
-def _overrides(words: Sequence[str], problems: list[Diagnostic]) -> dict[str, dict[str, Any]]:
-    where = "command line"
-    found: dict[str, dict[str, Any]] = {"context": {}, **{name: {} for name in SECTIONS}}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            problems.append(Diagnostic(word, "is not key=value", where))
-            continue
+class _Source:
+    """One place in which an experiment is described: its file, or the command line. What is wrong goes to *problems*."""
+
+    def __init__(self, where: str, problems: list[Diagnostic], document: Document | None = None) -> None:
+        self.where, self.problems, self.document = where, problems, document
+        self.found: dict[str, dict[str, Any]] = {"context": {}, **{name: {} for name in SECTIONS}}
+
+    def mark(self, *path: str) -> Mark | None:
+        return self.document.mark(path) if self.document else None
+
+    def report(self, path: str, text: str, *, allowed: str = "", hint: str = "", mark: Mark | None = None) -> None:
+        where = "" if self.document else self.where
+        self.problems.append(Diagnostic(path, text, where, allowed, hint, mark))
+
+    def sections(self, data: Any, others: Collection[str]) -> None:
+        """Take over the sections of a file; those named in *others* are skipped."""
+        if data is None or data is INVALID:
+            return
+        if not isinstance(data, dict):
+            allowed = ", ".join(f"{name}:" for name in self.found)
+            self.problems.append(Diagnostic("", "is not a dictionary", self.where, allowed))
+            return
+        for key, value in data.items():
+            if key in others or (key in self.found and (value is None or value is INVALID)):
+                continue
+            if key not in self.found:
+                allowed = ", ".join((*self.found, *others))
+                text = "is an option: it belongs under `context:`" if find(key) else "unknown section"
+                hint = "" if find(key) else nearest(key, (*self.found, *others))
+                self.report(key, text, allowed=allowed, hint=hint, mark=self.mark(key, ""))
+            elif not isinstance(value, dict):
+                self.report(key, "is not a dictionary", mark=self.mark(key))
+            elif key == "context":
+                self.found[key] = value
+            else:
+                for name, item in value.items():
+                    self.take(key, name, item)
+
+    def words(self, words: Sequence[str]) -> None:
+        """Take over ``key=value`` words."""
+        for word in words:
+            key, equals, text = word.partition("=")
+            if not equals or not key:
+                self.report(word, "is not key=value")
+                continue
+            try:
+                value = _value(key, text)
+            except AmbiguousNumber as error:
+                self.report(key, str(error))
+                continue
+            except FileError as error:
+                self.report(key, error.problems[0].text)
+                continue
+            section, _, rest = key.partition(".")
+            if section == "args":
+                section, rest = "experiment", f"args.{rest}"
+            if section not in SECTIONS:
+                self.found["context"][key] = value
+                continue
+            name, _, inner = rest.partition(".")
+            if name == "args" and inner:
+                for part in reversed(inner.split(".")):
+                    value = {part: value}
+                value = _merged(self.found[section].get("args", {}), value)
+            self.take(section, name, value)
+
+    def take(self, section: str, name: str, value: Any) -> None:
+        """One key of a section."""
+        known = SECTIONS[section]
+        path = f"{section}.{name}"
+        if value is INVALID:
+            return
+        if name not in known:
+            mark = self.mark(section, name, "")
+            self.report(path, "unknown key", allowed=", ".join(known), hint=nearest(name, known), mark=mark)
+            return
         try:
-            value = _value(key, text)
-        except AmbiguousNumber as error:
-            problems.append(Diagnostic(key, str(error), where))
-            continue
-        except FileError as error:
-            problems.append(Diagnostic(key, error.problems[0].text, where))
-            continue
-        section, _, rest = key.partition(".")
-        if section == "args":
-            section, rest = "experiment", f"args.{rest}"
-        if section not in SECTIONS:
-            found["context"][key] = value
-            continue
-        name, _, inner = rest.partition(".")
-        if name == "args" and inner:
-            nested: Any = value
-            for part in reversed(inner.split(".")):
-                nested = {part: nested}
-            value = _merge(found[section].get("args", {}), nested)
-        checked = _check(section, name, value, None, None, where, problems)
-        if checked is not None:
-            found[section][name] = checked
-    return found
+            self.found[section][name] = known[name].parse(value)
+        except BadValue as bad:
+            self.report(path, bad.text, allowed=bad.allowed, hint=shown(bad), mark=self.mark(section, name))
+
+    def layer(self) -> Layer:
+        """The options as one layer; ``experiment.seed`` is another way to set ``seed``."""
+        values = {key: value for key, value in self.found["context"].items() if key != "preset"}
+        seed = self.found["experiment"].get("seed")
+        mark = self.mark("experiment", "seed")
+        if seed is not None and values.get("seed", seed) != seed:
+            text = f"{seed} contradicts context.seed={values['seed']!r}; they are one option"
+            self.report("experiment.seed", text, mark=mark)
+        found = Layer()
+        with _collected(self.problems):
+            found = make_layer(values, self.where, self.marks)
+            if seed is not None and "seed" not in values:
+                extra = make_layer({"seed": seed}, self.where, all_at(mark) if self.document else None)
+                found = Layer({**found.settings, **extra.settings})
+        return found
+
+    @property
+    def marks(self) -> Marks | None:
+        """The places of the options."""
+        return self.document.under("context") if self.document else None
+
+
+def _levels(file: _Source, words: _Source) -> dict[str, Layer]:
+    """The options of the file and of the command line as layers. The command line's preset and seed replace the file's."""
+    if "seed" in words.found["experiment"]:
+        file.found["experiment"].pop("seed", None)
+    levels = {"yaml": file.layer(), "command line": words.layer()}
+    named = next((source for source in (words, file) if source.found["context"].get("preset") is not None), None)
+    if named is not None:
+        with _collected(file.problems):
+            levels["preset"] = preset_layer(named.found["context"]["preset"], named.where, named.marks)
+    return {level: layer for level, layer in levels.items() if layer.settings}
 
 
 def _value(key: str, text: str) -> Any:
@@ -249,50 +281,9 @@ def _value(key: str, text: str) -> Any:
     return from_text(key, text)
 
 
-def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(old)
     for key, value in new.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = _merged(merged[key], value) if both else value
     return merged
-
-
-def _levels(
-    options: Mapping[str, Any],
-    marks: Any,
-    given: Mapping[str, Any],
-    experiment: Mapping[str, Any],
-    given_experiment: Mapping[str, Any],
-    path: Path | None,
-    document: Document,
-    problems: list[Diagnostic],
-) -> dict[str, Layer]:
-    """The options of the file and of the command line as layers; ``experiment.seed`` is another way to set ``seed``."""
-    levels: dict[str, Layer] = {}
-    preset, preset_where, preset_marks = given.get("preset"), "command line", None
-    if preset is None:
-        preset, preset_where, preset_marks = options.get("preset"), str(path), marks
-    sources = {
-        "yaml": (dict(options), str(path), marks, experiment if "seed" not in given_experiment else {}),
-        "command line": (dict(given), "command line", None, given_experiment),
-    }
-    for level, (values, where, at, section) in sources.items():
-        values.pop("preset", None)
-        seed = section.get("seed")
-        seed_mark = document.mark(("experiment", "seed")) if at else None
-        if seed is not None and values.get("seed", seed) != seed:
-            text = f"{seed} contradicts context.seed={values['seed']!r}; they are one option"
-            problems.append(Diagnostic("experiment.seed", text, where, mark=seed_mark))
-        try:
-            levels[level] = make_layer(values, where, at)
-            if seed is not None and "seed" not in values:
-                extra = make_layer({"seed": seed}, where, all_at(seed_mark) if at else None)
-                levels[level] = Layer({**levels[level].settings, **extra.settings})
-        except OptionError as error:
-            problems.extend(error.problems)
-    if preset is not None:
-        try:
-            levels["preset"] = preset_layer(preset, preset_where, preset_marks)
-        except OptionError as error:
-            problems.extend(error.problems)
-    return {level: layer for level, layer in levels.items() if layer.settings}

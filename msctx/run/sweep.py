@@ -174,7 +174,7 @@ def sweep(
     values: Values,
     out: str | None,
     parent: str,
-    told: Callable[[int, int, Mapping[str, Any], Mapping[str, Any]], None] = lambda number, count, point, result: None,
+    done: Callable[[int, Mapping[str, Any], Mapping[str, Any]], None] = lambda number, point, result: None,
 ) -> dict[str, Any]:
     """Run the grid; returns what sweep.json holds. A run that fails does not end it; Ctrl-C keeps what there is, marked partial.
 
@@ -182,7 +182,7 @@ def sweep(
         Interrupted: by Ctrl-C.
 
     Args:
-        told: called after each point with its number, how many there are, the point and its result.
+        done: called after each point with its number, the point and its result.
     """
     record = Record.create(out, parent, f"{name}-sweep")
     grid = points(values)
@@ -199,5 +199,5 @@ def sweep(
             found["points"].append({"point": point, "result": result})
             record.json("sweep.json", found)
             record.text("sweep.csv", as_csv(found["points"]))
-            told(number, len(grid), point, result)
+            done(number, point, result)
     return found | {"dir": str(record.folder)}

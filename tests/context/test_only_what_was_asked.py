@@ -74,7 +74,7 @@ def test_an_inner_scope_writes_only_its_own(exact_state: State, options: dict[st
     assert threads() == 2
 
 
-def test_importing_msctx_changes_and_reads_nothing(passes: Passes) -> None:
+def test_importing_msctx_changes_and_reads_nothing(passes_fresh: Passes) -> None:
     code = """
         import sys, torch
         flags = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), sys.getrecursionlimit()
@@ -96,4 +96,4 @@ def test_importing_msctx_changes_and_reads_nothing(passes: Passes) -> None:
             assert not torch.are_deterministic_algorithms_enabled()
         assert torch.are_deterministic_algorithms_enabled()
     """
-    passes(code, env={"MSCTX_DETERMINISTIC": "ON", "MSCTX_MAX_CALL_DEPTH": "many"})
+    passes_fresh(code, env={"MSCTX_DETERMINISTIC": "ON", "MSCTX_MAX_CALL_DEPTH": "many"})

@@ -173,8 +173,8 @@ print(sorted(m for m in ("torch", "torch_npu", "numpy", "yaml") if m in sys.modu
 """
 
 
-def test_a_plan_for_a_machine_needs_no_torch(passes: Callable[[str], str]) -> None:
-    assert passes(NO_TORCH).strip() == "[]"
+def test_a_plan_for_a_machine_needs_no_torch(passes_fresh: Callable[[str], str]) -> None:
+    assert passes_fresh(NO_TORCH).strip() == "[]"
 
 
 @pytest.mark.parametrize("device", ["gpu", "npu", "CUDA", "tpu", ""])

@@ -55,6 +55,9 @@ def test_a_segment_is_as_large_as_is_asked_or_documented(device: str, size: int)
     assert (row.status, row.assignments) == ("approximated", {ALLOCATOR: {"large_segment_size_mb": size}})
     assert f"takes {size} MB" in row.reason
     assert ("the most that torch_npu's documentation allows" in row.reason) == (device == "ascend")
+    here = msctx.context(device_target={"cuda": "GPU", "ascend": "Ascend"}[device], mempool_block_size="3.5GB").plan
+    rows = [row for row in here.rows if row.option == "mempool_block_size" and row.device == device]
+    assert [row.assignments for row in rows] == [{ALLOCATOR: {"large_segment_size_mb": size}}], "planned where it is absent"
 
 
 @pytest.mark.parametrize("device", SWITCHES)
@@ -205,7 +208,7 @@ def test_without_reuse_nothing_is_kept(tmp_path: Path) -> None:
     [
         (1, "approximated", ["one pool for all code"]),
         (2, "approximated", ["one pool for all code"]),
-        (3, "honoured", ["by pages"]),
+        (3, "honoured", ["by pages", "one and a half times the peak"]),
         (4, "approximated", ["one pool", "as 2 does here", "by pages"]),
     ],
 )
@@ -213,6 +216,15 @@ def test_each_static_policy_tells_what_is_had_of_it(policy: int, status: str, sa
     row = on_cpu(static_memory_policy=policy)["static_memory_policy"]
     assert row.status == status
     assert all(part in row.reason for part in says)
+
+
+@pytest.mark.parametrize(
+    "beside", [{"max_device_memory": "1GB"}, {"mempool_block_size": "1GB"}, {"memory_optimize_level": "O1"}]
+)
+def test_no_static_policy_is_inert_while_other_options_use_the_pool(beside: dict[str, object]) -> None:
+    row = on_cpu(static_memory_policy=0, **beside)["static_memory_policy"]
+    assert (row.status, row.assignments) == ("inert", {})
+    assert next(iter(beside)) in row.reason
 
 
 def test_static_policies_that_mean_different_things_are_not_honoured_alike() -> None:

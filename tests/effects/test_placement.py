@@ -52,7 +52,6 @@ def test_recomputation_switches_offload_off_also_an_outer_scopes(device: str) ->
         ({"variable_placement": "Device"}, None),
         ({"external_weight": True}, "file"),
         ({"external_weight": False, "variable_placement": "Host"}, "host"),
-        ({"external_weight": True, "variable_placement": "Device"}, "file"),
     ],
 )
 def test_parameters_have_one_place(device: str, options: dict[str, object], place: str | None) -> None:
@@ -87,10 +86,12 @@ def test_that_all_is_compiled_waits_for_graph_mode(options: dict[str, object]) -
     assert (row.status, row.reason) == ("not_built", "not implemented yet: requires graph mode")
 
 
-def test_files_are_host_memory_too() -> None:
-    rows = on("cuda", external_weight=True, variable_placement="Host")
+@pytest.mark.parametrize("place", ["Host", "Device"])
+def test_files_override_either_place(place: str) -> None:
+    rows = on("cuda", external_weight=True, variable_placement=place)
     assert (rows["external_weight"].status, rows["variable_placement"].status) == ("honoured", "inert")
     assert rows["external_weight"].assignments["models.parameters"] == "file"
+    assert "overridden by external_weight" in rows["variable_placement"].reason
 
 
 @pytest.mark.parametrize(("given", "place"), [(True, "file"), (False, None)])

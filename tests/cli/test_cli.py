@@ -12,7 +12,7 @@ import pytest
 
 from msctx.cli import main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_explain_a_target_that_is_absent(msctx):
     code, out, _ = msctx("explain", "device_target=Ascend", "device_id=1")
     assert code == 0
     assert "torch.npu.current_device = 1" in out
-    assert "device_target=Ascend is not on this machine: this plan can be looked at, not entered" in out
+    assert "device_target=Ascend is not on this machine: the plan is a preview" in out
 
 
 def test_explain_changes_nothing_and_needs_no_torch():
@@ -94,13 +94,20 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("run", "digits", "mode=0", "strict=true"), 7, "mode=0 on cpu: not_built"),
         (("state", "determinstic=ON"), 2, "unknown option"),
         (("diff", "none.json", "none.json"), 3, "cannot be read"),
+        (("explain", "digits", "experiment.seed=1e2"), 2, "did you mean 100?"),
+        (("explain", "digits", "experiment.name=../out"), 2, "cannot be a name"),
+        (("explain", "deterministic"), 3, "deterministic=VALUE"),
+        (("explain", "deterministic="), 2, "the value is empty"),
+        (("options", "conv_fprop_alog"), 2, "did you mean conv_fprop_algo?"),
+        (("run", "digits", "mode=0", "strict=true", "--dry-run"), 7, "mode=0 on cpu: not_built"),
+        (("run", "digits", "device_target=GPU", "--dry-run"), 6, "there is no such device here"),
     ],
 )
 def test_mistakes(msctx, argv, code, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found, out, err = msctx(*argv)
     assert (found, message in err) == (code, True), err
-    assert not out
+    assert not out or "--dry-run" in argv
     assert not list(tmp_path.iterdir())  # nothing was made
 
 
@@ -176,15 +183,8 @@ def test_version_and_module():
     assert done.stdout.strip() == __import__("msctx").__version__
 
 
-def test_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m msctx state | head -n 1"
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env=os.environ)
-    assert "Traceback" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
-
-
 def test_variables_of_the_environment_are_part_of_every_plan(msctx, monkeypatch, tmp_path):
-    """explain, --dry-run, run and the recorded config.yaml say the same: YAML < MSCTX_* < command line."""
+    """explain, --dry-run, run and the recorded config.yaml agree: YAML < MSCTX_* < command line."""
     (tmp_path / "job.py").write_text("import torch\ndef main(): return {'on': torch.are_deterministic_algorithms_enabled()}\n")
     file = tmp_path / "job.yaml"
     file.write_text("context: {deterministic: OFF}\nexperiment: {entry: job.py:main}\n")
@@ -203,32 +203,13 @@ def test_variables_of_the_environment_are_part_of_every_plan(msctx, monkeypatch,
     assert "did you mean MSCTX_DETERMINISTIC?" in err
 
 
-def test_a_number_that_could_mean_two_is_told_once(msctx, tmp_path):
+def test_an_ambiguous_number_is_reported_once(msctx, tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("context:\n  sed: 1\n  runtime_num_threads: 010\n")
     code, _, err = msctx("explain", str(file))
     assert code == 2
     assert err.index(":2:3") < err.index(":3:24")
     assert "2 problems" in err
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "message"),
-    [
-        (("explain", "digits", "experiment.seed=1e2"), 2, "did you mean 100?"),
-        (("explain", "digits", "experiment.name=../out"), 2, "cannot be a name"),
-        (("explain", "deterministic"), 3, "deterministic=VALUE"),
-        (("explain", "deterministic="), 2, "the value is empty"),
-        (("run", "digits", "mode=0", "strict=true", "--dry-run"), 7, "mode=0 on cpu: not_built"),
-        (("run", "digits", "device_target=GPU", "--dry-run"), 6, "there is no such device here"),
-    ],
-)
-def test_more_mistakes(capsys, argv, code, message):
-    with pytest.raises(SystemExit) as end:
-        main(list(argv))
-    err = capsys.readouterr().err
-    assert (end.value.code, message in err) == (code, True), err
-    assert "Traceback" not in err
 
 
 def test_json_stays_json_when_the_entry_prints(msctx, tmp_path):
@@ -304,12 +285,6 @@ def test_explain_all_shows_the_value_that_the_status_is_for(msctx):
         assert other in words
 
 
-def test_explain_all_on_this_machine(msctx):
-    code, out, _ = msctx("explain", "--all")
-    assert code == 0
-    assert "146 paths on " in out
-
-
 def test_options_lists_them_all(msctx):
     code, out, _ = msctx("options", "--json")
     found = json.loads(out)
@@ -320,9 +295,7 @@ def test_options_lists_them_all(msctx):
     assert len(out.splitlines()) >= len(found)
 
 
-@pytest.mark.parametrize(
-    "name", ["conv_fprop_algo", "gpu_config.conv_fprop_algo", "device_context.gpu.op_tuning.conv_fprop_algo"]
-)
+@pytest.mark.parametrize("name", ["conv_fprop_algo", "device_context.gpu.op_tuning.conv_fprop_algo"])
 def test_options_of_one_by_any_of_its_names(msctx, name):
     code, out, _ = msctx("options", name)
     assert code == 0
@@ -336,12 +309,13 @@ def test_options_of_one_by_any_of_its_names(msctx, name):
     assert "Fourier" in fft["means"]
 
 
-def test_options_tells_how_they_act_on_each_other(msctx):
+def test_options_shows_interactions_and_cann_keys(msctx):
     _, out, _ = msctx("options", "precision_mode_v2")
     assert "precision_mode and precision_mode_v2: they exclude each other" in out
     _, out, _ = msctx("options", "op_precision_mode")
     assert "it wins over op_select_implmode" in out
     assert "[ByOpType]" in out, "a sample of the file"
+    assert json.loads(msctx("options", "ge.exec.precision_mode", "--json")[1])["name"] == "precision_mode"
 
 
 def test_options_of_a_group(msctx):
@@ -354,12 +328,6 @@ def test_options_of_a_group(msctx):
         "conv_allow_tf32",
         "matmul_allow_tf32",
     ]
-
-
-def test_an_unknown_option_is_told_with_the_nearest(msctx):
-    code, _, err = msctx("options", "conv_fprop_alog")
-    assert code == 2
-    assert "did you mean conv_fprop_algo?" in err
 
 
 def test_schema_is_the_shipped_one(msctx):
@@ -407,7 +375,7 @@ def test_migrate_of_a_script_that_sets_nothing(msctx, tmp_path):
     assert msctx("migrate", str(tmp_path / "none.py"))[0] == 3
 
 
-def test_a_wrong_use_is_told_to_programs_too(msctx):
+def test_wrong_usage_is_reported_as_json_too(msctx):
     code, out, err = msctx("explain", "--bogus", "--json")
     assert code == 2
     assert "No such option" in err
@@ -416,7 +384,13 @@ def test_a_wrong_use_is_told_to_programs_too(msctx):
     assert json.loads(out)["problems"][0]["hint"] == "deterministic"
 
 
-@pytest.mark.parametrize("command", ["options --json", "explain --all --device cpu --json", "schema"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "state",
+        *(pytest.param(c, marks=pytest.mark.full) for c in ("options --json", "explain --all --device cpu --json", "schema")),
+    ],
+)
 def test_nobody_need_read_to_the_end(command):
     code = f"{sys.executable} -m msctx {command} | head -1; exit ${{PIPESTATUS[0]}}"
     found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -428,11 +402,6 @@ def test_options_of_an_option_that_holds_others_is_its_page(msctx):
     assert code == 0
     assert "graph_kernel_flags.opt_level, graph_kernel_flags.dump_as_text" in out
     assert "default" in out
-
-
-def test_options_by_canns_key(msctx):
-    _, out, _ = msctx("options", "ge.exec.precision_mode", "--json")
-    assert json.loads(out)["name"] == "precision_mode"
 
 
 def test_an_example_can_be_typed_as_it_stands(msctx):
@@ -455,7 +424,7 @@ def test_explain_all_shows_what_was_set_though_it_is_overridden(msctx):
     assert row["reason"].startswith("overridden by graph_kernel_flags.opt_level=1")
 
 
-def test_explain_says_that_strict_would_refuse(msctx):
+def test_explain_reports_that_strict_would_refuse(msctx):
     _, out, _ = msctx("explain", "strict=true", "mode=0")
     assert "strict=True: entering this would be refused" in out
     assert "1 of 2 options carried out; not: mode" in out
@@ -480,8 +449,7 @@ def test_explain_all_shows_what_is_in_force(msctx):
     assert rows["device_target"]["status"] == "honoured", "both mean the CPU"
 
 
-@pytest.mark.parametrize("columns", ["0", "x", "-3", ""])
-def test_a_width_that_is_none(columns):
-    command = [sys.executable, "-m", "msctx", "options", "deterministic"]
-    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": columns}, check=False)
-    assert "session.deterministic" in found.stdout
+def test_a_width_that_is_none(msctx, monkeypatch):
+    for columns in ("0", "x", "-3", ""):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert "session.deterministic" in msctx("options", "deterministic")[1], columns

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from msctx.cli.output import write_new
 from msctx.errors import FileError
-from msctx.newfile import write_new
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     write_new(tmp_path / "a", "one")
-    with pytest.raises(FileError, match="is there already; nothing was written"):
+    with pytest.raises(FileError, match="exists already; nothing was written"):
         write_new(tmp_path / "a", "two")
     assert (tmp_path / "a").read_text() == "one"
 

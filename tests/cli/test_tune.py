@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from msctx import doctor
-from msctx.cli import main
+from msctx.cli import doctor, main
 from msctx.native import build, core, tuning_file
 from msctx.native.environment_key import Stamp, stamp
 from msctx.native.tuning_file import Entry

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from msctx.cli import render
+from msctx.cli.output import Json, emit
 from msctx.errors import Diagnostic, OptionError
-from msctx.stdout import Json, print_json
 
 
 def build(
@@ -39,12 +40,7 @@ def build(
         _build_cuda(list(dict.fromkeys(arch or ARCHS)), verbose, json_)
         return
     found = {**_build_core(verbose), "bytes_removed": removed}
-    if json_:
-        print_json(found)
-    else:
-        from msctx import render
-
-        render.console().print(render.pairs_table(found, ("native core", "")))
+    emit(found, json_, lambda: render.pairs_table(found, ("native core", "")))
 
 
 def _build_core(verbose: bool) -> dict[str, Any]:
@@ -71,12 +67,9 @@ def _build_cuda(archs: list[str], verbose: bool, json_: bool) -> None:
             print(f"{module} for {arch}\n{log}", file=sys.stderr)
 
     reports = build.build(archs, done=show)
-    if json_:
-        print_json([report.as_dict() for report in reports])
-    else:
-        from msctx import render
-
-        render.console().print(render.kernels_table([report.as_dict() for report in reports]))
+    listed = [report.as_dict() for report in reports]
+    emit(listed, json_, lambda: render.kernels_table(listed))
+    if not json_:
         for error in dict.fromkeys(f"{r.kernel.module}, {r.arch}: {r.error}" for r in reports if r.error):
             print(error, file=sys.stderr)
     raise typer.Exit(0 if all(report.is_good for report in reports) else 1)

@@ -39,6 +39,17 @@ def console(stream: Any = None) -> Console:
     return _Console(file=stream, width=width, soft_wrap=False, highlight=False)
 
 
+def show(console: Console, shown: Any) -> None:
+    """Print something that rich can render, or several; lines of text are not wrapped."""
+    for part in shown if isinstance(shown, tuple) else (shown,):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def plan_page(plan: Plan) -> tuple[Group, Text]:
+    """A plan, and below it in one line how much of it is carried out."""
+    return plan_table(plan), _carried_out(plan)
+
+
 def plan_table(plan: Plan) -> Group:
     """Each option with its value and where that came from; below it, per device, its status and the switches or the reason."""
     blocks: dict[tuple[str, str, str], Table] = {}
@@ -60,8 +71,7 @@ def plan_table(plan: Plan) -> Group:
     return Group(*lines)
 
 
-def plan_footer(plan: Plan) -> Text:
-    """One line: how much of it is carried out."""
+def _carried_out(plan: Plan) -> Text:
     spellings = dict.fromkeys(row.spelling for row in plan.rows)
     text = Text(f"{len(plan.carried_out)} of {len(spellings)} options carried out")
     if left := [s for s in spellings if s not in plan.carried_out]:
@@ -69,17 +79,15 @@ def plan_footer(plan: Plan) -> Text:
     if plan.strict and plan.failing:
         text.append("\nstrict=True: entering this would be refused", style="red")
     if plan.missing:
-        text.append(
-            f"\ndevice_target={plan.target} is not on this machine: this plan can be looked at, not entered", style="red"
-        )
+        text.append(f"\ndevice_target={plan.target} is not on this machine: the plan is a preview", style="red")
     return text
 
 
 DEVICE_WORDS = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
 
 
-def catalogue_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Every path of the catalogue with the value that was set, or a typical one, and what that comes to on one device."""
+def catalogue_page(rows: Sequence[Mapping[str, Any]], device: str) -> tuple[Table, Text]:
+    """Every path of the catalogue with the value set, or a typical one, and its status on one device; below it the counts."""
     table = _table("path", "value", "from", "status", "switches, or why")
     for row in rows:
         value, origin = (row["value"], row["origin"]) if row["typical"] is None else (row["typical"], "typical")
@@ -91,13 +99,10 @@ def catalogue_table(rows: Iterable[Mapping[str, Any]]) -> Table:
             Text(row["status"], style=COLOURS[row["status"]]),
             Text(why),
         )
-    return table
-
-
-def catalogue_footer(rows: Iterable[Mapping[str, Any]], device: str) -> Text:
-    """How many paths have which status."""
     counts = Counter(row["status"] for row in rows)
-    return Text(f"{sum(counts.values())} paths on {device}: " + ", ".join(f"{counts[s]} {s}" for s in COLOURS if counts[s]))
+    return table, Text(
+        f"{sum(counts.values())} paths on {device}: " + ", ".join(f"{counts[s]} {s}" for s in COLOURS if counts[s])
+    )
 
 
 def options_table(options: Iterable[Mapping[str, Any]]) -> Table:
@@ -179,7 +184,7 @@ def sweep_table(points: Iterable[Mapping[str, Any]], results: Iterable[Mapping[s
     return table
 
 
-def tuning_table(found: Mapping[str, Any]) -> Group:
+def tuning_page(found: Mapping[str, Any]) -> Group:
     """A tuning file: each stamp, whether it is used here, and its entries."""
     entries = sum(len(group["entries"]) for group in found["groups"])
     parts: list[Any] = [Text(f"{found['file']}: {entries} entries" if found["there"] else f"{found['file']}: not there yet")]

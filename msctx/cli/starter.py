@@ -1,4 +1,4 @@
-"""The commented file with which ``msctx init`` starts an experiment; its texts come from the declarations."""
+"""`msctx init`, and other files to start from; their texts come from the declarations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import re
 import shlex
 import textwrap
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from msctx.cli.output import Json, emit, unwritten, write_new
 from msctx.errors import Diagnostic, FileError
-from msctx.newfile import unwritten, write_new
 from msctx.options import OPTIONS
 from msctx.options.layers import presets
+from msctx.options.precision_rules import BY_DEFAULT, CHOOSABLE
 from msctx.options.yamlfile import scalar
 from msctx.schema import dump
 
@@ -36,12 +40,12 @@ SET = {"deterministic": "ON", "seed": 0}
 
 HEAD = """\
 {modeline}
-# An experiment of msctx: what to run, and under which options. Take the # away from what you want.
+# An experiment of msctx: what to run, and under which options. Uncomment what you need.
 #   msctx explain {name}   what each option would do here
 #   msctx run {name}       run it, and keep a record
-#   msctx options          every option; `msctx options NAME` shows all about one
+#   msctx options          every option; `msctx options NAME` shows one in full
 context:
-  # Options to start from ({presets}); what stands here wins over them.
+  # Options to start from ({presets}); options below win over them.
   # preset: reproducible
 """
 ONE_DEVICE = """
@@ -58,6 +62,32 @@ record:
   dir: runs # each run leaves a folder here
 """
 WIDTH = 116
+
+IMPLEMENTATIONS = """\
+; Which implementation each operator uses: for op_precision_mode={name}
+;   high_precision    16-bit inputs are computed in float32, the result is rounded once
+;   high_performance  PyTorch's own kernel for the dtype
+; As it stands this is the list of op_select_implmode=high_precision: change the lines that hurt accuracy or speed. Modules are
+; named by their path in a section [ByNodeName], which ctx.watch(model) makes known: head=high_precision
+[ByOpType]
+"""
+
+
+def init(
+    file: Annotated[str, typer.Argument(help="The file to write; it must not exist yet.")] = "experiment.yaml",
+    json_: Json = False,
+) -> None:
+    """Write a commented experiment file to start from, and beside it the schema with which editors check it."""
+    written = [str(path) for path in write(file)]
+    emit({"written": written}, json_, lambda: f"wrote {' and '.join(written)}; next: msctx explain {shlex.quote(file)}")
+
+
+def write_implementations(name: str) -> Path:
+    """Write the built-in list of operators with an accurate and a fast implementation, to edit for ``op_precision_mode``."""
+    path = Path(name)
+    lines = [f"{op}=high_{'precision' if op in BY_DEFAULT else 'performance'}\n" for op in sorted(CHOOSABLE)]
+    write_new(path, IMPLEMENTATIONS.format(name=path.name) + "".join(lines))
+    return path
 
 
 def text(name: str) -> str:

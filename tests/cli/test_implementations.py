@@ -43,7 +43,7 @@ def test_a_file_that_is_there_is_left_alone(tmp_path, capsys):
     file = tmp_path / "mine.ini"
     file.write_text("mine")
     assert run("options", "op_select_implmode", "--write-ini", str(file)) == 3
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert file.read_text() == "mine"
 
 

@@ -1,4 +1,4 @@
-"""What this machine can do, and one line for each thing that is missing and how to get it."""
+"""`msctx doctor`: what this machine can do, and one line for each thing that is missing and how to get it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
 
+import typer
+
+from msctx.cli import render
+from msctx.cli.output import Json, emit
 from msctx.inspection import library_version
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")
@@ -23,8 +26,13 @@ class Check:
     found: str
     fix: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+def doctor(json_: Json = False) -> None:
+    """What this machine can do: PyTorch, devices, compilers, libraries; one line to fix each thing missing."""
+    found = list(checks())
+    rows = {c.name: (c.status, c.found, c.fix) for c in found}
+    emit([asdict(c) for c in found], json_, lambda: render.pairs_table(rows, ("", "status", "found", "fix")))
+    raise typer.Exit(any(c.status == "broken" for c in found))
 
 
 def checks() -> Iterator[Check]:
@@ -107,17 +115,14 @@ def _compilers() -> Iterator[Check]:
 
 
 def _libraries() -> Iterator[Check]:
-    needed = ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "platformdirs")
-    optional = {
-        "scikit-learn": "pip install 'msctx[experiments]' (the digits experiment)",
-        "pytest": "pip install 'msctx[test]' (the test suite)",
-    }
-    for name in (*needed, *optional):
-        if version := library_version(name):
-            yield Check(name, "ok", version)
-        else:
-            status = "missing" if name in optional else "broken"
-            yield Check(name, status, "not installed", optional.get(name, f"pip install {name}"))
+    """The dependencies as the package declares them; extras are optional."""
+    for name in ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "platformdirs"):
+        version = library_version(name)
+        yield Check(name, "ok", version) if version else Check(name, "broken", "not installed", f"pip install {name}")
+    for name, extra, what in (("scikit-learn", "experiments", "the digits experiment"), ("pytest", "test", "the test suite")):
+        version = library_version(name)
+        fix = f"pip install 'msctx[{extra}]' ({what})"
+        yield Check(name, "ok", version) if version else Check(name, "missing", "not installed", fix)
 
 
 def _native() -> Iterator[Check]:

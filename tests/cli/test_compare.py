@@ -11,9 +11,9 @@ from comparisons import WORKLOAD, model_file
 from jsonschema import Draft7Validator
 
 from msctx.cli import main
+from msctx.cli.compare import _bar
 from msctx.compare.comparison import Runner
 from msctx.compare.schema import RESULT
-from msctx.compare_commands import _bar
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,7 +81,7 @@ def test_capture_and_compare_what_was_captured(msctx: Any, tmp_path: Path) -> No
     assert msctx("capture", entry)[1] == (tmp_path / "mine.yaml").read_text()
     assert json.loads(msctx("capture", entry, "--json")[1])["layers"] == 3
     code, _, err = msctx("capture", entry, "--out", "mine.yaml")
-    assert (code, "is there already" in err) == (3, True)
+    assert (code, "exists already" in err) == (3, True)
     code, out, _ = msctx("compare", "mine.yaml", *AXIS, *FAST, "--json")
     assert [row["count"] for row in json.loads(out)["rows"]] == [1, 1, 1, 2, 2, 2, 1]
 

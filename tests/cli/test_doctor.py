@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msctx.doctor import checks
+from msctx.cli.doctor import checks
 
 
 def test_a_healthy_machine():
@@ -11,11 +11,11 @@ def test_a_healthy_machine():
     assert all(check.fix for check in found.values() if check.status != "ok")
 
 
-def test_without_torch(passes):
-    out = passes("""
+def test_without_torch(passes_fresh):
+    out = passes_fresh("""
         import sys
         sys.modules["torch"] = None
-        from msctx.doctor import checks
+        from msctx.cli.doctor import checks
         for check in checks():
             print(check.name, check.status, check.fix)
     """)
@@ -25,7 +25,7 @@ def test_without_torch(passes):
 
 
 def test_a_check_that_fails_is_told_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr("msctx.doctor._compilers", lambda: 1 / 0)
+    monkeypatch.setattr("msctx.cli.doctor._compilers", lambda: 1 / 0)
     found = list(checks())
     assert any(check.status == "broken" and "ZeroDivisionError" in check.found for check in found)
     assert any(check.name == "numpy" for check in found)

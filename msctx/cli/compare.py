@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from msctx.cli import render
+from msctx.cli.output import Json, print_json, print_text, write_new
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
-from msctx.stdout import Json, print_json, print_text
 
 
 def compare(
@@ -59,7 +60,6 @@ def compare(
 
     earlier = results.read(baseline) if baseline else None
     folder = _folder(out)
-    from msctx import render
     from msctx.compare.run import run
 
     console = render.console(sys.stderr if json_ else sys.stdout)
@@ -128,7 +128,6 @@ def _write(found: dict[str, Any], folder: Path) -> None:
 @contextmanager
 def _bar() -> Iterator[Any]:
     """Progress on stderr where that is a terminal."""
-    from msctx import render
     from msctx.compare.comparison import Watch
 
     console = render.console(sys.stderr)
@@ -158,7 +157,6 @@ def capture(
     from msctx.compare.capture import capture as captured
     from msctx.compare.model import load
     from msctx.compare.workload import DTYPES, dump
-    from msctx.newfile import write_new
 
     with redirect_stdout(sys.stderr):
         workload = captured(load(model))

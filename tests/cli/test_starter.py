@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft7Validator
 
-from msctx import schema, starter
-from msctx.cli import main
+from msctx import schema
+from msctx.cli import main, starter
 from msctx.errors import FileError
 from msctx.options import OPTIONS, find
 from msctx.options.yamlfile import parse
@@ -124,7 +124,7 @@ def test_an_existing_file_is_left_alone(folder: Path, capsys: pytest.CaptureFixt
     (folder / "mine.yaml").write_text("mine", encoding="utf-8")
     code, out, err = run(capsys, "init", "mine.yaml")
     assert (code, out) == (3, "")
-    assert "mine.yaml  is there already; nothing was written" in err
+    assert "mine.yaml  exists already; nothing was written" in err
     assert (folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
     assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
 
@@ -145,7 +145,7 @@ def test_a_second_experiment_brings_the_schema_up_to_date(folder: Path) -> None:
         ("mine.YAML", "did you mean mine.yaml?"),
         ("", "did you mean experiment.yaml?"),
         (".yaml", "did you mean experiment.yaml?"),
-        ("folder.yaml", "is there already"),
+        ("folder.yaml", "exists already"),
         ("a\0b.yaml", "cannot be written: "),
     ],
 )

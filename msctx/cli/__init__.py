@@ -1,0 +1,118 @@
+"""The command line: thin, each command a few lines that call the rest.
+
+Data goes to stdout, messages to stderr. Exit codes: 0 done; 1 a check failed or two states differ; 2 wrong options or usage;
+3 a file; 4 the entry cannot be imported; 5 the entry raised; 6 a device is not here; 7 strict; 8 the native core
+cannot be built; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from msctx._version import __version__
+from msctx.cli import build, compare, doctor, explain, run, starter, state, tune
+from msctx.errors import FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
+
+app = typer.Typer(
+    name="msctx",
+    help="One context for how PyTorch executes: MindSpore's context options, scoped, explained and restored exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+COMMANDS: dict[Callable[..., None], str | None] = {
+    run.run: "Example: msctx run configs/experiments/digits.yaml deterministic=ON args.epochs=5 --out runs/first",
+    explain.explain: "Example: msctx explain deterministic=ON conv_allow_tf32=false --device cuda",
+    starter.init: "Example: msctx init mine.yaml && msctx explain mine.yaml",
+    explain.options: "Example: msctx options conv_fprop_algo",
+    compare.compare: "Example: msctx compare conv --workload resnet50 --quick --out compared",
+    compare.capture: "Example: msctx capture mymodel:make --out mine.yaml",
+    build.build: "Example, in a container's recipe: msctx build",
+    explain.migrate: "Example: msctx migrate train_mindspore.py --as yaml > train.yaml",
+    state.state: None,
+    state.diff: None,
+    doctor.doctor: None,
+    explain.schema: None,
+}
+"""Each command with its example, in the order of ``msctx --help``."""
+for command, example in COMMANDS.items():
+    app.command(epilog=example)(command)
+app.add_typer(tune.tune, name="tune")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """See `msctx COMMAND --help`."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command; a user's mistake ends in a message and an exit code, never in a traceback of ours."""
+    argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):  # what an old terminal cannot show is spelt out
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    plain_format = warnings.formatwarning
+    warnings.formatwarning = lambda message, kind, *place, **more: (
+        f"warning: {message}\n" if issubclass(kind, MsctxWarning) else plain_format(message, kind, *place, **more)
+    )
+    try:
+        code = app(args=argv, standalone_mode=False)
+        sys.exit(code or 0)
+    except MsctxError as error:
+        _report(error, "--json" in argv)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; everything was restored", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except MsctxWarning as warning:  # python -W error
+        print(f"error: {warning}", file=sys.stderr)
+        sys.exit(StrictError.exit_code)
+    except OSError as error:
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os._exit(FileError.exit_code)  # Python would try to write the rest once more
+    except Exception as error:
+        if (show := getattr(error, "show", None)) is None:  # not one of click's own: a bug of ours, shown whole
+            raise
+        show()
+        code = getattr(error, "exit_code", 2)
+        if "--json" in argv:
+            _report_json(type(error).__name__, getattr(error, "message", str(error)), [], code)
+        sys.exit(code)
+    finally:
+        warnings.formatwarning = plain_format
+
+
+def _report(error: MsctxError, as_json: bool) -> None:
+    if not as_json:
+        print(f"error: {error}", file=sys.stderr)
+        return
+    problems = error.problems if isinstance(error, _ProblemsError) else ()
+    listed = [
+        {"path": p.path, "where": str(p.mark or p.where), "problem": p.text, "allowed": p.allowed, "hint": p.suggestion}
+        for p in problems
+    ]
+    _report_json(type(error).__name__, str(error), listed, error.exit_code)
+
+
+def _report_json(kind: str, message: str, problems: list[dict[str, str]], code: int) -> None:
+    print(json.dumps({"error": kind, "message": message, "problems": problems, "exit_code": code}, indent=2))

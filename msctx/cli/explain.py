@@ -1,0 +1,123 @@
+"""`msctx explain`, `options`, `schema` and `migrate`: what options mean, and what they would do. Nothing is changed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from msctx.cli import render
+from msctx.cli.output import Json, emit, emit_plan, print_json, print_text
+from msctx.errors import Diagnostic, OptionError
+
+
+def explain(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Plan for cpu, cuda or ascend, present or not. Default: this machine.")
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="All options of MindSpore, CANN and ATC, set or not: a row for each path.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """What options would do: value, origin, status, switches, and why an option is refused. Changes nothing."""
+    from msctx.context import explain as plan_of
+    from msctx.run.config import is_file, read
+
+    files, overrides = [w for w in words or () if is_file(w)], [w for w in words or () if not is_file(w)]
+    if len(files) > 1:
+        raise OptionError([Diagnostic(files[1], "a second file; explain takes one", "command line")])
+    if not words and not all_:
+        raise OptionError([Diagnostic("", "give a file, options (key=value), or --all", "explain")])
+    experiment = read(files[0] if files else None, overrides)
+    plan = plan_of(experiment.settings, device)
+    if not all_:
+        emit_plan(plan, json_)
+        return
+    from msctx.reference import catalogue
+
+    rows = catalogue(device or plan.main_device, experiment.settings)
+    emit(rows, json_, lambda: render.catalogue_page(rows, device or plan.main_device))
+
+
+def options(
+    name: Annotated[str | None, typer.Argument(help="An option, or a group such as gpu_config, by any of its names.")] = None,
+    write_ini: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With op_select_implmode: write its list, a start for op_precision_mode."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """The reference: all options in a table, or one with its values, devices, status, interactions and an example."""
+    from msctx import reference
+    from msctx.options import OPTIONS, is_dictionary
+    from msctx.options.registry import named
+
+    if write_ini is not None:
+        _write_list(named(name).name if name else "", write_ini, json_)
+    elif name is None or (is_dictionary(name) and name not in OPTIONS):
+        found = reference.listing(reference.members(name) if name else None)
+        emit(found, json_, lambda: render.options_table(found))
+    else:
+        page = reference.describe(named(name))
+        emit(page, json_, lambda: render.option_page(page))
+
+
+def _write_list(option: str, file: str, json_: bool) -> None:
+    from msctx.cli.starter import write_implementations
+
+    if option not in ("op_select_implmode", "op_precision_mode", "atc.builtin_impl_mode_ini"):
+        raise typer.BadParameter("only op_select_implmode and op_precision_mode have a list to write", param_hint="--write-ini")
+    path = str(write_implementations(file))
+    emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(path)}")
+
+
+def schema(
+    result: Annotated[bool, typer.Option("--result", help="Of the result.json of msctx compare.")] = False, json_: Json = False
+) -> None:
+    """The JSON Schema of experiment files, for editors: completion, hover texts and checks. The output is always JSON."""
+    if result:
+        from msctx.compare.schema import RESULT
+
+        print_json(RESULT)
+        return
+    from msctx.schema import dump
+
+    print_text(dump().rstrip("\n"))
+
+
+def migrate(
+    file: Annotated[str, typer.Argument(help="A Python script that sets MindSpore's context. It is read, not run.")],
+    device: Annotated[str | None, typer.Option(help="Statuses for cpu, cuda or ascend. Default: this machine.")] = None,
+    as_: Annotated[
+        str | None, typer.Option("--as", metavar="yaml|block", help="Print the YAML, or the with-block, alone.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """What a MindSpore script sets, as YAML and as a with-block, with a status for each option. Ends with 1 if it sets nothing."""
+    from msctx import migrate as migrating
+
+    forms = {"yaml": migrating.as_yaml, "block": migrating.as_with_block}
+    if as_ is not None and as_ not in forms:
+        raise OptionError([Diagnostic("--as", f"{as_!r} is not a form", "migrate", ", ".join(forms))])
+    if as_ is not None and json_:
+        raise OptionError([Diagnostic("--as", "--json prints all forms: give one of the two", "migrate")])
+    found = migrating.read(file)
+    plan = migrating.planned(found, device)
+    if json_:
+        print_json(migrating.as_dict(found, plan))
+    elif as_ is not None:
+        print_text(forms[as_](found).rstrip("\n"))
+    else:
+        print_text(f"{migrating.as_yaml(found)}\n{migrating.as_with_block(found)}")
+        emit_plan(plan, False)
+    notes = [((c.line, c.column), f"{file}:{c.line}:{c.column}  {note}") for c in found.calls for note in c.notes]
+    notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
+    for _, note in () if json_ else sorted(notes):
+        print(f"note: {note}", file=sys.stderr)
+    raise typer.Exit(0 if found.options else 1)

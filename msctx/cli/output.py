@@ -1,0 +1,72 @@
+"""Data on standard output: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from msctx.cli import render
+from msctx.errors import Diagnostic, FileError
+from msctx.plan import Plan
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def emit(data: Any, as_json: bool, view: Callable[[], Any]) -> None:
+    """Print *data* as JSON, or what *view* makes of it: text or something that rich can render."""
+    if as_json:
+        print_json(data)
+    elif isinstance(shown := view(), str):
+        print_text(shown)
+    else:
+        render.show(render.console(), shown)
+
+
+def emit_plan(plan: Plan, as_json: bool) -> None:
+    emit(plan.as_dict(), as_json, lambda: render.plan_page(plan))
+
+
+def print_text(text: str) -> None:
+    """Print data. A reader that stops early (``| head``) is no failure."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        raise typer.Exit from None
+
+
+def print_json(data: Any) -> None:
+    from msctx.run.record import plain
+
+    print_text(json.dumps(plain(data), indent=2))
+
+
+def only_json(as_json: bool) -> AbstractContextManager[Any]:
+    """Where JSON is asked for, what the user's code prints goes to stderr."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file for the user, never over another one.
+
+    Raises:
+        FileError: the file exists already, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise FileError([Diagnostic("", "exists already; nothing was written: choose another name", str(path))]) from None
+    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
+        raise FileError([unwritten(path, error)]) from None
+
+
+def unwritten(path: Path, error: OSError | ValueError) -> Diagnostic:
+    return Diagnostic("", f"cannot be written: {getattr(error, 'strerror', None) or error}", str(path))

@@ -1,0 +1,108 @@
+"""`msctx run`: an experiment, or a grid of them."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from msctx.cli import render
+from msctx.cli.output import Json, emit, emit_plan, only_json, print_json
+
+
+def run(
+    file: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped experiment (digits).")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
+    sweep: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Run once per value, or per combination of several keys.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Run an experiment under its options, record it, and restore everything."""
+    from msctx.run.config import read
+
+    experiment = read(file, overrides or (), need_entry=True)
+    if sweep:
+        _sweep(file, overrides or [], sweep, experiment, out, dry_run, json_)
+        return
+    from msctx.run.runner import prepare_environment  # from here on torch is imported
+
+    prepare_environment(experiment)
+    from msctx.context import explain
+    from msctx.process_scope import refuse
+    from msctx.run import run_experiment
+    from msctx.run.entry import resolve
+
+    if dry_run:
+        plan = explain(experiment.settings)
+        resolve(experiment)
+        emit_plan(plan, json_)
+        refuse(plan)
+        return
+    console = render.console(sys.stderr if json_ else sys.stdout)
+    runs: list[Any] = []
+
+    def announce(running: Any) -> None:
+        runs.append(running)
+        with suppress(OSError):  # nobody reads any more: the run goes on
+            render.show(console, render.plan_page(running.plan))
+
+    try:
+        with only_json(json_):
+            result = run_experiment(experiment, out, render.Progress(), announce)
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        _interrupted(f"the record is in {runs[0].dir}, and everything was restored", runs[0].dir / "result.json", json_)
+    emit(result, json_, lambda: render.pairs_table(result, ("result", "")))
+
+
+def _interrupted(text: str, record: Any, json_: bool) -> None:
+    print(f"interrupted; {text}", file=sys.stderr)
+    if json_:
+        print(record.read_text(), end="")
+    raise typer.Exit(130) from None
+
+
+def _sweep(
+    file: str, overrides: list[str], words: list[str], experiment: Any, out: str | None, dry_run: bool, json_: bool
+) -> None:
+    """A run for each point of a grid; ends with 1 where one of them failed."""
+    from msctx.run import sweep as sweeping
+    from msctx.run.config import read
+
+    values = sweeping.read(words)
+    grid = sweeping.points(values)
+    # a mistake in the last point is reported before the first has run
+    experiments = [read(file, [*overrides, *sweeping.words_of(point)], need_entry=True) for point in grid]
+    if dry_run:
+        from msctx.run.entry import resolve
+
+        for one in experiments:
+            resolve(one)
+        emit(grid, json_, lambda: render.sweep_table(grid, []))
+        return
+    console = render.console(sys.stderr)
+
+    def done(number: int, point: Any, result: Any) -> None:
+        with suppress(OSError):
+            console.print(sweeping.line(number, len(grid), point, result), markup=False, soft_wrap=True)
+
+    try:
+        found = sweeping.sweep(file, experiment.name, overrides, values, out, experiment.record_dir, done)
+    except sweeping.Interrupted as interrupted:
+        record = interrupted.folder / "sweep.json"
+        _interrupted(f"{record} holds the finished runs, marked as partial", record, json_)
+    results = [point["result"] for point in found["points"]]
+    if json_:
+        print_json(found)
+    else:
+        render.console().print(render.sweep_table(grid, results))
+        print(f"sweep.json and sweep.csv are in {found['dir']}")
+    raise typer.Exit(any(result["status"] != "completed" for result in results))
