@@ -373,7 +373,7 @@ def launcher(problem: MeasuredProblem) -> Callable[..., torch.Tensor]:
     dtype = str(problem.arithmetic.dtype).removeprefix("torch.")
     pairs = {name: (n, n) for name, n in (("extent", layer.size), ("window", layer.window), ("stride", layer.stride))}
     layout = "nchw" if problem.layout == FIRST else LAST
-    what = depthwise.MeasuredProblem(
+    what = depthwise.DepthwiseProblem(
         dtype, layout, problem.batch, layer.c, layer.k // layer.c, **pairs, pad=(layer.padding,) * 2
     )
     launches = [(launch, loaded(KERNELS[launch.kernel].module)) for launch in depthwise.launches(what, op)]

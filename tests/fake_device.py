@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import secrets
-import subprocess
 import sys
 import time
 from importlib import import_module
@@ -17,10 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from filelock import FileLock
 
 from msctx.errors import NativeError
-from msctx.native import build_spec, cachedir, compiler
+from msctx.native import build_spec, compiler
+from msctx.native.artifacts import digest, hashes, obtain
+from msctx.native.children import Children
 
 SOURCE = Path(__file__).resolve().parent / "on_fake_device" / "fake_device.cpp"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -40,25 +39,22 @@ def obstacle() -> str:
 def library(file: Path = SOURCE) -> Path:
     """The compiled fake_device.cpp, or another *file*. In the cache under a hash of all it is made of: it is compiled once."""
     tool, folder = compiler.find(), Path(torch.__file__).parent
-    sources = [build_spec.sha256(path.read_bytes()) for path in (file, *sorted(file.parent.glob("*.h")))]
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    identity = (torch.__version__, torch.version.git_version, build_spec.machine())
-    key = build_spec.digest(sources, flags, LINK, identity, tool.command, tool.version)[:16]
-    cache = cachedir.folder("far")
-    path = cache / f"{key}.so"
-    with FileLock(cache / f"{key}.lock", mode=0o600):
-        if not cachedir.is_own_file(path):
-            part = cache / f"{key}.{secrets.token_hex(4)}.part"
-            torchs = ("-isystem", str(folder / "include"), f"-L{folder / 'lib'}")
-            command = [*tool.command, *flags, *torchs, str(file), *LINK, "-o", str(part)]
-            try:
-                done = subprocess.run(command, capture_output=True, check=False, umask=0o077)
-                if done.returncode:
-                    raise NativeError(f"{file} cannot be compiled:\n{done.stderr.decode(errors='replace')}")
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-    return path
+    files = hashes({path.name: path.read_bytes() for path in (file, *sorted(file.parent.glob("*.h")))})
+    torchs = (torch.__version__, torch.version.git_version, build_spec.machine())
+
+    def make(scratch: Path) -> tuple[bytes | None, dict[str, Any]]:
+        result = scratch / "result.so"
+        paths = ("-isystem", str(folder / "include"), f"-L{folder / 'lib'}")
+        with Children() as children:
+            command = [*tool.command, *flags, *paths, str(file), *LINK, "-o", str(result)]
+            made = compiler.run(children, command, result, cwd=scratch, scratch=scratch)
+        return made.data, {"log": made.log}
+
+    found = obtain("far", f"{digest(files, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make)
+    if isinstance(found, str):
+        raise NativeError(f"{file} cannot be compiled:\n{found}")
+    return found.path
 
 
 def register(path: str | Path | None = None) -> ModuleType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,21 +28,26 @@ def build(
     json_: Json = False,
 ) -> None:
     """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""
-    from msctx.native import build as building
+    from msctx.native import artifacts
+    from msctx.native.cuda.manifest import ARCHS
 
     if arch and not cuda:
         raise OptionError([Diagnostic("--arch", "is given without --cuda", "build", suggestion="give both")])
+    if wrong := [a for a in arch or [] if a not in ARCHS]:
+        raise OptionError([Diagnostic("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
+    removed = artifacts.remove() if clean else 0
     if cuda:
-        _check(arch or [])
-    removed = building.remove() if clean else 0
-    if cuda:
-        _cuda(arch or [], verbose, json_)
+        _build_cuda(list(dict.fromkeys(arch or ARCHS)), verbose, json_)
         return
-    from msctx.native import core
+    found = {**_build_core(verbose), "bytes_removed": removed}
+    emit(found, json_, lambda: render.pairs_table(found, ("native core", "")))
 
-    made = building.build(verbose)
-    library = core.load()
-    found = {
+
+def _build_core(verbose: bool) -> dict[str, Any]:
+    from msctx.native import build, core
+
+    made, library = build.build(verbose), core.load()
+    return {
         "library": str(made.path),
         "seconds": round(made.seconds, 1),
         "cached": made.cached,
@@ -50,30 +55,18 @@ def build(
         "built_for": list(made.isas),
         "processor_has": library.isas(),
         "in_use": library.isa(),
-        "bytes_removed": removed,
     }
-    emit(found, json_, lambda: render.pairs_table(found, ("native core", "")))
 
 
-def _check(archs: list[str]) -> None:
-    from msctx.native.cuda.manifest import ARCHS
+def _build_cuda(archs: list[str], verbose: bool, json_: bool) -> None:
+    """Compile every kernel of the manifest, print the report, and end with 1 where one failed or exceeds its budget."""
+    from msctx.native.cuda import build
 
-    wrong = [a for a in archs if a not in ARCHS]
-    if wrong:
-        raise OptionError([Diagnostic("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
-
-
-def _cuda(archs: list[str], verbose: bool, json_: bool) -> None:
-    """Compile every kernel of the manifest, print the report, and end with 1 where one failed or takes more than its budget."""
-    from msctx.native.cuda import build as building
-    from msctx.native.cuda.compilers import Compiled
-    from msctx.native.cuda.manifest import ARCHS, Module
-
-    def told(module: Module, target: str, compiled: Compiled) -> None:
+    def show(module: object, arch: str, log: str) -> None:
         if verbose:
-            print(f"{module} for {target}\n{compiled.log}", file=sys.stderr)
+            print(f"{module} for {arch}\n{log}", file=sys.stderr)
 
-    reports = building.build(list(dict.fromkeys(archs)) or ARCHS, done=told)
+    reports = build.build(archs, done=show)
     listed = [report.as_dict() for report in reports]
     emit(listed, json_, lambda: render.kernels_table(listed))
     if not json_:

@@ -57,17 +57,13 @@ def checks() -> Iterator[Check]:
 def _torch() -> Iterator[Check]:
     import torch
 
-    number = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
-    if number < (2, 11):
+    version = torch.__version__.split("+")[0]
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < (2, 11):
         yield Check("torch", "broken", f"{torch.__version__}, too old", "pip install 'torch>=2.11'")
         return
-    tested = torch.__version__.split("+")[0] in TESTED_TORCH
-    note = "" if tested else f"; msctx is tested with {', '.join(TESTED_TORCH)}"
-    yield Check(
-        "torch",
-        "ok",
-        f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads{note}",
-    )
+    note = "" if version in TESTED_TORCH else f"; msctx is tested with {', '.join(TESTED_TORCH)}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield Check("torch", "ok", f"{torch.__version__}, {capability}, {torch.get_num_threads()} threads{note}")
 
 
 def _cuda() -> Iterator[Check]:
@@ -76,21 +72,18 @@ def _cuda() -> Iterator[Check]:
     from msctx.native import core
 
     if not torch.backends.cuda.is_built():
-        has_driver = Path("/proc/driver/nvidia/version").exists()
-        fix = (
-            "a GPU is here: install the CUDA build of torch"
-            if has_driver
-            else "needs an NVIDIA GPU and the CUDA build of torch"
-        )
+        fix = "needs an NVIDIA GPU and the CUDA build of torch"
+        if Path("/proc/driver/nvidia/version").exists():
+            fix = "a GPU is here: install the CUDA build of torch"
         yield Check("cuda", "missing", "this torch is built without CUDA", fix)
     elif not (count := torch.cuda.device_count()):
         yield Check("cuda", "missing", f"torch is built for CUDA {torch.version.cuda}, no device found", "check `nvidia-smi`")
     else:
         cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else "none"
         yield Check("cuda", "ok", f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}, cuDNN {cudnn}")
+        fix = "conv_fprop_algo and its like run on the CPU alone"
         why = core.cudnn_obstacle()
-        words = "conv_fprop_algo and its like run on the CPU alone"
-        yield Check("cuDNN by name", "missing", why, words) if why else Check("cuDNN by name", "ok", "algorithms can be named")
+        yield Check("cuDNN by name", "missing", why, fix) if why else Check("cuDNN by name", "ok", "algorithms can be named")
 
 
 def _ascend() -> Iterator[Check]:
@@ -100,9 +93,8 @@ def _ascend() -> Iterator[Check]:
     if version is None:
         yield Check("ascend", "missing", "torch_npu is not installed", "needs an Ascend NPU with CANN: pip install torch_npu")
     elif not hasattr(torch, "npu") or not torch.npu.is_available():
-        yield Check(
-            "ascend", "missing", f"torch_npu {version}, no device found", "source CANN's set_env.sh; check `npu-smi info`"
-        )
+        fix = "source CANN's set_env.sh; check `npu-smi info`"
+        yield Check("ascend", "missing", f"torch_npu {version}, no device found", fix)
     else:
         yield Check("ascend", "ok", f"torch_npu {version}, {torch.npu.device_count()} devices")
 
@@ -110,11 +102,11 @@ def _ascend() -> Iterator[Check]:
 def _compilers() -> Iterator[Check]:
     from msctx.errors import NativeError
     from msctx.native import compiler
-    from msctx.native.cuda import compilers
+    from msctx.native.cuda import nvrtc
 
     for name, find, fix in (
         ("C++ compiler", compiler.find, "apt install g++ (for the native core alone)"),
-        ("CUDA compiler", compilers.find, "for CUDA kernels of msctx's own alone: direct, and what performance takes"),
+        ("CUDA compiler", nvrtc.find, "for CUDA kernels of msctx's own alone: direct, and what performance takes"),
     ):
         try:
             yield Check(name, "ok", str(find()))
@@ -167,7 +159,6 @@ def _switches() -> Iterator[Check]:
     for switch in available:
         switch.read()
     writable = sum(s.write is not None for s in available)
-    yield Check(
-        "switches", "ok", f"{len(available)} readable here, {writable} of them set by options, of {len(SWITCHES)} known"
-    )
+    text = f"{len(available)} readable here, {writable} of them set by options, of {len(SWITCHES)} known"
+    yield Check("switches", "ok", text)
     yield Check("msctx", "ok", metadata.version("msctx"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,10 +82,10 @@ def contents(path: Path) -> dict[str, Any]:
     for stamp in sorted(groups):
         mine = stamps.get(stamp.place)
         hard, soft = stamp.differs(mine) if mine else ([], [])
-        entries = [{name: getattr(e, name) for name in e.__slots__} for _, e in sorted(groups[stamp].items())]
-        group = {"stamp": stamp._asdict(), "place": stamp.place, "used": not hard if mine else None, "differs": hard + soft}
+        entries = [asdict(entry) for _, entry in sorted(groups[stamp].items())]
+        group = {"stamp": asdict(stamp), "place": stamp.place, "used": not hard if mine else None, "differs": hard + soft}
         listed.append({**group, "entries": entries})
-    described = {place: mine._asdict() for place, mine in stamps.items()}
+    described = {place: asdict(mine) for place, mine in stamps.items()}
     return {"file": str(path), "there": path.exists(), "stamps_here": described, "groups": listed}
 
 

@@ -1,35 +1,28 @@
-"""Compiles the kernels once on the machine they run on, keeps the library in the cache, and vouches for it each time after.
-
-The cache: ``native/<key>/`` (a library, build.json), ``objects/`` (compiled files, by what they were made from), ``logs/``, ``cuda/``
-(see cuda/build.py) and ``tmp/`` (builds in progress). Nothing is in ``native/<key>/`` before it is whole, and build.json comes last.
-"""
+"""Builds the kernels once on the machine they run on, and vouches for the library each time after."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import secrets
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.native import cachedir, compiler
-from msctx.native.build_spec import Recipe, check_platform, identity, isas, machine, recipe_of, sha256
-from msctx.native.compiler import Compiler, Step, StepFailed
+from msctx.native import artifacts, cachedir, compiler
+from msctx.native.artifacts import Artifact
+from msctx.native.build_spec import BuildSpec, Unit, check_platform, isas, machine, spec_of
+from msctx.native.children import Children
+from msctx.native.compiler import Compiled, Compiler
 
-KEEP_DAYS = 30
 FULL = 2**26
 """With fewer bytes left, a build that fails may have failed for that: what a compiler had written it has removed by then."""
 
@@ -43,9 +36,13 @@ class Build:
     cached: bool
     isas: tuple[str, ...]
     compiler: str
-    log: Path
     compiled: int = 0
     reused: int = 0
+
+    @property
+    def log(self) -> Path:
+        """What the compiler printed."""
+        return self.path.with_suffix(".log")
 
 
 def library(sources: Path | None = None) -> Path:
@@ -59,313 +56,148 @@ def library(sources: Path | None = None) -> Path:
 
 def kernels_library(sanitize: str = "", sources: Path | None = None) -> Path:
     """The same without torch and its glue; *sanitize* (``"address,undefined"``) for the tests."""
-    return _make(recipe_of("kernels", sanitize, sources), verbose=False).path
+    return _obtain(spec_of("kernels", sanitize, sources)).path
 
 
 def build(verbose: bool = False, *, sources: Path | None = None) -> Build:
     """The library for torch and how it came about; *verbose* prints each command and the compiler's messages."""
-    return _make(recipe_of("library", "", sources), verbose)
+    return _obtain(spec_of("library", "", sources), verbose)
 
 
-def cached() -> Build | None:
+def cached(sources: Path | None = None) -> Build | None:
     """The library for torch, if it need not be built."""
-    recipe = recipe_of("library", "", None)
-    try:
-        return _cached(recipe.key(compiler.find()), recipe)
-    except NativeError:
-        return _prebuilt(recipe)
+    spec = spec_of("library", "", sources)
+    found = artifacts.cached("native", _file(spec), _fits())
+    return _build_of(found) if found else None
 
 
 def obstacle(sources: Path | None = None) -> str:
-    """Why there can be no native core here, in a sentence, or ``""``: it is cached, or there is what it takes to build it."""
+    """Why there can be no native core here, or ``""``: it is cached, or there is what it takes to build it. Cheap when repeated."""
     try:
         check_platform()
         compiler.find()
         cachedir.usable()
     except NativeError as error:
         with suppress(NativeError):
-            place = str(cachedir.location())
-            if not os.environ.get("CXX") and _is_prebuilt(place, os.environ.get("PATH", ""), sources):
+            if not os.environ.get("CXX") and _is_cached(cachedir.location(), os.environ.get("PATH", ""), sources):
                 return ""
         return str(error)
     return ""
 
 
 def origin(library: Path) -> tuple[str, str]:
-    """What a library that was built here was made of (a hash of the sources, the flags and torch), and by which compiler."""
-    record = json.loads(library.with_name("build.json").read_bytes())
-    return str(record["inputs"]), str(record["compiler"])
-
-
-def remove() -> int:
-    """Remove everything that was built, after builds in progress; returns how many bytes that were."""
-    cache = cachedir.existing()
-    if cache is None:
-        return 0
-    before = _size(cache)
-    with cachedir.telling(cache):
-        for key in _keys(cache):
-            with _locked(key):
-                _drop(cache, key)
-                (cache / "native" / f"{key}.lock").unlink()
-        for path in [*cache.glob("objects/*"), *cache.glob("logs/*"), *cache.glob("cuda/*")]:
-            path.unlink(missing_ok=True)
-    _is_prebuilt.cache_clear()
-    return before - _size(cache)
-
-
-def _make(recipe: Recipe, verbose: bool) -> Build:
-    began = time.perf_counter()
-    try:
-        tool = compiler.find()
-    except NativeError:
-        if not os.environ.get("CXX") and (found := _prebuilt(recipe)) is not None:
-            return found
-        raise
-    key = recipe.key(tool)
-    if (found := _cached(key, recipe)) is not None:
-        return replace(found, seconds=time.perf_counter() - began)
-    cachedir.usable()
-    cache = cachedir.folder()
-    with cachedir.telling(cache), _locked(key):
-        if (found := _cached(key, recipe)) is not None:  # another process was faster
-            return replace(found, seconds=time.perf_counter() - began)
-        for stale in cachedir.folder("tmp").glob(f"{key}.*"):  # of a build that was killed: the lock was free
-            shutil.rmtree(stale, ignore_errors=True)
-        scratch = cachedir.folder("tmp", f"{key}.{secrets.token_hex(4)}")
-        try:
-            built = _Work(recipe, tool, key, scratch, verbose, began).build()
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    _is_prebuilt.cache_clear()
-    _prune(cache, key)
-    return built
-
-
-class _Work:
-    """A build in progress. It has the lock of its key, and a scratch folder that nobody else uses."""
-
-    def __init__(self, recipe: Recipe, tool: Compiler, key: str, scratch: Path, verbose: bool, began: float) -> None:
-        self.recipe, self.tool, self.key, self.scratch, self.verbose = recipe, tool, key, scratch, verbose
-        self.began = began
-        self.log: list[str] = []
-        self.log_path = cachedir.folder("logs") / f"{key}.log"
-        self.stored = cachedir.folder("objects")
-        self.sources = cachedir.folder("tmp", scratch.name, "sources")
-        self.objects = [scratch / f"{i:03}-{Path(unit.source).stem}.o" for i, unit in enumerate(recipe.units)]
-
-    def build(self) -> Build:
-        for name, data in self.recipe.files.items():  # exactly what the key was made of, whoever edits the files meanwhile
-            path = self.sources / name
-            cachedir.write(cachedir.folder("tmp", self.scratch.name, "sources", str(Path(name).parent)) / path.name, data)
-        result = self.scratch / self.recipe.file
-        try:
-            with _progress(len(self.objects), self.verbose) as advance:
-                reused = self._take_objects(advance)
-                self._compile([i for i in range(len(self.objects)) if i not in reused], advance)
-                self._run([Step(self.recipe.link_command(self.objects, self.tool, result), result)], self.scratch)
-        except StepFailed as failed:
-            raise self._failure(failed) from None
-        finally:
-            with suppress(OSError):
-                cachedir.write(self.log_path, "".join(self.log).encode())
-        built = Build(
-            path=cachedir.folder("native", self.key) / self.recipe.file,
-            seconds=time.perf_counter() - self.began,
-            cached=False,
-            isas=isas(),
-            compiler=str(self.tool),
-            log=self.log_path,
-            compiled=len(self.objects) - len(reused),
-            reused=len(reused),
-        )
-        data = result.read_bytes()
-        cachedir.write(built.path, data)
-        cachedir.write(built.path.with_name("build.json"), (json.dumps(self._record(built, data), indent=2) + "\n").encode())
-        _say(f"msctx: built the native core in {built.seconds:.1f} s")
-        return built
-
-    def _take_objects(self, advance: Callable[[], None]) -> list[int]:
-        taken = []
-        for i, unit in enumerate(self.recipe.units):
-            path = self.stored / f"{self.recipe.object_key(unit, self.tool)}.o"
-            data = _unsealed(path)
-            if data is None:
-                continue
-            cachedir.write(self.objects[i], data)
-            with suppress(OSError):
-                os.utime(path)
-            taken.append(i)
-            advance()
-        return taken
-
-    def _compile(self, numbers: list[int], advance: Callable[[], None]) -> None:
-        units = self.recipe.units
-        numbers = sorted(numbers, key=lambda i: not units[i].source.startswith("glue/"))  # torch's headers take longest
-        steps = [Step(self.recipe.command(units[i], self.tool, self.objects[i]), self.objects[i]) for i in numbers]
-        names = {self.objects[i]: f"{self.recipe.object_key(units[i], self.tool)}.o" for i in numbers}
-
-        def keep(step: Step) -> None:
-            cachedir.write(self.stored / names[step.result], _sealed(step.result.read_bytes()))
-            advance()
-
-        self._run(steps, self.sources, keep)
-
-    def _run(self, steps: list[Step], cwd: Path, done: Callable[[Step], None] = lambda step: None) -> None:
-        def note(step: Step, output: str) -> None:
-            self._note(step, output)
-            done(step)
-
-        try:
-            compiler.run(steps, self.scratch, cwd, note)
-        except StepFailed as failed:
-            self._note(failed.step, f"{failed.output}\n{failed.why}\n")
-            raise
-
-    def _note(self, step: Step, output: str) -> None:
-        self.log.append(f"$ {shlex.join(step.command)}\n{output}")
-        if self.verbose:
-            _say(self.log[-1].rstrip("\n"))
-
-    def _failure(self, failed: StepFailed) -> NativeError:
-        full, free = "", shutil.disk_usage(self.scratch).free
-        if free < FULL:
-            full = f"{self.scratch.parent} has {free >> 20} MiB left: make room there, or {cachedir.ELSEWHERE}. "
-        lines = [line for line in failed.output.splitlines() if line.strip()]
-        shown = "".join(f"\n  {line}" for line in [*lines[:12], *(["…"] if len(lines) > 12 else [])])
-        return NativeError(
-            f"the native core cannot be built: the compiler {failed.why}\n  {shlex.join(failed.step.command)}{shown}\n"
-            f"The sources are in {self.recipe.root}, the whole output is in {self.log_path}. "
-            f"{full}Try another compiler (CXX=…); if that does not help, report it with this file."
-        )
-
-    def _record(self, built: Build, data: bytes) -> dict[str, Any]:
-        recipe = self.recipe
-        return {
-            "product": recipe.product,
-            "sha256": sha256(data),
-            "inputs": recipe.inputs,
-            "built": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "seconds": round(built.seconds, 3),
-            "compiled": built.compiled,
-            "reused": built.reused,
-            "msctx": __version__,
-            "machine": machine(),
-            "isas": built.isas,
-            "compiler": built.compiler,
-            "torch": identity(recipe.torch),
-            "commands": [shlex.join([*u.flags, u.source]) for u in recipe.units] + [shlex.join(recipe.link)],
-        }
-
-
-def _sealed(data: bytes) -> bytes:
-    """An object as it is stored: to a linker half of one may look like a whole one, an empty one does."""
-    return data + hashlib.sha256(data).digest()
-
-
-def _unsealed(path: Path) -> bytes | None:
-    """A stored object, or ``None`` where there is none or it is damaged."""
-    if not cachedir.is_own_file(path):
-        return None
-    with suppress(FileNotFoundError):  # another process tidies up
-        stored = path.read_bytes()
-        if _sealed(stored[:-32]) == stored:
-            return stored[:-32]
-    return None
-
-
-def _cached(key: str, recipe: Recipe) -> Build | None:
-    """The build in the cache if it is whole, what was asked for, and nobody else's. Takes no lock and needs no right to write."""
-    folder = cachedir.existing("native", key)
-    if folder is None:
-        return None
-    path, note = folder / recipe.file, folder / "build.json"
-    with cachedir.telling(folder):
-        if not (cachedir.is_own_file(path) and cachedir.is_own_file(note)):
-            return None
-        try:
-            record = json.loads(note.read_bytes())
-            is_it = record["inputs"] == recipe.inputs and record["sha256"] == sha256(path.read_bytes())
-            sets, tool = tuple(record["isas"]), str(record["compiler"])
-        except FileNotFoundError:  # another process tidies up
-            return None
-        except (ValueError, TypeError, KeyError):  # the note is something else
-            return None
-    if not is_it:
-        return None
-    with suppress(OSError):  # what is used stays
-        os.utime(note)
-    return Build(path, 0.0, True, sets, tool, folder.parents[1] / "logs" / f"{key}.log")
-
-
-def _prebuilt(recipe: Recipe) -> Build | None:
-    """A build of the same by whatever compiler, for a machine that has none."""
-    native = cachedir.existing("native")
-    if native is None:
-        return None
-    with cachedir.telling(native):
-        keys = sorted(path.name for path in native.iterdir() if path.is_dir())
-    return next((found for key in keys if (found := _cached(key, recipe)) is not None), None)
+    """What a library was made of (a hash of the sources, the flags and torch), and by which compiler."""
+    note = json.loads(library.with_suffix(".json").read_bytes())
+    return str(note["inputs"]), str(note["compiler"])
 
 
 @lru_cache(maxsize=8)
-def _is_prebuilt(_place: str, _path: str, sources: Path | None) -> bool:
-    return _prebuilt(recipe_of("library", "", sources)) is not None
+def _is_cached(_place: Path, _path: str, sources: Path | None) -> bool:
+    return cached(sources) is not None
 
 
-@contextmanager
-def _locked(key: str, wait: bool = True) -> Iterator[None]:
-    """Be the only process that touches the build of *key*. The lock goes with the process, however that ends."""
-    lock = FileLock(cachedir.folder("native") / f"{key}.lock", mode=0o600)
-    try:
-        try:
-            lock.acquire(timeout=1 if wait else 0)
-        except Timeout:
-            if not wait:
-                raise
-            _say("msctx: another process is building the native core; waiting for it")
-            lock.acquire(timeout=-1)
-    except NotImplementedError:
-        raise NativeError(f"{lock.lock_file}: files cannot be locked there; {cachedir.ELSEWHERE}") from None
-    try:
-        yield
+def _file(spec: BuildSpec) -> str:
+    return f"{spec.inputs[:16]}.so"
+
+
+def _fits() -> Callable[[dict[str, Any]], bool]:
+    """Which libraries serve: any compiler's, or that of the one which CXX names."""
+    tool = str(compiler.find()) if os.environ.get("CXX") else ""
+    return lambda note: not tool or note["compiler"] == tool
+
+
+def _build_of(found: Artifact, began: float | None = None, **more: int) -> Build:
+    seconds = time.perf_counter() - began if began is not None else 0.0
+    return Build(found.path, seconds, found.cached, tuple(found.note["isas"]), str(found.note["compiler"]), **more)
+
+
+def _obtain(spec: BuildSpec, verbose: bool = False) -> Build:
+    began = time.perf_counter()
+    counts: dict[str, int] = {}
+
+    def make(scratch: Path) -> tuple[bytes, dict[str, Any]]:
+        data, reused = _make(spec, compiler.find(), scratch, verbose)
+        counts.update(compiled=len(spec.units) - reused, reused=reused)
+        note = {
+            "product": spec.product,
+            "inputs": spec.inputs,
+            "built": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "msctx": __version__,
+            "machine": machine(),
+            "isas": isas(),
+            "compiler": str(compiler.find()),
+            "torch": spec.torch,
+        }
+        return data, note
+
+    def waiting() -> None:
+        _print("msctx: another process is building the native core; waiting for it")
+
+    file, fits = _file(spec), _fits()
+    if (found := artifacts.cached("native", file, fits)) is None:
+        compiler.find()
+        cachedir.usable()
+        made = artifacts.obtain("native", file, make, fits, waiting)
+        assert isinstance(made, Artifact)  # a failure raises
+        found = made
+        _is_cached.cache_clear()
+    built = _build_of(found, began, **counts)
+    if counts:
+        _print(f"msctx: built the native core in {built.seconds:.1f} s")
+    return built
+
+
+def _make(spec: BuildSpec, tool: Compiler, scratch: Path, verbose: bool) -> tuple[bytes, int]:
+    """The library's bytes, and how many objects were there already."""
+    sources, result = scratch / "sources", scratch / "library.so"
+    for name, data in spec.files.items():  # exactly what the key was made of, whoever edits the files meanwhile
+        folder = cachedir.folder("tmp", scratch.name, "sources", *Path(name).parts[:-1])
+        cachedir.write(folder / Path(name).name, data)
+    log: list[str] = []
+
+    def run(command: tuple[str, ...], result: Path, cwd: Path) -> Compiled:
+        made = compiler.run(children, command, result, cwd=cwd, scratch=scratch)
+        log.append(f"$ {shlex.join(command)}\n{made.log}{made.why}\n")
+        if verbose:
+            _print(log[-1].rstrip("\n"))
+        if made.data is None:
+            raise _failure(spec, command, made, scratch)
+        return made
+
+    def compiled(unit: Unit, path: Path) -> bool:
+        """Put the object at *path*; returns whether it was there already."""
+        name = f"{spec.object_key(unit, tool)}.o"
+        if (found := artifacts.cached("objects", name)) is not None:
+            cachedir.write(path, found.data)
+        else:
+            made = run(spec.command(unit, tool, path), path, sources)
+            artifacts.store("objects", name, made.data or b"", {"log": made.log})
+        advance()
+        return found is not None
+
+    objects = [scratch / f"{i:03}-{Path(unit.source).stem}.o" for i, unit in enumerate(spec.units)]
+    work = sorted(zip(spec.units, objects, strict=True), key=lambda each: not each[0].source.startswith("glue/"))
+    try:  # those of the glue come first: torch's headers take longest
+        with Children() as children, _progress(len(work), verbose) as advance:
+            reused = sum(compiler.side_by_side([partial(compiled, *each) for each in work], children))
+            library = run(spec.link_command(objects, tool, result), result, scratch)
     finally:
-        lock.release()
+        with suppress(OSError):
+            cachedir.write((cachedir.folder("native") / _file(spec)).with_suffix(".log"), "".join(log).encode())
+    return library.data or b"", reused
 
 
-def _keys(cache: Path) -> set[str]:
-    """Everything that has a folder, a lock or a build in progress."""
-    return {path.name.split(".")[0] for name in ("native", "tmp") for path in (cache / name).glob("[!.]*")}
-
-
-def _drop(cache: Path, key: str) -> None:
-    for path in [cache / "native" / key, *(cache / "tmp").glob(f"{key}.*")]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _size(cache: Path) -> int:
-    files = [Path(folder) / name for folder, _, names in os.walk(cache) for name in names]
-    return sum(path.lstat().st_size for path in files if path.exists())
-
-
-def _prune(cache: Path, own: str) -> None:
-    """Remove what nobody has used for a month, and what killed builds left."""
-    limit = time.time() - KEEP_DAYS * 86400
-
-    def is_old(path: Path) -> bool:
-        return path.lstat().st_mtime < limit
-
-    with suppress(OSError):
-        for path in [*cache.glob("objects/*"), *cache.glob("logs/*"), *cache.glob("cuda/*")]:
-            if is_old(path):
-                path.unlink()
-    for key in _keys(cache) - {own}:
-        with suppress(OSError, Timeout, NativeError), _locked(key, wait=False):  # what cannot be tidied, or is in use, stays
-            note = cache / "native" / key / "build.json"
-            for stale in (cache / "tmp").glob(f"{key}.*"):
-                shutil.rmtree(stale, ignore_errors=True)
-            if is_old(note if note.exists() else note.parent):
-                _drop(cache, key)
+def _failure(spec: BuildSpec, command: tuple[str, ...], made: Compiled, scratch: Path) -> NativeError:
+    full, free = "", shutil.disk_usage(scratch).free
+    if free < FULL:
+        full = f"{scratch.parent} has {free >> 20} MiB left: make room there, or {cachedir.ELSEWHERE}. "
+    shown = "".join(f"\n  {line}" for line in compiler.first_lines(made.log).splitlines())
+    log = (cachedir.folder("native") / _file(spec)).with_suffix(".log")
+    return NativeError(
+        f"the native core cannot be built: the compiler {made.why}\n  {shlex.join(command)}{shown}\n"
+        f"The sources are in {spec.root}, the whole output is in {log}. "
+        f"{full}Try another compiler (CXX=…); if that does not help, report it with this file."
+    )
 
 
 @contextmanager
@@ -376,7 +208,7 @@ def _progress(total: int, verbose: bool) -> Iterator[Callable[[], None]]:
     except (AttributeError, ValueError):  # there is no stderr, or it is closed
         is_terminal = False
     if verbose or not is_terminal:
-        _say(f"msctx: building the native core (once): {total} files")
+        _print(f"msctx: building the native core (once): {total} files")
         yield lambda: None
         return
     from rich.console import Console
@@ -388,7 +220,7 @@ def _progress(total: int, verbose: bool) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     if sys.stderr is not None:
         with suppress(OSError, ValueError):  # nobody reads it: the build goes on
             print(line, file=sys.stderr, flush=True)

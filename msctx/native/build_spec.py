@@ -1,22 +1,20 @@
-"""What the library is made of: which sources, compiled how and linked in which order, and the key that names the result."""
+"""What the library is made of: which sources, compiled how and linked in which order, and the keys of the results."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import posixpath
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from msctx.errors import NativeError
+from msctx.native.artifacts import digest, hashes
 from msctx.native.compiler import Compiler
 from msctx.shipped import KERNEL_SOURCES
 
-FORMAT = 1
+FORMAT = 2
 """Part of every key: to be raised when what a build means changes."""
 
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mfma")
@@ -64,33 +62,28 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """All that decides what the library is, but for the compiler. *units* are in the order in which they are linked."""
+class BuildSpec:
+    """All that decides what a library computes, but for the compiler. *units* are in the order in which they are linked; *torch*
+    identifies the torch whose headers the glue includes, *torch_folder* is where it lies."""
 
     product: str
     root: Path
     files: dict[str, bytes]
     units: tuple[Unit, ...]
     link: tuple[str, ...]
-    torch: dict[str, str]
-
-    @property
-    def file(self) -> str:
-        return "libmsctx.so" if self.product == "library" else "libmsctx_kernels.so"
+    torch: tuple[str, ...]
+    torch_folder: str
 
     @property
     def inputs(self) -> str:
-        files = {name: sha256(data) for name, data in self.files.items()}
+        """The key of the library: any compiler's serves."""
         units = [[unit.source, *unit.flags] for unit in self.units]
-        return digest(FORMAT, self.product, machine(), files, units, self.link, identity(self.torch))
-
-    def key(self, tool: Compiler) -> str:
-        return digest(self.inputs, tool.command, tool.version)[:16]
+        return digest(FORMAT, self.product, machine(), hashes(self.files), units, self.link, self.torch)
 
     def object_key(self, unit: Unit, tool: Compiler) -> str:
         """Of the source, of all that it includes, and of torch, which the glue alone includes."""
-        used = {name: sha256(self.files[name]) for name in self.included(unit)}
-        torch = identity(self.torch) if unit.source.startswith("glue/") else {}
+        used = hashes({name: self.files[name] for name in self.included(unit)})
+        torch = self.torch if unit.source.startswith("glue/") else ()
         return digest(FORMAT, machine(), used, unit.source, unit.flags, torch, tool.command, tool.version)[:32]
 
     def included(self, unit: Unit) -> set[str]:
@@ -99,8 +92,7 @@ class Recipe:
         found: set[str] = set()
         left = [unit.source]
         while left:
-            name = left.pop()
-            if name in found:
+            if (name := left.pop()) in found:
                 continue
             found.add(name)
             for header in re.findall(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', self.files[name], re.MULTILINE):
@@ -109,16 +101,17 @@ class Recipe:
         return found
 
     def command(self, unit: Unit, tool: Compiler, result: Path) -> tuple[str, ...]:
-        flags = (flag.replace(TORCH, self.torch.get("folder", "")) for flag in unit.flags)
+        flags = (flag.replace(TORCH, self.torch_folder) for flag in unit.flags)
         clang = tool.is_clang  # its OpenMP needs a runtime of its own, beside which torch's would run once more
         return (*tool.command, *(f for f in flags if not (clang and f == "-fopenmp")), "-c", unit.source, "-o", str(result))
 
     def link_command(self, objects: list[Path], tool: Compiler, result: Path) -> tuple[str, ...]:
-        last = (flag.replace(TORCH, self.torch.get("folder", "")) for flag in self.link)
+        last = (flag.replace(TORCH, self.torch_folder) for flag in self.link)
         return (*tool.command, "-shared", *(path.name for path in objects), *last, "-o", str(result))
 
 
-def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
+def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
+    """Of the *product* ``library`` (for torch) or ``kernels`` (without torch and its glue; *sanitize* as for kernels_library())."""
     check_platform()
     if not re.fullmatch(r"[a-z,-]*", sanitize):
         raise NativeError(
@@ -126,21 +119,20 @@ def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
         )
     import torch
 
-    root = (sources or KERNEL_SOURCES).resolve()
+    root, with_torch = (sources or KERNEL_SOURCES).resolve(), product == "library"
     # use-after-scope: what unrolled loops keep in registers would each be watched, which takes minutes to compile
     no_scope = "-fno-sanitize-address-use-after-scope"
     # -g1: the lines that a report names; with the variables, which it does not, compiling takes nearly twice as long
     checks = (f"-fsanitize={sanitize}", no_scope, "-fno-omit-frame-pointer", "-g1", "-O1") if sanitize else ()
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     flags = (*FLAGS, *(checks or ("-O3",)), abi, "-Iinclude")
-    facts: dict[str, str] = {}
     link = ("-pthread", *checks)
-    if product == "library":
-        facts = {"version": torch.__version__, "git": torch.version.git_version, "folder": str(Path(torch.__file__).parent)}
-        # libgomp is not named: OpenMP must be the copy that torch has loaded, which libtorch_cpu leads to
+    if with_torch:  # libgomp is not named: OpenMP must be the copy that torch has loaded, which libtorch_cpu leads to
         link += (f"-L{TORCH}/lib", "-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
-    files = _read(root, with_glue=product == "library")
-    x86 = _is_x86()
+    files = read_sources(root, SUFFIXES)
+    if not with_torch:
+        files = {name: data for name, data in files.items() if not name.startswith("glue/")}
+    x86, has_avx512 = _is_x86(), _has_avx512()
 
     def units(folder: str, *more: str) -> list[Unit]:
         return [Unit(n, (*flags, *more)) for n in files if re.fullmatch(rf"{folder}/[^/]+\.cpp", n)]
@@ -148,11 +140,10 @@ def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
     def of_isa(folder: str, isa: str, flags: tuple[str, ...]) -> list[Unit]:
         return units(folder, *flags, f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa.removesuffix('_emulated')}")
 
-    has_avx512 = _has_avx512()
-    tiles = ({**TILES, **(emulated(has_avx512) if product == "kernels" else {})}) if x86 else {}
+    tiles = ({**TILES, **({} if with_torch else emulated(has_avx512))}) if x86 else {}
     by_isa = [of_isa("cpu", isa, f) for isa, f in VECTORS.items() if x86 or isa == "generic"]
     by_isa += [of_isa("cpu/amx", isa, f) for isa, f in tiles.items()]
-    with_emulated = (f"-DMSCTX_WITH_EMULATED={512 if has_avx512 else 2}",) if product == "kernels" else ()
+    with_emulated = () if with_torch else (f"-DMSCTX_WITH_EMULATED={512 if has_avx512 else 2}",)
     once = units("common", *(("-DMSCTX_WITH_X86", *with_emulated) if x86 else ()))
     include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")
     glue = units("glue", "-I.", "-fopenmp", *include)
@@ -160,16 +151,19 @@ def recipe_of(product: str, sanitize: str, sources: Path | None) -> Recipe:
     linked = (*by_isa[0], *once, *glue, *(unit for rest in by_isa[1:] for unit in rest))
     if not linked:
         raise NativeError(f"{root}: no kernels are there; msctx is not installed completely, install it again")
-    return Recipe(product, root, files, linked, link, facts)
+    identity = (torch.__version__, torch.version.git_version) if with_torch else ()
+    return BuildSpec(product, root, files, linked, link, identity, str(Path(torch.__file__).parent))
 
 
-def _read(root: Path, with_glue: bool) -> dict[str, bytes]:
+def read_sources(root: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
+    """Every file under *root* that ends so, by its path from there."""
     try:
-        paths = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-        files = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+        if not root.is_dir():
+            raise FileNotFoundError(2, "No such file or directory", str(root))
+        paths = sorted(path for path in root.rglob("*") if path.suffix in suffixes and path.is_file())
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
     except OSError as error:
         raise NativeError(f"{error.filename or root}: cannot be read: {error.strerror}; install msctx again") from None
-    return {name: data for name, data in files.items() if with_glue or not name.startswith("glue/")}
 
 
 def check_platform() -> None:
@@ -179,15 +173,3 @@ def check_platform() -> None:
 
 def machine() -> str:
     return " ".join([platform.machine(), *platform.libc_ver()]).strip()
-
-
-def identity(torch: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in torch.items() if name != "folder"}
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def digest(*parts: Any) -> str:
-    return sha256(json.dumps(parts, sort_keys=True).encode())

@@ -24,41 +24,34 @@ ELSEWHERE = f"set {VARIABLE} to a folder that you alone can write"
 
 def location() -> Path:
     """Where the cache is to be; nothing is checked yet."""
-    said = os.environ.get(VARIABLE, "")
-    path = Path(os.path.expanduser(said)) if said else Path(user_cache_dir("msctx"))
+    given = os.environ.get(VARIABLE, "")
+    path = Path(os.path.expanduser(given)) if given else Path(user_cache_dir("msctx"))
     if not path.is_absolute():
-        why = f"{VARIABLE}={said}: is not an absolute path" if said else f"{path}: there is no home folder"
+        why = f"{VARIABLE}={given}: is not an absolute path" if given else f"{path}: there is no home folder"
         raise NativeError(f"{why}; {ELSEWHERE}")
     return path
 
 
 def folder(*parts: str) -> Path:
-    """The cache, or a folder in it, with all symlinks resolved, everything on the way checked, and made where it is not there.
+    """The cache, or a folder in it, created where missing, with all symlinks resolved and everything on the way checked.
 
     Raises:
-        NativeError: somebody else could have written there, or it cannot be made.
+        NativeError: somebody else could have written there, or it cannot be created.
     """
-    path = location()
-    for part in ("", *parts):
-        path, _ = _walk(path / part, create=True)
-    return path
+    return _walk(location().joinpath(*parts), create=True)[0]
 
 
 def existing(*parts: str) -> Path | None:
-    """The same where it is there already, else ``None``; writes nothing."""
-    path, there = location(), True
-    for part in ("", *parts):
-        path, there = _walk(path / part, create=False)
-        if not there:
-            return None
-    return path
+    """The same folder if it exists, else ``None``; writes nothing."""
+    path, there = _walk(location().joinpath(*parts), create=False)
+    return path if there else None
 
 
 def usable() -> None:
     """Raise the NativeError with which a build would end because of the folder; writes nothing."""
     place = location()
     found, there = _walk(place, create=False)
-    with telling(place):
+    with naming(place):
         if os.statvfs(found).f_flag & os.ST_NOEXEC:
             raise NativeError(f"{place}: nothing can be loaded from there (it is mounted noexec); {ELSEWHERE}")
         if not os.access(found, os.W_OK | os.X_OK, effective_ids=True):
@@ -90,8 +83,8 @@ def write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def telling(path: Path) -> Iterator[None]:
-    """Say which path it was, and what to do, where the system refuses to read or write."""
+def naming(path: Path) -> Iterator[None]:
+    """An OSError becomes a NativeError with the path and what to do."""
     try:
         yield
     except OSError as error:
@@ -109,7 +102,7 @@ def _walk(path: Path, create: bool) -> tuple[Path, bool]:
             here = here.parent  # a real folder, checked on the way here
             continue
         step = here / part
-        with telling(step):
+        with naming(step):
             try:
                 status = os.lstat(step)
             except FileNotFoundError:

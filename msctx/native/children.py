@@ -1,7 +1,7 @@
 """Programs that end with us, however we end.
 
-No handler of a signal is changed, and it does not matter which thread starts them: the kernel closes our end of a pipe when this
-process ends, SIGKILL included, and a shell beside each program waits for that. A program is a process group, which ends as one.
+No handler of a signal is changed, and any thread may start them: the kernel closes our end of a pipe when this process ends, SIGKILL
+included, and a shell beside each program waits for that. A program is a process group, which ends as one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ exec 3<&0
 ( ( read -r line; trap "" TERM; kill -TERM 0; rm -rf -- "$0"; kill -KILL 0 ) <&3 >/dev/null 2>&1 & )
 exec "$@" 3<&- </dev/null
 """
-"""The shell's watch outlives the program until run() ends its group; whoever keeps the pipe open (a process that was forked from
-this one meanwhile) keeps it waiting.
-"""
-
-
+"""The shell's watch outlives the program until run() ends its group; a process that was forked meanwhile keeps it waiting."""
 GRACE = 10.0
 """Seconds that a program has after Ctrl-C to end by itself."""
 
@@ -33,20 +29,14 @@ GRACE = 10.0
 class Children:
     """The programs that are started in a with-block; none is running when it has been left.
 
-    *scratch* is the folder of what is in progress, removed if this process does not live to do it; *how*: as for Popen.
+    *scratch* is the folder of what is in progress, removed if this process does not live to do it.
     """
 
-    def __init__(self, scratch: Path | None = None, **how: Any) -> None:
-        self._scratch, self._how = scratch, how
+    def __init__(self, scratch: Path | None = None) -> None:
+        self._scratch = scratch
         self._guard, self._running = locks.plain(), set[subprocess.Popen[str]]()
         self._ended = False
         self._theirs, self._ours = os.pipe()
-
-    @classmethod
-    def compilers(cls, scratch: Path) -> Children:
-        """Their messages are one text, in English; their temporary files are in *scratch*, for the user alone."""
-        env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
-        return cls(scratch, env=env, umask=0o077, stderr=subprocess.STDOUT)
 
     def __enter__(self) -> Children:
         return self
@@ -57,21 +47,27 @@ class Children:
         os.close(self._ours)
 
     def run(
-        self, command: Sequence[str], cwd: Path | None = None, limit: float | None = None
+        self, command: Sequence[str], cwd: Path | None = None, scratch: Path | None = None, **how: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end, from any thread; Ctrl-C is passed on to it.
-
-        Raises:
-            subprocess.TimeoutExpired: after *limit* seconds.
-        """
+        """Run a program to its end, from any thread; Ctrl-C is passed on to it. *how*: as for Popen."""
         with self._guard:
             if self._ended:
-                return subprocess.CompletedProcess(command, 0, "", "")
-            process = self._start(command, cwd)
+                return subprocess.CompletedProcess(command, -signal.SIGKILL, "", "")
+            with locks.no_fork:
+                process = subprocess.Popen(
+                    ["/bin/sh", "-c", _BESIDE, str(scratch or self._scratch or ""), *command],
+                    stdin=self._theirs,
+                    stdout=subprocess.PIPE,
+                    cwd=cwd,
+                    encoding="utf-8",
+                    errors="replace",
+                    start_new_session=True,
+                    **{"stderr": subprocess.PIPE, **how},
+                )
             self._running.add(process)
         with process:
             try:
-                said = process.communicate(timeout=limit)
+                output = process.communicate()
             except KeyboardInterrupt:
                 _signal(process, signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):
@@ -81,7 +77,7 @@ class Children:
                 with self._guard:
                     self._running.discard(process)
                     _signal(process, signal.SIGKILL)
-        return subprocess.CompletedProcess(command, process.returncode, *said)
+        return subprocess.CompletedProcess(command, process.returncode, *output)
 
     def end(self) -> None:
         """End what is running, and start nothing any more."""
@@ -89,19 +85,6 @@ class Children:
             self._ended = True
             for process in self._running:
                 _signal(process, signal.SIGKILL)
-
-    def _start(self, command: Sequence[str], cwd: Path | None) -> subprocess.Popen[str]:
-        with locks.no_fork:
-            return subprocess.Popen(
-                ["/bin/sh", "-c", _BESIDE, str(self._scratch or ""), *command],
-                stdin=self._theirs,
-                stdout=subprocess.PIPE,
-                cwd=cwd,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,
-                **{"stderr": subprocess.PIPE, **self._how},
-            )
 
 
 def _signal(process: subprocess.Popen[str], number: int) -> None:

@@ -1,4 +1,4 @@
-"""The C++ compiler: which one, whether it can do what the kernels need, and many of its runs side by side."""
+"""Compilers: the C++ compiler that is used, one run of any compiler, and many runs side by side."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from msctx.errors import NativeError
 from msctx.native.children import Children
@@ -24,6 +25,7 @@ PROBE = """
 template <std::unsigned_integral T> constexpr int bits(T x) { return std::popcount(x); }
 static_assert(bits(std::uint32_t{7}) == 3);
 """
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +44,21 @@ class Compiler:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One run of the compiler, and the file that it must leave."""
+class Compiled:
+    """*data* is ``None`` where the compiler failed, and *why* says how it ended; *log* is its whole output."""
 
-    command: tuple[str, ...]
-    result: Path
-
-
-class StepFailed(Exception):
-    """A step ended badly; *output* is its output."""
-
-    def __init__(self, step: Step, why: str, output: str) -> None:
-        super().__init__(why)
-        self.step, self.why, self.output = step, why, output
+    data: bytes | None
+    log: str
+    why: str = ""
 
 
 def find() -> Compiler:
     """The compiler that CXX names, else the first of c++, g++ and clang++ that works. Cheap when called again."""
-    said = os.environ.get("CXX", "").strip()
-    if said:
-        found = _examined(said)
+    given = os.environ.get("CXX", "").strip()
+    if given:
+        found = _examined(given)
         if isinstance(found, str):
-            raise NativeError(f"CXX={said}: {found}; correct CXX, or unset it so that c++, g++ or clang++ is looked for")
+            raise NativeError(f"CXX={given}: {found}; correct CXX, or unset it so that c++, g++ or clang++ is looked for")
         return found
     why = ""
     for name in NAMES:
@@ -74,31 +69,38 @@ def find() -> Compiler:
     raise NativeError(f"{why}{'no other' if why else 'no'} C++ compiler (set CXX, or install g++ or clang++)")
 
 
-def run(steps: Sequence[Step], scratch: Path, cwd: Path, done: Callable[[Step, str], None]) -> None:
-    """Run *steps* in *cwd*, as many at once as there are processors; *done* is called for each with its output.
+def run(children: Children, command: Sequence[str], result: Path, *, cwd: Path, scratch: Path) -> Compiled:
+    """Run a compiler that is to leave *result*. Its messages are in English; temporary files are in *scratch*, for the user alone."""
+    env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
+    done = children.run(command, cwd, scratch, env=env, umask=0o077, stderr=subprocess.STDOUT)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        why = f"was killed by {name}" + " (is there too little memory?)" * (name == "SIGKILL")
+        return Compiled(None, done.stdout, why)
+    if done.returncode or not result.exists():
+        return Compiled(None, done.stdout, f"ended with exit code {done.returncode}" if done.returncode else "left no result")
+    return Compiled(result.read_bytes(), done.stdout)
 
-    Raises:
-        StepFailed: the first that failed. Whatever the reason for leaving, no step is running any more.
-    """
-    with (
-        Children.compilers(scratch) as children,
-        ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(steps)) or 1) as pool,
-    ):
+
+def side_by_side(jobs: Sequence[Callable[[], T]], children: Children | None = None) -> list[T]:
+    """The results of *jobs*, which run as many at once as there are processors. When one raises, *children* are ended."""
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(jobs)) or 1) as pool:
+        pending = [pool.submit(job) for job in jobs]
         try:
-            pending = {pool.submit(children.run, step.command, cwd): step for step in steps}
             for future in as_completed(pending):
-                ended, step = future.result(), pending[future]
-                if ended.returncode or not step.result.exists():
-                    raise StepFailed(step, _why(ended.returncode), ended.stdout)
-                done(step, ended.stdout)
-        finally:
-            children.end()
+                future.result()
+        except BaseException:
+            if children:
+                children.end()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return [future.result() for future in pending]
 
 
-def _why(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}" if code else "left no result"
-    return f"was killed by {signal.Signals(-code).name}" + " (is there too little memory?)" * (code == -signal.SIGKILL)
+def first_lines(log: str, most: int = 12) -> str:
+    """The beginning of a compiler's messages, without blank lines and ptxas's account."""
+    lines = [line for line in log.splitlines() if line.strip() and "ptxas info" not in line]
+    return "\n".join([*lines[:most], *(["…"] if len(lines) > most else [])])
 
 
 def _examined(words: str) -> Compiler | str:
@@ -125,26 +127,18 @@ def _examine(command: tuple[str, ...], _stamp: tuple[int, ...]) -> Compiler | st
     return Compiler(command, version.stdout.strip())
 
 
-def _ask(command: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [*command, *arguments]
+def _ask(command: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A short run, of a minute at most; one that cannot be started ends with exit code 126."""
+    words, env = [*command, *arguments], {**os.environ, "LC_ALL": "C"}
     try:
         return subprocess.run(
-            words,
-            input=PROBE,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            env={**os.environ, "LC_ALL": "C"},
-            timeout=60,
-            check=False,
+            words, input=PROBE, capture_output=True, encoding="utf-8", errors="replace", env=env, timeout=60, check=False
         )
-    except OSError as error:
-        return subprocess.CompletedProcess(words, 126, "", error.strerror or str(error))
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(words, 126, "", "no answer within a minute")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(words, 126, "", str(error))
 
 
 def _first_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower()]
-    return (telling or lines or [f"exit code {done.returncode}"])[0].strip()
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or [f"exit code {done.returncode}"])[0].strip()

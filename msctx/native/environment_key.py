@@ -5,9 +5,10 @@ from __future__ import annotations
 import platform
 import re
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msctx._version import __version__
 from msctx.errors import NativeError
@@ -19,10 +20,18 @@ FLAGS = re.compile(
     r"avx2|fma|avx512(f|bw|vl|_bf16|_fp16|_vnni)|amx_(tile|bf16|int8|fp16|complex)|asimd(hp|dp)?|sve2?|bf16|i8mm"
 )
 """The flags of a processor that decide which kernels it runs, torch's and ours."""
+CUDNN = "cuDNN "
+"""How the isa of CUDA's stamp begins, and no other."""
+SOFT = ("compiler", "msctx")
+"""What is reported and does not matter: the kernels give the same bits whatever compiled them."""
 
 
-class Stamp(NamedTuple):
-    """Of a result and of this process. Texts alone: they are compared, and read by people."""
+@dataclass(frozen=True, slots=True, order=True)
+class Stamp:
+    """Of a result and of this process: texts for people, compared field by field.
+
+    For CUDA *cpu* is the GPU, *flags* what it can and the driver, *isa* cuDNN; *kernels* and *compiler* are those for CUDA.
+    """
 
     cpu: str
     flags: str
@@ -39,14 +48,8 @@ class Stamp(NamedTuple):
 
     def differs(self, other: Stamp) -> tuple[list[str], list[str]]:
         """The fields in which two stamps differ: those that forbid to use a result, and those that are only reported."""
-        names = [name for name, a, b in zip(self._fields, self, other, strict=True) if a != b]
+        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
         return [n for n in names if n not in SOFT], [n for n in names if n in SOFT]
-
-
-CUDNN = "cuDNN "
-"""How the isa of CUDA's stamp begins, and no other."""
-SOFT = ("compiler", "msctx")
-"""What is reported and does not matter: the kernels give the same bits whatever compiled them."""
 
 
 @cache
@@ -59,37 +62,23 @@ def stamp(library: Core, place: str = "cpu") -> Stamp:
     if place == "cuda":
         return _of_cuda()
     made_of, compiler = build.origin(Path(library.path))
-    model, flags = cpu()
-    return Stamp(
-        cpu=model,
-        flags=flags,
-        isa=library.isa(),
-        torch=f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}",
-        kernels=made_of[:16],
-        compiler=compiler.partition(" (")[2].removesuffix(")"),  # its version, without a path of this machine
-        msctx=__version__,
-    )
+    version = compiler.partition(" (")[2].removesuffix(")")  # without a path of this machine
+    capability = torch.backends.cpu.get_cpu_capability()
+    return Stamp(*cpu(), library.isa(), f"{torch.__version__} {capability}", made_of[:16], version, __version__)
 
 
 def _of_cuda() -> Stamp:
-    """Its fields are: cpu, the GPU; flags, what it can and the driver; isa, cuDNN; kernels and compiler, those for CUDA."""
     import torch
 
-    from msctx.native.cuda import build, compilers
+    from msctx.native.cuda import build, nvrtc
 
     kernels = compiler = ""  # where there are none, none of ours has been measured
     with suppress(NativeError):
-        kernels, compiler = build.origin()[:16], str(compilers.find())
+        kernels, compiler = build.origin()[:16], str(nvrtc.find())
     gpus = _gpus()
-    return Stamp(
-        cpu=", ".join(gpus),
-        flags=", ".join([*dict.fromkeys(gpus.values()), f"driver {driver()}"]),
-        isa=f"{CUDNN}{torch.backends.cudnn.version()}",
-        torch=f"{torch.__version__} CUDA {torch.version.cuda}",
-        kernels=kernels,
-        compiler=compiler,
-        msctx=__version__,
-    )
+    flags = ", ".join([*dict.fromkeys(gpus.values()), f"driver {driver()}"])
+    version = f"{torch.__version__} CUDA {torch.version.cuda}"
+    return Stamp(", ".join(gpus), flags, f"{CUDNN}{torch.backends.cudnn.version()}", version, kernels, compiler, __version__)
 
 
 def _gpus() -> dict[str, str]:
@@ -126,7 +115,7 @@ def cpu() -> tuple[str, str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    said = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in reversed(lines))}
-    flags = said.get("flags", said.get("Features", "")).split()
-    model = said.get("model name") or said.get("CPU part") or platform.processor() or platform.machine()
+    found = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in reversed(lines))}
+    flags = found.get("flags", found.get("Features", "")).split()
+    model = found.get("model name") or found.get("CPU part") or platform.processor() or platform.machine()
     return model, " ".join(sorted(flag for flag in flags if FLAGS.fullmatch(flag)))

@@ -20,18 +20,8 @@ from msctx.native.core import Core, Tuned
 from msctx.native.environment_key import Stamp, mixed, stamp
 from msctx.native.tuning_file import Entry, Groups
 
-
-class Permission(IntEnum):
-    """The answer to the library when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
-
-    NOW = 0
-    LATER = 1
-    FOR_NEXT_RUN = 2
-    OTHER_RANK = 3
-    FORKED = 4
-    NOT_THIS_CALL = 5
-
-
+Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK FORKED NOT_THIS_CALL", start=0)
+"""The answer to the library when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
 SHARE_LEFT = {"cpu": limits.share_left, "cuda": limits.share_left_on_gpu}
 """What is left of the caps on memory, by the kind of device."""
 _shares: dict[str, tuple[float, float]] = {}
@@ -47,8 +37,13 @@ class _Table:
         self.usable = True
 
     def refresh(self, library: Core) -> None:
-        """Tell the library what the file has got since; what it knows already stays."""
-        if (now := _state_of(self.path)) == self.read or (self.run and self.read is not None):
+        """Give the library what the file has got since; what it knows already stays."""
+        try:
+            status = self.path.stat()
+            now: tuple[int, ...] = status.st_mtime_ns, status.st_size, status.st_ino
+        except OSError:
+            now = ()
+        if now == self.read or (self.run and self.read is not None):
             return
         self.read = now
         if why := mixed(self.place):
@@ -60,7 +55,7 @@ class _Table:
             self.usable = True
         except FileError as error:
             known, self.usable = [], False
-            notices.tell("tuning_file", str(error), f"the tuning file is not used: {_told(error)}")
+            notices.tell("tuning_file", str(error), f"the tuning file is not used: {_text(error)}")
         library.learn(self.number, _shared(self.name, known) if self.run else known)
 
     def keep(self, library: Core, found: list[Entry]) -> None:
@@ -71,7 +66,7 @@ class _Table:
             tuning_file.merge(self.path, {stamp(library, self.place): {entry.key: entry for entry in found}}, override=False)
         except FileError as error:
             try:
-                notices.tell("tuning_file", str(error), f"what was measured is not kept: {_told(error)}")
+                notices.tell("tuning_file", str(error), f"what was measured is not kept: {_text(error)}")
             except MsctxWarning as warning:  # warnings turned into errors: a scope that closes must be put back all the same
                 print(f"warning: {warning}", file=sys.stderr)
 
@@ -80,15 +75,15 @@ _lock = locks.reentrant()
 _tables: dict[tuple[Path, int, str], _Table] = {}
 
 
-def table(library: Core, said: str | None, place: str = "cpu") -> int:
+def table(library: Core, given: str | None, place: str = "cpu") -> int:
     """The number under which the library knows a place's results of the file of ``tuning_file``, as the file is now."""
     keep(library)
     with _lock:
         if not _tables:
             library.ask_before_measuring(lambda number: _permission(library, number))
             atexit.register(keep, library)
-        path, run = tuning_file.location(said), distributed.run()
-        name = said or "" if place == "cpu" else f"{place} {said or ''}"
+        path, run = tuning_file.location(given), distributed.run()
+        name = given or "" if place == "cpu" else f"{place} {given or ''}"
         found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, name, run, place))
         found.refresh(library)
         return found.number
@@ -127,8 +122,8 @@ def used_by(rows: Iterable[Choice]) -> Groups:
 
 
 def here() -> dict[str, Stamp]:
-    """The stamps of this machine: kind of device → stamp. Where the native core is not built there are none, nor of CUDA where there
-    is no GPU to ask, or GPUs of several models."""
+    """The stamps of this machine by kind of device: none where the native core is not built, nor of CUDA without a GPU to ask or with
+    GPUs of several models."""
     import torch
 
     if build.obstacle() or build.cached() is None:
@@ -151,8 +146,10 @@ def matching(groups: Groups, here: Stamp) -> Iterable[Tuned]:
 
 
 def _permission(library: Core, number: int) -> int:
-    """Called by the library in the thread of a convolution, before a problem is measured and while it is. What was measured before is
-    written first: a crash loses one. What a signal's handler raises leaves it: nothing is measured, and the library passes it on."""
+    """Called by the library in the thread of a convolution, before a problem is measured and while it is.
+
+    What was measured before is written first: a crash loses one. What a signal's handler raises is passed on by the library.
+    """
     try:
         keep(library)
         if core.forked:
@@ -195,13 +192,5 @@ def _shared(name: str, mine: list[Tuned]) -> list[Tuned]:
     return [Tuned(*fields) for fields in json.loads(text)] if text is not None else []
 
 
-def _state_of(path: Path) -> tuple[int, ...]:
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _told(error: FileError) -> str:
+def _text(error: FileError) -> str:
     return "\n".join(map(str, error.problems))

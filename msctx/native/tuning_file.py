@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from annotated_types import Interval, Predicate  # what pydantic's own constraints derive from, without its time to import
 from filelock import FileLock, Timeout
 
+from msctx import locks
 from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir
 from msctx.native.environment_key import Stamp
-from msctx.options.documents import Parsed, parse_json
+from msctx.options.documents import dotted, parse_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 NAME = "msctx tuning"
 MAJOR, MINOR = 1, 0
@@ -25,7 +32,10 @@ MAJOR, MINOR = 1, 0
 PATIENCE = 10.0
 """Seconds to wait for another process that writes the same file."""
 IN_CACHE = "tuning/convolutions.json"
-ASIDE = "move it away (msctx makes a new one), or name another file with tuning_file"
+OTHER = "name another file with tuning_file"
+ASIDE = f"move it away (msctx makes a new one), or {OTHER}"
+Text = Annotated[str, Predicate(str.isprintable)]  # no control characters
+Ratio = Annotated[float, Interval(gt=0, lt=1e9)]
 
 
 class Key(NamedTuple):
@@ -41,14 +51,14 @@ class Key(NamedTuple):
 class Entry:
     """What was chosen for a problem: *ran* and *math* as in choices(), each contender's time in units of the winner's, and when."""
 
-    direction: str
-    problem: str
-    threads: int
-    permissions: str
-    ran: str
-    math: str
-    measured: dict[str, float | None] = field(hash=False)
-    when: str
+    direction: Text
+    problem: Text
+    threads: Annotated[int, Interval(ge=1, lt=2**31)]
+    permissions: Text
+    ran: Text
+    math: Text
+    measured: dict[str, Ratio | None] = field(hash=False)
+    when: Text
 
     @property
     def key(self) -> Key:
@@ -56,7 +66,26 @@ class Entry:
 
     @property
     def line(self) -> str:
-        return json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, ensure_ascii=False)
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    stamp: Stamp
+    entries: list[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    groups: list[_Group]
+
+
+@cache
+def _adapter() -> TypeAdapter[_Document]:
+    locks.imported("pydantic")
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_Document)
 
 
 Groups = dict[Stamp, dict[Key, Entry]]
@@ -70,10 +99,10 @@ class Counts(NamedTuple):
     same: int
 
 
-def location(said: str | None = None) -> Path:
+def location(given: str | None = None) -> Path:
     """The file of the option ``tuning_file``, else the one in the cache."""
-    if said is not None:
-        return Path(os.path.abspath(os.path.expanduser(said)))
+    if given is not None:
+        return Path(os.path.abspath(os.path.expanduser(given)))
     return cachedir.location() / IN_CACHE
 
 
@@ -96,7 +125,7 @@ def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]], *, override: boo
         groups, minor = _load(path)
         if minor > MINOR:
             text = f"is written by a newer msctx (format {MAJOR}.{minor}); this one reads it and leaves it as it is"
-            raise FileError([Diagnostic("", text, str(path), suggestion="update msctx, or name another file with tuning_file")])
+            raise _error(path, text, f"update msctx, or {OTHER}")
         counts = [0, 0, 0]
         for stamp, entries in new.items():
             group = groups.setdefault(stamp, {})
@@ -116,7 +145,7 @@ def remove(path: Path, stamps: set[Stamp] | None = None) -> int:
         groups, _ = _load(path)
         gone = set(groups) if stamps is None else stamps & set(groups)
         count = sum(len(groups.pop(stamp)) for stamp in gone)
-        with _telling(path, "written"):
+        with _naming(path, "written"):
             if groups:
                 _write(path, groups)
             elif path.exists():
@@ -129,108 +158,66 @@ def text_of(groups: Mapping[Stamp, Mapping[Key, Entry]]) -> str:
     parts = []
     for stamp, entries in sorted(groups.items()):
         lines = ",\n".join(f"        {entries[key].line}" for key in sorted(entries))
-        stamped = json.dumps(stamp._asdict(), indent=2, ensure_ascii=False).replace("\n", "\n      ")
+        stamped = json.dumps(asdict(stamp), indent=2, ensure_ascii=False).replace("\n", "\n      ")
         parts.append(f'    {{\n      "stamp": {stamped},\n      "entries": [\n{lines}\n      ]\n    }}')
     body = ",\n".join(parts)
     return f'{{\n  "format": "{NAME} {MAJOR}.{MINOR}",\n  "groups": [\n{body}\n  ]\n}}\n'
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def _load(path: Path) -> tuple[Groups, int]:
-    with _telling(path, "read"):
+    with _naming(path, "read"):
         try:
             if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-                raise FileError([Diagnostic("", "is no regular file", str(path), suggestion=ASIDE)])
+                raise _error(path, "is no regular file", ASIDE)
             text = path.read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             return {}, 0
         except UnicodeDecodeError as error:
-            problem = Diagnostic("", f"is not UTF-8 text (byte {error.start})", str(path), suggestion=ASIDE)
-            raise FileError([problem]) from None
+            raise _error(path, f"is not UTF-8 text (byte {error.start})", ASIDE) from None
     return parse(text, str(path))
 
 
 def parse(text: str, file: str) -> tuple[Groups, int]:
     """The entries of a text, and the minor number of its format. *file* is how places name it."""
+    adapter = _adapter()
+    from pydantic import ValidationError
+
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         data = None
-    reading = _Reading(data, text, file)
-    minor = reading.minor()
+    name = data.get("format") if isinstance(data, dict) else None
+    version = re.fullmatch(rf"{NAME} (\d+)\.(\d+)", str(name))
+    if version is None or int(version[1]) != MAJOR:
+        why = f"{name} is a format that this msctx does not read" if version else "this is no tuning file of msctx"
+        raise _invalid(text, file, [(("format",), why)], f'"format": "{NAME} {MAJOR}.{MINOR}"')
     groups: Groups = {}
-    for i, group in enumerate(reading.sequence(data, ("groups",))):
-        stamp = reading.stamp(group, ("groups", i, "stamp"))
-        entries = groups.setdefault(stamp, {})
-        for j, found in enumerate(reading.sequence(group, ("groups", i, "entries"))):
-            entry = reading.entry(found, ("groups", i, "entries", j))
-            entries[entry.key] = entry
-    return groups, minor
+    try:
+        for group in adapter.validate_json(text, strict=True).groups:
+            groups.setdefault(group.stamp, {}).update({entry.key: entry for entry in group.entries})
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        raise _invalid(text, file, [(each["loc"], each["msg"]) for each in found]) from None
+    return groups, int(version[2])
 
 
-class _Reading:
-    """Checks a document as far as it is used; places are looked up only for what is wrong."""
-
-    def __init__(self, data: Any, text: str, file: str) -> None:
-        self.data, self.text, self.file = data, text, file
-
-    def wrong(self, path: tuple[str | int, ...], text: str, allowed: str = "") -> FileError:
-        parsed: Parsed = parse_json(self.text, self.file)
-        first, *rest = parsed.problems or [Diagnostic(".".join(map(str, path)), text, allowed=allowed, mark=parsed.mark(path))]
-        first = replace(first, text=f"{first.text}. The file is left as it is, and not used: {ASIDE}")
-        return FileError([first, *rest])
-
-    def minor(self) -> int:
-        said = self.data.get("format") if isinstance(self.data, dict) else None
-        name, _, version = str(said or "").rpartition(" ")
-        major, _, minor = version.partition(".")
-        if name != NAME or not (major.isdecimal() and minor.isdecimal()):
-            raise self.wrong(("format",), "this is no tuning file of msctx", f'"format": "{NAME} {MAJOR}.{MINOR}"')
-        if int(major) != MAJOR:
-            raise self.wrong(("format",), f"{version} is a format that this msctx does not read", f"{MAJOR}.{MINOR}")
-        return int(minor)
-
-    def sequence(self, data: Any, path: tuple[str | int, ...]) -> list[Any]:
-        found = data.get(path[-1]) if isinstance(data, dict) else None
-        if not isinstance(found, list):
-            raise self.wrong(path, f"{path[-1]} must be a list")
-        return found
-
-    def stamp(self, group: Any, path: tuple[str | int, ...]) -> Stamp:
-        found = group.get("stamp") if isinstance(group, dict) else None
-        return Stamp(**self._texts(found, path, Stamp._fields))
-
-    def entry(self, found: Any, path: tuple[str | int, ...]) -> Entry:
-        texts = self._texts(found, path, ("direction", "problem", "permissions", "ran", "math", "when"))
-        threads, measured = found.get("threads"), found.get("measured")
-        if type(threads) is not int or not 1 <= threads < 2**31:
-            raise self.wrong((*path, "threads"), "threads must be a whole number above zero")
-        if not isinstance(measured, dict) or not all(r is None or _is_ratio(r) for r in measured.values()):
-            raise self.wrong((*path, "measured"), "measured must give a time for each contender, or null")
-        return Entry(threads=threads, measured=measured, **texts)
-
-    def _texts(self, found: Any, path: tuple[str | int, ...], names: tuple[str, ...]) -> dict[str, str]:
-        values: dict[str, Any] = {name: found.get(name) if isinstance(found, dict) else None for name in names}
-        for name, value in values.items():
-            if not isinstance(value, str) or not value.isprintable():
-                raise self.wrong((*path, name), f"{name} must be text")
-        return values
+def _invalid(text: str, file: str, found: Sequence[tuple[tuple[str | int, ...], str]], allowed: str = "") -> FileError:
+    """Every mistake at its place: of JSON, else what was *found* at paths of keys."""
+    parsed = parse_json(text, file)
+    wrong = [Diagnostic(dotted(path), why, allowed=allowed, mark=parsed.mark(path)) for path, why in found]
+    *others, last = parsed.problems or wrong
+    return FileError([*others, replace(last, text=f"{last.text}. The file is left as it is, and not used: {ASIDE}")])
 
 
-def _is_ratio(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < 1e9
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
+def _error(path: Path, text: str, suggestion: str) -> FileError:
+    return FileError([Diagnostic("", text, str(path), suggestion=suggestion)])
 
 
 def _write(path: Path, groups: Groups) -> None:
     """Whole or not at all; a link stays a link, and who may read it does not change."""
     path = path.resolve()
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    with _telling(path, "written"):
+    with _naming(path, "written"):
         try:
             part.write_text(text_of({stamp: entries for stamp, entries in groups.items() if entries}), encoding="utf-8")
             if path.exists():
@@ -241,13 +228,11 @@ def _write(path: Path, groups: Groups) -> None:
 
 
 @contextmanager
-def _telling(path: Path, what: str) -> Iterator[None]:
+def _naming(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        text = f"cannot be {what}: {error.strerror or error}"
-        hint = "make that possible, or name another file with tuning_file"
-        raise FileError([Diagnostic("", text, str(path), suggestion=hint)]) from None
+        raise _error(path, f"cannot be {what}: {error.strerror or error}", f"make that possible, or {OTHER}") from None
 
 
 @contextmanager
@@ -260,16 +245,16 @@ def _locked(path: Path) -> Iterator[None]:
             raise FileError([Diagnostic("", str(error))]) from None
     target = path.resolve()
     lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
-    with _telling(path, "written"):
+    with _naming(path, "written"):
         try:
             lock.acquire(timeout=PATIENCE)
         except Timeout:
             text = f"cannot be locked: {lock.lock_file} has been held by another process for {PATIENCE:.0f} seconds"
-            raise FileError([Diagnostic("", text, str(path), suggestion="end that process, or name another file")]) from None
+            raise _error(path, text, "end that process, or name another file") from None
         except NotImplementedError:
-            text = "cannot be locked: its file system has no locks"
-            hint = "name a file elsewhere with tuning_file"
-            raise FileError([Diagnostic("", text, str(path), suggestion=hint)]) from None
+            raise _error(
+                path, "cannot be locked: its file system has no locks", "name a file elsewhere with tuning_file"
+            ) from None
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ def here() -> Stamp:
 def test_show(tune: Any, own_tuning_file: Path) -> None:
     assert tune("show")[1].startswith(f"{own_tuning_file}: not there yet")
     write(own_tuning_file, here(), ENTRY)
-    write(own_tuning_file, here()._replace(cpu="Processor 9", flags="none of these"), ENTRY, replace(ENTRY, threads=4))
-    write(own_tuning_file, here()._replace(compiler="c++ 1"), ENTRY)
+    write(own_tuning_file, replace(here(), cpu="Processor 9", flags="none of these"), ENTRY, replace(ENTRY, threads=4))
+    write(own_tuning_file, replace(here(), compiler="c++ 1"), ENTRY)
     code, out, _ = tune("show")
     assert code == 0
     for part in (
@@ -67,7 +67,7 @@ def test_show(tune: Any, own_tuning_file: Path) -> None:
     ):
         assert part in out
     found = json.loads(tune("show", "--json")[1])
-    assert (found["file"], found["stamps_here"]) == (str(own_tuning_file), {"cpu": here()._asdict()})
+    assert (found["file"], found["stamps_here"]) == (str(own_tuning_file), {"cpu": asdict(here())})
     assert {(g["stamp"]["cpu"], g["used"], len(g["entries"])) for g in found["groups"]} == {
         ("Processor 9", False, 2),
         (here().cpu, True, 1),
@@ -118,7 +118,7 @@ def test_results_of_cuda_are_held_against_cudas_own_stamp(
 ) -> None:
     gpus(("H200", 9, 0))
     cpu, mine = here(), stamp(core.load(), "cuda")
-    other = mine._replace(cpu="A100", flags="sm_80, driver 580.1")
+    other = replace(mine, cpu="A100", flags="sm_80, driver 580.1")
     for which in (mine, other, cpu, OTHER):
         write(own_tuning_file, which, ENTRY)
 

@@ -253,14 +253,14 @@ def test_without_a_compiler_the_reason_says_what_to_install(with_kernels: Run) -
     from msctx.native.cuda import build
 
     def none(module, arch):
-        raise NativeError("no compiler for CUDA kernels: install nvcc")
+        raise NativeError("no compiler for CUDA kernels: install the CUDA toolkit")
 
     build.cubin = none
     ask(conv_fprop_algo="direct", fallback="error")
     try:
         check(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3), groups=6)
     except RuntimeError as error:
-        assert "direct: no compiler for CUDA kernels: install nvcc" in str(error), error
+        assert "direct: no compiler for CUDA kernels: install the CUDA toolkit" in str(error), error
     else:
         raise AssertionError
     """)

@@ -1,9 +1,27 @@
-"""The kernels without torch, built once for all tests."""
+"""The kernels without torch, built once for all tests; of each family of algorithms two rows are tested in the quick tier."""
+
+import re
 
 import pytest
 
-from kernels import Kernels, Row
+from kernels import ROWS, Kernels, Row
 from msctx.native import build
+
+
+def _family(row: str) -> str:
+    return re.sub(r"_(tf32|nonfused|tiling|precomp|\d)|(?<=tiles_)w?g\w+", "", row.split("-")[-1])
+
+
+FAMILIES = {family: [row for row in ROWS if _family(row) == family] for family in map(_family, ROWS)}
+QUICK = {row for rows in FAMILIES.values() for row in (rows[0], rows[-1])}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        row = getattr(item, "callspec", None) and item.callspec.params.get("row")  # type: ignore[attr-defined]
+        if row in ROWS and row not in QUICK:
+            item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
-"""Starts Python with the libraries of the address sanitizer and of that of undefined behaviour, for what was compiled for them."""
+"""Starts programs and Python with sanitizers, for what was compiled for them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,8 @@ def runtime_libraries() -> list[str]:
         pytest.skip("clang++ links its sanitizers into programs, and Python is none of its own")
     found = []
     for name in LIBRARIES:
-        said = subprocess.run([*tool.command, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
-        if not os.path.isabs(path := said.stdout.strip()):
+        printed = subprocess.run([*tool.command, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+        if not os.path.isabs(path := printed.stdout.strip()):
             pytest.skip(f"{tool.command[0]} has no {name}")
         found.append(path)
     return found
@@ -41,3 +42,24 @@ def run_sanitized(libraries: list[str], *command: str, after_return: bool = True
     }
     command = (sys.executable, *command)
     return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)
+
+
+def check(done: "subprocess.CompletedProcess[str]") -> str:
+    """The output of a run in which no sanitizer found anything."""
+    reports = re.findall(r"^.*(?:runtime error|\w+Sanitizer).*$", done.stderr, re.MULTILINE)
+    assert not reports, done.stderr[-6000:]
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    return done.stdout
+
+
+def program(folder: Path, sanitizers: str, sources: list[Path], flags: "tuple[str, ...]", *arguments: str) -> str:
+    """Compile a program with sanitizers and run it; its output. Skips the test where the compiler has none."""
+    if why := build.obstacle():
+        pytest.skip(why)
+    tool, path = compiler.find(), folder / "program"
+    command = [*tool.command, "-std=c++20", f"-fsanitize={sanitizers}", *flags, *map(str, sources), "-o", str(path)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "cannot find" in made.stderr or "unsupported option" in made.stderr:
+        pytest.skip(f"{tool.command[0]} has no -fsanitize={sanitizers}")
+    assert made.returncode == 0, made.stderr
+    return check(subprocess.run([str(path), *arguments], capture_output=True, text=True, timeout=300, check=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import tuned
 
 from msctx.errors import MsctxWarning, NativeError
 from msctx.native import core, tuning
-from msctx.native.cuda import build, compilers
+from msctx.native.cuda import build, nvrtc
 from msctx.native.environment_key import Stamp, mixed, stamp
 from msctx.shipped import KERNEL_SOURCES
 
@@ -25,11 +26,11 @@ def of_cuda() -> Stamp:
 
 def test_it_names_the_gpu_its_software_and_our_kernels(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(("H200", 9, 0), ("H200", 9, 0))
-    monkeypatch.setattr(compilers, "find", lambda: compilers.Nvcc("/nvcc", "13.0.88"))
+    monkeypatch.setattr(nvrtc, "find", lambda: nvrtc.Nvrtc("libnvrtc.so", "13.0"))
     found = of_cuda()
     assert (found.cpu, found.flags, found.isa) == ("H200", "sm_90, driver 580.1", "cuDNN 91900")
     assert found.torch.endswith(" CUDA 13.0")
-    assert (found.kernels, found.compiler) == (build.origin()[:16], "nvcc 13.0.88")
+    assert (found.kernels, found.compiler) == (build.origin()[:16], "NVRTC 13.0")
     assert (found.place, stamp(core.load()).place) == ("cuda", "cpu")
 
 
@@ -37,9 +38,9 @@ def test_results_of_other_kernels_are_not_used_and_those_of_another_compiler_are
     gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gpus(("H200", 9, 0))
-    monkeypatch.setattr(compilers, "find", lambda: compilers.Nvcc("/nvcc", "13.0.88"))
+    monkeypatch.setattr(nvrtc, "find", lambda: nvrtc.Nvrtc("libnvrtc.so", "13.0"))
     before = of_cuda()
-    monkeypatch.setattr(compilers, "find", lambda: compilers.Nvcc("/nvcc", "13.1.0"))
+    monkeypatch.setattr(nvrtc, "find", lambda: nvrtc.Nvrtc("libnvrtc.so", "13.1"))
     assert before.differs(of_cuda()) == ([], ["compiler"])
     folder = tmp_path / "cuda"
     folder.mkdir()
@@ -55,11 +56,11 @@ def test_results_of_other_kernels_are_not_used_and_those_of_another_compiler_are
 def test_it_is_there_without_a_compiler_or_sources(gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpus(("H200", 9, 0))
 
-    def none() -> compilers.Tool:
+    def none() -> nvrtc.Nvrtc:
         raise NativeError("no compiler")
 
-    monkeypatch.setattr(compilers, "find", none)
-    assert of_cuda()._replace(kernels="") == of_cuda()
+    monkeypatch.setattr(nvrtc, "find", none)
+    assert replace(of_cuda(), kernels="") == of_cuda()
     monkeypatch.setattr(build, "KERNEL_SOURCES", tmp_path)
     assert (of_cuda().kernels, of_cuda().compiler) == ("", "")
 

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_same_entries_give_the_same_text_in_any_order() -> None:
     shuffled = random.Random(0).sample(ENTRIES, len(ENTRIES))
-    other = STAMP._replace(isa="avx512")
+    other = replace(STAMP, isa="avx512")
     a = {STAMP: {e.key: e for e in ENTRIES}, other: {e.key: e for e in ENTRIES[:2]}}
     b = {other: {e.key: e for e in reversed(ENTRIES[:2])}, STAMP: {e.key: e for e in shuffled}}
     text = tuning_file.text_of(a)
@@ -81,11 +82,11 @@ from msctx.native.environment_key import Stamp
 from msctx.native.tuning_file import Entry
 for i in range(20):
     e = Entry("fprop", f"problem {{sys.argv[1]}} {{i}}", 1, "strict", "torch", "torch", {{"torch": 1.0}}, "now")
-    tuning_file.merge(Path({str(path)!r}), {{Stamp(*{tuple(STAMP)!r}): {{e.key: e}}}}, override=False)
+    tuning_file.merge(Path({str(path)!r}), {{{STAMP!r}: {{e.key: e}}}}, override=False)
 """
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(i)], cwd=ROOT) for i in range(4)]
-    assert [writer.wait(timeout=100) for writer in writers] == [0] * 4
-    assert {e.problem for e in tuned.entries(path)} == {f"problem {i} {j}" for i in range(4) for j in range(20)}
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(i)], cwd=ROOT) for i in range(3)]
+    assert [writer.wait(timeout=100) for writer in writers] == [0] * 3
+    assert {e.problem for e in tuned.entries(path)} == {f"problem {i} {j}" for i in range(3) for j in range(20)}
     assert not list(path.parent.glob("*.part"))
 
 
@@ -119,7 +120,7 @@ def test_why_it_cannot_be_locked_is_told(path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_removed(path: Path) -> None:
-    other = STAMP._replace(cpu="another")
+    other = replace(STAMP, cpu="another")
     tuning_file.merge(path, tuned.groups(*ENTRIES, stamp=STAMP) | tuned.groups(ENTRIES[0], stamp=other), override=False)
     assert tuning_file.remove(path, {other}) == 1
     assert len(tuned.entries(path)) == len(ENTRIES)
@@ -137,27 +138,34 @@ BROKEN = {
     "foreign": ('{"name": "x"}', ":1:1", "this is no tuning file of msctx"),
     "a list": ("[1]", ":1:1", "this is no tuning file of msctx"),
     "of another format": (GOOD.replace("tuning 1.0", "tuning 2.0"), ":2:13", "2.0 is a format that this msctx does not read"),
-    "no groups": ('{"format": "msctx tuning 1.0"}', ":1:1", "groups must be a list"),
-    "no stamp": (GOOD.replace('"isa"', '"isb"'), ":5:16", "isa must be text"),
-    "threads": (GOOD.replace('"threads": 1', '"threads": "1"'), ":15:", "threads must be a whole number above zero"),
-    "ratio": (GOOD.replace('"torch": 2.0', '"torch": -2.0'), ":15:", "measured must give a time"),
-    "control": (GOOD.replace('"problem": "p"', '"problem": "p\\u0000"'), ":15:", "problem must be text"),
+    "no groups": ('{"format": "msctx tuning 1.0"}', ":1:1", "groups: Field required"),
+    "no stamp": (GOOD.replace('"isa"', '"isb"'), ":5:16", "isa: Field required"),
+    "threads": (GOOD.replace('"threads": 1', '"threads": "1"'), ":15:", "threads: Input should be a valid integer"),
+    "ratio": (GOOD.replace('"torch": 2.0', '"torch": -2.0'), ":15:", "torch: Input should be greater than 0"),
+    "control": (GOOD.replace('"problem": "p"', '"problem": "p\\u0000"'), ":15:", "problem: Predicate"),
 }
 
 
-@pytest.mark.parametrize(("text", "place", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_file_is_told_with_its_place_and_left_alone(text: str, place: str, message: str, path: Path) -> None:
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_file_is_reported_with_its_place_and_left_alone(broken: str, path: Path) -> None:
+    text, place, message = BROKEN[broken]
     path.write_text(text)
     for act in (
         lambda: tuning_file.read(path),
         lambda: tuning_file.merge(path, tuned.groups(ENTRIES[0], stamp=STAMP), override=True),
         lambda: tuning_file.remove(path),
     ):
-        with pytest.raises(FileError) as told:
+        with pytest.raises(FileError) as raised:
             act()
         for part in (f"{path}{place}", message, "left as it is", "name another file with tuning_file"):
-            assert part in str(told.value)
+            assert part in str(raised.value)
     assert path.read_text() == text
+
+
+def test_all_mistakes_are_reported_at_once(path: Path) -> None:
+    path.write_text(GOOD.replace('"isa"', '"isb"').replace('"threads": 1', '"threads": 0'))
+    with pytest.raises(FileError, match=r"(?s):5:16  .*isa: Field required.*:15:\d+  .*threads: Input should be greater"):
+        tuning_file.read(path)
 
 
 def test_a_newer_file_is_read_and_not_written(path: Path) -> None:

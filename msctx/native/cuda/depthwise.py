@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, THREADS, WINDOWS, finish, name, sum_size
+from msctx.native.cuda.manifest import KERNELS, THREADS, WINDOWS, finish, name, sum_size
 
 OPS = ("fprop", "dgrad", "wgrad")
 MOST_BLOCKS = 2**20
@@ -19,8 +19,6 @@ MOST_ADDITIONS = 320
 """Of one thread in one chunk, or rounding loses more than `performance` allows in float32."""
 MOST_AT_ONCE = 64
 """Terms of sums that are added in several steps: ``most_at_once`` of depthwise.cuh."""
-MOST = 2**62
-"""Elements of a tensor, and rows or columns with padding: what an index of 64 bits holds with room to spare."""
 
 
 class Parameters(ctypes.Structure):
@@ -38,9 +36,6 @@ class DepthwiseProblem:
     """x [n][c][extent], w [c * multiplier][1][window], y [n][c * multiplier][out]; pairs are (height, width), 1-D has height 1.
 
     *dtype* is torch's name of it. In *layout* ``channels_last`` x and y lie as [n][height][width][channel]; w never does.
-
-    Raises:
-        ValueError: a value that no convolution has, or more elements than 64 bits count.
     """
 
     dtype: str
@@ -53,24 +48,6 @@ class DepthwiseProblem:
     stride: tuple[int, int] = (1, 1)
     pad: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
-
-    def __post_init__(self) -> None:
-        def check(field: str, holds: bool, allowed: str) -> None:
-            if not holds:
-                raise ValueError(f"depthwise convolution: {field}={getattr(self, field)!r}: allowed is {allowed}")
-
-        check("dtype", self.dtype in DTYPES, ", ".join(DTYPES))
-        check("layout", self.layout in LAYOUTS, ", ".join(LAYOUTS))
-        for field, least in {"n": 0, "c": 0, "multiplier": 1}.items():
-            check(field, getattr(self, field) >= least, f"{least} and more")
-        for field, least in {"extent": 0, "window": 1, "stride": 1, "pad": 0, "dilation": 1}.items():
-            values = getattr(self, field)
-            check(field, len(values) == 2 and min(values) >= least, f"two numbers, {least} and more")
-        for axis in range(2):
-            reach, padded = self.dilation[axis] * (self.window[axis] - 1) + 1, self.extent[axis] + 2 * self.pad[axis]
-            check("window", reach <= padded, f"one that, dilated, is no larger than the padded image ({padded})")
-        sizes = (self.x_size, self.w_size, self.y_size)
-        check("extent", max(sizes) < MOST, f"fewer than 2**62 elements in each tensor, not {max(sizes)}")
 
     @property
     def out(self) -> tuple[int, int]:
@@ -125,14 +102,22 @@ def rows_of(op: str, window: int) -> int:
     return 2 if op == "dgrad" and window == 7 else 4
 
 
+def _channels(problem: DepthwiseProblem) -> int:
+    """Channels that a block of wgrad's threads works on at once."""
+    return 1 if problem.layout == "nchw" else 32
+
+
+def _across(problem: DepthwiseProblem, window: int) -> int:
+    """Blocks that wgrad needs for one chunk."""
+    groups = 1 if window else _up(problem.window[0] * problem.window[1], 8)
+    return _up(problem.k, _channels(problem)) * groups
+
+
 def chunks(problem: DepthwiseProblem, window: int) -> tuple[int, int]:
     """Into how many chunks wgrad's sums are cut, and how many positions each has."""
-    channels = 1 if problem.layout == "nchw" else 32
-    lanes = THREADS["wgrad"] // channels
-    rows = rows_of("wgrad", window)
+    lanes, rows = THREADS["wgrad"] // _channels(problem), rows_of("wgrad", window)
     positions = problem.n * _up(problem.out[0], rows) * problem.out[1]
-    groups = 1 if window else _up(problem.window[0] * problem.window[1], 8)
-    wanted = _up(WANTED_BLOCKS, max(1, _up(problem.k, channels) * groups))
+    wanted = _up(WANTED_BLOCKS, max(1, _across(problem, window)))
     count = max(min(wanted, _up(positions, LEAST_POSITIONS * lanes)), _up(positions, MOST_ADDITIONS // rows * lanes))
     each = _up(positions, count) if count else 0
     return (_up(positions, each) if each else 0), each
@@ -152,11 +137,9 @@ def additions(problem: DepthwiseProblem, op: str, general: bool = False) -> int:
         return chain * (problem.multiplier if op == "dgrad" else 1)
     window, _ = (0, 0) if general else own_window(problem)
     count, each = chunks(problem, window)
-    lanes = THREADS["wgrad"] // (1 if problem.layout == "nchw" else 32)
-    in_thread = _up(each, lanes) * rows_of("wgrad", window)
-    sums = _up(count, MOST_AT_ONCE)
+    lanes, sums = THREADS["wgrad"] // _channels(problem), _up(count, MOST_AT_ONCE)
     in_steps = min(count, MOST_AT_ONCE) + min(sums, MOST_AT_ONCE) + _up(sums, MOST_AT_ONCE)
-    return in_thread + (lanes - 1).bit_length() + in_steps
+    return _up(each, lanes) * rows_of("wgrad", window) + (lanes - 1).bit_length() + in_steps
 
 
 def launches(problem: DepthwiseProblem, op: str, general: bool = False) -> Sequence[Launch]:
@@ -164,27 +147,21 @@ def launches(problem: DepthwiseProblem, op: str, general: bool = False) -> Seque
 
     *general*: by the kernels for any window, even where there is one for this.
     """
-    if op not in OPS:
-        raise ValueError(f"depthwise convolution: op={op!r}: allowed is {', '.join(OPS)}")
     window, stride = (0, 0) if general else own_window(problem)
-    main = name(op, problem.dtype, problem.layout, window, stride)
+    main, rows = name(op, problem.dtype, problem.layout, window, stride), rows_of(op, window)
     parameters = _parameters(problem, *(chunks(problem, window) if op == "wgrad" else (0, 0)))
     if op == "wgrad":
-        groups = 1 if window else _up(problem.window[0] * problem.window[1], 8)
-        across = _up(problem.k, 1 if problem.layout == "nchw" else 32)
-        first = Launch(main, min(parameters.chunks * across * groups, MOST_BLOCKS), ("x", "y", "workspace"), parameters)
-        second = Launch(finish(problem.dtype), _grid(problem.w_size, op), ("workspace", "w"), parameters)
-        return [each for each in (first, second) if each.grid]
-    if op == "fprop":
-        work = problem.n * problem.k * _up(problem.out[0], rows_of(op, window)) * problem.out[1]
-        tensors = ("x", "w", "y")
+        grid = min(parameters.chunks * _across(problem, window), MOST_BLOCKS)
+        finishing = Launch(finish(problem.dtype), _grid(problem.w_size, op), ("workspace", "w"), parameters)
+        found = [Launch(main, grid, ("x", "y", "workspace"), parameters), finishing]
+    elif op == "fprop":
+        work = problem.n * problem.k * _up(problem.out[0], rows) * problem.out[1]
+        found = [Launch(main, _grid(work, op), ("x", "w", "y"), parameters)]
     else:  # blocks of results begin where the padded image's index is a multiple of the stride
-        rows, columns = (problem.extent[axis] + (problem.pad[axis] % stride if window else 0) for axis in range(2))
-        empty = not problem.x_size
-        work = 0 if empty else problem.n * problem.c * _up(rows, rows_of(op, window)) * _up(columns, stride or 1)
-        tensors = ("y", "w", "x")
-    grid = _grid(work, op)
-    return [Launch(main, grid, tensors, parameters)] if grid else []
+        height, width = (problem.extent[axis] + (problem.pad[axis] % stride if window else 0) for axis in range(2))
+        work = problem.n * problem.c * _up(height, rows) * _up(width, stride or 1) if problem.x_size else 0
+        found = [Launch(main, _grid(work, op), ("y", "w", "x"), parameters)]
+    return [launch for launch in found if launch.grid]
 
 
 def _parameters(problem: DepthwiseProblem, count: int, each: int) -> Parameters:

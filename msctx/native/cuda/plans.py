@@ -66,7 +66,7 @@ def plan(asked: int, op: int, channels_last: int, load: int, found: int) -> int:
     into = CudaPlan.from_address(found)
     try:
         fill(into, problem_of(CConvProblem.from_address(asked), bool(channels_last)), OPS[op], bool(load))
-    except (NativeError, ValueError) as error:
+    except NativeError as error:
         obstacle, code = str(error), 0
     except (OSError, MemoryError) as error:  # no room on the disk, for instance
         obstacle, code = repr(error), -1

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import secrets
 from ctypes import c_bool, c_int, c_longlong, c_uint, c_void_p
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from msctx.errors import NativeError
-from msctx.native import build_spec, cachedir, compiler
-from msctx.native.compiler import Step
+from msctx.native import build_spec, compiler
+from msctx.native.artifacts import Artifact, digest, hashes, obtain
+from msctx.native.children import Children
 from msctx.native.cuda.depthwise import DepthwiseProblem, Launch, launches, workspace
 from msctx.native.cuda.manifest import KERNELS, Module
 from msctx.shipped import KERNEL_SOURCES
@@ -29,35 +29,31 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
 
     Raises:
         NativeError: it cannot be compiled.
-        StepFailed: nor this, and the compiler says why.
     """
     tool, kernels = compiler.find(), KERNEL_SOURCES / "cuda"
     files = [*sorted(kernels.glob("*.cu*")), HERE / "emulation.h", HERE / "emulation.cpp"]
     flags = (*FLAGS, *(SANITIZED if sanitize else ("-O2",)), f"-I{kernels}", f"-I{HERE}")
-    sources = [build_spec.sha256(path.read_bytes()) for path in files]
-    key = build_spec.digest(sources, flags, [str(m) for m in modules], build_spec.machine(), tool.command, tool.version)[:16]
-    cache = cachedir.folder("emulated")
-    path = cache / f"{key}.so"
-    with FileLock(cache / f"{key}.lock", mode=0o600):
-        if cachedir.is_own_file(path):
-            return path
-        parts = [cache / f"{key}.{secrets.token_hex(4)}.o" for _ in (*modules, "emulation")]
-        whole = path.with_suffix(f".{secrets.token_hex(4)}.part")
-        language = ("-x", "c++", "-include", "emulation.h")
-        commands = [(*language, *(f"-D{m}" for m in module.macros), "-c", str(kernels / module.source)) for module in modules]
-        commands.append(("-c", str(HERE / "emulation.cpp")))
-        steps = [Step((*tool.command, *flags, *c, "-o", str(o)), o) for c, o in zip(commands, parts, strict=True)]
-        try:
-            compiler.run(steps, cache, HERE, lambda step, output: None)
-            link = (*tool.command, *flags, "-shared", *map(str, parts), "-o", str(whole))
-            compiler.run([Step(link, whole)], cache, HERE, lambda step, output: None)
-            whole.replace(path)
-        except compiler.StepFailed as failed:
-            raise NativeError(f"the emulation cannot be compiled:\n{failed.output}") from None
-        finally:
-            for part in (*parts, whole):
-                part.unlink(missing_ok=True)
-    return path
+    language = ("-x", "c++", "-include", "emulation.h")
+    commands = [(*language, *(f"-D{m}" for m in module.macros), "-c", str(kernels / module.source)) for module in modules]
+    commands.append(("-c", str(HERE / "emulation.cpp")))
+
+    def make(scratch: Path) -> tuple[bytes | None, dict[str, Any]]:
+        def run(words: tuple[str, ...], result: Path) -> bytes:
+            command = (*tool.command, *flags, *words, "-o", str(result))
+            made = compiler.run(children, command, result, cwd=HERE, scratch=scratch)
+            if made.data is None:
+                raise NativeError(f"the emulation cannot be compiled:\n{made.log}")
+            return made.data
+
+        objects = [scratch / f"{number}.o" for number in range(len(commands))]
+        with Children() as children:
+            compiler.side_by_side([partial(run, *each) for each in zip(commands, objects, strict=True)], children)
+            return run(("-shared", *map(str, objects)), scratch / "whole.so"), {}
+
+    key = digest(hashes({path.name: path.read_bytes() for path in files}), flags, commands, build_spec.machine(), str(tool))
+    found = obtain("emulated", f"{key[:16]}.so", make)
+    assert isinstance(found, Artifact)
+    return found.path
 
 
 def modules(*dtypes: str) -> list[Module]:

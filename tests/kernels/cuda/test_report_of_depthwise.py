@@ -34,7 +34,7 @@ def test_our_kernels_beside_torch(emulation: Emulation, monkeypatch: pytest.Monk
     layer = report.Layer("", 3, 6, 9, 3, 2, 3)
     found: dict[str, Any] = {}
     for arithmetic in (report.STRICT, report.BFLOAT16):
-        problem = report.DepthwiseProblem(layer, 2, direction, arithmetic, layout, torch.device("cpu"))
+        problem = report.MeasuredProblem(layer, 2, direction, arithmetic, layout, torch.device("cpu"))
         found[arithmetic.name] = {figure.name: figure for figure in report.depthwise_figures(problem)}["msctx"]
     assert {name: figure.why for name, figure in found.items()} == {"float32": "", "bfloat16": ""}
     assert all(figure.ratio for figure in found.values())

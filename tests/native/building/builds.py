@@ -6,7 +6,7 @@ import ctypes
 
 from msctx.native import build as native
 from msctx.native import build_spec
-from msctx.native.build_spec import recipe_of
+from msctx.native.build_spec import spec_of
 
 ISAS = len(build_spec.VECTORS) if len(build_spec.isas()) > 1 else 1
 """The instruction sets that the small kernels are compiled for: they have none for a matrix unit."""
@@ -14,7 +14,7 @@ ISAS = len(build_spec.VECTORS) if len(build_spec.isas()) > 1 else 1
 
 def made(sources):
     """What is built in most tests: everything but the glue, and no need of torch."""
-    return native._make(recipe_of("kernels", "", sources), verbose=False)
+    return native._obtain(spec_of("kernels", "", sources))
 
 
 def call(path, name="msctx_one"):
@@ -28,7 +28,7 @@ def edit(sources, name, old, new):
 
 def leftovers(cache):
     """What no build leaves: folders in progress and parts of files."""
-    return [*cache.glob("tmp/*"), *cache.rglob("*.part")]
+    return [path for path in cache.glob("tmp/*") if path.is_dir()] or [*cache.rglob("*.part")]
 
 
 GLUE = """

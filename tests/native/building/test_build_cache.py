@@ -11,7 +11,7 @@ import pytest
 from builds import ISAS, call, edit, leftovers, made
 
 from msctx.errors import NativeError
-from msctx.native import build as native
+from msctx.native import artifacts
 
 
 def truncate(path):
@@ -25,26 +25,25 @@ def alter(path):
 
 
 def replace_by_symlink(path):
-    path.rename(path.with_name("other.so"))
-    path.symlink_to("other.so")
+    path.rename(path.with_name("other"))
+    path.symlink_to("other")
 
 
 @pytest.mark.parametrize("damage", [truncate, alter, Path.unlink, replace_by_symlink])
-@pytest.mark.parametrize("name", ["libmsctx_kernels.so", "build.json"])
-def test_a_damaged_build_is_built_again(sources, forked, watched, damage, name):
+def test_a_damaged_build_is_built_again(sources, forked, damage):
     path = made(sources).path
-    damage(path.parent / name)
-    again = made(sources)
-    assert again.path == path
-    assert (again.cached, again.reused) == (False, ISAS + 1)
+    for damaged in (path, path.with_suffix(".json")):
+        damage(damaged)
+        again = made(sources)
+        assert (again.path, again.cached, again.reused) == (path, False, ISAS + 1), damaged
     assert forked(lambda: call(path)).ended() == {"returned": 41}
     assert made(sources).cached
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"inputs": 1}', "\x00\xff"])
-def test_a_note_that_is_something_else(sources, text):
-    (made(sources).path.parent / "build.json").write_text(text, encoding="latin-1")
-    assert not made(sources).cached
+def test_a_note_that_is_something_else(sources):
+    for text in ("", "[]", "null", "{}", '{"sha256": 1}', "\x00\xff"):
+        made(sources).path.with_suffix(".json").write_text(text, encoding="latin-1")
+        assert not made(sources).cached, text
 
 
 def test_a_damaged_object_is_compiled_again(cache, sources, forked):
@@ -56,17 +55,15 @@ def test_a_damaged_object_is_compiled_again(cache, sources, forked):
     assert forked(lambda: call(path)).ended() == {"returned": 41}
 
 
-@pytest.mark.parametrize("what", ["path", "path.parent", "cache", "note"])
-def test_what_others_can_write_is_refused(cache, sources, what):
+def test_what_others_can_write_is_refused(cache, sources):
     path = made(sources).path
-    target = {"path": path, "path.parent": path.parent, "cache": cache, "note": path.parent / "build.json"}[what]
-    target.chmod(0o777)
-    with pytest.raises(
-        NativeError, match=f"{target}: can be written by its group and everybody, .*; run `chmod go-w {target}`"
-    ):
-        made(sources)
-    target.chmod(0o700)
-    assert made(sources).cached
+    for target in (path, path.parent, cache, path.with_suffix(".json")):
+        target.chmod(0o777)
+        text = f"{target}: can be written by its group and everybody, .*; run `chmod go-w {target}`"
+        with pytest.raises(NativeError, match=text):
+            made(sources)
+        target.chmod(0o700)
+        assert made(sources).cached
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -112,24 +109,24 @@ def test_what_nobody_uses_is_removed(cache, sources):
     edit(sources, "include/msctx/number.h", "40", "41")
     kept = made(sources)
     ago = time.time() - 31 * 86400
-    for path in [old.path.parent / "build.json", old.log, *cache.glob("objects/*")]:
+    for path in [*cache.glob(f"native/{old.path.stem}.*"), *cache.glob("objects/*")]:
         os.utime(path, (ago, ago))
-    (cache / "tmp" / f"{'0' * 16}.killed").mkdir()
+    (cache / "tmp" / "0123.killed").mkdir()
+    (cache / "tmp" / "0123.lock").touch()
     edit(sources, "include/msctx/number.h", "41", "42")
     new = made(sources)
-    assert not old.path.parent.exists()
-    assert not old.log.exists()
+    assert not [*cache.glob(f"native/{old.path.stem}.*")]
     assert made(sources).path == new.path
     assert kept.path.exists()
-    assert len([*cache.glob("objects/*")]) == ISAS + 1
+    assert len([*cache.glob("objects/*.o")]) == ISAS + 1
     assert leftovers(cache) == []
 
 
 def test_remove(cache, sources):
-    assert native.remove() == 0
+    assert artifacts.remove() == 0
     assert not cache.exists()
     made(sources)
-    assert native.remove() > 1000
+    assert artifacts.remove() > 1000
     assert [path for path in cache.rglob("*") if path.is_file()] == []
     assert not made(sources).cached
 
@@ -138,7 +135,7 @@ def test_remove_waits_for_a_build_in_progress(sources, watched, forked):
     watched.hold("common/api.cpp")
     builder = forked(lambda: made(sources).path)
     watched.until_stopped()
-    remover = forked(native.remove)
+    remover = forked(artifacts.remove)
     time.sleep(0.2)
     assert remover.process.is_alive()
     watched.let_go()

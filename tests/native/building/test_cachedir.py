@@ -222,7 +222,7 @@ def test_a_file_is_written_whole_or_not_at_all(cache, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     with (
         pytest.raises(NativeError, match="No space left on device; make room there, or set MSCTX_CACHE_DIR"),
-        cachedir.telling(file),
+        cachedir.naming(file),
     ):
         cachedir.write(file, b"second")
     assert {path.name: path.read_bytes() for path in cache.iterdir()} == {"file": b"first"}

@@ -9,7 +9,7 @@ import time
 from builds import ISAS, made
 
 from msctx import locks
-from msctx.native import build as native
+from msctx.native import artifacts
 from msctx.native.children import Children
 
 
@@ -50,7 +50,7 @@ def test_a_process_that_is_forked_during_a_build_does_not_hold_it_up(sources, wa
     thread.join()
     second = forked(lambda: made(sources).cached)
     assert second.ended() == {"returned": True}
-    with native._locked(made(sources).path.parent.name, wait=False):
+    with artifacts._locked(made(sources).path.stem, None):
         assert child.process.is_alive()
 
 
