@@ -1,6 +1,6 @@
 """What the policies need that are in force in some thread: hooks on modules and optimizers, notes of autocasts, Dynamo's guards.
 
-What a thread needed goes with it, also where it ended inside a policy. Callers of want and release are at work: see holders.
+What a thread needed goes with it, also where it ended inside a policy. Callers of want and release hold the lock of ``at_work``.
 """
 
 from __future__ import annotations
@@ -8,23 +8,30 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
-from msctx.native import autocasts, hook_guards, named_modules, optimizers
-from msctx.native.installed import at_work
-
-
-class Policy(Protocol):
-    @property
-    def modules(self) -> dict[str, int]: ...
-
-    @property
-    def numbers(self) -> tuple[int, ...]: ...
-
+from msctx.dynamo import outside_dynamo
+from msctx.native import autocasts, hook_guards, named_modules, precision
+from msctx.native.installed import Held, at_work
+from msctx.native.precision import Policy
 
 numbers: Counter[int] = Counter()
 """Number of a policy → in how many threads it is in force."""
+ON_ENTRY: list[Callable[[int], None]] = []
+"""Called with the number of each policy that is about to be put in force: see precisions.Tally."""
+
+
+def _install_optimizer_hooks() -> Callable[[], None]:
+    """Optimizers step outside precision policies: their own arithmetic is none of the model's."""
+    from torch.optim import optimizer
+
+    pause = outside_dynamo(precision.pause)
+    begin = optimizer.register_optimizer_step_pre_hook(lambda *_: pause(True))
+    end = optimizer.register_optimizer_step_post_hook(lambda *_: pause(False))
+    return lambda: (begin.remove(), end.remove())  # type: ignore[func-returns-value, return-value]
+
+
+_optimizers = Held(_install_optimizer_hooks)
 
 
 class _Life:
@@ -39,12 +46,17 @@ class _Here(threading.local):
 
 
 def want(policies: Iterable[Policy]) -> None:
-    """Their numbers have been counted already: see precision."""
+    """These policies are about to be put in force in this thread."""
     found = [*policies]
+    entered = Counter(number for policy in found for number in policy.numbers)
+    numbers.update(entered)
+    for number in entered:  # only now: a context that opens meanwhile finds it in force, or is called here
+        for note in list(ON_ENTRY):
+            note(number)
     _here.policies += found
     named_modules.want(name for policy in found for name in policy.modules)
     hook_guards.held().want(sum(bool(policy.modules) for policy in found))
-    optimizers.want(len(found))
+    _optimizers.want(len(found))
     autocasts.want(len(found))
 
 
@@ -59,12 +71,11 @@ def release(policies: Iterable[Policy]) -> None:
 
 def _release(found: list[Policy]) -> None:
     named_modules.release(name for policy in found for name in policy.modules)
-    optimizers.release(len(found))
+    _optimizers.release(len(found))
     autocasts.release(len(found))
-    for number in (number for policy in found for number in policy.numbers):
-        numbers[number] -= 1
-        if not numbers[number]:
-            del numbers[number]
+    numbers.subtract(number for policy in found for number in policy.numbers)
+    for number in [number for number, threads in numbers.items() if not threads]:
+        del numbers[number]
 
 
 def _ended(policies: list[Policy]) -> None:

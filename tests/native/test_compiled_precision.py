@@ -74,19 +74,6 @@ def test_backward_of_compiled_code():
         torch.testing.assert_close(*gradients)
 
 
-def test_autocast_inside_compiled_code():
-    def both(x):
-        with torch.autocast("cpu", enabled=False):
-            one = x @ x
-        return one, x @ x
-
-    compiled, x = torch.compile(both, backend="aot_eager"), torch.ones(4, 4)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        for _ in range(2):
-            one, other = compiled(x)
-            assert (one.dtype, other.dtype) == (FP32, BF16)
-
-
 @pytest.mark.parametrize("policy_first", [True, False])
 @pytest.mark.parametrize("mode", ["allow_fp32_to_bf16", "allow_mix_precision_bf16", "force_fp32", "must_keep_origin_dtype"])
 def test_autocast_of_the_very_dtype_of_the_mode(mode, policy_first):
@@ -127,13 +114,6 @@ def test_autocast_around_a_graph_break():
         with msctx.context(precision_mode="allow_fp32_to_bf16"):
             assert [found.dtype for found in compiled(x)] == [BF16, BF16, FP32]
         assert [found.dtype for found in compiled(x)] == [BF16, BF16, FP32]
-
-
-def test_what_was_patched_is_put_back():
-    found = torch.set_autocast_cache_enabled
-    with msctx.context(precision_mode="force_fp16"), msctx.context(precision_mode="force_fp32"):
-        assert torch.set_autocast_cache_enabled is not found
-    assert torch.set_autocast_cache_enabled is found
 
 
 def test_a_policy_of_another_thread():

@@ -34,13 +34,6 @@ def test_normal_is_the_same_each_time_and_right(problem: Conv) -> None:
     assert found[0] == found[1]
 
 
-def test_unset_is_torchs_own_path_and_never_normal() -> None:
-    x, w = torch.randn(1, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
-    with asking("fprop", "gemm") as ctx:
-        fn.conv2d(x, w).sum().backward()
-    assert ran(ctx) == [("fprop", "gemm")]
-
-
 def test_performance_measures_a_problem_once_and_says_how_the_others_did() -> None:
     problem = conv("measured", (1, 5, 11, 13), (3, 5, 3, 3), True)
     tensors = problem.tensors()

@@ -86,14 +86,6 @@ def test_taps_that_meet_padding_only_may_be_infinite(name: str) -> None:
     assert counted(ctx) == (0, 0)
 
 
-def test_both_directions_have_their_own() -> None:
-    x, w = X.clone().requires_grad_(), weight()
-    with msctx.context(**WINOGRAD) as ctx:
-        for count in range(3):
-            fn.conv2d(x, w).sum().backward()
-            assert counted(ctx, "fprop") == counted(ctx, "dgrad") == (count, 1)
-
-
 @pytest.mark.parametrize(
     "problem",
     [
@@ -129,22 +121,6 @@ def test_counts_are_those_of_the_context_and_of_the_table() -> None:
     assert (shown["calls"], shown["weights_kept"], shown["weights_prepared"]) == (4, 3, 1)
 
 
-def test_algorithms_that_prepare_nothing_count_nothing() -> None:
-    w = weight()
-    with msctx.context(conv_fprop_algo="gemm") as ctx:
-        fn.conv2d(X, w)
-        fn.conv2d(X, w)
-    assert counted(ctx) == (0, 0)
-
-
-def test_a_scope_that_is_entered_again_finds_them() -> None:
-    w, scope = weight(), msctx.context(conv_fprop_algo="winograd")
-    for _ in range(3):
-        with scope:
-            fn.conv2d(X, w)
-    assert counted(scope) == (2, 1)
-
-
 # --- what kinds of weights there are -------------------------------------------------------------------------------------
 
 
@@ -167,14 +143,6 @@ def test_under_vmap_and_functional_call(ctx: msctx.Context) -> None:
     weights = torch.stack([w, w + 1])
     each = torch.func.vmap(fn.conv2d, in_dims=(None, 0))(X, weights)
     torch.testing.assert_close(each[1], fresh(X, w + 1))
-
-
-def test_under_autocast_and_in_other_dtypes() -> None:
-    """The weight is cast for each call, or is not float32: nothing of it serves again, and nothing is wrong."""
-    w = weight()
-    with msctx.context(conv_fprop_algo="winograd", fallback="silent"), torch.autocast("cpu", torch.bfloat16):
-        a, b = fn.conv2d(X, w), fn.conv2d(X, w)
-    assert bits([a]) == bits([b])
 
 
 # --- frozen_weights ------------------------------------------------------------------------------------------------------

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import types
-import unittest
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from convs import DIRECTIONS, EVERYTHING, GEMM, ROWS, UNIT, asking, largest
+from recorded import op_db
 from torch import Tensor
 from torch.nn import functional as fn
 
@@ -21,22 +18,9 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 OPERATORS = [f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)]
 
 
-def _allow_missing_expecttest() -> None:
-    """torch's testing modules import it for other things than the samples."""
-    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
-        stub: Any = types.ModuleType("expecttest")
-        stub.TestCase = unittest.TestCase
-        sys.modules["expecttest"] = stub
-
-
 @cache
 def opinfo(operator: str) -> Any:
-    _allow_missing_expecttest()
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    # Loading it forbids this whole process to set torch.backends' flags.
-    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
-    (found,) = [op for op in op_db if op.name == f"nn.functional.{operator}"]
+    (found,) = [op for op in op_db() if op.name == f"nn.functional.{operator}"]
     return found
 
 

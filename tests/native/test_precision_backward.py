@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from recorded import Recorded
+from recorded import Recorded, each_mode
 from torch.utils.checkpoint import checkpoint
 
 import msctx
@@ -27,7 +27,7 @@ def test_double_backward():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("mode", MODES)
+@each_mode
 @pytest.mark.filterwarnings("ignore:.*without a GradScaler")
 def test_a_checkpoint_computes_again_in_the_same_dtypes(mode, reentrant):
     """It enters the autocast of its forward pass again, which is the policy's and not torch's own."""
@@ -136,7 +136,7 @@ class AmpProduct(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("function", [Product, AmpProduct])
-@pytest.mark.parametrize("mode", MODES)
+@each_mode
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.filterwarnings("ignore:.*without a GradScaler")
 def test_the_backward_pass_of_ones_own_function_is_governed(function, mode, autocast):
@@ -162,47 +162,17 @@ def test_a_recorded_backward_pass_is_still_one():
     assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}
 
 
-def test_a_backward_pass_in_float16_without_a_scaler_is_told(passes):
-    passes("""
-        import gc, warnings, torch, msctx
-        x = torch.randn(4, 4, requires_grad=True)
-        def told(scaler):
-            with warnings.catch_warnings(record=True) as found:
-                warnings.simplefilter("always")
-                with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
-                    keep = ctx.grad_scaler() if scaler else None
-                    (x @ x).float().sum().backward()
-            return [str(w.message) for w in found if "GradScaler" in str(w.message)]
-        assert len(told(False)) == 1 and not told(False)
-    """)
-    passes("""
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_backward_pass_in_float16_without_a_scaler_is_reported_once(scaled, passes):
+    passes(f"""
         import warnings, torch, msctx
-        warnings.simplefilter("error")
         x = torch.randn(4, 4, requires_grad=True)
-        with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
-            scaler = ctx.grad_scaler()
-            scaler.scale((x @ x).float().sum()).backward()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
+                    scaler = ctx.grad_scaler() if {scaled} else None
+                    loss = (x @ x).float().sum()
+                    (loss if scaler is None else scaler.scale(loss)).backward()
+        assert ["GradScaler" in str(w.message) for w in found] == [True] * (not {scaled})
     """)
-
-
-def test_custom_functions_of_autocast_still_work():
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=FP32)
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x @ x
-
-        @staticmethod
-        @torch.amp.custom_bwd(device_type="cpu")
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return g @ x.t() + x.t() @ g
-
-    x = torch.randn(4, 4, requires_grad=True)
-    with msctx.context(precision_mode="force_fp32"):
-        y = Cube.apply(x)
-        assert y.dtype == FP32
-        with Recorded() as seen:
-            y.sum().backward()
-    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}

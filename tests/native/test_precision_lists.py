@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 from recorded import Recorded
@@ -75,13 +73,6 @@ def test_customize_dtypes(file):
     assert ("mm", (FP32, FP32)) in seen.calls
 
 
-def test_customize_dtypes_without_a_mode(file):
-    dtypes = file("OpType::softmax:InputDtype:bfloat16,OutputDtype:float32\n", "dtypes.cfg")
-    with msctx.context(customize_dtypes=dtypes), Recorded() as seen:
-        assert torch.softmax(torch.randn(4), 0).dtype == FP32
-    assert ("_softmax", (BF16,)) in seen.calls
-
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -113,28 +104,6 @@ def test_by_name_of_a_module(file, compiled):
     assert not net.head._forward_pre_hooks
 
 
-def test_compiled_code_sees_names_that_come_later(file):
-    names = file("[ByNodeName]\nhead=high_precision\n")
-    net, x = Net(), torch.randn(3, 4)
-    compiled = torch.compile(net, backend="eager")
-    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
-        compiled(x)
-        assert {row.module for row in ctx.precisions()} == {""}
-        ctx.watch(net)
-        compiled(x)
-        assert {row.module for row in ctx.precisions()} == {"", "head"}
-
-
-def test_a_watched_model_can_be_pickled_inside(file):
-    names = file("[ByNodeName]\nhead=high_precision\n")
-    net = Net()
-    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
-        ctx.watch(net)
-        other = pickle.loads(pickle.dumps(net))
-        assert other(torch.ones(1, 4)).dtype == BF16  # a copy is another model, and named by nobody
-    assert torch.equal(other(torch.ones(1, 4)), net(torch.ones(1, 4)))
-
-
 def test_customize_dtypes_by_name_and_with_a_bias(file):
     dtypes = file("head::InputDtype:float16,float16,OutputDtype:float32\n", "dtypes.cfg")
     net = Net()
@@ -159,13 +128,6 @@ def test_a_rule_holds_for_what_an_operator_is_made_of(file, name):
         assert torch.softmax(x.bfloat16(), -1).dtype == BF16
 
 
-def test_a_dtype_of_the_call_holds_for_what_it_is_made_of():
-    x = torch.randn(4, 4)
-    with msctx.context(precision_mode="force_fp16"):
-        assert torch.softmax(x, -1, dtype=FP32).dtype == FP32
-        assert nn.functional.log_softmax(x, -1, dtype=FP32).dtype == FP32
-
-
 def test_missing_kernels_raise_where_that_is_asked_for():
     x = torch.eye(4)
     with msctx.context(precision_mode="force_fp16", enable_reduce_precision=False), pytest.raises(RuntimeError, match="Half"):
@@ -173,20 +135,6 @@ def test_missing_kernels_raise_where_that_is_asked_for():
     with msctx.context(precision_mode="force_fp16") as ctx:
         torch.linalg.inv(x)
     assert "computed_again" in str(ctx.precisions())
-
-
-def test_a_failing_module_leaves_its_policy(file):
-    class Fails(nn.Module):
-        def forward(self, x):
-            raise ValueError("on purpose")
-
-    names = file("[ByNodeName]\nhead=high_precision\n")
-    net = nn.ModuleDict({"head": Fails()})
-    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
-        ctx.watch(net)
-        with pytest.raises(ValueError, match="on purpose"):
-            net["head"](torch.ones(2))
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == BF16
 
 
 def test_names_may_be_patterns(file):

@@ -167,29 +167,6 @@ def test_the_rows_cover_the_catalogue():
             assert {(path, value) for value in row["values"]} <= rows, path
 
 
-def test_cube_reads_float16():
-    x = torch.linspace(0, 1, 64).view(8, 8)
-    with msctx.context(precision_mode="cube_fp16in_fp32out"):
-        assert torch.equal(x @ x, x.half().float() @ x.half().float())
-    with msctx.context(precision_mode="force_fp32"):
-        assert torch.equal(x @ x, torch.einsum("ij,jk->ik", x, x))
-
-
-def test_must_keep_origin_dtype_ends_an_autocast():
-    with torch.autocast("cpu"), msctx.context(precision_mode="must_keep_origin_dtype"):
-        assert {probe: seen(probe) for probe in PLAIN} == PLAIN
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_enable_reduce_precision(value):
-    with msctx.context(enable_reduce_precision=value):
-        if value:
-            assert torch.linalg.inv(torch.eye(4).half()).dtype == torch.float16
-        else:
-            with pytest.raises(RuntimeError, match="Half"):
-                torch.linalg.inv(torch.eye(4).half())
-
-
 @pytest.mark.parametrize("path", ["session.op_precision_mode", "atc.op_precision_mode"])
 def test_checked_indices(path, options):
     asked = options(path, "[ByOpType]\nembedding=support_out_of_bound_index\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -228,15 +227,6 @@ def test_meta_and_fake_tensors_are_not_ours() -> None:
         with FakeTensorMode() as mode:
             assert fn.conv2d(mode.from_tensor(x), mode.from_tensor(w)).shape == (2, 6, 7, 6)
     assert not ctx.choices()
-
-
-def test_a_module_and_a_context_can_be_copied_inside() -> None:
-    x, *_ = PLANE.tensors()
-    with asking("fprop", "gemm", fallback="error") as ctx:
-        model = nn.Conv2d(4, 6, 3)
-        other = copy.deepcopy(model)
-        assert torch.equal(other(x), model(x))
-    assert [row.calls for row in ctx.choices()] == [2]
 
 
 def test_complex_convolutions_are_made_of_real_ones() -> None:
