@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from msctx.errors import NativeError
 from msctx.native import core, named_modules, needed, precision
@@ -13,8 +12,7 @@ from msctx.native.installed import at_work
 from msctx.native.precision import Policy
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What a thread had of one device, to be put back as it was found."""
 
     policy: Policy | None

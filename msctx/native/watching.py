@@ -42,19 +42,13 @@ _gone: deque[tuple[Key, weakref.ref[nn.Module]]] = deque()
 """Modules that have died. Garbage collection may report one at any moment: they are forgotten when nobody looks."""
 
 
-class _Look:
+class _Next:
     """When the models are looked at again."""
 
-    is_first = True
-    """The models may have been watched before there was a library."""
-    misses = 0
-    """Since the last look."""
+    is_first = True  # they may have been watched before there was a library
+    misses = 0  # since the last look
     enough = 1
-    lost = 0
-    """How many named weights were gone after it."""
-
-
-_next = _Look()
+    lost = 0  # how many named weights were gone after it
 
 
 @contextmanager
@@ -131,16 +125,16 @@ def refresh(library: core.Core | None = None) -> None:
     library = library or core.loaded()
     if library is None:
         return
-    new = library.c.msctx_watch_misses() or _next.is_first
-    _next.misses += new
-    if not new or (_next.misses < _next.enough and library.c.msctx_watch_lost() == _next.lost):
+    new = library.c.msctx_watch_misses() or _Next.is_first
+    _Next.misses += new
+    if not new or (_Next.misses < _Next.enough and library.c.msctx_watch_lost() == _Next.lost):
         return
     with _looking():
-        for number in [*models.OPEN] if _next.is_first else ():
+        for number in [*models.OPEN] if _Next.is_first else ():
             library.c.msctx_watch_model(number, True)
         changed = [_look_at(library, model.number, module) for model, module in models.alive()]
-        _next.enough = 1 if any(changed) else min(2 * _next.enough, max(1, len(_modules)))
-        _next.misses, _next.lost, _next.is_first = 0, library.c.msctx_watch_lost(), False
+        _Next.enough = 1 if any(changed) else min(2 * _Next.enough, max(1, len(_modules)))
+        _Next.misses, _Next.lost, _Next.is_first = 0, library.c.msctx_watch_lost(), False
 
 
 def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:

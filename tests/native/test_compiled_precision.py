@@ -168,12 +168,12 @@ def test_ten_thousand_entries_take_no_numbers(named):
         ctx.watch(net)
         text = precision_switch.read("cpu")
         net(torch.ones(1, 4))
-    known = len(precision._combined), len(precision._said)
+    known = len(precision._combined), len(precision.TEXTS)
     state = precision_switch.save("cpu")
     for _ in range(10_000):
         precision_switch.write("cpu", text)
         precision_switch.load("cpu", state)
-    assert (len(precision._combined), len(precision._said)) == known
+    assert (len(precision._combined), len(precision.TEXTS)) == known
 
 
 def test_many_policies_that_differ(monkeypatch):
@@ -182,11 +182,11 @@ def test_many_policies_that_differ(monkeypatch):
     with msctx.context(precision_mode="force_fp16"):
         text, first = precision_switch.read("cpu"), precision.carried().number
     numbers = set()
+    policy = precision.policy_of(text).number
     for i in range(2000):
-        combination = precision.send(text).number, -1, -1
-        monkeypatch.setitem(precision._said, combination[0], (f"{text} {i}", ""))
-        monkeypatch.delitem(precision._combined, combination)
-        number = precision.combination_of(combination)
+        monkeypatch.setitem(precision.TEXTS, policy, (f"{text} {i}", ""))
+        monkeypatch.delitem(precision._combined, (policy, -1, -1))
+        number = precision.combination_of({"cpu": policy})
         numbers.add(number)
         if i % 100 == 0:
             before = precision.switch(number)

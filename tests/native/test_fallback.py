@@ -144,12 +144,13 @@ def test_the_innermost_fallback_holds() -> None:
             fn.conv2d(X, W, stride=2)
 
 
-@pytest.mark.parametrize("name", ["normal", "performance"])
-def test_the_heuristics_take_torchs_path_without_an_error(name: str) -> None:
-    x, w = X.half(), W.half()
-    with msctx.context(**{f"conv_{d}_algo": name for d in DIRECTIONS}, fallback="error"):
-        fn.conv2d(x, w, stride=2)
-        fn.conv2d(X, W)
+def test_the_heuristics_take_torchs_path_without_an_error_and_keep_the_limit() -> None:
+    for name in ("normal", "performance"):
+        with msctx.context(**{f"conv_{d}_algo": name for d in DIRECTIONS}, fallback="error", conv_workspace_limit=0) as ctx:
+            fn.conv2d(X.half(), W.half(), stride=2)
+            fn.conv2d(X, W)
+            fn.conv2d(X, W)
+        assert {row.workspace for row in ctx.choices()} == {0}
 
 
 def test_an_algorithm_of_no_fixed_order_by_rule_is_refused_at_the_call_under_determinism() -> None:
@@ -199,15 +200,6 @@ def test_a_workspace_limit_is_kept(recwarn: pytest.WarningsRecorder) -> None:
     assert row.ran == "torch"
     assert row.reasons == (f"gemm: its workspace of {needs} bytes is above conv_workspace_limit={needs - 1}",)
     assert len(warned(recwarn)) == 1
-
-
-@pytest.mark.parametrize("name", ["normal", "performance"])
-def test_the_heuristics_keep_the_limit(name: str) -> None:
-    with asking("fprop", name, conv_workspace_limit=0) as ctx:
-        fn.conv2d(X, W)
-        fn.conv2d(X, W)
-    for row in ctx.choices():
-        assert row.workspace == 0
 
 
 def test_error_raises_at_entry_where_no_call_can_run_it(passes, tmp_path) -> None:

@@ -23,9 +23,16 @@ def product(x=None):
     return (x @ x).dtype
 
 
-def test_inner_autocast_governs():
+def test_the_innermost_of_policies_and_autocasts_governs():
     with msctx.context(precision_mode="allow_mix_precision_bf16"):
         with torch.autocast("cpu", FP16):
+            assert product() == FP16
+            with msctx.context(precision_mode="must_keep_origin_dtype"):
+                assert product() == FP32
+                with torch.autocast("cpu", FP16):
+                    assert product() == FP16
+            with msctx.context(precision_mode="allow_mix_precision_bf16"):
+                assert product() == BF16
             assert product() == FP16
         with torch.autocast("cpu", BF16):  # its own lists: torch's leave exp in 16 bits on a CPU
             assert product() == BF16
@@ -34,22 +41,8 @@ def test_inner_autocast_governs():
             assert product() == FP32
         assert product() == BF16
         assert torch.ones(4).bfloat16().exp().dtype == FP32
-
-
-def test_inner_policy_governs():
-    with torch.autocast("cpu", FP16):
-        with msctx.context(precision_mode="must_keep_origin_dtype"):
-            assert product() == FP32
-            with torch.autocast("cpu", FP16):
-                assert product() == FP16
-        with msctx.context(precision_mode="allow_mix_precision_bf16"):
-            assert product() == BF16
-        assert product() == FP16
-
-
-def test_autocast_without_a_dtype_inherits():
     with msctx.context(precision_mode="allow_mix_precision_fp16"), torch.autocast("cpu"):
-        assert product() == FP16
+        assert product() == FP16, "without a dtype it inherits"
 
 
 def test_policies_nest():
@@ -98,13 +91,17 @@ def test_a_users_tag_of_compiled_code_is_kept():
 
 
 def test_set_context_holds_until_it_is_reset():
-    msctx.set_context(precision_mode="allow_mix_precision_bf16")
+    before = sum(row.calls for row in msctx.precisions() if row.operator == "matmul")
     try:
-        assert product() == BF16
+        with torch.autocast("cpu", BF16):
+            msctx.set_context(precision_mode="force_fp16")
+            assert product() == FP16
+        assert product() == FP16, "after the autocast in which it was set, too"
         with msctx.context(precision_mode="must_keep_origin_dtype"):
             assert product() == FP32
-        msctx.set_context(precision_mode="allow_mix_precision_fp16")
-        assert product() == FP16
+        msctx.set_context(precision_mode="allow_mix_precision_bf16")
+        assert product() == BF16
+        assert sum(row.calls for row in msctx.precisions() if row.operator == "matmul") == before + 3
     finally:
         msctx.reset_context()
     assert product() == FP32
@@ -187,17 +184,6 @@ def test_autocasts_of_two_devices(devices):
         assert product(x) == FP32
 
 
-def test_a_setting_made_inside_an_autocast_goes_on_after_it():
-    try:
-        with torch.autocast("cpu", BF16):
-            msctx.set_context(precision_mode="force_fp16")
-            assert product() == FP16
-        assert product() == FP16
-    finally:
-        msctx.reset_context()
-    assert product() == FP32
-
-
 def test_jagged_tensors():
     jagged = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(3, 3)], layout=torch.jagged)
     with msctx.context(precision_mode="allow_mix_precision_bf16") as ctx:
@@ -270,16 +256,6 @@ def test_a_step_that_fails_does_not_end_the_policy():
         assert product() == BF16
     with msctx.context(precision_mode="allow_mix_precision_bf16"), torch.no_grad():
         assert product() == BF16
-
-
-def test_policies_set_for_the_process_can_be_asked_for():
-    msctx.set_context(precision_mode="allow_mix_precision_bf16")
-    try:
-        before = sum(row.calls for row in msctx.precisions() if row.operator == "matmul")
-        product()
-        assert sum(row.calls for row in msctx.precisions() if row.operator == "matmul") == before + 1
-    finally:
-        msctx.reset_context()
 
 
 def test_another_devices_policy_leaves_what_governs_here():
