@@ -125,7 +125,7 @@ class _Hooks:
         self._enter, self._leave = _Enter(self), _Leave(self)
         self._names = 0
         self._are_there = False
-        self._keys: tuple[int, int] | None = None
+        self._places: list[tuple[Any, int, Any]] = []
 
     @property
     def are_needed(self) -> bool:
@@ -137,21 +137,19 @@ class _Hooks:
         if self._are_there == self.are_needed:
             return
         self._are_there = not self._are_there
-        if self._keys is None:
-            entering = module.register_forward_pre_hook(self._enter)
-            self._keys = entering.id, module.register_forward_hook(self._leave, always_call=True).id
+        if not self._places:
+            first = module.register_forward_pre_hook(self._enter).id
+            after = module.register_forward_hook(self._leave, always_call=True).id
+            self._places = [
+                (module._forward_pre_hooks, first, self._enter),
+                (module._forward_hooks, after, self._leave),
+                (module._forward_hooks_always_called, after, True),
+            ]
             return
-        first, after = self._keys
-        if self._are_there:
-            module._forward_pre_hooks[first] = self._enter
-            module._forward_hooks[after] = self._leave
-            module._forward_hooks_always_called[after] = True
-        else:
-            for hooks, key in (
-                (module._forward_pre_hooks, first),
-                (module._forward_hooks, after),
-                (module._forward_hooks_always_called, after),
-            ):
+        for hooks, key, hook in self._places:
+            if self._are_there:
+                hooks[key] = hook
+            else:
                 hooks.pop(key, None)  # somebody may have taken them all away
 
     def drop(self, module: nn.Module) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from msctx.errors import NativeError
 from msctx.native import core, named_modules, needed, precision
@@ -12,8 +13,9 @@ from msctx.native.installed import at_work
 from msctx.native.precision import Policy
 
 
-class State(NamedTuple):
-    """What a thread had of one device, to be put back as it was found."""
+@dataclass
+class State:
+    """What a thread had of one device, to be put back as it was found; or, where an autocast around it has ended, as that left it."""
 
     policy: Policy | None
     enabled: bool
@@ -54,6 +56,7 @@ def load(device: str, state: State) -> None:
     torch.set_autocast_dtype(word, state.dtype)
     if state.policy is None:
         c.msctx_precision_restore(place)
+        state.enabled, state.dtype = torch.is_autocast_enabled(word), torch.get_autocast_dtype(word)
     c.msctx_precision_know(place, None if state.known is None else ctypes.byref(state.known))
     precision.note_autocast()
 

@@ -9,16 +9,12 @@ until it costs one module for each; unless a named weight is gone.
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msctx import locks
 from msctx.native import core, models
+from msctx.native.installed import AtWork
 from msctx.native.models import Model
-from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +31,9 @@ class _Place(NamedTuple):
     dtype: str
 
 
-_lock = locks.plain()
+_at_work = AtWork()
 _modules: dict[Key, tuple[weakref.ref[nn.Module], _Place]] = {}
 """The modules that the library has names for, and where their weights were then."""
-_gone: deque[tuple[Key, weakref.ref[nn.Module]]] = deque()
-"""Modules that have died. Garbage collection may report one at any moment: they are forgotten when nobody looks."""
 
 
 class _Next:
@@ -51,40 +45,15 @@ class _Next:
     lost = 0  # how many named weights were gone after it
 
 
-@contextmanager
-def _looking() -> Iterator[None]:
-    with _lock:
-        _forget_the_gone()
-        yield
-        _forget_the_gone()
-    if _gone:
-        _forget()
-
-
-def _forget() -> None:
-    """Unless somebody is looking, who does it afterwards."""
-    with uninterrupted():
-        while _gone and _lock.acquire(blocking=False):
-            try:
-                _forget_the_gone()
-            finally:
-                _lock.release()
-
-
-def _forget_the_gone() -> None:
-    library = core.loaded()
-    while _gone:
-        key, reference = _gone.popleft()
+def _died(key: Key, reference: weakref.ref[nn.Module]) -> None:
+    def forget() -> None:
         found, place = _modules.get(key, (None, None))
         if found is reference and place is not None:  # else another module has its id by now
             del _modules[key]
-            if library is not None:
+            if (library := core.loaded()) is not None:
                 library.c.msctx_unwatch(place.storage, place.offset, key[1], key[2])
 
-
-def _died(key: Key, reference: weakref.ref[nn.Module]) -> None:
-    _gone.append((key, reference))
-    _forget()
+    _at_work.later(forget)
 
 
 def _weight(module: nn.Module) -> tuple[torch.Tensor | None, bool]:
@@ -109,15 +78,15 @@ def _of(found: Any, name: str) -> Any:
 def watch(model: Model, module: nn.Module) -> None:
     """Name the convolutions of a model by their paths, from now on while :func:`turn` has it on."""
     if (library := core.loaded()) is not None:
-        with _looking():
+        with _at_work.lock:
             _look_at(library, model.number, module)
+        _at_work.tidy()
 
 
 def turn(model: Model, on: bool) -> None:
     """Whether a context that watches a model is open."""
     if (library := core.loaded()) is not None:
-        with _looking():
-            library.c.msctx_watch_model(model.number, on)
+        library.c.msctx_watch_model(model.number, on)
 
 
 def refresh(library: core.Core | None = None) -> None:
@@ -129,12 +98,13 @@ def refresh(library: core.Core | None = None) -> None:
     _Next.misses += new
     if not new or (_Next.misses < _Next.enough and library.c.msctx_watch_lost() == _Next.lost):
         return
-    with _looking():
+    with _at_work.lock:
         for number in [*models.OPEN] if _Next.is_first else ():
             library.c.msctx_watch_model(number, True)
         changed = [_look_at(library, model.number, module) for model, module in models.alive()]
         _Next.enough = 1 if any(changed) else min(2 * _Next.enough, max(1, len(_modules)))
         _Next.misses, _Next.lost, _Next.is_first = 0, library.c.msctx_watch_lost(), False
+    _at_work.tidy()
 
 
 def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:

@@ -201,11 +201,12 @@ def test_a_model_that_dies_in_the_middle_of_looking_is_forgotten_afterwards() ->
         models = [model_of()]
         ctx.watch(models[0])
         begin = len(watching._modules)
-        with watching._looking():
+        with watching._at_work.lock:
             for _ in watching._modules:  # as every loop over it
                 models.clear()
                 gc.collect()
             assert len(watching._modules) == begin
+        watching._at_work.tidy()
         assert len(watching._modules) == begin - 2
 
 

@@ -146,7 +146,7 @@ def test_a_context_that_is_entered_again_adds_up() -> None:
 
 def test_those_of_the_process_in_the_order_in_which_problems_were_met() -> None:
     def mine() -> list[tuple[int, int]]:
-        return [(row.problem.input[2], row.calls) for row in msctx.choices() if row.problem.input[3] == 17]
+        return [(row.problem.input[2], row.calls) for row in msctx.choices() if row.problem.input[3:] == (17,)]
 
     assert mine() == []
     with asking("fprop", "gemm") as ctx:

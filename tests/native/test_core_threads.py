@@ -32,23 +32,6 @@ def resident():
 
 
 @pytest.mark.full
-def test_threads_that_only_plan(passes: Passes) -> None:
-    passes(
-        TOGETHER
-        + """
-library = core.load()
-def plan():
-    for _ in range(2000):
-        assert "conv_fprop_algo" in str(msctx.explain({"conv_fprop_algo": "gemm"}).rows[0])
-def ask():
-    for _ in range(100000):
-        assert library.hook_problem() == ""
-together(plan, plan, ask, ask)
-"""
-    )
-
-
-@pytest.mark.full
 def test_planning_while_another_library_comes_and_goes(passes: Passes) -> None:
     """Each answer is one of the two that there are, and the last one is right."""
     passes(

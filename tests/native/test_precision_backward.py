@@ -18,15 +18,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-def test_double_backward():
-    x = torch.randn(4, 4, requires_grad=True)
-    with msctx.context(precision_mode="allow_fp32_to_bf16"):
-        (grad,) = torch.autograd.grad((x @ x).pow(2).sum(), x, create_graph=True)
-        assert grad.dtype == FP32
-        grad.pow(2).sum().backward()
-    assert torch.isfinite(x.grad).all()
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 @each_mode
 @pytest.mark.filterwarnings("ignore:.*without a GradScaler")
