@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -99,12 +100,8 @@ def test_every_call_is_counted_once() -> None:
         for _ in range(3):
             y.sum().backward(retain_graph=True)
     assert {r.direction: r.calls for r in ctx.choices()} == {"fprop": 5, "dgrad": 3}
-    with asking("fprop", "gemm") as ctx:
-        threads = [threading.Thread(target=lambda: [fn.conv2d(X, W) for _ in range(200)]) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with asking("fprop", "gemm") as ctx, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: [fn.conv2d(X, W) for _ in range(200)], range(4)))
     assert counts(ctx.choices()) == [800]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from context_helpers import in_thread
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -117,15 +118,10 @@ def test_autocast_around_a_graph_break():
 
 
 def test_a_policy_of_another_thread():
-    import threading
-
-    compiled, x, found = torch.compile(square, backend="aot_eager"), torch.ones(4, 4), []
+    compiled, x = torch.compile(square, backend="aot_eager"), torch.ones(4, 4)
     with msctx.context(precision_mode="allow_mix_precision_bf16"):
         assert compiled(x).dtype == BF16
-        thread = threading.Thread(target=lambda: found.append(compiled(x).dtype))
-        thread.start()
-        thread.join()
-    assert found == [FP32]
+        assert in_thread(lambda: compiled(x).dtype) == FP32
 
 
 @pytest.fixture

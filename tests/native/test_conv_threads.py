@@ -170,11 +170,11 @@ def test_an_unknown_instruction_set_is_refused_with_those_that_are_here(passes: 
     out = passes(
         """
         import warnings, torch, msctx
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             with msctx.context(conv_fprop_algo="gemm") as ctx:
                 torch.nn.functional.conv2d(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
-        print([str(w.message) for w in told], len(ctx.choices()))
+        print([str(w.message) for w in found], len(ctx.choices()))
         try:
             msctx.context(conv_fprop_algo="gemm", strict=True).__enter__()
         except msctx.StrictError as error:

@@ -136,7 +136,7 @@ assert made[1:] == [made[0]] * 2
 
 
 @pytest.mark.full
-def test_the_log_is_bounded_and_says_what_it_dropped(passes: Passes) -> None:
+def test_the_log_is_bounded_and_shows_what_it_dropped(passes: Passes) -> None:
     passes(
         TOGETHER
         + """

@@ -34,7 +34,7 @@ def test_a_weight_is_cast_once(layer, grad, trainable):
     before = cast_by_hand(layer, x)
     with msctx.context(**FROZEN), grad():
         assert torch.equal(layer(x), before)
-        layer.weight.data.zero_()  # which frozen_weights says that nobody does
+        layer.weight.data.zero_()  # which frozen_weights promises that nobody does
         assert torch.equal(layer(x), before)
     with msctx.context(**FROZEN), grad():
         assert torch.equal(layer(x), cast_by_hand(layer, x))

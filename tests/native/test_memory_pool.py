@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -443,11 +444,8 @@ def test_threads_allocate_and_release_one_anothers_tensors() -> None:
                     size = int(2 ** random.uniform(1, 20))
                     made.append(torch.full((size,), int(random.integers(100)), dtype=torch.uint8))
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))
         made.clear()
         assert cap()["current_bytes"] == 0
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from context_helpers import in_thread
 from torch import nn
 from torch.optim import optimizer
 from torch.utils.checkpoint import checkpoint
@@ -52,13 +53,6 @@ def customs(tmp_path):
 def dtypes(path, name):
     path.write_text(f"{name}::InputDtype:float16,float16,OutputDtype:float16\n")
     return {"customize_dtypes": str(path)}
-
-
-def in_thread(work) -> None:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 class Seen(nn.Module):

@@ -80,11 +80,11 @@ if strict:
     except msctx.StrictError as error:
         assert "another library" in str(error), error
 else:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         with msctx.context(conv_fprop_algo="gemm") as ctx:
             assert is_theirs()
-    (warning,) = told
+    (warning,) = found
     assert warning.category is msctx.MsctxWarning and "another library" in str(warning.message), warning
     assert not ctx.choices()
 assert msctx.state() == before
@@ -195,12 +195,12 @@ def test_without_a_compiler_and_a_cache_everything_else_works(passes: Passes, tm
         import warnings, torch, msctx
         x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
         own = torch.nn.functional.conv2d(x, w)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             with msctx.context(conv_fprop_algo="gemm", deterministic="ON", runtime_num_threads=1) as ctx:
                 assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
                 assert torch.nn.functional.conv2d(x, w).shape == own.shape
-        (warning,) = told
+        (warning,) = found
         assert warning.category is msctx.MsctxWarning and "compiler" in str(warning.message), warning.message
         assert not ctx.choices() and not msctx.choices()
         before = msctx.state()

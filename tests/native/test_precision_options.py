@@ -150,7 +150,7 @@ def test_it_acts(path, value, around, expected, options):
 
 
 @pytest.mark.parametrize(("path", "value", "status"), WITHOUT_EFFECT)
-def test_what_changes_nothing_says_so(path, value, status, options):
+def test_what_changes_nothing_has_a_status_that_shows_it(path, value, status, options):
     ctx = msctx.context(**options(path, value))
     assert {row.status for row in ctx.plan.rows if row.device == "cpu"} == {status}
     with ctx:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from context_helpers import Elsewhere
+from context_helpers import Elsewhere, in_thread
 from recorded import Recorded, each_mode
 from torch.optim import optimizer
 
@@ -108,30 +109,21 @@ def test_set_context_holds_until_it_is_reset():
 
 
 def test_policies_are_thread_local():
-    found = {}
-
-    def work(mode, name):
-        with msctx.context(precision_mode=mode):
-            barrier.wait()
-            found[name] = product()
-            barrier.wait()
-
     barrier = threading.Barrier(2)
-    threads = [
-        threading.Thread(target=work, args=(mode, mode)) for mode in ("allow_mix_precision_fp16", "allow_mix_precision_bf16")
-    ]
-    with msctx.context(precision_mode="force_fp32") as ctx:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        other = threading.Thread(target=lambda: found.update(plain=product(torch.ones(2, 2).half())))
-        other.start()
-        other.join()
-        bound = threading.Thread(target=ctx.bind(lambda: found.update(bound=product(torch.ones(2, 2).half()))))
-        bound.start()
-        bound.join()
-    assert found == {"allow_mix_precision_fp16": FP16, "allow_mix_precision_bf16": BF16, "plain": FP16, "bound": FP32}
+
+    def work(mode):
+        with msctx.context(precision_mode=mode):
+            barrier.wait(30)
+            found = product()
+            barrier.wait(30)
+            return found
+
+    def half():
+        return product(torch.ones(2, 2).half())
+
+    with msctx.context(precision_mode="force_fp32") as ctx, ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, ("allow_mix_precision_fp16", "allow_mix_precision_bf16"))) == [FP16, BF16]
+        assert (in_thread(half), in_thread(ctx.bind(half))) == (FP16, FP32)
 
 
 def test_a_context_that_opens_while_a_policy_is_put_in_force_has_its_rows():
@@ -174,7 +166,7 @@ def test_torchscript_has_the_dtypes_of_eager_code(mode):
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda")])
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_autocasts_of_two_devices(devices):
-    """The innermost governs its device, whatever stands between; that of another device says nothing of this one."""
+    """The innermost governs its device, whatever stands between; that of another device does not matter here."""
     x = torch.ones(2, 2)
     with msctx.context(precision_mode="allow_fp32_to_bf16"):
         with torch.autocast("cuda", BF16):
