@@ -77,11 +77,10 @@ class Watched:
 def _count(model: Model) -> bool:
     """One more open context watches a model; whether it is the first."""
     global _times
-    model.contexts += 1
-    if model.contexts > 1:
+    models_.OPEN[model] += 1
+    if models_.OPEN[model] > 1:
         return False
     _times += 1
-    models_.OPEN[model.number] = model
     watching.turn(model, on=True)
     named_modules.turn(model, on=True, moment=_times)
     return True
@@ -96,10 +95,10 @@ def _tell(begun: Iterable[nn.Module | None]) -> None:
 
 def _end(model: Model) -> None:
     global _times
-    model.contexts -= 1
-    if model.contexts:
+    models_.OPEN[model] -= 1
+    if models_.OPEN[model]:
         return
-    del models_.OPEN[model.number]
+    del models_.OPEN[model]
     _times += 1
     watching.turn(model, on=False)
     named_modules.turn(model, on=False, moment=_times)
@@ -124,7 +123,7 @@ def models() -> list[nn.Module]:
     """Those that are acted on now."""
     with lock:
         _forget_the_gone()
-        return [module for model in models_.OPEN.values() if (module := model.module()) is not None]
+        return [module for model in models_.OPEN if (module := model.module()) is not None]
 
 
 def number_of(model: nn.Module) -> int:
@@ -132,7 +131,7 @@ def number_of(model: nn.Module) -> int:
 
 
 def is_open(number: int) -> bool:
-    return number in models_.OPEN
+    return number in {model.number for model in models_.open_ones()}
 
 
 def now() -> int:

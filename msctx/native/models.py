@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from msctx import locks
@@ -18,26 +18,24 @@ class Model:
 
     Attributes:
         number: its number in the library.
-        contexts: how many open contexts watch it.
         paths: of all modules that it has had: it may be gone when they are needed.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.number = next(_numbers)
-        self.contexts = 0
         self.paths: frozenset[str] = frozenset()
         self.module = weakref.ref(model, lambda _: GONE.append(self))
 
     @property
     def is_open(self) -> bool:
-        return self.contexts > 0
+        return self in OPEN
 
 
 _numbers = itertools.count(1)
 _lock = locks.plain()
 _known: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
-OPEN: dict[int, Model] = {}
-"""By their numbers: those that an open context watches."""
+OPEN: Counter[Model] = Counter()
+"""How many open contexts watch a model."""
 GONE: deque[Model] = deque()
 """Those that have died. Garbage collection may report one at any moment: it is forgotten when it is next looked for."""
 
@@ -55,4 +53,4 @@ def alive() -> list[tuple[Model, nn.Module]]:
 
 
 def open_ones() -> frozenset[Model]:
-    return frozenset([*OPEN.values()])
+    return frozenset([*OPEN])

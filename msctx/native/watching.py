@@ -99,8 +99,8 @@ def refresh(library: core.Core | None = None) -> None:
     if not new or (_Next.misses < _Next.enough and library.c.msctx_watch_lost() == _Next.lost):
         return
     with _at_work.lock:
-        for number in [*models.OPEN] if _Next.is_first else ():
-            library.c.msctx_watch_model(number, True)
+        for model in models.open_ones() if _Next.is_first else ():
+            library.c.msctx_watch_model(model.number, True)
         changed = [_look_at(library, model.number, module) for model, module in models.alive()]
         _Next.enough = 1 if any(changed) else min(2 * _Next.enough, max(1, len(_modules)))
         _Next.misses, _Next.lost, _Next.is_first = 0, library.c.msctx_watch_lost(), False

@@ -142,7 +142,7 @@ for kind in KINDS * 25:
         msctx.reset_context()
         left = msctx.diff(found, msctx.state())
         assert not left, (kind, watch, left)
-        assert not (stack.scopes or apply._ledger or process_scope.BASE.scopes or models.OPEN or choices._early), (kind, watch)
+        assert not (stack.scopes or apply._ledger or process_scope.BASE.scopes or +models.OPEN or choices._early), (kind, watch)
 assert raised > 50, f"{raised}: the storm did not come"
 """
 
