@@ -24,7 +24,7 @@ from convs import (
     largest,
     row_of,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as fn
 
 import msctx
@@ -148,40 +148,6 @@ def test_what_torch_computes_in_other_dtypes_stays_torchs(dtype: torch.dtype) ->
     own = outcome()
     with msctx.context(conv_fprop_algo="gemm", fallback="silent"):
         assert outcome() == own
-
-
-# --- modules ----------------------------------------------------------------------------------------------------------
-
-
-MODULES = {
-    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, padding=1), (2, 4, 12)),
-    "Conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=1, bias=False), (2, 4, 9, 8)),
-    "Conv3d": (lambda: nn.Conv3d(2, 4, 3, stride=2), (1, 2, 7, 7, 7)),
-    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 6, 3), (2, 4, 12)),
-    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 5, 5)),
-    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (1, 2, 4, 4, 4)),
-    "circular": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (2, 3, 6, 6)),
-    "same": (lambda: nn.Conv2d(3, 4, 4, padding="same"), (2, 3, 6, 6)),
-    "lazy": (lambda: nn.LazyConv2d(4, 3), (2, 3, 6, 6)),
-    "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), (2, 3, 6, 6)),
-}
-
-
-@pytest.mark.parametrize("kind", MODULES)
-def test_modules(kind: str) -> None:
-    make, shape = MODULES[kind]
-    torch.manual_seed(0)
-    module, x = make(), torch.randn(shape, requires_grad=True)
-    module(x).square().sum().backward()
-    own = [x.grad, *(p.grad for p in module.parameters())]
-    x.grad = None
-    module.zero_grad()
-    with msctx.context(**GEMM, fallback="error") as ctx:
-        y = module(x)
-        y.square().sum().backward()
-    assert {(row.direction, row.provider) for row in ctx.choices()} == {(d, "msctx") for d in ("fprop", "dgrad", "wgrad")}
-    for ours, torchs in zip([x.grad, *(p.grad for p in module.parameters())], own, strict=True):
-        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
 
 
 # --- which gradients are computed ------------------------------------------------------------------------------------

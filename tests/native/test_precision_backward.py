@@ -18,24 +18,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@each_mode
-@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
-def test_a_checkpoint_computes_again_in_the_same_dtypes(mode, reentrant):
-    """It enters the autocast of its forward pass again, which is the policy's and not torch's own."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
-    x, gradients = torch.randn(3, 4), []
-    for run in (model, lambda t: checkpoint(model, t, use_reentrant=reentrant)):
-        model.zero_grad()
-        t = x.clone().requires_grad_()
-        with msctx.context(precision_mode=mode):
-            run(t).float().square().sum().backward()
-        gradients.append([t.grad, *(p.grad for p in model.parameters())])
-    for plain, again in zip(*gradients, strict=True):
-        assert torch.equal(plain, again)
-
-
 class PartsWithoutGraph(torch.nn.Module):
     """What a checkpoint computes again without a graph inside, and in a module that a rule names."""
 
@@ -58,10 +40,9 @@ def by_name(tmp_path):
     return str(rules)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("where", ["inside", "after", "in another"])
-@pytest.mark.parametrize("mode", [*MODES, None])
+@pytest.mark.parametrize("mode", [None, *each_mode.args[1]])
 @pytest.mark.filterwarnings("ignore:.*without a GradScaler")
 def test_a_checkpoint_carries_its_policy(mode, where, reentrant, by_name):
     """Also to a backward pass that begins after the block, or in a block with another policy."""

@@ -125,32 +125,20 @@ def test_a_rule_holds_for_what_an_operator_is_made_of(file):
             assert torch.softmax(x.bfloat16(), -1).dtype == BF16
 
 
-def test_names_may_be_patterns(file):
-    names = file("[ByNodeName]\nbody.*=high_precision\n")
-    net = Net()
-    with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=names) as ctx:
+def test_names_may_be_patterns_and_win_over_types(file):
+    names = file("[ByOpType]\nlinear=high_performance\n[ByNodeName]\nbody.*=high_precision\n")
+    net, x = Net().bfloat16(), torch.randn(3, 4).bfloat16()
+    with msctx.context(op_precision_mode=names) as ctx:
         ctx.watch(net)
-        net(torch.randn(3, 4))
-    found = {(row.operator, row.module, row.dtype) for row in ctx.precisions()}
-    assert ("linear", "body.*", "float32") in found
-    assert ("linear", "", "bfloat16") in found
+        net(x)
+    found = {(row.module, row.dtype) for row in ctx.precisions() if row.operator == "linear"}
+    assert found == {("", "bfloat16"), ("body.*", "float32")}
 
 
 def test_a_name_that_no_module_has_is_reported(file):
     names, net = file("[ByNodeName]\nhaed=high_precision\nbody.0=high_precision\n"), Net()
     with pytest.warns(msctx.MsctxWarning, match="no module is named haed"), msctx.context(op_precision_mode=names) as ctx:
         ctx.watch(net)
-
-
-def test_name_wins_over_type(file):
-    names = file("[ByOpType]\nlinear=high_performance\n[ByNodeName]\nhead=high_precision\n")
-    net, x = Net(), torch.randn(3, 4).bfloat16()
-    net.bfloat16()
-    with msctx.context(op_precision_mode=names) as ctx:
-        ctx.watch(net)
-        net(x)
-    found = {(row.module, row.dtype) for row in ctx.precisions() if row.operator == "linear"}
-    assert found == {("", "bfloat16"), ("head", "float32")}
 
 
 ACCURATE = {

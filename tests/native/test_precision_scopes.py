@@ -278,18 +278,3 @@ def test_torch_own_autocast_is_as_before_once_policies_were_in_use():
         assert (x @ x).dtype == BF16
         assert torch.softmax((x @ x).exp(), -1).dtype == BF16  # torch's list for CPUs leaves them
     assert ("mm", (BF16, BF16)) in seen.calls
-
-
-@pytest.mark.parametrize("device", ["cuda", "ascend"])
-def test_policies_of_devices_that_are_not_here_can_be_written_and_put_back(device):
-    before, found = state(), precision_switch.save(device)
-    precision_switch.write(device, '{"precision_mode":"allow_mix_precision_bf16"}')
-    try:
-        assert precision_switch.read(device) == '{"precision_mode":"allow_mix_precision_bf16"}'
-        assert product() == FP32
-        with msctx.context(precision_mode="force_fp16"):
-            assert product() == FP16
-        assert product() == FP32
-    finally:
-        precision_switch.load(device, found)
-    assert state() == before

@@ -92,19 +92,6 @@ def test_vmap_and_grad_of_vmap(options: dict[str, str], dims: tuple[int | None, 
     assert {row.direction for row in ctx.choices()} == {"fprop", "dgrad", "wgrad"}
 
 
-def test_per_sample_gradients() -> None:
-    x, w = torch.randn(3, 4, 6, 5), torch.randn(5, 4, 3, 3)
-
-    def gradients() -> Tensor:
-        loss = torch.func.grad(lambda w, x: fn.conv2d(x[None], w).square().sum())
-        found: Tensor = torch.vmap(loss, (None, 0))(w, x)
-        return found
-
-    right = gradients()
-    with msctx.context(**GEMM, fallback="error"):
-        torch.testing.assert_close(gradients(), right, rtol=1e-4, atol=1e-4)
-
-
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
