@@ -241,7 +241,7 @@ def test_imports_run_one_way(path: Path) -> None:
     assert wrong == []
 
 
-PRECISION = ("models", "precision", "named_modules", "autocasts", "needed", "precision_switch", "precisions")
+PRECISION = ("models", "precision", "named_modules", "autocasts", "precision_switch", "precisions")
 
 
 def test_modules_of_precision_policies_import_one_way() -> None:

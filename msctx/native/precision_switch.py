@@ -1,15 +1,24 @@
-"""Puts precision policies in force in a thread, with what they need there, and reads and restores what is in force."""
+"""Puts precision policies in force in a thread, with what they need there, and reads and restores what is in force.
+
+They need hooks on modules and optimizers, notes of autocasts, Dynamo's guards. What a thread needed goes with it, also where it ended
+inside a policy.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from msctx.dynamo import outside_dynamo
 from msctx.errors import NativeError
-from msctx.native import core, named_modules, needed, precision
-from msctx.native.installed import at_work
+from msctx.native import autocasts, core, hook_guards, named_modules, precision
+from msctx.native.installed import Held, at_work
 from msctx.native.precision import Policy
 
 
@@ -87,7 +96,7 @@ def _enter(after: precision.Policies) -> None:
     before = precision.here.policies
     for policy in (*before.values(), *after.values()):
         policy.thaw()
-    needed.want(after.values())
+    _want(after.values())
     try:
         number = precision.combination_of({device: policy.number for device, policy in after.items()}) if after else -1
         number = number if (inside := named_modules.inside(after)) is None else inside
@@ -97,12 +106,106 @@ def _enter(after: precision.Policies) -> None:
     else:
         precision.library().msctx_precision_switch(number)
     finally:
-        needed.release(before.values())
+        _release_here(before.values())
         if before:
             precision.pause(False)  # a step that raised has not ended it
         precision.here.policies = after
         if not after:
             named_modules.leave_ended()
+
+
+# --- what is needed ---------------------------------------------------------------------------------------------------
+
+numbers: Counter[int] = Counter()
+"""Number of a policy → in how many threads it is in force."""
+ON_ENTRY: list[Callable[[int], None]] = []
+"""Called with the number of each policy that is about to be put in force: see precisions.Tally."""
+
+
+_pause = outside_dynamo(precision.pause)
+
+
+def _begin_step(*_: Any) -> None:
+    _pause(True)
+
+
+def _end_step(*_: Any) -> None:
+    _pause(False)
+
+
+def _install_optimizer_hooks() -> Callable[[], None]:
+    """Optimizers step outside precision policies: their own arithmetic is none of the model's."""
+    from torch.optim import optimizer
+
+    handles = (
+        optimizer.register_optimizer_step_pre_hook(_begin_step),
+        optimizer.register_optimizer_step_post_hook(_end_step),
+    )
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+_optimizers = Held(_install_optimizer_hooks)
+
+
+class _Life:
+    """Goes with its thread."""
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.policies: list[Policy] = []
+        self.life = _Life()
+        weakref.finalize(self.life, _ended, self.policies).atexit = False
+
+
+def _want(policies: Iterable[Policy]) -> None:
+    """They are about to be put in force in this thread. The caller holds the lock of ``at_work``; so does that of release."""
+    found = [*policies]
+    entered = Counter(number for policy in found for number in policy.numbers)
+    numbers.update(entered)
+    for number in entered:  # only now: a context that opens meanwhile finds it in force, or is called here
+        for note in list(ON_ENTRY):
+            note(number)
+    _here.policies += found
+    named_modules.want(name for policy in found for name in policy.modules)
+    hook_guards.held().want(sum(bool(policy.modules) for policy in found))
+    _optimizers.want(len(found))
+    autocasts.want(len(found))
+
+
+def _release_here(policies: Iterable[Policy]) -> None:
+    found = [*policies]
+    for policy in found:
+        if policy in _here.policies:  # else that of a checkpoint, which its forward pass has
+            _here.policies.remove(policy)
+    hook_guards.held().release(sum(bool(policy.modules) for policy in found))
+    _release(found)
+
+
+def _release(found: list[Policy]) -> None:
+    named_modules.release(name for policy in found for name in policy.modules)
+    _optimizers.release(len(found))
+    autocasts.release(len(found))
+    numbers.subtract(number for policy in found for number in policy.numbers)
+    for number in [number for number, threads in numbers.items() if not threads]:
+        del numbers[number]
+
+
+def _ended(policies: list[Policy]) -> None:
+    def forget() -> None:
+        hook_guards.release_of_ended(sum(bool(policy.modules) for policy in policies))
+        _release(policies)
+
+    if policies:
+        at_work.later(forget)
+
+
+_here = _Here()
 
 
 def _unscaled() -> str:

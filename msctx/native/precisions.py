@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msctx import locks
-from msctx.native import named_modules, needed, precision
+from msctx.native import named_modules, precision, precision_switch
 from msctx.native.rows import Row, Rows
 from msctx.options.precision_rules import LEAVE, precision_of
 
@@ -73,8 +73,8 @@ class Tally:
     def open(self) -> None:
         with self._lock:
             if not self._open:
-                needed.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
-                self._since = precision.counts(needed.numbers)
+                precision_switch.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
+                self._since = precision.counts(precision_switch.numbers)
             self._open += 1
 
     def _note(self, number: int) -> None:
@@ -86,7 +86,7 @@ class Tally:
         with self._lock:
             self._open -= 1
             if not self._open:
-                needed.ON_ENTRY.remove(self._note)
+                precision_switch.ON_ENTRY.remove(self._note)
                 self._made, self._since = self._sum(), {}
 
     def _sum(self) -> Counts:

@@ -163,7 +163,7 @@ def test_leaving_puts_everything_back_where_that_warning_is_an_error(exact_state
 
 
 def test_what_a_bound_function_counted_is_closed_with_its_call() -> None:
-    from msctx.native import core, needed
+    from msctx.native import core, precision_switch
 
     library = core.load().c
     opened: list[int] = []
@@ -172,11 +172,11 @@ def test_what_a_bound_function_counted_is_closed_with_its_call() -> None:
             real = getattr(library, name)
             patch.setattr(library, name, lambda book, real=real, change=change: (opened.append(change), real(book)))
         with msctx.context(deterministic="ON") as ctx, Elsewhere() as other:
-            noting, books = len(needed.ON_ENTRY), sum(opened)
+            noting, books = len(precision_switch.ON_ENTRY), sum(opened)
             for _ in range(5):
                 other.do(ctx.bind(threads))
             with pytest.raises(OwnError):
                 other.do(ctx.bind(_raise_own_error))
-            assert len(needed.ON_ENTRY) == noting
+            assert len(precision_switch.ON_ENTRY) == noting
             assert sum(opened) == books
             assert len(opened) > 10

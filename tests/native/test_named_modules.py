@@ -17,7 +17,7 @@ from torch.optim import optimizer
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import autocasts, models, named_modules, needed, precision
+from msctx.native import autocasts, models, named_modules, precision, precision_switch
 from msctx.native.installed import at_work
 
 X = torch.ones(2, 4)
@@ -474,7 +474,7 @@ def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
     msctx.reset_context()
     assert not hooked(model)
     assert not named_modules._wanted
-    assert not needed.numbers
+    assert not precision_switch.numbers
     assert torch.set_autocast_enabled is own
     assert not optimizer._global_optimizer_pre_hooks
 

@@ -13,7 +13,7 @@ from recorded import Recorded, each_mode
 from torch.optim import optimizer
 
 import msctx
-from msctx.native import needed, precision_switch
+from msctx.native import precision_switch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -134,10 +134,10 @@ def test_a_context_that_opens_while_a_policy_is_put_in_force_has_its_rows():
             product()
 
             def note(_):
-                needed.ON_ENTRY.remove(note)
+                precision_switch.ON_ENTRY.remove(note)
                 other.do(late.__enter__)
 
-            needed.ON_ENTRY.append(note)
+            precision_switch.ON_ENTRY.append(note)
         product()
         product()
         other.do(late.__exit__)
