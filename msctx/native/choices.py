@@ -138,9 +138,6 @@ class Tally:
         self._open = 0
         self._book: int | None = None
 
-    def __deepcopy__(self, memo: object) -> Tally:
-        return Tally(self._rules)
-
     def __reduce__(self) -> tuple[type[Tally], tuple[tuple[str, ...]]]:
         return Tally, (self._rules,)  # what was counted in one process means nothing in another
 
