@@ -161,3 +161,8 @@ def row_of(choices: Iterable[Choice], direction: str) -> Choice:
 def bits(results: Iterable[Tensor | None]) -> list[bytes]:
     """For comparisons to the last bit."""
     return [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in results if t is not None]
+
+
+def warned(found: pytest.WarningsRecorder) -> list[str]:
+    """The warnings of msctx."""
+    return [str(w.message) for w in found if issubclass(w.category, msctx.MsctxWarning)]

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from convs import DIRECTIONS, asking, bits, conv
+from convs import DIRECTIONS, asking, bits, conv, row_of, warned
 from torch.nn import functional as fn
 
 import msctx
@@ -16,10 +16,6 @@ from msctx.options import OPTIONS
 pytestmark = pytest.mark.usefixtures("one_thread")
 STRIDED = conv("strided", (2, 3, 9, 9), (4, 3, 3, 3), True, stride=2)
 X, W = STRIDED.tensors()[:2]
-
-
-def warned(found: pytest.WarningsRecorder) -> list[str]:
-    return [str(w.message) for w in found if issubclass(w.category, MsctxWarning)]
 
 
 def test_each_problem_is_reported_once(recwarn: pytest.WarningsRecorder) -> None:
@@ -38,21 +34,15 @@ def test_each_problem_is_reported_once(recwarn: pytest.WarningsRecorder) -> None
     assert sorted((row.ran, row.calls) for row in ctx.choices()) == [("torch", 1), ("torch", 3), ("winograd", 1)]
 
 
-def test_what_falls_back_is_torchs_own_path_bit_for_bit() -> None:
+def test_silent_shows_in_choices_alone_and_runs_torchs_own_path_bit_for_bit(recwarn: pytest.WarningsRecorder) -> None:
     tensors = STRIDED.tensors()
     own = STRIDED.compute(tensors)
     options = {"conv_fprop_algo": "winograd", "conv_dgrad_algo": "winograd", "conv_wgrad_algo": "winograd_nonfused"}
-    with msctx.context(**options, fallback="silent"):
+    with msctx.context(**options, fallback="silent") as ctx:
         assert bits(STRIDED.compute(tensors)) == bits(own)
-
-
-def test_silent_shows_in_choices_alone(recwarn: pytest.WarningsRecorder) -> None:
-    with asking("fprop", "winograd", fallback="silent") as ctx:
-        fn.conv2d(X, W, stride=2)
     assert not warned(recwarn)
-    (row,) = ctx.choices()
-    assert (row.asked, row.ran, row.provider) == ("winograd", "torch", "torch")
-    assert row.reasons == ("winograd: its stride is 1",)
+    row = row_of(ctx.choices(), "fprop")
+    assert (row.asked, row.ran, row.provider, row.reasons) == ("winograd", "torch", "torch", ("winograd: its stride is 1",))
 
 
 @pytest.mark.parametrize("more", [{"fallback": "error"}, {"strict": True}], ids=["error", "strict"])
@@ -118,12 +108,17 @@ def test_after_an_error_everything_is_fine() -> None:
     assert torch.equal(fn.conv2d(X, W, stride=2), own)
 
 
-def test_strict_implies_error_unless_fallback_is_given() -> None:
-    with asking("fprop", "winograd", strict=True), pytest.raises(RuntimeError, match="fallback=error"):
+def test_the_innermost_fallback_holds_and_strict_implies_error_unless_it_is_given() -> None:
+    with asking("fprop", "winograd", strict=True):
+        with pytest.raises(RuntimeError, match="fallback=error"):
+            fn.conv2d(X, W, stride=2)
+        with msctx.context(fallback="silent") as ctx:
+            fn.conv2d(X, W, stride=2)
+        assert [row.ran for row in ctx.choices()] == ["torch"]
+        with pytest.raises(RuntimeError, match="cannot take"):
+            fn.conv2d(X, W, stride=2)
+    with asking("fprop", "winograd", strict=True, fallback="silent"):
         fn.conv2d(X, W, stride=2)
-    with asking("fprop", "winograd", strict=True, fallback="silent") as ctx:
-        fn.conv2d(X, W, stride=2)
-    assert [row.ran for row in ctx.choices()] == ["torch"]
 
 
 def test_warnings_turned_into_errors_raise_at_the_call() -> None:
@@ -134,14 +129,6 @@ def test_warnings_turned_into_errors_raise_at_the_call() -> None:
                 fn.conv2d(X, W, stride=2)
         fn.conv2d(X, W)
     assert [row.ran for row in ctx.choices()] == ["winograd"]
-
-
-def test_the_innermost_fallback_holds() -> None:
-    with asking("fprop", "winograd", fallback="error"):
-        with msctx.context(fallback="silent"):
-            fn.conv2d(X, W, stride=2)
-        with pytest.raises(RuntimeError, match="cannot take"):
-            fn.conv2d(X, W, stride=2)
 
 
 def test_the_heuristics_take_torchs_path_without_an_error_and_keep_the_limit() -> None:

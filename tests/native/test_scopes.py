@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 import torch
 from context_helpers import in_thread
-from convs import GEMM, PLANE, Conv, asking, bits, conv
+from convs import GEMM, PLANE, Conv, asking, bits, conv, warned
 from torch.nn import functional as fn
 
 import msctx
-from msctx.errors import MsctxWarning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, W = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
-
-
-def warned(found: pytest.WarningsRecorder) -> list[str]:
-    return [str(w.message) for w in found if issubclass(w.category, MsctxWarning)]
 
 
 # --- a backward pass that comes too late ------------------------------------------------------------------------------

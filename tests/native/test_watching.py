@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from convs import GEMM, asking
+from convs import GEMM, asking, warned
 from torch import nn
 from torch.nn import functional as fn
 
 import msctx
-from msctx.errors import MsctxWarning
 from msctx.native import watching
 from msctx.options import OPTIONS
 from msctx.options.kinds import BadValue
@@ -42,10 +41,6 @@ PATHS = ["layer1.0", "layer1.2", "layer2.0", "head"]
 def ran(ctx: msctx.Context, direction: str = "fprop") -> dict[str, str]:
     """Module → what ran."""
     return {row.module: row.ran for row in ctx.choices() if row.direction == direction}
-
-
-def warned(found: pytest.WarningsRecorder) -> list[str]:
-    return [str(w.message) for w in found if issubclass(w.category, MsctxWarning)]
 
 
 def test_the_modules_of_a_watched_model_have_their_paths() -> None:
