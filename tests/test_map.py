@@ -232,7 +232,7 @@ def test_imports_run_one_way() -> None:
     assert wrong == []
 
 
-PRECISION = ("precision", "named_modules", "optimizers", "autocasts", "needed", "precision_switch", "precisions")
+PRECISION = ("models", "precision", "named_modules", "autocasts", "precision_switch", "precisions")
 
 
 def test_modules_of_precision_policies_import_one_way() -> None:

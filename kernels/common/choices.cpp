@@ -227,4 +227,3 @@ MSCTX_API char* msctx_book_rows(const Book* book) try {
 } catch (const std::exception&) {
   return nullptr;
 }
-MSCTX_API void msctx_free(char* text) { free(text); }

@@ -58,7 +58,7 @@ bool was_widened(const void* weight) {
 
 void notice_late_backward(const void* weight) {
   if (any.load(std::memory_order_relaxed) && take(weight))
-    tell(
+    warn(
         "late",
         "a convolution's backward pass runs after the with-block in which its forward ran: torch's own path computes it, not the "
         "algorithms that the block asked for; call backward() inside the block");

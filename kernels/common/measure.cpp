@@ -46,7 +46,7 @@ class Race {
     run_rounds(all_in_race());
     const Contender* winner = fastest_proven();
     if (winner && torch().best < sure_gain * winner->best) winner = confirmed(*winner);
-    return told(winner ? *winner : torch());
+    return tuned(winner ? *winner : torch());
   } catch (const Stopped&) {
     return std::nullopt;
   }
@@ -167,7 +167,7 @@ class Race {
     return is_proven(again) ? &again : nullptr;
   }
 
-  Tuned told(const Contender& winner) const {
+  Tuned tuned(const Contender& winner) const {
     Tuned found{"torch", "torch", "measured in this process", true, {}};
     if (winner.row) {
       found.name = winner.row->name;

@@ -1,4 +1,4 @@
-// `performance`: what a tuning result says, else what `normal` would take, and whether the problem is still to be measured.
+// `performance`: the algorithm of a tuning result, else what `normal` would take, and whether the problem is still to be measured.
 #include <cstdio>
 
 #include "msctx/policy.h"
@@ -48,7 +48,7 @@ void Policy::tune(
   choice.reasons.insert(choice.reasons.begin(), "chosen as by normal: " + why);
 }
 
-// Takes the row of a result where this policy may; else says why not.
+// Takes the row of a result where this policy may; else adds the reason why not.
 bool Policy::follows(
     const Tuned& known, const ConvCall& call, Direction direction, Choice& choice, Decision& decision) const {
   const std::string label = label_of(known.name, known.math);

@@ -21,7 +21,7 @@ Mutexes& mutexes() {
   return *all;
 }
 
-PythonFunction teller = nullptr;
+PythonFunction warner = nullptr;
 
 void take() {
   for (std::mutex* mutex : mutexes().taken) mutex->lock();
@@ -45,10 +45,10 @@ std::mutex& fork_safe_mutex(bool is_short) {
   return *mutex;
 }
 
-bool tell(const std::string& kind, const std::string& text) {
-  return call_python(teller, 0, "(y)", (kind + "\n" + text).c_str()) != 0;
+bool warn(const std::string& kind, const std::string& text) {
+  return call_python(warner, 0, "(y)", (kind + "\n" + text).c_str()) != 0;
 }
 
-void set_teller(PythonFunction wanted) { teller = wanted; }
+void set_warner(PythonFunction wanted) { warner = wanted; }
 
 }  // namespace msctx

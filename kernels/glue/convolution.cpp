@@ -66,8 +66,8 @@ struct Traced {
   ~Traced() { is_traced = false; }
 };
 
-// What an operator of torch's is told beside its context's flags.
-struct Told {
+// Flags that an operator of torch's is given as arguments, beside its context's.
+struct GivenFlags {
   bool benchmark = false, deterministic = false, cudnn_enabled = true, allow_tf32 = true;
 };
 
@@ -83,7 +83,7 @@ struct Asked {
 
   Asked(
       Place place_, Taken taken, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
-      SymInts o, const c10::SymInt& groups, const Told& told = {})
+      SymInts o, const c10::SymInt& groups, const GivenFlags& given = {})
       : place(place_),
         policy(std::move(taken.policy)),
         books(taken.books),
@@ -100,11 +100,11 @@ struct Asked {
     const at::Context& torch = at::globalContext();
     call->torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
     if (is_cpu) return;
-    call->torch_is_deterministic |= torch.deterministicCuDNN() || told.deterministic;
-    call->torch_allows_tf32 = torch.allowTF32CuDNN(at::Float32Op::CONV) && told.allow_tf32;
+    call->torch_is_deterministic |= torch.deterministicCuDNN() || given.deterministic;
+    call->torch_allows_tf32 = torch.allowTF32CuDNN(at::Float32Op::CONV) && given.allow_tf32;
     call->allows_tf32 = call->torch_allows_tf32 && policy->allow_tf32 && policy->allow_fp32_emulation;
-    call->torch_allows_cudnn = torch.userEnabledCuDNN() && told.cudnn_enabled;
-    call->torch_benchmarks = torch.benchmarkCuDNN() || told.benchmark;
+    call->torch_allows_cudnn = torch.userEnabledCuDNN() && given.cudnn_enabled;
+    call->torch_benchmarks = torch.benchmarkCuDNN() || given.benchmark;
   }
   int threads() const { return place == Place::cpu ? at::get_num_threads() : 1; }
 
@@ -159,7 +159,7 @@ void count(const Asked& asked, const Decision& decision, const Ran& ran = {}) {
 }
 
 // For calls that are mostly a mistake: torch comes first, whose own error is the better one, and what it takes has fallen back.
-void tell_refused(const Asked& asked, Direction direction, const char* reason) {
+void report_refused(const Asked& asked, Direction direction, const char* reason) {
   const Decided decision = asked.policy->refuse(direction, text_of(*asked.call), reason, asked.books);
   if (decision == nullptr) return;
   complain(*asked.policy, *decision);
@@ -195,7 +195,7 @@ at::Tensor forward(
     const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == channels;
     if (!fits) {
       at::Tensor result = torch();
-      tell_refused(asked, Direction::fprop, "its bias has another type or shape");
+      report_refused(asked, Direction::fprop, "its bias has another type or shape");
       return result;
     }
   }
@@ -274,8 +274,8 @@ at::Tensor traced_convolution(
   if (inside_torch > 0 || !in_force(place)) return torch();
   Taken taken = msctx::policy(place);
   if (!taken.policy) return torch();
-  const Told told{benchmark, deterministic, cudnn_enabled, allow_tf32};
-  const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups, told);
+  const GivenFlags given{benchmark, deterministic, cudnn_enabled, allow_tf32};
+  const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups, given);
   return forward(asked, input, weight, bias, torch);
 }
 
@@ -311,8 +311,8 @@ Three convolution_backward(
   if (asked.call && !is_its_gradient()) {
     Three result = torch(output_mask);
     constexpr const char* reason = "its gradient has another type or shape than its result";
-    if (output_mask[0]) tell_refused(asked, Direction::dgrad, reason);
-    if (output_mask[1]) tell_refused(asked, Direction::wgrad, reason);
+    if (output_mask[0]) report_refused(asked, Direction::dgrad, reason);
+    if (output_mask[1]) report_refused(asked, Direction::wgrad, reason);
     return result;
   }
 

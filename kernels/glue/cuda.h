@@ -43,7 +43,7 @@ void add_failure(const ConvAlgorithm&, const ConvProblem&, Op, Reasons&);
 const char* kept(const std::string&);
 
 // Runs a row. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
-// Throws CudaFailed, and from then on the row says so of this problem.
+// Throws CudaFailed, and from then on the row rejects this problem for that reason.
 at::Tensor run_on_cuda(const ConvRow&, const ConvCall&, int64_t policy, const at::Tensor& first, const at::Tensor& second);
 
 // The memory format in which a convolution is computed: torch's own rule for cuDNN, which its shape functions follow.

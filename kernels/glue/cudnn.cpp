@@ -61,10 +61,10 @@ Cudnn cudnn;
 
 // --- descriptors -----------------------------------------------------------------------------------------------------
 
-// One problem and algorithm's arithmetic as cuDNN is told of it. Those of a thread are kept: to make them takes longer than many a launch.
+// One problem and algorithm's arithmetic as descriptors of cuDNN. Those of a thread are kept: to make them takes longer than many a launch.
 struct Described {
   Descriptor x = nullptr, w = nullptr, y = nullptr, convolution = nullptr;
-  std::vector<int> ranking[3];  // by Op: what the heuristic says, once it has been asked
+  std::vector<int> ranking[3];  // by Op: by the heuristic, once it has been asked
   bool is_ranked[3] = {};
   std::map<std::pair<Op, int>, std::pair<int, size_t>> support;  // status and workspace
 

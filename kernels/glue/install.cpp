@@ -19,7 +19,7 @@ InForce& in_force_at(Place place) {
   return all[int(place)];
 }
 
-std::atomic<int64_t> times_told_again{1};
+std::atomic<int64_t> times_warned_again{1};
 
 constexpr const char* hooked[] = {"aten::convolution", "aten::_convolution", "aten::convolution_backward"};
 
@@ -61,10 +61,10 @@ void install() {
 void complain(const Policy& policy, const Decision& decision) {
   if (!decision.fell_back || policy.fallback == Fallback::silent) return;
   if (policy.fallback == Fallback::warn) {
-    const int64_t now = times_told_again.load(std::memory_order_relaxed);
-    if (decision.told.load(std::memory_order_relaxed) == now) return;
-    if (!tell("fallback", decision.message)) {
-      decision.told.store(now, std::memory_order_relaxed);
+    const int64_t now = times_warned_again.load(std::memory_order_relaxed);
+    if (decision.warned.load(std::memory_order_relaxed) == now) return;
+    if (!warn("fallback", decision.message)) {
+      decision.warned.store(now, std::memory_order_relaxed);
       return;
     }
   }
@@ -76,10 +76,10 @@ void complain(const Policy& policy, const Decision& decision) {
 using namespace msctx;
 
 // Registers the hook; "" or what went wrong. To be called once.
-MSCTX_API const char* msctx_install(PythonFunction tell) {
+MSCTX_API const char* msctx_install(PythonFunction warn) {
   static std::string problem;
   try {
-    set_teller(tell);
+    set_warner(warn);
     glue::install();
   } catch (const std::exception& error) {
     problem = error.what();
@@ -120,7 +120,7 @@ MSCTX_API int msctx_threads_seen() {
 MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
 // Python has forgotten which warnings were given.
-MSCTX_API void msctx_tell_again() { glue::times_told_again++; }
+MSCTX_API void msctx_warn_again() { glue::times_warned_again++; }
 
 // 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const PolicyText* text) try {

@@ -38,7 +38,7 @@ at::Tensor cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : at::_ops::to_dtype::call(tensor, dtype, false, false, std::nullopt);
 }
 
-// Whether an error says that an operator has no kernel for its dtype.
+// Whether an error means that an operator has no kernel for its dtype.
 bool lacks_kernel(const c10::Error& error) {
   const std::string_view text = error.what_without_backtrace();
   for (const char* part :
@@ -103,7 +103,7 @@ class Governed final : public c10::OperatorKernel {
     return kind < 3 && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
   }
 
-  // Calls `see(tensor, position)` for each tensor among the inputs, by reference; lists are unpacked and packed again where it says so.
+  // Calls `see(tensor, position)` for each tensor among the inputs, by reference; lists are unpacked and packed again where it returns one.
   template <class See>
   void each(Stack& stack, size_t base, const See& see) const {
     int position = 0;
@@ -274,10 +274,10 @@ class Governed final : public c10::OperatorKernel {
       }
     }
     lacks.store(true, std::memory_order_relaxed);
-    if (policy.retries == 1 && !told_[found.widest == at::kHalf].exchange(true)) {
+    if (policy.retries == 1 && !warned_[found.widest == at::kHalf].exchange(true)) {
       const std::string name = op.schema().name();
       const std::string text = name + " has no kernel for " + c10::toString(found.widest) + " here: it is computed in float32 (enable_reduce_precision)";
-      TORCH_CHECK(!tell("enable_reduce_precision", text), "a warning that is an error here: ", text);
+      TORCH_CHECK(!warn("enable_reduce_precision", text), "a warning that is an error here: ", text);
     }
     stack->resize(base);
     stack->insert(stack->end(), given.begin(), given.end());
@@ -336,14 +336,14 @@ class Governed final : public c10::OperatorKernel {
     if (!lowered.load(std::memory_order_relaxed) || asked_scaler.load(std::memory_order_relaxed)) return;
     if (tensor.scalar_type() != at::kHalf && !policy.rule(slot_).through) return;
     asked_scaler.store(true, std::memory_order_relaxed);
-    TORCH_CHECK(!tell("grad_scaler", ""), "a warning that is an error here: a backward pass in float16 without a scaled loss");
+    TORCH_CHECK(!warn("grad_scaler", ""), "a warning that is an error here: a backward pass in float16 without a scaled loss");
   }
 
   int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;
   bool keeps_, has_statistics_ = false;
   std::vector<int> inputs_, weights_;  // places of arguments; places of weights among those that are tensors
   Before before_;
-  std::atomic<bool> lacks_[2]{}, told_[2]{};  // for bfloat16, for float16
+  std::atomic<bool> lacks_[2]{}, warned_[2]{};  // for bfloat16, for float16
 };
 
 bool is_functional(const c10::FunctionSchema& schema) {
@@ -361,16 +361,15 @@ using namespace msctx;
 using namespace msctx::glue;
 
 // Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors. `keeps`: those
-// of whose frozen weights casts may be kept.
-// Returns how many overloads; -1: something went wrong, which `problem` tells.
-MSCTX_API int msctx_precision_install(int device, const char* const* names, const uint8_t* keeps, int count, const char** problem) {
-  static std::string text;
+// of whose frozen weights casts may be kept. "" or what went wrong.
+MSCTX_API const char* msctx_precision_install(int device, const char* const* names, const uint8_t* keeps, int count) {
+  static std::string problem;
+  problem.clear();
   try {
     const Silent silent;
     const c10::DispatchKey key = keys_of_devices[device];
     std::map<std::string, int> slots;
     for (int i = 0; i < count; i++) slots[std::string("aten::") + names[i]] = i;
-    int found = 0;
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
       const auto slot = slots.find(name.name);
       if (slot == slots.end()) continue;
@@ -378,14 +377,11 @@ MSCTX_API int msctx_precision_install(int device, const char* const* names, cons
       if (!op || !is_functional(op->schema())) continue;
       auto kernel = std::make_unique<Governed>(*op, slot->second, device, keeps[slot->second] != 0, before(*op, key));
       library("aten", key).impl(c10::toString(name).substr(6).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
-      found++;
     }
-    return found;
   } catch (const std::exception& error) {
-    text = error.what();
-    *problem = text.c_str();
-    return -1;
+    problem = error.what();
   }
+  return problem.c_str();
 }
 
 // An optimizer begins its step (1), or has ended it (0).

@@ -29,7 +29,7 @@ Before anothers(const c10::OperatorHandle&, c10::DispatchKey);
 torch::Library& library(const char* ns, c10::DispatchKey);
 
 // Kernels of ours, and whether the dispatcher still calls them: another library may register over them at any time. They are registered by
-// TORCH_FN: code of their own is what tells them from others.
+// TORCH_FN: code of their own distinguishes them from others.
 class InForce {
  public:
   // Call it once the kernels are registered.

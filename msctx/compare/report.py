@@ -212,7 +212,7 @@ def _class(row: Mapping[str, Any], cell: Mapping[str, Any]) -> str:
 
 
 def _bytes(number: int | None) -> str:
-    from msctx.native.table import size
+    from msctx.native.rows import size
 
     return size(number) if number else ""
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from msctx.compare.choose import is_gain, measured
-from msctx.native.table import size
+from msctx.native.rows import size
 
 MANY = 12
 """Lines of reasons."""

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from msctx import locks
+from msctx.native import models as models_
 from msctx.native import named_modules, watching
+from msctx.native.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
 
 lock = locks.reentrant()
-_numbers: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-"""Each model that was ever watched has a number."""
-_next = itertools.count(1)
-_open: Counter[int] = Counter()
-"""Number of a model → how many open contexts watch it."""
 _times = 0
 """How often a model has begun or ceased to be acted on."""
-_gone: deque[int] = deque()
-"""Numbers of models that have died. Garbage collection may report one at any moment: whoever asks next forgets them."""
 
 Listener = Callable[["nn.Module"], None]
 _begins: list[Listener] = []
@@ -35,7 +27,7 @@ class Watched:
     """The models of one context: it keeps them from entry to entry. Of the base, which is never left, they are for the process."""
 
     def __init__(self, *, is_open: bool = False) -> None:
-        self._models: dict[int, weakref.ref[nn.Module]] = {}
+        self._models: dict[Model, None] = {}
         self._entries = int(is_open)
         self._moments: list[int] = []
 
@@ -45,16 +37,14 @@ class Watched:
         if not isinstance(model, nn.Module):
             raise TypeError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
         with lock:
-            number = _numbers.get(model)
-            if number is None:
-                number = _numbers[model] = next(_next)
-            named_modules.watch(model)
-            watching.watch(model, number)
-            if number in self._models:
+            found = models_.record(model)
+            named_modules.watch(found, model)
+            watching.watch(found, model)
+            if found in self._models:
                 return
-            self._models = {known: ref for known, ref in self._models.items() if ref() is not None or self._entries}
-            self._models[number] = weakref.ref(model, lambda _: _gone.append(number))
-            if self._entries and _count(number):
+            self._models = {known: None for known in self._models if known.module() is not None or self._entries}
+            self._models[found] = None
+            if self._entries and _count(found):
                 _tell([model])
 
     @contextmanager
@@ -63,7 +53,7 @@ class Watched:
         with lock:
             self._moments.append(now())
             self._entries += 1
-            begun = [reference() for number, reference in self._models.items() if self._entries == 1 and _count(number)]
+            begun = [model.module() for model in self._models if self._entries == 1 and _count(model)]
         try:
             _tell(begun)
             yield
@@ -76,23 +66,23 @@ class Watched:
             self._moments.pop()
             self._entries -= 1
             if not self._entries:
-                for number, reference in self._models.items():
-                    _end(number, reference())
+                for model in self._models:
+                    _end(model)
 
     def since(self) -> int:
         """The moment of the last entry that was not left."""
         return self._moments[-1]
 
 
-def _count(number: int) -> bool:
+def _count(model: Model) -> bool:
     """One more open context watches a model; whether it is the first."""
     global _times
-    _open[number] += 1
-    if _open[number] > 1:
+    models_.OPEN[model] += 1
+    if models_.OPEN[model] > 1:
         return False
     _times += 1
-    watching.turn(number, on=True)
-    named_modules.turn(number, watching.model_of(number), on=True, moment=_times)
+    watching.turn(model, on=True)
+    named_modules.turn(model, on=True, moment=_times)
     return True
 
 
@@ -103,18 +93,18 @@ def _tell(begun: Iterable[nn.Module | None]) -> None:
                 listener(model)  # type: ignore[arg-type]
 
 
-def _end(number: int, model: nn.Module | None) -> None:
+def _end(model: Model) -> None:
     global _times
-    _open[number] -= 1
-    if _open[number]:
+    models_.OPEN[model] -= 1
+    if models_.OPEN[model]:
         return
-    del _open[number]
+    del models_.OPEN[model]
     _times += 1
-    watching.turn(number, on=False)
-    named_modules.turn(number, model, on=False, moment=_times)
-    if model is not None:
+    watching.turn(model, on=False)
+    named_modules.turn(model, on=False, moment=_times)
+    if (module := model.module()) is not None:
         for listener in _ends:
-            listener(model)
+            listener(module)
 
 
 OF_PROCESS = Watched(is_open=True)
@@ -122,25 +112,26 @@ OF_PROCESS = Watched(is_open=True)
 
 def _forget_the_gone() -> None:
     """The process's: what a context has watched while it was open counts until it is left."""
-    while _gone:
-        number = _gone.popleft()
-        if OF_PROCESS._models.pop(number, None) is not None:
-            _end(number, None)
+    while models_.GONE:
+        model = models_.GONE.popleft()
+        if model in OF_PROCESS._models:
+            del OF_PROCESS._models[model]
+            _end(model)
 
 
 def models() -> list[nn.Module]:
     """Those that are acted on now."""
     with lock:
         _forget_the_gone()
-        return [model for number in _open if (model := watching.model_of(number)) is not None]
+        return [module for model in models_.OPEN if (module := model.module()) is not None]
 
 
 def number_of(model: nn.Module) -> int:
-    return _numbers[model]
+    return models_.record(model).number
 
 
 def is_open(number: int) -> bool:
-    return number in _open
+    return number in {model.number for model in models_.open_ones()}
 
 
 def now() -> int:
@@ -152,7 +143,7 @@ def now() -> int:
 
 def any_since(moment: int) -> bool:
     """Whether any model was acted on at some time since then, or could be."""
-    return _times > moment or bool(_open)
+    return _times > moment or bool(models_.OPEN)
 
 
 def listen(begin: Listener, end: Listener | None = None) -> None:

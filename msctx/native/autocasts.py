@@ -22,13 +22,13 @@ from msctx.native.installed import Held, at_work
 class _Here(threading.local):
     def __init__(self) -> None:
         self.device: Any = None  # of the autocast that is being entered or left
-        self.next: Carried | None = None  # the checkpoint that is about to be computed again
+        self.next: precision.Carried | None = None  # the checkpoint that is about to be computed again
 
 
 _here = _Here()
 
 
-class Carried(dict[str, Any]):
+class Arguments(dict[str, Any]):
     """The arguments of the autocast that a checkpoint enters last, with the policies of its forward pass.
 
     That they are taken, by ``**``, shows that the checkpoint is about to be computed again.
@@ -36,14 +36,14 @@ class Carried(dict[str, Any]):
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__(arguments)
-        self.state = precision.carried()
-        self._release = _keep_hooks(self.state)
+        self.carried = precision.carried()
+        self._release = _keep_hooks(self.carried)
 
     def __iter__(self) -> Iterator[str]:  # without it ** would not ask for the keys
         return super().__iter__()
 
     def keys(self) -> Any:
-        _here.next = self
+        _here.next = self.carried
         return super().keys()
 
     def __del__(self) -> None:
@@ -54,11 +54,8 @@ def _install() -> Callable[[], None]:
     import torch
     from torch.utils import checkpoint
 
-    set_enabled, set_cache, arguments_of = (
-        torch.set_autocast_enabled,
-        torch.set_autocast_cache_enabled,
-        checkpoint._get_autocast_kwargs,
-    )
+    set_enabled, set_cache = torch.set_autocast_enabled, torch.set_autocast_cache_enabled
+    arguments_of = checkpoint._get_autocast_kwargs
 
     def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
         _here.device = args[0] if args else None
@@ -73,19 +70,19 @@ def _install() -> Callable[[], None]:
         return device, _carry(cpu)
 
     ours = (
-        (torch, "set_autocast_enabled", set_autocast_enabled, set_enabled),
-        (torch, "set_autocast_cache_enabled", set_autocast_cache_enabled, set_cache),
-        (checkpoint, "_get_autocast_kwargs", _get_autocast_kwargs, arguments_of),
+        (torch, set_autocast_enabled, set_enabled),
+        (torch, set_autocast_cache_enabled, set_cache),
+        (checkpoint, _get_autocast_kwargs, arguments_of),
     )
-    for module, name, function, _ in ours:
-        setattr(module, name, function)
+    for module, function, _ in ours:
+        setattr(module, function.__name__, function)
     by_jit = torch._C._jit_set_autocast_mode(False)  # TorchScript inserts the casts of torch's own lists into its graphs
 
     def remove() -> None:
         torch._C._jit_set_autocast_mode(by_jit)
-        for module, name, function, found in ours:
-            if getattr(module, name) is function:  # else somebody has wrapped it since
-                setattr(module, name, found)
+        for module, function, found in ours:
+            if getattr(module, function.__name__) is function:  # else somebody has wrapped it since
+                setattr(module, function.__name__, found)
 
     return remove
 
@@ -94,16 +91,16 @@ _hook = Held(_install)
 want, release = _hook.want, _hook.release
 
 
-def _keep_hooks(state: precision.Carried) -> Callable[[], None]:
+def _keep_hooks(carried: precision.Carried) -> Callable[[], None]:
     """A checkpoint that may be computed again needs the hooks of its policies, also after the block. Returns what releases them."""
-    names = [name for text in state.texts.values() for name in precision.send(text).modules]
+    names = [name for policy in carried.policies.values() for name in policy.modules]
     with at_work.lock:
-        named_modules.want(names, state.models)
+        named_modules.want(names, carried.models)
         want(1)
     at_work.tidy()
 
     def let_go() -> None:
-        named_modules.release(names, state.models)
+        named_modules.release(names, carried.models)
         release(1)
 
     return let_go
@@ -113,9 +110,9 @@ def _keep_hooks(state: precision.Carried) -> Callable[[], None]:
 def _note() -> None:
     device, _here.device = _here.device, None
     checkpoint, _here.next = _here.next, None
-    precision.note_autocast(device, None if checkpoint is None else checkpoint.state)
+    precision.note_autocast(device, checkpoint)
 
 
 @outside_dynamo
 def _carry(arguments: dict[str, Any]) -> dict[str, Any]:
-    return Carried(arguments) if precision.texts_here() else arguments
+    return Arguments(arguments) if precision.here.policies else arguments

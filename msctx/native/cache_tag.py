@@ -16,7 +16,7 @@ TAG, DISABLED = "cache_key_tag", "force_disable_caches"
 
 
 class _Asked:
-    """What is asked for, by thread, and what was found before the first asked."""
+    """What is asked for, by thread, and what was found before the first asked: the overrides of both entries, and the tag."""
 
     def __init__(self) -> None:
         self.by_thread: dict[int, str] = {}
@@ -32,44 +32,48 @@ class _Asked:
         if self.found is None:
             self.found = override(config, TAG), override(config, DISABLED), config.cache_key_tag
         tag, disabled, users = self.found
-        contents = sorted(set(self.by_thread.values()))
-        if not contents:
+        contents = {*self.by_thread.values()}
+        if contents:
+            config.cache_key_tag = users + "".join(sorted(contents))
+        else:
             put_override(config, TAG, tag)
             self.found = None
-        else:
-            config.cache_key_tag = users + "".join(contents)
         if len(contents) > 1:
             config.force_disable_caches = True
         elif not is_threads_own(config, DISABLED):
             put_override(config, DISABLED, disabled)
 
 
-class _Own(threading.local):
+class _Here(threading.local):
     def __init__(self) -> None:
         self.asked = _Asked()
         self.is_put = False
 
 
-_own = _Own()
-_process = _Asked()
+_here, _process = _Here(), _Asked()
 _lock = locks.plain()
 
 
 def put(content: str | None) -> None:
     """Distinguish code that this thread compiles by *content*; None: by the user's tag alone, as it was found."""
-    import torch.compiler.config as config
-
-    _own.is_put = content is not None
-    if is_threads_own(config, TAG):
-        _own.asked.put(content)
+    _here.is_put = content is not None
+    if is_threads_own_tag():
+        _here.asked.put(content)
     else:
         with _lock:
             _process.put(content)
 
 
+def is_threads_own_tag() -> bool:
+    """Whether each thread has a configuration of its own."""
+    import torch.compiler.config as config
+
+    return is_threads_own(config, TAG)
+
+
 def is_put() -> bool:
     """Whether this thread asks for something."""
-    return _own.is_put
+    return _here.is_put
 
 
 def _after_fork() -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from msctx import locks
 from msctx.native import core
-from msctx.native.rows import Rows
+from msctx.native.rows import Row, Rows, size
 from msctx.options.conv_rules import ConvRule, rules_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Shape = tuple[int, ...]
 
@@ -55,7 +52,7 @@ class ConvProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Row):
     """How one problem was computed.
 
     Attributes:
@@ -91,9 +88,6 @@ class Choice:
     weights_prepared: int
     reasons: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Choices(Rows[Choice]):
     """Rows of what ran, in the order in which the problems were first met. Prints as a table.
@@ -103,10 +97,20 @@ class Choices(Rows[Choice]):
 
     EMPTY = "no convolution has run under a policy"
 
-    def _table(self) -> Table:
-        from msctx.native import table
+    def _table(self) -> tuple[list[str], Iterator[list[Any]]]:
+        from rich.text import Text
 
-        return table.table(self)
+        kept = ["kept"] if any(row.weights_kept for row in self) else []
+
+        def cells(row: Choice) -> list[Any]:
+            """Under the problem: why those ahead of what ran did not run."""
+            problem = Text(f"{row.module}: " * bool(row.module) + str(row.problem))
+            problem.append("".join(f"\n  {reason}" for reason in row.reasons), "dim")
+            counted = [str(row.calls), *([str(row.weights_kept)] if kept else [])]
+            error = f"{row.error:.1e}" if row.error else ""
+            return [row.direction, problem, row.asked, row.ran, row.provider, row.math, error, size(row.workspace), *counted]
+
+        return ["direction", "problem", "asked", "ran", "by", "math", "error", "workspace", "calls", *kept], map(cells, self)
 
 
 def rows() -> Choices:
@@ -117,7 +121,8 @@ def rows() -> Choices:
 def _rows(book: int | None) -> Choices:
     if (library := core.loaded()) is None:
         return Choices()
-    found = library.rows(book)
+    if (found := library.c.msctx_book_rows(book)) is None:
+        raise MemoryError
     return Choices(map(_choice, found["rows"]), found["dropped"])
 
 
@@ -132,9 +137,6 @@ class Tally:
         self._lock = locks.plain()
         self._open = 0
         self._book: int | None = None
-
-    def __deepcopy__(self, memo: object) -> Tally:
-        return Tally(self._rules)
 
     def __reduce__(self) -> tuple[type[Tally], tuple[tuple[str, ...]]]:
         return Tally, (self._rules,)  # what was counted in one process means nothing in another
@@ -151,9 +153,10 @@ class Tally:
 
     def _begin(self, library: core.Core) -> None:
         if self._book is None:
-            self._book = library.new_book(self._parsed())
-            weakref.finalize(self, library.delete_book, self._book).atexit = False
-        library.open_book(self._book)
+            rules = self._parsed()
+            self._book = library.c.msctx_book_new(core.rules_of(rules), len(rules))
+            weakref.finalize(self, library.c.msctx_book_delete, self._book).atexit = False
+        library.c.msctx_book_open(self._book)
 
     def _parsed(self) -> tuple[ConvRule, ...]:
         return tuple(rule for text in self._rules for rule in rules_of(text))
@@ -169,8 +172,10 @@ class Tally:
                     _early.remove(self)
             if self._book is None or (library := core.loaded()) is None:
                 return []
-            unmatched = library.unmatched(self._book)
-            library.close_book(self._book)
+            unmatched: list[int] = []
+            while (place := library.c.msctx_book_unmatched(self._book, unmatched[-1] + 1 if unmatched else 0)) >= 0:
+                unmatched.append(place)
+            library.c.msctx_book_close(self._book)
         return [str(self._parsed()[place]).partition(": ")[0] for place in unmatched]
 
     def choices(self) -> Choices:
@@ -193,42 +198,25 @@ core.ON_LOAD.append(_begin_early)
 
 
 def _choice(entry: dict[str, Any]) -> Choice:
-    shape = _numbers(entry["input"])
+    """A row of the library, whose fields are those of a choice and of its problem."""
+    shape = _numbers(entry.pop("input"))
     axes = max(0, len(shape) - 2)
-    again = entry["computed_again"]
-    note = (
-        [
+    along = {name: _numbers(entry.pop(name), axes) for name in ("stride", "padding", "dilation", "output_padding")}
+    problem = ConvProblem(
+        input=shape,
+        weight=_numbers(entry.pop("weight")),
+        **along,
+        groups=int(entry.pop("groups") or 1),
+        transposed=entry.pop("transposed") == "true",
+        dtype=entry.pop("dtype").lower(),
+        layout=entry.pop("layout"),
+    )
+    reasons = entry.pop("reasons")
+    if again := entry.pop("computed_again"):
+        reasons.append(
             f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"
-        ]
-        if again
-        else []
-    )
-    return Choice(
-        direction=entry["direction"],
-        problem=ConvProblem(
-            input=shape,
-            weight=_numbers(entry["weight"]),
-            stride=_numbers(entry["stride"], axes),
-            padding=_numbers(entry["padding"], axes),
-            dilation=_numbers(entry["dilation"], axes),
-            output_padding=_numbers(entry["output_padding"], axes),
-            groups=int(entry["groups"] or 1),
-            transposed=entry["transposed"] == "true",
-            dtype=entry["dtype"].lower(),
-            layout=entry["layout"],
-        ),
-        module=entry["module"],
-        asked=entry["asked"],
-        ran=entry["ran"],
-        provider=entry["provider"],
-        math=entry["math"],
-        error=entry["error"],
-        workspace=entry["workspace"],
-        calls=entry["calls"],
-        weights_kept=entry["weights_kept"],
-        weights_prepared=entry["weights_prepared"],
-        reasons=(*entry["reasons"], *note),
-    )
+        )
+    return Choice(problem=problem, reasons=tuple(reasons), **entry)
 
 
 def _numbers(text: str, axes: int = 0) -> Shape:

@@ -41,7 +41,7 @@ class InForce:
                 number = tuning.table(library, policy.tuning_file, self.place) if policy.measures else 0
                 library.set_policy(self.place, _as_asked(policy, number))
             elif (loaded := core.loaded()) is not None:
-                loaded.clear_policy(self.place)
+                loaded.set_policy(self.place, None)
                 tuning.keep(loaded)
             self.policy = policy
 

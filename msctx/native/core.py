@@ -1,4 +1,4 @@
-"""The loaded library: loading and checking it, and its C functions in Python's words."""
+"""The loaded library: loading and checking it, and its C functions with Python's types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msctx.options.conv_policy import FLAGS, ConvPolicy
 from msctx.options.conv_rules import DIRECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ISA_VARIABLE = "MSCTX_ISA"
 FALLBACKS = ("warn", "error", "silent")
@@ -23,6 +23,52 @@ PLACES = ("cpu", "cuda")
 """The kinds of devices that have a policy of their own."""
 CUDA = ("libcudnn.so.9", "libtorch_cuda.so", "CUDA")
 """The libraries in which torch has cuDNN and its handle, and the dispatch key of its tensors."""
+
+# --- types of the C functions -----------------------------------------------------------------------------------------
+
+_free = ctypes.CDLL(None).free
+_free.argtypes = [c_void_p]
+
+
+class STR(c_char_p):
+    """An argument of type ``str``."""
+
+    @classmethod
+    def from_param(cls, value: str) -> Any:
+        return value.encode()
+
+
+def _enough(found: int | None, *_: Any) -> int:
+    if not found:
+        raise MemoryError
+    return found
+
+
+def _read_json(text: int | None, *_: Any) -> Any:
+    try:
+        return None if text is None else json.loads(ctypes.string_at(text))
+    finally:
+        _free(text)
+
+
+TEXT = c_char_p, lambda found, *_: None if found is None else found.decode()
+DONE = c_int, _enough
+"""0: there was no memory, which raises ``MemoryError``."""
+HANDLE = c_void_p, _enough
+JSON = c_void_p, _read_json
+"""A text of JSON, which the caller frees; ``None`` where the pointer is null."""
+
+
+def declared(library: Any, signatures: Mapping[str, tuple[Any, list[Any]]]) -> Any:
+    """The library, of whose functions these now have their types: name → result, arguments."""
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        if isinstance(result, tuple):
+            function.restype, function.errcheck = result
+        else:
+            function.restype = result
+    return library
 
 
 class _Condition(Structure):
@@ -60,32 +106,31 @@ class _Tuned(Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "msctx_isa": (c_char_p, [c_int]),
-    "msctx_isa_in_use": (c_char_p, []),
-    "msctx_use_isa": (c_int, [c_char_p]),
-    "msctx_install": (c_char_p, [py_object]),
-    "msctx_tell_again": (None, []),
+    "msctx_isa": (TEXT, [c_int]),
+    "msctx_isa_in_use": (TEXT, []),
+    "msctx_use_isa": (c_int, [STR]),
+    "msctx_install": (TEXT, [py_object]),
+    "msctx_warn_again": (None, []),
     "msctx_leave_python": (None, []),
-    "msctx_install_cuda": (c_char_p, [c_char_p, c_char_p, c_char_p]),
-    "msctx_serve_cuda_kernels": (c_char_p, [py_object, c_char_p]),
-    "msctx_hook_problem": (c_char_p, [c_int]),
+    "msctx_install_cuda": (TEXT, [STR, STR, STR]),
+    "msctx_serve_cuda_kernels": (c_char_p, [py_object, STR]),
+    "msctx_hook_problem": (TEXT, [c_int]),
     "msctx_threads_seen": (c_int, []),
     "msctx_torch_threads": (c_int, []),
-    "msctx_set_policy": (c_int, [c_int, POINTER(_Policy)]),
-    "msctx_free": (None, [c_void_p]),
-    "msctx_book_new": (c_void_p, [POINTER(_Rule), c_int]),
+    "msctx_set_policy": (DONE, [c_int, POINTER(_Policy)]),
+    "msctx_book_new": (HANDLE, [POINTER(_Rule), c_int]),
     "msctx_book_delete": (None, [c_void_p]),
-    "msctx_book_open": (c_int, [c_void_p]),
-    "msctx_book_close": (c_int, [c_void_p]),
-    "msctx_book_rows": (c_void_p, [c_void_p]),
+    "msctx_book_open": (DONE, [c_void_p]),
+    "msctx_book_close": (DONE, [c_void_p]),
+    "msctx_book_rows": (JSON, [c_void_p]),
     "msctx_book_unmatched": (c_int, [c_void_p, c_int]),
-    "msctx_learn": (c_int, [c_int32, POINTER(_Tuned), c_int]),
-    "msctx_measured": (c_void_p, []),
+    "msctx_learn": (DONE, [c_int32, POINTER(_Tuned), c_int]),
+    "msctx_measured": (JSON, []),
     "msctx_measurements": (c_int64, []),
     "msctx_ask_before_measuring": (None, [py_object]),
-    "msctx_watch": (c_int, [c_void_p, c_int64, c_char_p, c_char_p, c_char_p, c_int64]),
-    "msctx_unwatch": (None, [c_void_p, c_int64, c_char_p, c_int64]),
-    "msctx_watch_model": (c_int, [c_int64, c_int]),
+    "msctx_watch": (DONE, [c_void_p, c_int64, STR, STR, STR, c_int64]),
+    "msctx_unwatch": (None, [c_void_p, c_int64, STR, c_int64]),
+    "msctx_watch_model": (DONE, [c_int64, c_int]),
     "msctx_watch_misses": (c_int64, []),
     "msctx_watch_lost": (c_int64, []),
 }
@@ -105,35 +150,27 @@ class Tuned(NamedTuple):
     exact: bool
 
 
-def declared(library: Any, signatures: dict[str, tuple[Any, list[Any]]]) -> Any:
-    """The library, of whose functions these now have their types: name → result, arguments."""
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
-
-
 class Core:
-    """The library in this process. Its functions release the GIL."""
+    """The library in this process; ``c`` has its functions, which release the GIL."""
 
     def __init__(self, path: str) -> None:
         import torch
 
         torch.ops.load_library(path)
         self.path = path
-        self._c = self.c = declared(ctypes.CDLL(path), _SIGNATURES)
+        self.c = c = declared(ctypes.CDLL(path), _SIGNATURES)
         self._has_cuda = False
         self._choose_isa()
-        if problem := self._c.msctx_install(_told).decode():
+        if problem := c.msctx_install(_warn):
             raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
-        if self._c.msctx_torch_threads() > 1 and self._c.msctx_threads_seen() < 2:
+        if c.msctx_torch_threads() > 1 and c.msctx_threads_seen() < 2:
             raise NativeError("the native core runs on one thread only: it was not built for the OpenMP that torch uses")
-        atexit.register(self._c.msctx_leave_python)
-        notices.FORGOTTEN.append(self._c.msctx_tell_again)
+        atexit.register(c.msctx_leave_python)
+        notices.FORGOTTEN.append(c.msctx_warn_again)
 
     def _choose_isa(self) -> None:
         wanted = os.environ.get(ISA_VARIABLE)
-        if wanted and not self._c.msctx_use_isa(wanted.encode()):
+        if wanted and not self.c.msctx_use_isa(wanted):
             near = nearest(wanted.lower(), self.isas())
             hint = f"; did you mean {near}?" if near else ""
             raise NativeError(f"{ISA_VARIABLE}={wanted!r}: this processor has {', '.join(self.isas())}{hint}")
@@ -141,73 +178,39 @@ class Core:
     def isas(self) -> list[str]:
         """The instruction sets of this processor that the kernels are built for, best first."""
         found: list[str] = []
-        while (name := self._c.msctx_isa(len(found))) is not None:
-            found.append(name.decode())
+        while (name := self.c.msctx_isa(len(found))) is not None:
+            found.append(name)
         return found
 
     def isa(self) -> str:
-        return str(self._c.msctx_isa_in_use().decode())
+        return str(self.c.msctx_isa_in_use())
 
     def hook_problem(self, place: str = "cpu") -> str:
         """``""`` while PyTorch's dispatcher calls our kernels, else whose it calls."""
-        return str(self._c.msctx_hook_problem(PLACES.index(place)).decode())
+        return str(self.c.msctx_hook_problem(PLACES.index(place)))
 
     def install_cuda(self, cudnn: str, torch_cuda: str, key: str) -> None:
-        """Have convolutions of CUDA tensors come to us, too; once is enough. What is given is as in :data:`CUDA`."""
+        """Hook convolutions of CUDA tensors, too; once is enough. The arguments are as in :data:`CUDA`."""
         if self._has_cuda:
             return
-        if problem := self._c.msctx_install_cuda(cudnn.encode(), torch_cuda.encode(), key.encode()).decode():
+        if problem := self.c.msctx_install_cuda(cudnn, torch_cuda, key):
             raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
         self._has_cuda = True
         from msctx.native.cuda import driver, plans
 
         # without a driver nothing of ours runs there, as its rows show
-        self._c.msctx_serve_cuda_kernels(plans.plan, driver.LIBRARY.encode())
+        self.c.msctx_serve_cuda_kernels(plans.plan, driver.LIBRARY)
 
     def cuda_problem(self) -> str:
-        """``""`` while convolutions of CUDA tensors come to us, or may yet."""
+        """``""`` while convolutions of CUDA tensors are hooked, or may yet be."""
         return self.hook_problem("cuda") if self._has_cuda else ""
 
     def set_policy(self, place: str, policy: Any) -> None:
-        """Put what :func:`policy_of` returned in force."""
-        if not self._c.msctx_set_policy(PLACES.index(place), ctypes.byref(policy)):
-            raise NativeError("the native core could not take the policy: there is no memory left")
-
-    def clear_policy(self, place: str) -> None:
-        self._c.msctx_set_policy(PLACES.index(place), None)
-
-    def new_book(self, rules: tuple[Any, ...]) -> int:
-        """A book in which the calls are counted that are made while it is open, by a context with these rules; to be deleted."""
-        if not (book := self._c.msctx_book_new(_rules(rules), len(rules))):
-            raise MemoryError
-        return int(book)
-
-    def delete_book(self, book: int) -> None:
-        self._c.msctx_book_delete(book)
-
-    def open_book(self, book: int) -> None:
-        if not self._c.msctx_book_open(book):
-            raise MemoryError
-
-    def close_book(self, book: int) -> None:
-        if not self._c.msctx_book_close(book):
-            raise MemoryError
-
-    def unmatched(self, book: int) -> list[int]:
-        """Which of its rules matched no convolution since it was opened, though convolutions were run under them."""
-        found: list[int] = []
-        while (place := self._c.msctx_book_unmatched(book, found[-1] + 1 if found else 0)) >= 0:
-            found.append(place)
-        return found
-
-    def rows(self, book: int | None) -> dict[str, Any]:
-        """What a book has (``None``: that of the process): the rows, and how many were dropped since there were too many."""
-        if not (text := self._c.msctx_book_rows(book)):
-            raise MemoryError
-        return dict(self._read(text))
+        """Put what :func:`policy_of` returned in force; ``None``: no policy."""
+        self.c.msctx_set_policy(PLACES.index(place), None if policy is None else ctypes.byref(policy))
 
     def learn(self, table: int, entries: Sequence[Tuned]) -> None:
-        """Give the library the entries of a tuning file, as the table of this number; what it knows already stays."""
+        """Add the entries of a tuning file to the table of this number; entries that it has already stay."""
         array = (_Tuned * max(1, len(entries)))()
         for slot, entry in zip(array, entries, strict=False):
             ratios = [_Measured(label.encode(), ratio or 0.0) for label, ratio in entry.measured.items()]
@@ -215,52 +218,24 @@ class Core:
                 setattr(slot, name, getattr(entry, name).encode())
             slot.threads, slot.exact, slot.count = entry.threads, entry.exact, len(ratios)
             slot.measured = (_Measured * max(1, len(ratios)))(*ratios)
-        if not self._c.msctx_learn(table, array, len(entries)):
-            raise MemoryError
+        self.c.msctx_learn(table, array, len(entries))
 
     def measured(self) -> list[dict[str, Any]]:
         """What was measured since the last call."""
-        text = self._c.msctx_measured()
-        return self._read(text) if text else []
+        return self.c.msctx_measured() or []
 
     def measurements(self) -> int:
         """How many problems this process has measured."""
-        return int(self._c.msctx_measurements())
+        return int(self.c.msctx_measurements())
 
     def ask_before_measuring(self, permission: Callable[[int], int]) -> None:
-        """Have *permission* called in the thread of a convolution that is about to be measured for the table of a number, and while
-        it is."""
+        """Call *permission* in the thread of a convolution with the number of its table before and while it is measured."""
         self._permission = permission  # kept: the library calls it as long as the process lives
-        self._c.msctx_ask_before_measuring(permission)
-
-    def _read(self, text: int) -> Any:
-        try:
-            return json.loads(ctypes.string_at(text))
-        finally:
-            self._c.msctx_free(text)
-
-    def watch(self, storage: int, offset: int, shape: str, dtype: str, path: str, model: int) -> None:
-        if not self._c.msctx_watch(storage, offset, shape.encode(), dtype.encode(), path.encode(), model):
-            raise MemoryError
-
-    def unwatch(self, storage: int, offset: int, path: str, model: int) -> None:
-        self._c.msctx_unwatch(storage, offset, path.encode(), model)
-
-    def watch_model(self, model: int, *, is_open: bool) -> None:
-        if not self._c.msctx_watch_model(model, is_open):
-            raise MemoryError
-
-    def watch_misses(self) -> int:
-        """How many weights were met since the last call that nobody had named, and are still alive; each counts once."""
-        return int(self._c.msctx_watch_misses())
-
-    def watch_lost(self) -> int:
-        """How many named weights are gone."""
-        return int(self._c.msctx_watch_lost())
+        self.c.msctx_ask_before_measuring(permission)
 
 
 def policy_of(policy: ConvPolicy, tuning: int) -> Any:
-    """A policy as the library takes it; *tuning*: the number of its table of tuning results."""
+    """A policy as the library reads it; *tuning*: the number of its table of tuning results."""
     options = _Options(
         workspace_limit=-1 if policy.conv_workspace_limit is None else policy.conv_workspace_limit,
         max_error=policy.conv_max_error or 0.0,
@@ -268,10 +243,10 @@ def policy_of(policy: ConvPolicy, tuning: int) -> Any:
         tuning=tuning,
         **{flag: getattr(policy, flag) for flag in FLAGS},
     )
-    return _Policy(options=options, asked=_names(policy.algorithms), rules=len(policy.rules), rule=_rules(policy.rules))
+    return _Policy(options=options, asked=_names(policy.algorithms), rules=len(policy.rules), rule=rules_of(policy.rules))
 
 
-def _rules(rules: tuple[Any, ...]) -> Any:
+def rules_of(rules: tuple[Any, ...]) -> Any:
     found = (_Rule * max(1, len(rules)))()
     for slot, rule in zip(found, rules, strict=False):
         conditions = [_Condition(field.encode(), pattern.encode()) for field, pattern in rule.conditions]
@@ -287,10 +262,10 @@ def _names(asked: dict[str, str | None]) -> Any:
 ON_LOAD: list[Callable[[Core], None]] = []
 """Called with the library once it is there."""
 WORDED: dict[str, Callable[[], str]] = {}
-"""Kinds of messages whose text Python finds; ``""``: no message."""
+"""Kinds of warnings whose text Python finds; ``""``: no warning."""
 
 
-def _told(message: bytes) -> int:
+def _warn(message: bytes) -> int:
     """Called by the library in the thread of the convolution; 1: raise there."""
     kind, _, text = message.decode(errors="replace").partition("\n")
     try:
@@ -301,6 +276,8 @@ def _told(message: bytes) -> int:
         return 1
     return 0
 
+
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 forked = False
 """Whether this process was forked, with or without the library in it."""

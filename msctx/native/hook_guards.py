@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from msctx.native import cache_tag
 from msctx.native.installed import Held
-from msctx.torch_config import is_threads_own, override, put_override
+from msctx.torch_config import override, put_override
 
 KEY = "skip_nnmodule_hook_guards"
 
@@ -56,16 +57,10 @@ _own, _process = _Own(), Held(_install)
 
 def held() -> Held:
     """This thread's holders, where each thread has a configuration of its own; else those of the process."""
-    return _own.held if _is_threads_own() else _process
+    return _own.held if cache_tag.is_threads_own_tag() else _process
 
 
 def release_of_ended(count: int) -> None:
     """So many holders of a thread that has ended; a configuration of its own went with it."""
-    if not _is_threads_own():
+    if not cache_tag.is_threads_own_tag():
         _process.release(count)
-
-
-def _is_threads_own() -> bool:
-    import torch.compiler.config as config
-
-    return is_threads_own(config, "cache_key_tag")

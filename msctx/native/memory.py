@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import c_char_p, c_int, c_int64
+from ctypes import POINTER, c_int, c_int64
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,34 +16,25 @@ KEEPS = ("nothing", "some", "all")
 """What becomes of blocks that nobody uses: none are kept, nor is an address used twice; up to the most that was in use are; up
 to half as much again."""
 STATISTICS = (
-    "current_bytes",
-    "peak_bytes",
-    "reserved_bytes",
-    "peak_reserved_bytes",
-    "allocations",
-    "released",
-    "fresh_blocks",
-    "out_of_memory",
-    "idle_bytes",
+    *("current_bytes", "peak_bytes", "reserved_bytes", "peak_reserved_bytes", "allocations", "released", "fresh_blocks"),
+    *("out_of_memory", "idle_bytes"),
 )
 OF_CAP = ("limit_bytes", "current_bytes", "peak_bytes", "allocations", "out_of_memory")
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "msctx_pool_set": (c_char_p, [c_int, c_int64]),
+    "msctx_pool_set": (core.TEXT, [c_int, c_int64]),
     "msctx_pool_is_installed": (c_int, []),
-    "msctx_pool_statistics": (None, [ctypes.POINTER(c_int64)]),
+    "msctx_pool_statistics": (None, [POINTER(c_int64)]),
     "msctx_pool_reset_peak": (None, []),
     "msctx_pool_fill": (c_int, [c_int]),
     "msctx_pool_purpose": (c_int, [c_int]),
-    "msctx_pool_purposes": (None, [ctypes.POINTER(c_int64), c_int, c_int]),
+    "msctx_pool_purposes": (None, [POINTER(c_int64), c_int, c_int]),
     "msctx_pool_empty_cache": (c_int64, []),
-    "msctx_cap_open": (c_int64, [c_int64, c_char_p]),
-    "msctx_cap_adjust": (None, [c_int64, c_int64, c_char_p]),
+    "msctx_cap_open": (c_int64, [c_int64, core.STR]),
+    "msctx_cap_adjust": (None, [c_int64, c_int64, core.STR]),
     "msctx_cap_close": (None, [c_int64]),
-    "msctx_cap_statistics": (c_int, [c_int64, ctypes.POINTER(c_int64)]),
+    "msctx_cap_statistics": (c_int, [c_int64, POINTER(c_int64)]),
 }
-
-
 LARGE_PIECE = 1 << 30
 _NO_LIMIT = 1 << 62
 
@@ -71,7 +61,7 @@ def _library() -> Any:
 
 
 def read_pool() -> dict[str, Any] | None:
-    """What is kept and the size of a piece; ``None``: torch's own allocator is in force, or somebody else's."""
+    """What is kept and the size of a piece; ``None``: torch's own allocator is in force, or another one."""
     pool = _pool  # once: another thread may be writing
     return dict(pool) if pool is not None and _library().msctx_pool_is_installed() else None
 
@@ -86,7 +76,7 @@ def write_pool(value: Mapping[str, Any] | None) -> None:
             keep, piece = KEEPS.index(value["keep"]), value["piece"]
             if piece > LARGE_PIECE:  # no more than there is
                 piece = min(piece, limits.free_bytes())
-            if problem := _library().msctx_pool_set(keep, piece).decode():
+            if problem := _library().msctx_pool_set(keep, piece):
                 raise SwitchError(f"the memory pool cannot be torch's CPU allocator: {problem}. Nothing was changed.")
         _pool = None if value is None else dict(value)
 
@@ -102,28 +92,19 @@ def read_caps() -> list[list[Any]]:
 def write_caps(value: Sequence[Sequence[Any]]) -> None:
     """Open and close caps until these are in force; those that stay go on counting."""
     with _lock:
-        same = 0
-        while same < min(len(value), len(_caps)) and [_caps[same].asked, _caps[same].origin] == list(value[same]):
-            same += 1
-        while same < min(len(value), len(_caps)):  # the base has been changed
-            asked, origin = value[same]
-            _caps[same] = Cap(asked, origin, _caps[same].number)
-            counted = _of_cap(_caps[same].number)["current_bytes"]
-            _library().msctx_cap_adjust(_caps[same].number, *_limit(asked, origin, counted))
-            same += 1
-        _close(same)
-        for asked, origin in value[same:]:
-            number = int(_library().msctx_cap_open(*_limit(asked, origin)))
-            _caps.append(Cap(asked, origin, number))
+        for place, (cap, (asked, origin)) in enumerate(zip(_caps, value, strict=False)):
+            if (cap.asked, cap.origin) != (asked, origin):  # the base has been changed
+                _caps[place] = Cap(asked, origin, cap.number)
+                _library().msctx_cap_adjust(cap.number, *_limit(asked, origin, _of_cap(cap.number)["current_bytes"]))
+        _close(len(value))
+        for asked, origin in value[len(_caps) :]:
+            _caps.append(Cap(asked, origin, int(_library().msctx_cap_open(*_limit(asked, origin)))))
 
 
-def _limit(asked: int, origin: str, counted: int = 0) -> tuple[int, bytes]:
-    """What a cap comes to, and its text: no more than there is.
-
-    Of that the pool's own idle blocks are a part, and what the cap has counted already: it is in use, and no longer free.
-    """
+def _limit(asked: int, origin: str, counted: int = 0) -> tuple[int, str]:
+    """The limit of a cap, no more than is free (with the pool's idle blocks and what the cap has *counted* already), and its text."""
     most = limits.free_bytes() + int(statistics()["idle_bytes"]) + counted
-    return min(asked, most), (origin if asked <= most else f"{origin}, lowered to what was free").encode()
+    return min(asked, most), origin if asked <= most else f"{origin}, lowered to what was free"
 
 
 def save_caps() -> tuple[Cap, ...]:
@@ -167,7 +148,7 @@ def _of_cap(number: int) -> dict[str, int]:
 
 def open_meter() -> int:
     """Begin to count what is allocated from now on; the number is for :func:`close_meter`."""
-    return int(_library().msctx_cap_open(_NO_LIMIT, b""))
+    return int(_library().msctx_cap_open(_NO_LIMIT, ""))
 
 
 def close_meter(number: int) -> int:

@@ -24,7 +24,6 @@ MOST = 4096
 """Purposes that the pool distinguishes."""
 OTHER = "outside of forward passes"
 
-
 _numbers: dict[str, int] = {OTHER: 0}
 _lock = locks.plain()
 
@@ -66,26 +65,15 @@ class ByModule:
     def _begin(self, entered: nn.Module, *_: Any) -> None:
         if torch.compiler.is_compiling():  # what compiled code allocates is its caller's
             return
-        if not self._entered.before:
-            self._name(entered)
-        self._entered.before.append(memory.purpose(_number(self._of.get(entered, type(entered).__name__))))
+        with _lock:
+            if not self._entered.before and entered not in self._of:  # called from outside
+                self._of.update((found, path) for path, found in entered.named_modules(prefix=type(entered).__name__))
+            path = self._of.get(entered, type(entered).__name__)
+            if len(_numbers) < MOST:
+                _numbers.setdefault(path, len(_numbers))
+            number = _numbers.get(path, 0)
+        self._entered.before.append(memory.purpose(number))
 
     def _end(self, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if self._entered.before:
+        if not torch.compiler.is_compiling() and self._entered.before:
             memory.purpose(self._entered.before.pop())
-
-    def _name(self, root: nn.Module) -> None:
-        """The paths below a module that is called from outside."""
-        with _lock:
-            if root not in self._of:
-                for path, found in root.named_modules(prefix=type(root).__name__):
-                    self._of[found] = path
-
-
-def _number(path: str) -> int:
-    with _lock:
-        if len(_numbers) < MOST:
-            _numbers.setdefault(path, len(_numbers))
-        return _numbers.get(path, 0)

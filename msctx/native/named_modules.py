@@ -18,37 +18,36 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.native import hook_guards, precision
+from msctx.native import hook_guards, models, precision
 from msctx.native.installed import at_work
+from msctx.native.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Model(precision.Watched):
-    """A watched model: which of its modules a name means."""
+class _Hooked:
+    """The hooks of a model's modules, by their names."""
 
     def __init__(self) -> None:
-        self._hooks: weakref.WeakKeyDictionary[nn.Module, _Hooks] = weakref.WeakKeyDictionary()
+        self.by_module: weakref.WeakKeyDictionary[nn.Module, _Hooks] = weakref.WeakKeyDictionary()
         """A module may go at any time: this keeps an iteration safe from that."""
         self._by_name: dict[str, list[tuple[weakref.ref[nn.Module], _Hooks]]] = {}
         """Name or pattern → what it means, of those that were asked for since there are these modules."""
-        self.paths: frozenset[str] = frozenset()
-        """Of all modules that it has had: it may be gone when somebody asks."""
 
-    def look_at(self, model: nn.Module) -> None:
-        modules = [(path.replace("_orig_mod.", ""), module) for path, module in model.named_modules()]
-        self.paths |= {path for path, _ in modules}
-        for path, module in modules:
-            found = self._hooks.get(module)
+    def look_at(self, model: Model, module: nn.Module) -> None:
+        modules = [(path.replace("_orig_mod.", ""), found) for path, found in module.named_modules()]
+        model.paths |= {path for path, _ in modules}
+        for path, one in modules:
+            found = self.by_module.get(one)
             if found is not None and found.path == path:
                 continue
             if found is not None:
-                found.drop(module)
-            self._hooks[module] = hooks = _Hooks(path, self)
+                found.drop(one)
+            self.by_module[one] = hooks = _Hooks(path, model)
             self._by_name.clear()
-            if self in _held and (names := sum(fnmatchcase(path, name) for name in _wanted)):
-                hooks.want(module, names)
+            if model in _held and (names := sum(fnmatchcase(path, name) for name in _wanted)):
+                hooks.want(one, names)
                 hook_guards.renew()
 
     def named(self, name: str) -> Iterator[tuple[nn.Module, _Hooks]]:
@@ -57,14 +56,14 @@ class Model(precision.Watched):
             if len(self._by_name) >= 1024:
                 self._by_name.clear()
             found = self._by_name[name] = [
-                (weakref.ref(module), hooks) for module, hooks in self._hooks.items() if fnmatchcase(hooks.path, name)
+                (weakref.ref(module), hooks) for module, hooks in self.by_module.items() if fnmatchcase(hooks.path, name)
             ]
         for reference, hooks in found:
             if (module := reference()) is not None:
                 yield module, hooks
 
 
-_models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
+_hooked: weakref.WeakKeyDictionary[Model, _Hooked] = weakref.WeakKeyDictionary()
 _left: dict[frozenset[str], int] = {}
 """Paths of a model → the moment when the last context that watched such a one was left, in the count of memory.watched."""
 _KEPT = 64
@@ -97,8 +96,9 @@ class _Leave(_Enter):
 class _Entry:
     """A forward pass that has come to a named module: what it put in force there, and what was before."""
 
-    def __init__(self, hooks: _Hooks, module: nn.Module, texts: dict[str, str], number: int) -> None:
-        self.hooks, self.module, self.texts, self.number = hooks, weakref.ref(module), texts, number
+    def __init__(self, hooks: _Hooks, module: nn.Module, number: int) -> None:
+        self.hooks, self.module, self.number = hooks, weakref.ref(module), number
+        self.policies = precision.here.policies
         self.before = -1
         self.call = sys._getframe()
         while self.call.f_code is not sys.modules["torch"].nn.Module._call_impl.__code__ and self.call.f_back is not None:
@@ -125,7 +125,7 @@ class _Hooks:
         self._enter, self._leave = _Enter(self), _Leave(self)
         self._names = 0
         self._are_there = False
-        self._keys: tuple[int, int] | None = None
+        self._places: list[tuple[Any, int, Any]] = []
 
     @property
     def are_needed(self) -> bool:
@@ -137,21 +137,19 @@ class _Hooks:
         if self._are_there == self.are_needed:
             return
         self._are_there = not self._are_there
-        if self._keys is None:
-            entering = module.register_forward_pre_hook(self._enter)
-            self._keys = entering.id, module.register_forward_hook(self._leave, always_call=True).id
+        if not self._places:
+            first = module.register_forward_pre_hook(self._enter).id
+            after = module.register_forward_hook(self._leave, always_call=True).id
+            self._places = [
+                (module._forward_pre_hooks, first, self._enter),
+                (module._forward_hooks, after, self._leave),
+                (module._forward_hooks_always_called, after, True),
+            ]
             return
-        first, after = self._keys
-        if self._are_there:
-            module._forward_pre_hooks[first] = self._enter
-            module._forward_hooks[after] = self._leave
-            module._forward_hooks_always_called[after] = True
-        else:
-            for hooks, key in (
-                (module._forward_pre_hooks, first),
-                (module._forward_hooks, after),
-                (module._forward_hooks_always_called, after),
-            ):
+        for hooks, key, hook in self._places:
+            if self._are_there:
+                hooks[key] = hook
+            else:
                 hooks.pop(key, None)  # somebody may have taken them all away
 
     def drop(self, module: nn.Module) -> None:
@@ -166,32 +164,30 @@ class _Entered(threading.local):
 _entered = _Entered()
 
 
-def watch(model: nn.Module) -> None:
+def watch(model: Model, module: nn.Module) -> None:
     with at_work.lock:
-        _models.setdefault(model, Model()).look_at(model)
+        _hooked.setdefault(model, _Hooked()).look_at(model, module)
     at_work.tidy()
 
 
-def turn(number: int, model: nn.Module | None, *, on: bool, moment: int) -> None:
+def turn(model: Model, *, on: bool, moment: int) -> None:
     """Whether a context that watches a model is open; the model may be gone by now."""
     with at_work.lock:
-        if on and model is not None:
-            precision.OPEN[number] = found = _models[model]
-            found.is_open = True
-            want((), [found])
-        elif not on and (closed := precision.OPEN.pop(number, None)) is not None:
-            closed.is_open = False
-            _left.pop(closed.paths, None)
-            _left[closed.paths] = moment
+        if on:
+            model.paths = model.paths if model.module() is not None else frozenset()
+            want((), [model])
+        else:
+            _left.pop(model.paths, None)
+            _left[model.paths] = moment
             if len(_left) > _KEPT:
                 del _left[next(iter(_left))]
-            release((), [closed])
+            release((), [model])
     at_work.tidy()
 
 
 def want(names: Iterable[str], models: Iterable[Model] = ()) -> None:
-    """Rules for these names are in force in one more thread, or one more holds these models. The caller is at work: see holders; so
-    is that of release.
+    """Rules for these names are in force in one more thread, or one more holds these models. The caller holds the lock of at_work;
+    so does that of release.
     """
     for name in names:
         _wanted[name] += 1
@@ -217,7 +213,7 @@ def release(names: Iterable[str], models: Iterable[Model] = ()) -> None:
 
 
 def _hook(names: Iterable[str], models: Iterable[Model], count: int) -> None:
-    found = [named for model in models for name in names for named in model.named(name)]
+    found = [named for model in models for name in names for named in _hooked[model].named(name)]
     for module, hooks in found:
         hooks.want(module, count)
     if found and count > 0:
@@ -228,7 +224,7 @@ def without_module(names: Iterable[str], since: int) -> list[str]:
     """Those that no model has on which rules have acted since a moment."""
     with at_work.lock:
         seen = {
-            *(model.paths for model in precision.OPEN.values()),
+            *(model.paths for model in models.open_ones()),
             *(paths for paths, moment in _left.items() if moment > since),
         }
         found = [name for name in names if not any(_has(paths, name) for paths in seen)]
@@ -254,7 +250,7 @@ def _enter(hooks: _Hooks, module: nn.Module) -> None:
     number = precision.inside(hooks.model, lambda names: _match(hooks.path, names))
     if number is None:
         return
-    entry = _Entry(hooks, module, precision.texts_here(), number)
+    entry = _Entry(hooks, module, number)
     with at_work.lock:
         hooks.inside.add(entry)
         hooks.want(module, 0)  # another thread may have taken them away since torch has read them
@@ -280,15 +276,15 @@ def _leave_last() -> _Hooks:
     return entry.hooks
 
 
-def inside(texts: dict[str, str]) -> int | None:
+def inside(policies: precision.Policies) -> int | None:
     """What these policies come to in the module whose forward pass is running, if it was entered under them: a context of its own
     may have been left there."""
     entry = next((entry for entry in reversed(_entered.stack) if entry.is_running), None)
-    return entry.number if entry is not None and entry.texts == texts else None
+    return entry.number if entry is not None and entry.policies == policies else None
 
 
 def leave_ended() -> None:
-    """No policy is in force in this thread: leave all but the calls that are known to run. The caller is at work."""
+    """No policy is in force in this thread: leave all but the calls that are known to run. The caller holds the lock of at_work."""
     running = [entry for entry in _entered.stack if entry.call.f_back is not None and entry.is_running]
     for entry in _entered.stack:
         if entry not in running:

@@ -1,4 +1,4 @@
-"""Precision policies in the native core: what a canonical text comes to is sent once, and put in force thread by thread.
+"""Precision policies in the native core: what a canonical text means is sent once, and put in force thread by thread.
 
 A thread has one policy for each kind of device. What is in force is a number, kept where PyTorch carries it along to the threads of a
 backward pass and guards compiled code by it; on disk, compiled code is distinguished by a tag of the policy's text.
@@ -6,7 +6,6 @@ backward pass and guards compiled code by it; on disk, compiled code is distingu
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,8 @@ from typing import Any, NamedTuple
 
 from msctx import locks
 from msctx.errors import NativeError
-from msctx.native import cache_tag, core
+from msctx.native import cache_tag, core, models
+from msctx.native.models import Model
 from msctx.options import operators
 from msctx.options.precision_rules import ORIGIN, Precision, PrecisionRule, precision_of
 
@@ -50,7 +50,7 @@ class Known(Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "msctx_precision_install": (c_int, [c_int, POINTER(c_char_p), POINTER(c_uint8), c_int, POINTER(c_char_p)]),
+    "msctx_precision_install": (core.TEXT, [c_int, POINTER(c_char_p), POINTER(c_uint8), c_int]),
     "msctx_precision_policy": (c_int, [POINTER(_Rule), c_int, c_int, c_int, c_int, c_int]),
     "msctx_precision_thaw": (None, [c_int]),
     "msctx_precision_combination": (c_int, [POINTER(c_int32), c_uint32]),
@@ -67,10 +67,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """A policy as the library knows it; *modules*: path of a module → the policy inside it."""
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A policy as the library knows it; *modules*: path of a module → the number of the policy inside it."""
 
+    text: str
     number: int
     modules: dict[str, int]
     low: str
@@ -81,30 +82,23 @@ class _Sent:
     def numbers(self) -> tuple[int, ...]:
         return (self.number, *self.modules.values())
 
+    def thaw(self) -> None:
+        """Forget the casts of weights that were frozen until now."""
+        for number in self.numbers if self.frozen else ():
+            library().msctx_precision_thaw(number)
+
+
+Policies = dict[str, Policy]
+"""Device → what is in force."""
 
 _lock = locks.plain()
 _installed: set[str] = set()
-_sent: dict[str, _Sent] = {}
-_said: dict[int, tuple[str, str]] = {}
-"""Number of a policy → its text, and the path of the module that it is for."""
+_policies: dict[str, Policy] = {}
+TEXTS: dict[int, tuple[str, str]] = {}
+"""Number of a policy → its text, and the path of the module that it is for: every policy of this process."""
 _combined: dict[tuple[int, ...], int] = {}
 _contents: dict[int, str] = {}
 """Number of a combination → the digest of its content, the same in any process."""
-
-
-class Watched:
-    """What is known of a watched model."""
-
-    is_open = False
-    """Whether an open context watches it: rules act on it."""
-
-
-OPEN: dict[int, Any] = {}
-"""Number of a model → what is known of it, while a context that watches it is open."""
-
-
-def open_models() -> frozenset[Any]:
-    return frozenset([*OPEN.values()])
 
 
 class _ActsOn(NamedTuple):
@@ -112,20 +106,20 @@ class _ActsOn(NamedTuple):
     forward pass, not those that are open around it.
     """
 
-    carried: frozenset[Any] = frozenset()
-    hidden: frozenset[Any] = frozenset()
+    carried: frozenset[Model] = frozenset()
+    hidden: frozenset[Model] = frozenset()
 
-    def has(self, model: Watched) -> bool:
+    def has(self, model: Model) -> bool:
         return model in self.carried or (model.is_open and model not in self.hidden)
 
-    def models(self) -> frozenset[Any]:
-        return self.carried | (open_models() - self.hidden)
+    def models(self) -> frozenset[Model]:
+        return self.carried | (models.open_ones() - self.hidden)
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.texts: dict[str, str] = {}  # device → what is in force
-        self.around: list[tuple[dict[str, str], _ActsOn]] = []  # the two around the checkpoints that are computed again
+        self.policies: Policies = {}
+        self.around: list[tuple[Policies, _ActsOn]] = []  # the two around the checkpoints that are computed again
         self.acts_on = _ActsOn()
         self.noted = -1  # what the tag now shows: see msctx_precision_note_autocast
 
@@ -156,10 +150,8 @@ def install(device: str) -> None:
             return
         names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
         keeps = (c_uint8 * len(OPS))(*(operators.CLASS_OF.get(name) == "matrix" for name in OPS))
-        problem = c_char_p()
-        if library().msctx_precision_install(DEVICES.index(device), names, keeps, len(OPS), ctypes.byref(problem)) < 0:
-            why = (problem.value or b"").decode()
-            raise NativeError(f"precision policies could not be registered with PyTorch's dispatcher: {why}")
+        if problem := library().msctx_precision_install(DEVICES.index(device), names, keeps, len(OPS)):
+            raise NativeError(f"precision policies could not be registered with PyTorch's dispatcher: {problem}")
         _installed.add(device)
 
 
@@ -169,7 +161,7 @@ def _listed(dtypes: Sequence[str]) -> list[int]:
     return codes + [codes[-1] if codes else 0] * (_LISTED - len(codes))
 
 
-def _policy(rules: Mapping[str, PrecisionRule], precision: Precision) -> int:
+def _send(rules: Mapping[str, PrecisionRule], precision: Precision) -> int:
     array = (_Rule * max(1, len(rules)))()
     for slot, (op, rule) in zip(array, rules.items(), strict=False):
         slot.op = _PLACE[op]
@@ -184,27 +176,29 @@ def _policy(rules: Mapping[str, PrecisionRule], precision: Precision) -> int:
     return number
 
 
-def send(text: str) -> _Sent:
+def policy_of(text: str) -> Policy:
     """The policy of a canonical text; each is sent once."""
     with _lock:
-        if (found := _sent.get(text)) is None:
+        if (found := _policies.get(text)) is None:
             precision = precision_of(text)
-            inside = {path: {**precision.rules, **rules} for path, rules in precision.modules.items()}
-            number = _policy(precision.rules, precision)
-            modules = {path: _policy(rules, precision) for path, rules in inside.items()}
-            found = _Sent(number, modules, precision.low, precision.is_off, precision.frozen)
-            _said.update({number: (text, path) for path, number in {"": number, **modules}.items()})
-            _sent[text] = found
+            number = _send(precision.rules, precision)
+            modules = {path: _send({**precision.rules, **rules}, precision) for path, rules in precision.modules.items()}
+            found = Policy(text, number, modules, precision.low, precision.is_off, precision.frozen)
+            TEXTS.update({number: (text, path) for path, number in {"": number, **modules}.items()})
+            _policies[text] = found
     return found
 
 
 _TOO_MANY = "this process has used more than two million different precision policies: no more can be distinguished"
 
 
-def combination_of(policies: tuple[int, ...]) -> int:
+def combination_of(numbers: Mapping[str, int]) -> int:
+    """The number of a combination of policies; *numbers*: device → the policy's."""
+    policies = tuple(numbers.get(device, -1) for device in DEVICES)
     with _lock:
         if (number := _combined.get(policies)) is None:
-            content = _digest(repr([_said.get(policy) for policy in policies]))
+            texts = repr([TEXTS.get(policy) for policy in policies])
+            content = hashlib.sha256(texts.encode()).hexdigest()[:16]
             number = int(library().msctx_precision_combination((c_int32 * 3)(*policies), int(content[:8], 16)))
             if number < 0:
                 raise NativeError(_TOO_MANY)
@@ -212,22 +206,19 @@ def combination_of(policies: tuple[int, ...]) -> int:
     return number
 
 
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
 # --- what is in force -------------------------------------------------------------------------------------------------
 
 
-def thaw(policies: Iterable[_Sent]) -> None:
-    """Forget the casts of weights that were frozen until now."""
-    for sent in policies:
-        for number in sent.numbers if sent.frozen else ():
-            library().msctx_precision_thaw(number)
+class Carried(NamedTuple):
+    """What is in force in a thread, for a checkpoint."""
+
+    number: int
+    policies: Policies
+    models: frozenset[Model]
 
 
-def number_of(text: str | None) -> int:
-    return -1 if text is None else send(text).number
+def carried() -> Carried:
+    return Carried(int(library().msctx_precision_number()), dict(here.policies), here.acts_on.models())
 
 
 def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None:
@@ -239,14 +230,14 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     c, name_of = library(), words()
     noted = c.msctx_precision_note_autocast(next((i for i, name in enumerate(DEVICES) if name_of[name] == device), -1))
     while len(here.around) > c.msctx_precision_agains():
-        here.texts, here.acts_on = here.around.pop()
+        here.policies, here.acts_on = here.around.pop()
     if checkpoint is not None:
         noted = c.msctx_precision_again(checkpoint.number)
-        here.around.append((here.texts, here.acts_on))
-        here.texts, here.acts_on = checkpoint.texts, _ActsOn(checkpoint.models, open_models())
+        here.around.append((here.policies, here.acts_on))
+        here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, models.open_ones())
     if noted == -2:
         raise NativeError(_TOO_MANY)
-    if noted == here.noted or not (here.texts or cache_tag.is_put()):
+    if noted == here.noted or not (here.policies or cache_tag.is_put()):
         return
     here.noted = noted
     if noted < 0:
@@ -256,34 +247,15 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     cache_tag.put(f"msctx-precision-{_contents[number]}-{overruled}")
 
 
-class Carried(NamedTuple):
-    """What is in force in a thread, for a checkpoint."""
-
-    number: int
-    texts: dict[str, str]
-    models: frozenset[Any]
-
-
-def texts_here() -> dict[str, str]:
-    """Device → the policy that is in force in this thread."""
-    return here.texts
-
-
-def carried() -> Carried:
-    return Carried(int(library().msctx_precision_number()), dict(here.texts), here.acts_on.models())
-
-
-def inside(model: Watched, match: Callable[[Iterable[str]], str | None]) -> int | None:
+def inside(model: Model, match: Callable[[Iterable[str]], str | None]) -> int | None:
     """The combination inside a module of *model*, whose name among those of a policy's rules *match* finds; ``None``: none acts."""
     if not here.acts_on.has(model):
         return None
-    numbers, is_named = [], False
-    for device in DEVICES:
-        text = here.texts.get(device)
-        name = match(send(text).modules) if text is not None else None
-        is_named |= name is not None
-        numbers.append(number_of(text) if text is None or name is None else send(text).modules[name])
-    return combination_of(tuple(numbers)) if is_named else None
+    names = {device: match(policy.modules) for device, policy in here.policies.items()}
+    if not any(name is not None for name in names.values()):
+        return None
+    own = {d: policy.number if (name := names[d]) is None else policy.modules[name] for d, policy in here.policies.items()}
+    return combination_of(own)
 
 
 def switch(number: int) -> int:
@@ -296,11 +268,9 @@ def switch(number: int) -> int:
 def pause(is_stepping: bool) -> None:
     """While an optimizer steps in this thread, nothing of its own is cast."""
     library().msctx_precision_pause(is_stepping)
-    if not is_stepping:
-        thaw([send(text) for text in here.texts.values()])  # it has changed the weights
-
-
-# --- counting ---------------------------------------------------------------------------------------------------------
+    if not is_stepping:  # it has changed the weights
+        for policy in here.policies.values():
+            policy.thaw()
 
 
 def counts(numbers: Iterable[int]) -> dict[int, Any]:
@@ -312,15 +282,3 @@ def counts(numbers: Iterable[int]) -> dict[int, Any]:
         found[number] = np.zeros((len(OPS), len(COUNTED)), np.int64)
         library().msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
     return found
-
-
-def known() -> list[int]:
-    """Every policy of this process."""
-    return list(_said)
-
-
-def rules_of(number: int) -> tuple[Mapping[str, PrecisionRule], str]:
-    """The rules of a policy, and the path of the module that it is for."""
-    text, path = _said[number]
-    precision = precision_of(text)
-    return {**precision.rules, **precision.modules.get(path, {})}, path

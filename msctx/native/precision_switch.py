@@ -1,27 +1,32 @@
-"""Puts precision policies in force in a thread, with what they need there, and reads and restores what is in force."""
+"""Puts precision policies in force in a thread, with what they need there, and reads and restores what is in force.
+
+They need hooks on modules and optimizers, notes of autocasts, Dynamo's guards. What a thread needed goes with it, also where it ended
+inside a policy.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from msctx.dynamo import outside_dynamo
 from msctx.errors import NativeError
-from msctx.native import core, named_modules, needed, precision
-from msctx.native.installed import at_work
-from msctx.options.precision_rules import precision_of
-
-ON_ENTRY: list[Callable[[int], None]] = []
-"""Called with each policy that is about to be put in force: who counts notes where it stands."""
+from msctx.native import autocasts, core, hook_guards, named_modules, precision
+from msctx.native.installed import Held, at_work
+from msctx.native.precision import Policy
 
 
-@dataclass(frozen=True)
+@dataclass
 class State:
-    """What a thread had of one device, to be put back as it was found."""
+    """What a thread had of one device, to be put back as it was found; or, where an autocast around it has ended, as that left it."""
 
-    text: str | None
+    policy: Policy | None
     enabled: bool
     dtype: Any
     known: Any
@@ -31,36 +36,37 @@ def read(device: str) -> str | None:
     """The canonical text of the policy in force in this thread; with a remark where somebody else switched autocast since."""
     import torch
 
-    text = precision.here.texts.get(device)
-    if text is None:
+    policy = precision.here.policies.get(device)
+    if policy is None:
         return None
-    found, word = precision_of(text), precision.words()[device]
-    if (is_on := torch.is_autocast_enabled(word)) == found.is_off:
-        return f"{text} (autocast was switched {'on' if is_on else 'off'})"
+    word = precision.words()[device]
+    if (is_on := torch.is_autocast_enabled(word)) == policy.is_off:
+        return f"{policy.text} (autocast was switched {'on' if is_on else 'off'})"
     dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
-    return text if found.low in ("", dtype) else f"{text} (autocast's dtype was set to {dtype})"
+    return policy.text if policy.low in ("", dtype) else f"{policy.text} (autocast's dtype was set to {dtype})"
 
 
 def save(device: str) -> State:
     import torch
 
     word, known = precision.words()[device], None
-    if precision.here.texts:
+    if precision.here.policies:
         precision.library().msctx_precision_here(precision.DEVICES.index(device), ctypes.byref(known := precision.Known()))
-    return State(precision.here.texts.get(device), torch.is_autocast_enabled(word), torch.get_autocast_dtype(word), known)
+    policy = precision.here.policies.get(device)
+    return State(policy, torch.is_autocast_enabled(word), torch.get_autocast_dtype(word), known)
 
 
 def load(device: str, state: State) -> None:
     import torch
 
-    word = precision.words()[device]
-    _set_text(device, state.text)
+    c, place, word = precision.library(), precision.DEVICES.index(device), precision.words()[device]
+    _put(device, state.policy)
     torch.set_autocast_enabled(word, state.enabled)
     torch.set_autocast_dtype(word, state.dtype)
-    if state.text is None:
-        precision.library().msctx_precision_restore(precision.DEVICES.index(device))
-    known = None if state.known is None else ctypes.byref(state.known)
-    precision.library().msctx_precision_know(precision.DEVICES.index(device), known)
+    if state.policy is None:
+        c.msctx_precision_restore(place)
+        state.enabled, state.dtype = torch.is_autocast_enabled(word), torch.get_autocast_dtype(word)
+    c.msctx_precision_know(place, None if state.known is None else ctypes.byref(state.known))
     precision.note_autocast()
 
 
@@ -68,62 +74,142 @@ def write(device: str, text: str) -> None:
     """Put a policy in force in this thread for the operators of one kind of device."""
     import torch
 
-    sent, word = precision.send(text), precision.words()[device]
-    if not sent.is_off:
+    policy, word = precision.policy_of(text), precision.words()[device]
+    if not policy.is_off:
         precision.install(device)
-    _set_text(device, text)
-    torch.set_autocast_enabled(word, not sent.is_off)
-    if sent.low:
-        torch.set_autocast_dtype(word, getattr(torch, sent.low))
+    _put(device, policy)
+    torch.set_autocast_enabled(word, not policy.is_off)
+    if policy.low:
+        torch.set_autocast_dtype(word, getattr(torch, policy.low))
     precision.library().msctx_precision_know(precision.DEVICES.index(device), None)
     precision.note_autocast()
 
 
-def _set_text(device: str, text: str | None) -> None:
+def _put(device: str, policy: Policy | None) -> None:
     with at_work.lock:
-        _enter(device, text)
+        _enter({name: p for name, p in {**precision.here.policies, device: policy}.items() if p is not None})
     at_work.tidy()
 
 
-def _enter(device: str, text: str | None) -> None:
+def _enter(after: precision.Policies) -> None:
     """Enter what is in force: for the kernels, for the guards of compiled code, and for what is kept of that on disk."""
-    texts = {name: t for name, t in {**precision.here.texts, device: text}.items() if t is not None}
-    before, after = ([precision.send(t) for t in found.values()] for found in (precision.here.texts, texts))
-    numbers = Counter(number for sent in after for number in sent.numbers)
-    precision.thaw([*before, *after])
-    needed.numbers.update(numbers)
-    for number in numbers:  # only now: a context that opens meanwhile finds it in force, or is called here
-        for note in list(ON_ENTRY):
-            note(number)
-    needed.want(after)
+    before = precision.here.policies
+    for policy in (*before.values(), *after.values()):
+        policy.thaw()
+    _want(after.values())
     try:
-        combination = (
-            precision.combination_of(tuple(precision.number_of(texts.get(d)) for d in precision.DEVICES)) if texts else -1
-        )
-        combination = combination if (inside := named_modules.inside(texts)) is None else inside
+        number = precision.combination_of({device: policy.number for device, policy in after.items()}) if after else -1
+        number = number if (inside := named_modules.inside(after)) is None else inside
     except NativeError:
-        before, after, texts = after, before, precision.here.texts
+        before, after = after, before
         raise
     else:
-        precision.library().msctx_precision_switch(combination)
+        precision.library().msctx_precision_switch(number)
     finally:
-        needed.release(before)
+        _release_here(before.values())
         if before:
             precision.pause(False)  # a step that raised has not ended it
-        precision.here.texts = texts
-        if not precision.here.texts:
+        precision.here.policies = after
+        if not after:
             named_modules.leave_ended()
 
 
-def in_force() -> list[int]:
-    """The policies that are in force in some thread."""
-    return list(needed.numbers)
+# --- what is needed ---------------------------------------------------------------------------------------------------
+
+numbers: Counter[int] = Counter()
+"""Number of a policy → in how many threads it is in force."""
+ON_ENTRY: list[Callable[[int], None]] = []
+"""Called with the number of each policy that is about to be put in force: see precisions.Tally."""
+
+
+_pause = outside_dynamo(precision.pause)
+
+
+def _begin_step(*_: Any) -> None:
+    _pause(True)
+
+
+def _end_step(*_: Any) -> None:
+    _pause(False)
+
+
+def _install_optimizer_hooks() -> Callable[[], None]:
+    """Optimizers step outside precision policies: their own arithmetic is none of the model's."""
+    from torch.optim import optimizer
+
+    handles = (
+        optimizer.register_optimizer_step_pre_hook(_begin_step),
+        optimizer.register_optimizer_step_post_hook(_end_step),
+    )
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+_optimizers = Held(_install_optimizer_hooks)
+
+
+class _Life:
+    """Goes with its thread."""
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.policies: list[Policy] = []
+        self.life = _Life()
+        weakref.finalize(self.life, _ended, self.policies).atexit = False
+
+
+def _want(policies: Iterable[Policy]) -> None:
+    """They are about to be put in force in this thread. The caller holds the lock of ``at_work``; so does that of release."""
+    found = [*policies]
+    entered = Counter(number for policy in found for number in policy.numbers)
+    numbers.update(entered)
+    for number in entered:  # only now: a context that opens meanwhile finds it in force, or is called here
+        for note in list(ON_ENTRY):
+            note(number)
+    _here.policies += found
+    named_modules.want(name for policy in found for name in policy.modules)
+    hook_guards.held().want(sum(bool(policy.modules) for policy in found))
+    _optimizers.want(len(found))
+    autocasts.want(len(found))
+
+
+def _release_here(policies: Iterable[Policy]) -> None:
+    found = [*policies]
+    for policy in found:
+        if policy in _here.policies:  # else that of a checkpoint, which its forward pass has
+            _here.policies.remove(policy)
+    hook_guards.held().release(sum(bool(policy.modules) for policy in found))
+    _release(found)
+
+
+def _release(found: list[Policy]) -> None:
+    named_modules.release(name for policy in found for name in policy.modules)
+    _optimizers.release(len(found))
+    autocasts.release(len(found))
+    numbers.subtract(number for policy in found for number in policy.numbers)
+    for number in [number for number, threads in numbers.items() if not threads]:
+        del numbers[number]
+
+
+def _ended(policies: list[Policy]) -> None:
+    def forget() -> None:
+        hook_guards.release_of_ended(sum(bool(policy.modules) for policy in policies))
+        _release(policies)
+
+    if policies:
+        at_work.later(forget)
+
+
+_here = _Here()
 
 
 def _unscaled() -> str:
     """The warning for a backward pass in float16; ``""`` where somebody has a scaler."""
-    import gc
-
     import torch
 
     if any(issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() for found in gc.get_objects()):

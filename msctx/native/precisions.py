@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 from msctx.native import named_modules, precision, precision_switch
-from msctx.native.rows import Rows
-from msctx.options.precision_rules import LEAVE
+from msctx.native.rows import Row, Rows
+from msctx.options.precision_rules import LEAVE, precision_of
 
 if TYPE_CHECKING:
     import numpy as np
-    from rich.table import Table
 
     from msctx.options import Layer
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(Row):
     """How the calls of one operator were computed.
 
     Attributes:
@@ -46,22 +45,17 @@ class Computed:
     why: str
     backward: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Precisions(Rows[Computed]):
     """Rows of what computed in which dtype, by operator. Prints as a table."""
 
     EMPTY = "no operator has run under a precision policy"
 
-    def _table(self) -> Table:
-        from msctx.native import table
-
+    def _table(self) -> tuple[tuple[str, ...], Iterator[list[str]]]:
         again = ("computed_again",) if any(row.computed_again for row in self) else ()
         backward = ("backward",) if any(row.backward for row in self) else ()
         columns = ("operator", "module", *backward, "dtype", "calls", "casts", *again, "why")
-        return table.of_rows(columns, ([str(getattr(row, name)) for name in columns] for row in self))
+        return columns, ([str(getattr(row, name)) for name in columns] for row in self)
 
 
 class Tally:
@@ -80,7 +74,7 @@ class Tally:
         with self._lock:
             if not self._open:
                 precision_switch.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
-                self._since = precision.counts(precision_switch.in_force())
+                self._since = precision.counts(precision_switch.numbers)
             self._open += 1
 
     def _note(self, number: int) -> None:
@@ -106,7 +100,7 @@ class Tally:
 
 def of_process() -> Precisions:
     """Everything that was computed under policies in this process."""
-    return Precisions(_rows(precision.counts(precision.known())))
+    return Precisions(_rows(precision.counts([*precision.TEXTS])))
 
 
 def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
@@ -116,14 +110,17 @@ def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
         if setting.option.name in ("op_precision_mode", "customize_dtypes"):
             names = (setting.content or {}).get("ByNodeName", ())
             for name in named_modules.without_module(names, since):
-                told = "ctx.watch(model) makes the names of a model's modules known"
-                found.append(f"{setting.spelling}: no module is named {name}; {told}")
+                found.append(
+                    f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
+                )
     return found
 
 
 def _rows(made: Counts) -> Iterator[Computed]:
     for number, found in made.items():
-        rules, module = precision.rules_of(number)
+        text, module = precision.TEXTS[number]
+        policy = precision_of(text)
+        rules = {**policy.rules, **policy.modules.get(module, {})}
         for place in dict.fromkeys(found.nonzero()[0]):  # the rows that hold a count
             counted = dict(zip(precision.COUNTED, (int(n) for n in found[place]), strict=True))
             name = precision.OPS[place]

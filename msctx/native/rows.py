@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 R = TypeVar("R", bound=Any)
+WIDTH = 200
+NUMBERS = ("error", "workspace", "calls", "kept", "casts")
+"""Columns that are aligned on the right."""
+
+
+class Row:
+    """A dataclass."""
+
+    __slots__ = ()
+
+    def as_dict(self: Any) -> dict[str, Any]:
+        return asdict(self)
 
 
 class Rows(Sequence[R]):
-    """Rows that have ``as_dict``. Prints as a table."""
+    """Prints as a table."""
 
-    EMPTY = ""
+    EMPTY: ClassVar[str]
     """What it prints without rows."""
 
     def __init__(self, rows: Iterable[R] = (), dropped: int = 0) -> None:
@@ -36,13 +50,41 @@ class Rows(Sequence[R]):
     def as_dicts(self) -> list[dict[str, Any]]:
         return [row.as_dict() for row in self._rows]
 
-    def _table(self) -> Table:
+    def _table(self) -> tuple[Sequence[str], Iterable[Iterable[Any]]]:
+        """The names of the columns, and their cells row by row."""
         raise NotImplementedError
 
     def __str__(self) -> str:
-        from msctx.native import table
-
         dropped = f"\n{self.dropped} rows used longer ago were dropped" if self.dropped else ""
-        return table.plain(self._table()) + dropped if self._rows else self.EMPTY
+        return plain(grid(*self._table())) + dropped if self._rows else self.EMPTY
 
     __repr__ = __str__
+
+
+def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def size(number: int) -> str:
+    """A number of bytes for people."""
+    for unit, one in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+        if number >= one:
+            return f"{number / one:.1f} {unit}"
+    return str(number)
+
+
+def plain(table: Table) -> str:
+    """A table as text without colours."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    Console(file=stream, width=WIDTH, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines() if line.strip())

@@ -9,15 +9,12 @@ until it costs one module for each; unless a named weight is gone.
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msctx import locks
-from msctx.native import core
-from msctx.signals import uninterrupted
+from msctx.native import core, models
+from msctx.native.installed import AtWork
+from msctx.native.models import Model
 
 if TYPE_CHECKING:
     import torch
@@ -34,66 +31,29 @@ class _Place(NamedTuple):
     dtype: str
 
 
-_lock = locks.plain()
-_models: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
-"""The watched models by their numbers."""
-_open: set[int] = set()
-"""Those of the contexts that are open."""
+_at_work = AtWork()
 _modules: dict[Key, tuple[weakref.ref[nn.Module], _Place]] = {}
 """The modules that the library has names for, and where their weights were then."""
-_gone: deque[tuple[Key, weakref.ref[nn.Module]]] = deque()
-"""Modules that have died. Garbage collection may report one at any moment: they are forgotten when nobody looks."""
 
 
-class _Look:
+class _Next:
     """When the models are looked at again."""
 
-    is_first = True
-    """The models may have been watched before there was a library."""
-    misses = 0
-    """Since the last look."""
+    is_first = True  # they may have been watched before there was a library
+    misses = 0  # since the last look
     enough = 1
-    lost = 0
-    """How many named weights were gone after it."""
-
-
-_next = _Look()
-
-
-@contextmanager
-def _looking() -> Iterator[None]:
-    with _lock:
-        _forget_the_gone()
-        yield
-        _forget_the_gone()
-    if _gone:
-        _forget()
-
-
-def _forget() -> None:
-    """Unless somebody is looking, who does it afterwards."""
-    with uninterrupted():
-        while _gone and _lock.acquire(blocking=False):
-            try:
-                _forget_the_gone()
-            finally:
-                _lock.release()
-
-
-def _forget_the_gone() -> None:
-    library = core.loaded()
-    while _gone:
-        key, reference = _gone.popleft()
-        found, place = _modules.get(key, (None, None))
-        if found is reference and place is not None:  # else another module has its id by now
-            del _modules[key]
-            if library is not None:
-                library.unwatch(place.storage, place.offset, key[1], key[2])
+    lost = 0  # how many named weights were gone after it
 
 
 def _died(key: Key, reference: weakref.ref[nn.Module]) -> None:
-    _gone.append((key, reference))
-    _forget()
+    def forget() -> None:
+        found, place = _modules.get(key, (None, None))
+        if found is reference and place is not None:  # else another module has its id by now
+            del _modules[key]
+            if (library := core.loaded()) is not None:
+                library.c.msctx_unwatch(place.storage, place.offset, key[1], key[2])
+
+    _at_work.later(forget)
 
 
 def _weight(module: nn.Module) -> tuple[torch.Tensor | None, bool]:
@@ -115,41 +75,36 @@ def _of(found: Any, name: str) -> Any:
     return found[name] if name in found else None  # noqa: SIM401
 
 
-def watch(model: nn.Module, number: int) -> None:
-    """Name the convolutions of *model* by their paths, from now on while :func:`turn` has it on."""
-    with _looking():
-        _models[number] = model
-        if (library := core.loaded()) is not None:
-            _look_at(library, number, model)
+def watch(model: Model, module: nn.Module) -> None:
+    """Name the convolutions of a model by their paths, from now on while :func:`turn` has it on."""
+    if (library := core.loaded()) is not None:
+        with _at_work.lock:
+            _look_at(library, model.number, module)
+        _at_work.tidy()
 
 
-def model_of(number: int) -> nn.Module | None:
-    return _models.get(number)
-
-
-def turn(number: int, on: bool) -> None:
+def turn(model: Model, on: bool) -> None:
     """Whether a context that watches a model is open."""
-    with _looking():
-        (_open.add if on else _open.discard)(number)
-        if (library := core.loaded()) is not None:
-            library.watch_model(number, is_open=on)
+    if (library := core.loaded()) is not None:
+        library.c.msctx_watch_model(model.number, on)
 
 
 def refresh(library: core.Core | None = None) -> None:
-    """Tell the library where the watched weights are now, where it has met some that it does not know: else this costs nothing."""
+    """Send the library the places of the watched weights, if it has met weights that it does not know: else this costs nothing."""
     library = library or core.loaded()
     if library is None:
         return
-    new = library.watch_misses() or _next.is_first
-    _next.misses += new
-    if not new or (_next.misses < _next.enough and library.watch_lost() == _next.lost):
+    new = library.c.msctx_watch_misses() or _Next.is_first
+    _Next.misses += new
+    if not new or (_Next.misses < _Next.enough and library.c.msctx_watch_lost() == _Next.lost):
         return
-    with _looking():
-        for number in _open if _next.is_first else ():
-            library.watch_model(number, is_open=True)
-        changed = [_look_at(library, number, model) for number, model in list(_models.items())]
-        _next.enough = 1 if any(changed) else min(2 * _next.enough, max(1, len(_modules)))
-        _next.misses, _next.lost, _next.is_first = 0, library.watch_lost(), False
+    with _at_work.lock:
+        for model in models.open_ones() if _Next.is_first else ():
+            library.c.msctx_watch_model(model.number, True)
+        changed = [_look_at(library, model.number, module) for model, module in models.alive()]
+        _Next.enough = 1 if any(changed) else min(2 * _Next.enough, max(1, len(_modules)))
+        _Next.misses, _Next.lost, _Next.is_first = 0, library.c.msctx_watch_lost(), False
+    _at_work.tidy()
 
 
 def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
@@ -169,8 +124,8 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
         if found is not None and found() is module and before == place:
             continue
         if before is not None:
-            library.unwatch(before.storage, before.offset, key[1], number)
-        library.watch(*place, key[1], number)
+            library.c.msctx_unwatch(before.storage, before.offset, key[1], number)
+        library.c.msctx_watch(*place, key[1], number)
         _modules[key] = weakref.ref(module, partial(_died, key)), place
         changed = True
     return changed

@@ -73,7 +73,7 @@ import msctx
 from torch import nn
 from msctx import signals
 from msctx.context import ledger
-from msctx.memory import watched
+from msctx.native import models
 HOW = sys.argv[1]
 stack = sys.modules["msctx.context"].stack
 class TimeLimit(Exception):
@@ -135,7 +135,7 @@ def attempt(action, n):
         if not any(part in frame.f_code.co_filename for part in WATCHED):
             return None
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if line == "try:" or line.startswith(("begun: ", "entered: ")) or frame.f_code.co_name == "delete_book":
+        if line == "try:" or line.startswith(("begun: ", "entered: ")):
             return trace  # no call, so Python looks for no signal; and it swallows what is raised in a finalizer
         between = line.startswith("with ") or (frame.f_code.co_name == "__exit__" and "contextlib" in frame.f_code.co_filename)
         if event == "line" and not (HOW == "any" and between):  # there Python has begun to leave a with-block, and nothing helps
@@ -166,9 +166,9 @@ def attempt(action, n):
         problems.append("the handlers of signals are not back")
         signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGALRM, expire)
         signals.waiting_now = None
-    if stack.scopes or any(ledger._ledger.values()) or (HOW != "any" and watched._open):
+    if stack.scopes or any(ledger._ledger.values()) or (HOW != "any" and models.OPEN):
         problems.append("still held")
-    watched._open.clear()
+    models.OPEN.clear()
     if changed := msctx.diff(found, msctx.state()):
         problems.append(f"changed: {sorted(changed)}")
     for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():

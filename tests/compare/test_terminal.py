@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.compare import terminal
-from msctx.native.table import plain
+from msctx.native.rows import plain
 
 
 def result(points: list[str], **more: Any) -> dict[str, Any]:

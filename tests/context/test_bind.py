@@ -165,10 +165,10 @@ def test_leaving_puts_everything_back_where_that_warning_is_an_error(exact_state
 def test_what_a_bound_function_counted_is_closed_with_its_call() -> None:
     from msctx.native import core, precision_switch
 
-    library = core.load()
+    library = core.load().c
     opened: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name, change in (("open_book", 1), ("close_book", -1)):
+        for name, change in (("msctx_book_open", 1), ("msctx_book_close", -1)):
             real = getattr(library, name)
             patch.setattr(library, name, lambda book, real=real, change=change: (opened.append(change), real(book)))
         with msctx.context(deterministic="ON") as ctx, Elsewhere() as other:

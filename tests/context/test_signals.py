@@ -95,8 +95,7 @@ from torch import nn
 from msctx import signals
 from msctx.context import ledger
 from msctx.context.base import BASE
-from msctx.memory import watched
-from msctx.native import choices
+from msctx.native import choices, models
 warnings.simplefilter("ignore")
 stack = sys.modules["msctx.context"].stack
 class TimeLimit(Exception):
@@ -145,7 +144,7 @@ for kind in KINDS * 25:
         msctx.reset_context()
         left = msctx.diff(found, msctx.state())
         assert not left, (kind, watch, left)
-        assert not (stack.scopes or ledger._ledger or BASE.scopes or +watched._open or choices._early), (kind, watch)
+        assert not (stack.scopes or ledger._ledger or BASE.scopes or +models.OPEN or choices._early), (kind, watch)
 assert raised > 50, f"{raised}: the storm did not come"
 """
 

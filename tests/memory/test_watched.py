@@ -22,6 +22,7 @@ import msctx
 from msctx.errors import MsctxWarning
 from msctx.memory import parameters, recompute, watched
 from msctx.native import installed, watching
+from msctx.native import models as registry
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -200,11 +201,12 @@ def test_a_model_that_dies_in_the_middle_of_looking_is_forgotten_afterwards() ->
         models = [model_of()]
         ctx.watch(models[0])
         begin = len(watching._modules)
-        with watching._looking():
+        with watching._at_work.lock:
             for _ in watching._modules:  # as every loop over it
                 models.clear()
                 gc.collect()
             assert len(watching._modules) == begin
+        watching._at_work.tidy()
         assert len(watching._modules) == begin - 2
 
 
@@ -258,7 +260,7 @@ def test_entering_does_not_look_at_the_modules(monkeypatch: pytest.MonkeyPatch) 
         model(x)
     with ctx:
         model(x)
-    assert len(looked) == len(watching._models), "once, since a weight was met that nobody had named"
+    assert len(looked) == len(registry.alive()), "once, since a weight was met that nobody had named"
     assert {row.module: row.calls for row in ctx.choices()}["3"] >= 12
 
 
@@ -297,13 +299,9 @@ def test_entering_does_not_ask_the_models_of_closed_contexts(monkeypatch: pytest
     with msctx.context(deterministic="OFF") as ctx:
         for model in models:
             ctx.watch(model)
-    asked: list[int] = []
-    found = watching.model_of
-    monkeypatch.setattr(watching, "model_of", lambda number: (asked.append(number), found(number))[1])
-    monkeypatch.setattr(watched, "_numbers", None)  # nobody goes through all that were ever watched
+    monkeypatch.setattr(registry, "_known", None)  # nobody goes through all that were ever watched
     with msctx.context(deterministic="OFF"):
         assert watched.models() == []
-    assert asked == []
     with ctx:
         assert {*map(id, watched.models())} == {*map(id, models)}
 
@@ -316,11 +314,11 @@ def test_models_of_the_process_that_die_are_no_longer_open() -> None:
         base.watch(nn.Linear(1, 1))
     gc.collect()
     assert watched.models() == [kept]
-    assert len(watched._open) == len(watched.OF_PROCESS._models) == 1
+    assert len(registry.OPEN) == len(watched.OF_PROCESS._models) == 1
     del kept
     gc.collect()
     assert watched.models() == []
-    assert not watched._open
+    assert not registry.OPEN
 
 
 def test_two_threads_train_two_watched_models() -> None:
@@ -359,7 +357,7 @@ def test_a_signal_in_any_line_of_watching_leaves_nothing_held() -> None:
     """Its handler raises, in turn, at each line of ours while a context that has no options watches a model and is left."""
     ours = str(Path(msctx.__file__).parent)
     found, tracer = signal.getsignal(signal.SIGALRM), sys.gettrace()
-    line, done, before = 0, False, watched._open.copy()
+    line, done, before = 0, False, registry.OPEN.copy()
 
     def raises(*_: object) -> None:
         raise TimeoutError
@@ -387,7 +385,7 @@ def test_a_signal_in_any_line_of_watching_leaves_nothing_held() -> None:
                 sys.settrace(None)
                 done = left > 0
             assert not installed.at_work.lock.locked()
-            assert watched._open == before, f"line {line}"
+            assert before == registry.OPEN, f"line {line}"
             assert msctx.current().origin == "base"
     finally:
         sys.settrace(tracer)

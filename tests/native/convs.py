@@ -132,7 +132,6 @@ PROBLEMS = [
     conv("transposed-3d", (1, 2, 4, 3, 4), (2, 3, 2, 3, 2), True, stride=(2, 1, 2), dilation=(1, 2, 1), transposed=True),
     conv("transposed-empty", (0, 2, 4, 4), (2, 3, 3, 3), True, transposed=True),
 ]
-each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 
 
 def in_float64(problem: Conv, tensors: Iterable[Tensor]) -> Results:
@@ -162,3 +161,8 @@ def row_of(choices: Iterable[Choice], direction: str) -> Choice:
 def bits(results: Iterable[Tensor | None]) -> list[bytes]:
     """For comparisons to the last bit."""
     return [t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in results if t is not None]
+
+
+def warned(found: pytest.WarningsRecorder) -> list[str]:
+    """The warnings of msctx."""
+    return [str(w.message) for w in found if issubclass(w.category, msctx.MsctxWarning)]

@@ -1,28 +1,41 @@
-"""What PyTorch's dispatcher was given, below the casts: the operators and the dtypes of their floating inputs."""
+"""What PyTorch's dispatcher was given, below the casts; and PyTorch's own samples of its operators."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
+import unittest
+from typing import Any
+
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-MOVES = (
-    *(
-        "_to_copy",
-        "detach",
-        "t",
-        "view",
-        "transpose",
-        "expand",
-        "_unsafe_view",
-        "permute",
-        "reshape",
-        "clone",
-        "ones_like",
-        "alias",
-    ),
-    *("flip", "unsqueeze", "squeeze", "select", "slice"),
-)
+from msctx.options.precision_rules import MODES
+
+MOVES = [
+    "_to_copy",
+    "detach",
+    "t",
+    "view",
+    "transpose",
+    "expand",
+    "_unsafe_view",
+    "permute",
+    "reshape",
+    "clone",
+    "ones_like",
+    "alias",
+    "flip",
+    "unsqueeze",
+    "squeeze",
+    "select",
+    "slice",
+]
+QUICK = ("force_fp16", "allow_mix_precision_bf16")
+each_mode = pytest.mark.parametrize("mode", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.full) for m in MODES])
 
 
 class Recorded(TorchDispatchMode):
@@ -45,3 +58,16 @@ class Recorded(TorchDispatchMode):
     @property
     def dtypes(self) -> set[torch.dtype]:
         return {dtype for _, found in self.calls for dtype in found}
+
+
+def op_db() -> list[Any]:
+    """PyTorch's samples."""
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+        stub: Any = types.ModuleType("expecttest")  # torch's testing modules import it for other things than the samples
+        stub.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = stub
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    # Loading it forbids this whole process to set torch.backends' flags.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+    return op_db

@@ -110,7 +110,7 @@ def test_freezing_and_cpp_wrapper_are_off_inside() -> None:
     ],
     ids=str,
 )
-def test_what_torch_compile_is_told_does_not_lose_a_convolution(said: dict[str, Any]) -> None:
+def test_no_setting_of_torch_compile_loses_a_convolution(said: dict[str, Any]) -> None:
     """Not while an algorithm is asked for: a matrix product in place of a 1x1 convolution, an operator of oneDNN's."""
     torch.manual_seed(0)
     last = torch.channels_last
@@ -139,7 +139,7 @@ def test_frozen_code_from_before_is_counted_and_refused() -> None:
         call(x)
 
 
-def test_a_late_backward_of_compiled_code_is_told() -> None:
+def test_a_late_backward_of_compiled_code_is_reported() -> None:
     model, x = network(), torch.randn(2, 3, 9, 8)
     call = torch.compile(model, backend="aot_eager")
     with msctx.context(**GEMM):

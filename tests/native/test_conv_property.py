@@ -55,9 +55,13 @@ def problems(draw: st.DrawFn) -> Conv:
 
 @quiet
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
-@given(problems(), st.sampled_from(ROWS), st.lists(st.sampled_from(FORMATS), min_size=3, max_size=3), st.booleans())
-def test_any_convolution(problem: Conv, asked: tuple[str, str], forms: list[str], tf32: bool) -> None:
+@pytest.mark.parametrize("examples", [25, pytest.param(250, marks=pytest.mark.full)])
+def test_any_convolution(examples: int) -> None:
+    drawn = given(problems(), st.sampled_from(ROWS), st.lists(st.sampled_from(FORMATS), min_size=3, max_size=3), st.booleans())
+    settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])(drawn(is_right))()
+
+
+def is_right(problem: Conv, asked: tuple[str, str], forms: list[str], tf32: bool) -> None:
     direction, name = asked
     tensors = problem.tensors()
     right = in_float64(problem, tensors)
@@ -68,7 +72,7 @@ def test_any_convolution(problem: Conv, asked: tuple[str, str], forms: list[str]
         got, again = problem.compute(given_), problem.compute(given_)
     row = row_of(ctx.choices(), direction)
     exact, ours = getattr(right, direction), getattr(got, direction)
-    # a sum of few products may nearly cancel: the bound speaks of results of the usual size
+    # a sum of few products may nearly cancel: the bound is for results of the usual size
     factors = {"fprop": (x, w), "dgrad": (gradient, w), "wgrad": (x, gradient)}[direction]
     usual = float(factors[0].abs().max() * factors[1].abs().max()) if min(t.numel() for t in factors) else 0.0
     if float(exact.abs().max() if exact.numel() else 0.0) >= usual / 8:

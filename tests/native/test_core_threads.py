@@ -32,38 +32,6 @@ def resident():
 
 
 @pytest.mark.full
-def test_threads_that_only_plan(passes: Passes) -> None:
-    passes(
-        TOGETHER
-        + """
-library = core.load()
-def plan():
-    for _ in range(2000):
-        assert "conv_fprop_algo" in str(msctx.explain({"conv_fprop_algo": "gemm"}).rows[0])
-def ask():
-    for _ in range(100000):
-        assert library.hook_problem() == ""
-together(plan, plan, ask, ask)
-"""
-    )
-
-
-def test_asking_whose_kernels_are_in_force_keeps_no_memory(passes: Passes) -> None:
-    passes(
-        TOGETHER
-        + """
-library = core.load()
-for _ in range(1000):
-    library.hook_problem()
-before = resident()
-for _ in range(100000):
-    library.hook_problem()
-assert resident() - before < 2**21, resident() - before
-"""
-    )
-
-
-@pytest.mark.full
 def test_planning_while_another_library_comes_and_goes(passes: Passes) -> None:
     """Each answer is one of the two that there are, and the last one is right."""
     passes(
@@ -134,6 +102,11 @@ def test_a_context_that_is_entered_again_sends_one_policy_and_decides_nothing(pa
         + """
 from msctx.native import tuning, watching
 library = core.load()
+for turn in range(101_000):  # asking whose kernels are in force keeps no memory
+    if turn == 1000:
+        before = resident()
+    library.hook_problem()
+assert resident() - before < 2**21, resident() - before
 x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
 sent = []
 def counting(where, name):
@@ -143,7 +116,6 @@ def counting(where, name):
         return function(*args, **kwargs)
     setattr(where, name, counted)
 counting(core.Core, "set_policy")
-counting(core.Core, "clear_policy")
 counting(watching, "refresh")
 options = dict(conv_fprop_algo="performance", conv_dgrad_algo="normal", conv_workspace_limit="1MB")
 options |= dict(fallback="silent", conv_max_error=1e-5)
@@ -154,7 +126,7 @@ for turn in range(3):
         fn.conv2d(x, w)
         sent.clear()
         before = library.measurements()
-    assert sent == ["clear_policy"], sent
+    assert sent == ["set_policy"], sent
     sent.clear()
     made.append(library.measurements())
 assert made[1:] == [made[0]] * 2
@@ -164,7 +136,7 @@ assert made[1:] == [made[0]] * 2
 
 
 @pytest.mark.full
-def test_the_log_is_bounded_and_says_what_it_dropped(passes: Passes) -> None:
+def test_the_log_is_bounded_and_shows_what_it_dropped(passes: Passes) -> None:
     passes(
         TOGETHER
         + """

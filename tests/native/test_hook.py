@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -14,18 +15,16 @@ from convs import (
     REFERENCE,
     ROWS,
     UNIT,
-    Conv,
     asking,
     assert_near,
     bits,
     conv,
-    each_problem,
     each_row,
     in_float64,
     largest,
     row_of,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as fn
 
 import msctx
@@ -55,21 +54,21 @@ def test_products_in_float32_are_asked_for_even_where_tf32_is_allowed() -> None:
         assert ctx.choices()[0].math in ({"tf32", "strict"} if emulates else {"strict"})
 
 
-@each_problem
 @each_row
-def test_values_and_strides(direction: str, name: str, problem: Conv) -> None:
-    tensors = problem.tensors()
-    right, own = in_float64(problem, tensors), problem.compute(tensors)
-    with asking(direction, name, fallback="silent") as ctx:
-        got = problem.compute(tensors)
-    row = row_of(ctx.choices(), direction)
-    refused = any(reason.startswith(f"{name}: ") for reason in row.reasons)
-    assert (row.ran == name) != refused
-    assert row.ran == name or name not in EVERYTHING
-    for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
-        if exact is not None:
-            assert_near(ours, exact, row.error if kind == direction and row.error else 2e-5, kind)
-            assert (ours.stride(), ours.dtype) == (torchs.stride(), torchs.dtype), kind
+def test_values_and_strides(direction: str, name: str) -> None:
+    for problem in PROBLEMS:
+        tensors = problem.tensors()
+        right, own = in_float64(problem, tensors), problem.compute(tensors)
+        with asking(direction, name, fallback="silent") as ctx:
+            got = problem.compute(tensors)
+        row = row_of(ctx.choices(), direction)
+        refused = any(reason.startswith(f"{name}: ") for reason in row.reasons)
+        assert (row.ran == name) != refused, problem
+        assert row.ran == name or name not in EVERYTHING, problem
+        for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
+            if exact is not None:
+                assert_near(ours, exact, row.error if kind == direction and row.error else 2e-5, f"{problem} {kind}")
+                assert (ours.stride(), ours.dtype) == (torchs.stride(), torchs.dtype), f"{problem} {kind}"
 
 
 def sliced(t: Tensor) -> Tensor:
@@ -105,36 +104,35 @@ WITH_LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("problem", WITH_LAYOUTS, ids=str)
-@pytest.mark.parametrize(
-    "options", [GEMM, REFERENCE, {**GEMM, "conv_fprop_algo": "winograd", "conv_dgrad_algo": "fft"}], ids=str
-)
-def test_layouts(problem: Conv, layout: str, options: dict[str, str]) -> None:
-    tensors = LAYOUTS[layout](problem.tensors())
-    right, own = in_float64(problem, tensors), problem.compute(tensors)
-    with msctx.context(**options, fallback="silent"):
-        got = problem.compute(tensors)
-    for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
-        if exact is not None:
-            assert_near(ours, exact, 2e-5, kind)
-            assert ours.stride() == torchs.stride(), kind
+def test_layouts(layout: str) -> None:
+    for problem, options in product(
+        WITH_LAYOUTS, (GEMM, REFERENCE, {**GEMM, "conv_fprop_algo": "winograd", "conv_dgrad_algo": "fft"})
+    ):
+        tensors = LAYOUTS[layout](problem.tensors())
+        right, own = in_float64(problem, tensors), problem.compute(tensors)
+        with msctx.context(**options, fallback="silent"):
+            got = problem.compute(tensors)
+        for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
+            if exact is not None:
+                assert_near(ours, exact, 2e-5, f"{problem} {options} {kind}")
+                assert ours.stride() == torchs.stride(), f"{problem} {options} {kind}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [GEMM, REFERENCE], ids=["gemm", "reference"])
-@each_problem
-def test_other_dtypes(problem: Conv, options: dict[str, str], dtype: torch.dtype) -> None:
-    tensors = problem.tensors(dtype)
-    right, own = in_float64(problem, tensors), problem.compute(tensors)
-    with msctx.context(**options, fallback="error") as ctx:
-        got = problem.compute(tensors)
-    for row in ctx.choices():
-        assert (row.ran, row.problem.dtype) == (row.asked, str(dtype).removeprefix("torch."))
-        assert row.error >= UNIT[dtype]
-    for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
-        if exact is not None:
-            assert_near(ours, exact, 1e-14 if dtype == torch.float64 else UNIT[dtype], kind)
-            assert ours.stride() == torchs.stride(), kind
+def test_other_dtypes(options: dict[str, str], dtype: torch.dtype) -> None:
+    for problem in PROBLEMS:
+        tensors = problem.tensors(dtype)
+        right, own = in_float64(problem, tensors), problem.compute(tensors)
+        with msctx.context(**options, fallback="error") as ctx:
+            got = problem.compute(tensors)
+        for row in ctx.choices():
+            assert (row.ran, row.problem.dtype) == (row.asked, str(dtype).removeprefix("torch.")), problem
+            assert row.error >= UNIT[dtype], problem
+        for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
+            if exact is not None:
+                assert_near(ours, exact, 1e-14 if dtype == torch.float64 else UNIT[dtype], f"{problem} {kind}")
+                assert ours.stride() == torchs.stride(), f"{problem} {kind}"
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool], ids=str)
@@ -152,62 +150,27 @@ def test_what_torch_computes_in_other_dtypes_stays_torchs(dtype: torch.dtype) ->
         assert outcome() == own
 
 
-# --- modules ----------------------------------------------------------------------------------------------------------
-
-
-MODULES = {
-    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, padding=1), (2, 4, 12)),
-    "Conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=1, bias=False), (2, 4, 9, 8)),
-    "Conv3d": (lambda: nn.Conv3d(2, 4, 3, stride=2), (1, 2, 7, 7, 7)),
-    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 6, 3), (2, 4, 12)),
-    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 5, 5)),
-    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(2, 3, 2), (1, 2, 4, 4, 4)),
-    "circular": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (2, 3, 6, 6)),
-    "same": (lambda: nn.Conv2d(3, 4, 4, padding="same"), (2, 3, 6, 6)),
-    "lazy": (lambda: nn.LazyConv2d(4, 3), (2, 3, 6, 6)),
-    "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), (2, 3, 6, 6)),
-}
-
-
-@pytest.mark.parametrize("kind", MODULES)
-def test_modules(kind: str) -> None:
-    make, shape = MODULES[kind]
-    torch.manual_seed(0)
-    module, x = make(), torch.randn(shape, requires_grad=True)
-    module(x).square().sum().backward()
-    own = [x.grad, *(p.grad for p in module.parameters())]
-    x.grad = None
-    module.zero_grad()
-    with msctx.context(**GEMM, fallback="error") as ctx:
-        y = module(x)
-        y.square().sum().backward()
-    assert {(row.direction, row.provider) for row in ctx.choices()} == {(d, "msctx") for d in ("fprop", "dgrad", "wgrad")}
-    for ours, torchs in zip([x.grad, *(p.grad for p in module.parameters())], own, strict=True):
-        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
-
-
 # --- which gradients are computed ------------------------------------------------------------------------------------
 
 
 MASKS = [(x, w, b) for x in (True, False) for w in (True, False) for b in (True, False) if x or w or b]
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("options", [GEMM, {"conv_fprop_algo": "gemm"}, {"conv_wgrad_algo": "fft"}], ids=str)
-def test_only_the_gradients_that_are_needed(mask: tuple[bool, ...], options: dict[str, str]) -> None:
-    tensors = PLANE.tensors()
-    right = in_float64(PLANE, tensors)
-    *leaves, gradient = tensors
-    for leaf, needed in zip(leaves, mask, strict=True):
-        leaf.requires_grad_(needed)
-    with msctx.context(**options, fallback="error") as ctx:
-        fn.conv2d(*leaves, padding=1).backward(gradient)
-    asked = {"fprop", *(d for d, needed in zip(("dgrad", "wgrad"), mask, strict=False) if needed)}
-    assert {row.direction for row in ctx.choices()} == {d for d in asked if f"conv_{d}_algo" in options}
-    for leaf, needed, exact in zip(leaves, mask, right[1:], strict=True):
-        assert (leaf.grad is not None) == needed
-        if needed:
-            assert_near(leaf.grad, exact, 2e-5)
+def test_only_the_gradients_that_are_needed(options: dict[str, str]) -> None:
+    for mask in MASKS:
+        *leaves, gradient = tensors = PLANE.tensors()
+        right = in_float64(PLANE, tensors)
+        for leaf, needed in zip(leaves, mask, strict=True):
+            leaf.requires_grad_(needed)
+        with msctx.context(**options, fallback="error") as ctx:
+            fn.conv2d(*leaves, padding=1).backward(gradient)
+        asked = {"fprop", *(d for d, needed in zip(("dgrad", "wgrad"), mask, strict=False) if needed)}
+        assert {row.direction for row in ctx.choices()} == {d for d in asked if f"conv_{d}_algo" in options}, mask
+        for leaf, needed, exact in zip(leaves, mask, right[1:], strict=True):
+            assert (leaf.grad is not None) == needed, mask
+            if needed:
+                assert_near(leaf.grad, exact, 2e-5, str(mask))
 
 
 def test_the_backward_operator_itself_leaves_out_what_is_masked() -> None:
@@ -249,21 +212,21 @@ def test_a_bias_gradient_is_within_its_bound_where_positions_are_many() -> None:
 # --- values that are not finite --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @each_row
-def test_what_is_not_finite_appears_where_float64_says(direction: str, name: str, value: float) -> None:
+def test_what_is_not_finite_appears_as_in_float64(direction: str, name: str) -> None:
     problem = conv("nonfinite", (2, 3, 12, 11), (4, 3, 3, 3), padding=1)
-    tensors = problem.tensors()
-    for t in (tensors[0], tensors[-1]):
-        t[0, 1, 2, 3] = value
-    right = in_float64(problem, tensors)
-    with asking(direction, name, fallback="error"):
-        got = problem.compute(tensors)
-    exact, ours = right._asdict()[direction], got._asdict()[direction].double()
-    assert torch.equal(ours.isnan(), exact.isnan())
-    assert torch.equal(ours.isinf() * ours.sign().nan_to_num(), exact.isinf() * exact.sign().nan_to_num())
-    fine = exact.isfinite()
-    assert largest(ours[fine] - exact[fine]) <= 2e-5 * largest(exact[fine])
+    for value in (float("inf"), float("-inf"), float("nan")):
+        tensors = problem.tensors()
+        for t in (tensors[0], tensors[-1]):
+            t[0, 1, 2, 3] = value
+        right = in_float64(problem, tensors)
+        with asking(direction, name, fallback="error"):
+            got = problem.compute(tensors)
+        exact, ours = right._asdict()[direction], got._asdict()[direction].double()
+        assert torch.equal(ours.isnan(), exact.isnan()), value
+        assert torch.equal(ours.isinf() * ours.sign().nan_to_num(), exact.isinf() * exact.sign().nan_to_num()), value
+        fine = exact.isfinite()
+        assert largest(ours[fine] - exact[fine]) <= 2e-5 * largest(exact[fine]), value
 
 
 @each_row

@@ -6,12 +6,12 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import msctx
 from msctx.effects.memory import in_words
@@ -24,7 +24,8 @@ MB = 2**20
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    gc.collect()
+    if memory.statistics()["current_bytes"]:
+        gc.collect()
     assert (memory.read_pool(), memory.read_caps()) == (None, [])
     assert memory.statistics()["reserved_bytes"] == memory.statistics()["current_bytes"] == 0
 
@@ -70,45 +71,26 @@ def test_a_cap_holds_and_all_goes_on_after_it() -> None:
 SIZES = (2, 999, 1023, 1024, 1025, 10239, 2**20 - 1, 2**20 + 1, 123456789, 3 * 2**29, 2**40 + 2**37, 5 * 2**50 // 3, 2**62)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("size", SIZES)
-def test_sizes_read_as_in_the_plan(size: int) -> None:
-    with msctx.context(max_device_memory=1), pytest.raises(torch.OutOfMemoryError) as caught:
-        torch.empty(size, dtype=torch.uint8)
-    assert f"tried to allocate {in_words(size)}. " in str(caught.value)
+def test_sizes_read_as_in_the_plan() -> None:
+    for size in SIZES:
+        with msctx.context(max_device_memory=1), pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(size, dtype=torch.uint8)
+        assert f"tried to allocate {in_words(size)}. " in str(caught.value)
 
 
-def test_a_cap_counts_what_comes_after_it() -> None:
-    with msctx.context(memory_optimize_level="O0"):
-        before = megabytes(60)
-        with msctx.context(max_device_memory="64MB"):
-            assert cap()["current_bytes"] == 0
-            held = megabytes(60)
-            del before
-            assert cap()["current_bytes"] == 60 * MB
-            with pytest.raises(torch.OutOfMemoryError):
-                megabytes(5)
+def test_the_tightest_of_nested_caps_holds() -> None:
+    for outer, inner, fits in ((64, 32, 32), (32, 64, 32), (64, 64, 64)):
+        with msctx.context(max_device_memory=f"{outer}MB"):
+            with msctx.context(max_device_memory=f"{inner}MB"):
+                megabytes(fits)
+                with pytest.raises(torch.OutOfMemoryError):
+                    megabytes(fits + 1)
+                held = megabytes(20)
+            assert cap()["current_bytes"] == 20 * MB, "an inner scope is counted outside too"
+            with msctx.context(max_device_memory="48MB"), pytest.raises(torch.OutOfMemoryError, match=rf"of {outer} MiB"):
+                megabytes(outer - 19)
             del held
-
-
-@pytest.mark.parametrize(("outer", "inner", "fits"), [(64, 32, 32), (32, 64, 32), (64, 64, 64)])
-def test_the_tightest_of_nested_caps_holds(outer: int, inner: int, fits: int) -> None:
-    with msctx.context(max_device_memory=f"{outer}MB"):
-        with msctx.context(max_device_memory=f"{inner}MB"):
-            megabytes(fits)
-            with pytest.raises(torch.OutOfMemoryError):
-                megabytes(fits + 1)
-        megabytes(outer)
-
-
-def test_an_inner_scope_is_counted_outside_too() -> None:
-    with msctx.context(max_device_memory="64MB"):
-        with msctx.context(max_device_memory="48MB"):
-            held = megabytes(40)
-        assert cap()["current_bytes"] == 40 * MB
-        with msctx.context(max_device_memory="48MB"), pytest.raises(torch.OutOfMemoryError, match=r"of 64 MiB"):
-            megabytes(30)
-        del held
+            megabytes(outer)
 
 
 def test_a_cap_of_the_base_can_be_changed_and_goes_on_counting() -> None:
@@ -145,11 +127,16 @@ def test_what_a_cap_counts_already_is_not_taken_off_it_again(free: int, limit: i
         msctx.reset_context()
 
 
-def test_a_cap_above_what_is_free_is_as_large_as_that() -> None:
+def test_a_cap_above_what_is_free_is_lowered_to_that() -> None:
     with msctx.context(max_device_memory="1000000GB"):
         assert cap()["limit_bytes"] < 10**15
         with pytest.raises(torch.OutOfMemoryError, match="lowered to what was free"):
             torch.empty(10**13, dtype=torch.uint8)
+    with (
+        msctx.context(memory_optimize_level="O0"),
+        pytest.raises(torch.OutOfMemoryError, match="The system has no memory left"),
+    ):
+        torch.empty(2**45, dtype=torch.uint8)
 
 
 def test_what_is_refused_leaves_nothing_behind() -> None:
@@ -167,16 +154,6 @@ def test_what_is_refused_leaves_nothing_behind() -> None:
         megabytes(8)
 
 
-def test_a_training_step_that_does_not_fit_raises_and_a_smaller_one_does_not() -> None:
-    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256))
-    with msctx.context(max_device_memory="24MB"):
-        with pytest.raises(torch.OutOfMemoryError):
-            model(torch.randn(8192, 256)).sum().backward()
-        model.zero_grad()
-        model(torch.randn(64, 256)).sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
 def test_workspaces_count(one_thread: None) -> None:
     x, weight = torch.randn(1, 64, 64, 64), torch.randn(64, 64, 3, 3)
     with msctx.context(max_device_memory="200MB", conv_fprop_algo="gemm", fallback="error"):
@@ -184,14 +161,6 @@ def test_workspaces_count(one_thread: None) -> None:
         assert cap()["peak_bytes"] > y.numel() * 4 + 8 * MB  # the unfolded image
         del y
     torch.conv2d(torch.randn(1, 1, 3, 3), torch.randn(1, 1, 3, 3))
-
-
-def test_sizes_beyond_everything() -> None:
-    with msctx.context(memory_optimize_level="O0"):
-        for size in (2**46 + 1, 2**60):
-            with pytest.raises((torch.OutOfMemoryError, RuntimeError)):
-                torch.empty(size, dtype=torch.uint8)
-        assert megabytes(1).numel() == MB
 
 
 # --- memory that is used again ----------------------------------------------------------------------------------------
@@ -259,14 +228,6 @@ def test_a_cap_bounds_what_is_kept_beside_small_tensors() -> None:
         del small
 
 
-def test_what_no_system_has_is_refused() -> None:
-    with (
-        msctx.context(memory_optimize_level="O0"),
-        pytest.raises(torch.OutOfMemoryError, match="The system has no memory left"),
-    ):
-        torch.empty(2**45, dtype=torch.uint8)
-
-
 @pytest.fixture
 def without_reuse(tmp_path: Any) -> str:
     file = tmp_path / "env.json"
@@ -320,13 +281,6 @@ def test_a_block_above_what_is_free_is_smaller() -> None:
         held = [torch.ones(40_000, dtype=torch.uint8) for _ in range(3)]
         assert all(bool((t == 1).all()) for t in held)
         del held
-
-
-def test_idle_blocks_do_not_eat_into_a_cap() -> None:
-    with msctx.context(max_device_memory="64MB"):
-        for size in (40, 50, 60, 33, 64):
-            megabytes(size).fill_(1)
-            assert memory.statistics()["reserved_bytes"] <= 72 * MB
 
 
 @pytest.mark.full
@@ -490,11 +444,8 @@ def test_threads_allocate_and_release_one_anothers_tensors() -> None:
                     size = int(2 ** random.uniform(1, 20))
                     made.append(torch.full((size,), int(random.integers(100)), dtype=torch.uint8))
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))
         made.clear()
         assert cap()["current_bytes"] == 0
 
@@ -509,38 +460,3 @@ def test_the_profiler_sees_it() -> None:
 
 
 # --- what is found and put back ---------------------------------------------------------------------------------------
-
-
-def test_results_are_the_same_bits_with_the_pool(one_thread: None) -> None:
-    torch.manual_seed(0)
-    model, x = (
-        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)),
-        torch.randn(4, 3, 16, 16),
-    )
-    model(x)
-
-    def gradients() -> list[torch.Tensor]:
-        model.zero_grad()
-        model(x).square().sum().backward()
-        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-    plain = gradients()
-    with msctx.context(memory_optimize_level="O0"):
-        ours = gradients()
-    assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
-
-
-def test_after_an_exception() -> None:
-    with pytest.raises(ZeroDivisionError), msctx.context(max_device_memory="64MB"):
-        raise ZeroDivisionError
-    megabytes(65)
-
-
-def test_nothing_is_loaded_to_ask(passes: Callable[..., str]) -> None:
-    passes("""
-        import msctx
-        from msctx.native import core, memory
-        assert memory.statistics()["current_bytes"] == 0
-        assert memory.empty_cache() == 0
-        assert core.loaded() is None
-    """)

@@ -11,19 +11,19 @@ from itertools import pairwise
 
 import pytest
 import torch
+from context_helpers import in_thread
 from torch import nn
 from torch.optim import optimizer
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import autocasts, named_modules, precision, precision_switch
+from msctx.native import autocasts, models, named_modules, precision, precision_switch
 from msctx.native.installed import at_work
 
-CALLS = {
-    "want": named_modules.want,
-    "without_module": lambda names: named_modules.without_module(names, 0),
-    "release": named_modules.release,
-}
+X = torch.ones(2, 4)
+FP16, FP32 = torch.float16, torch.float32
+UNMATCHED = "no module is named 0"
+unmatched_is_fine = pytest.mark.filterwarnings("ignore:.*no module is named")
 
 
 @pytest.fixture
@@ -44,6 +44,36 @@ def hooked(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if module._forward_pre_hooks or module._forward_hooks]
 
 
+@pytest.fixture
+def customs(tmp_path):
+    """A rule for the module 0, by which its products are in float16."""
+    return dtypes(tmp_path / "dtypes.cfg", "0")
+
+
+def dtypes(path, name):
+    path.write_text(f"{name}::InputDtype:float16,float16,OutputDtype:float16\n")
+    return {"customize_dtypes": str(path)}
+
+
+class Seen(nn.Module):
+    """Notes in which dtype it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append((x @ x.t()).dtype)
+        return x * x
+
+
+CALLS = {
+    "want": named_modules.want,
+    "without_module": lambda names: named_modules.without_module(names, 0),
+    "release": named_modules.release,
+}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("call", CALLS)
 def test_a_collection_in_the_midst_of_a_search(call, monkeypatch, ctx):
@@ -59,27 +89,11 @@ def test_a_collection_in_the_midst_of_a_search(call, monkeypatch, ctx):
         return match(path, name)
 
     monkeypatch.setattr(named_modules, "fnmatchcase", collected)
-    named_modules._models[kept]._by_name.clear()
+    named_modules._hooked[models.record(kept)]._by_name.clear()
     CALLS[call](["2", "1"])
     assert not doomed
     assert hooked(kept) == (["1"] if call == "want" else [])
     named_modules.release(["other*", *(["1", "2"] if call == "want" else [])])
-
-
-def test_hooks_are_there_while_a_name_is_wanted(ctx):
-    model = nn.Sequential(nn.ReLU(), nn.ReLU())
-    named_modules.want(["0"])
-    ctx.watch(model)
-    assert hooked(model) == ["0"]
-    named_modules.want(["*"])
-    named_modules.want(["0"])
-    assert hooked(model) == ["", "0", "1"]
-    assert len(model[0]._forward_pre_hooks) == 1
-    named_modules.release(["*", "0"])
-    assert hooked(model) == ["0"]
-    assert pickle.loads(pickle.dumps(model))[0]._forward_pre_hooks
-    named_modules.release(["0"])
-    assert not hooked(model)
 
 
 def test_watched_modules_are_searched_once(monkeypatch, ctx):
@@ -110,7 +124,7 @@ def test_a_checkpoint_that_is_collected_while_we_are_at_work(rules):
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
     with msctx.context(**rules) as ctx:
         ctx.watch(model)
-        held = [autocasts.Carried({})]
+        held = [autocasts.Arguments({})]
     assert hooked(model) == ["0"]
 
     def collect():
@@ -120,10 +134,7 @@ def test_a_checkpoint_that_is_collected_while_we_are_at_work(rules):
             assert hooked(model) == ["0"]
         at_work.tidy()
 
-    thread = threading.Thread(target=collect, daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    in_thread(collect)
     assert not hooked(model)
 
 
@@ -137,11 +148,8 @@ def net() -> nn.Sequential:
 def acts_on(model: nn.Module) -> bool:
     """Whether the rule for the module 0 acts in a forward pass."""
     with msctx.context() as ctx:
-        model(torch.ones(2, 4))
+        model(X)
     return "0" in {row.module for row in ctx.precisions()}
-
-
-UNMATCHED = "no module is named 0"
 
 
 def test_models_of_contexts_that_were_left_are_not_acted_on(rules):
@@ -164,26 +172,6 @@ def test_models_of_contexts_that_were_left_are_not_acted_on(rules):
     assert not hooked(model)
 
 
-def test_a_model_watched_further_inside_has_the_name(rules, recwarn):
-    """A model that was there while a context was open, though no longer when it is left."""
-    with msctx.context(**rules), msctx.context() as inner:
-        inner.watch(model := net())
-        assert acts_on(model)
-    assert not [found for found in recwarn if UNMATCHED in str(found.message)]
-
-
-def test_the_same_names_in_two_contexts(rules):
-    models, contexts = [net(), net()], [msctx.context(**rules), msctx.context(**rules)]
-    for ctx, model in zip(contexts, models, strict=True):
-        ctx.watch(model)
-    for _ in range(2):
-        for number, ctx in enumerate(contexts):
-            with ctx:
-                assert [acts_on(model) for model in models] == [number == 0, number == 1]
-    with contexts[0], contexts[1]:
-        assert all(map(acts_on, models))
-
-
 def test_a_part_of_two_models(rules):
     """It goes by the path in those that are watched now."""
     part = net()
@@ -200,88 +188,51 @@ def test_a_part_of_two_models(rules):
     assert not hooked(whole)
 
 
-def test_what_the_process_watches_is_always_acted_on(rules):
-    msctx.current().watch(model := net())
-    with msctx.context(**rules):
-        assert acts_on(model)
-
-
-@pytest.mark.parametrize("still_open", [True, False])
-def test_a_bound_function_acts_on_the_models_of_its_context(rules, still_open):
+def test_a_bound_function_acts_on_the_models_of_its_context(rules):
     model, other, found = net(), net(), []
     ctx = msctx.context(**rules)
     ctx.watch(model)
     with ctx:
         bound = ctx.bind(lambda: found.extend([acts_on(model), acts_on(other)]))
-        if still_open:
-            thread = threading.Thread(target=bound)
-            thread.start()
-            thread.join(30)
-    if not still_open:
-        bound()
-    assert found == [True, False]
+        in_thread(bound)
+    bound()
+    assert found == [True, False] * 2
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_are_not_watched(rules, copied):
+def test_copies_are_not_watched(rules):
     model = net()
     with msctx.context(**rules) as ctx:
         ctx.watch(model)
-        other = copied(model)
-        assert acts_on(model)
-        assert not acts_on(other)
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        assert [acts_on(each) for each in (model, *copies)] == [True, False, False]
 
 
-class Seen(nn.Module):
-    """Notes in which dtype it computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = []
-
-    def forward(self, x):
-        self.seen.append((x @ x.t()).dtype)
-        return x * x
-
-
-@pytest.mark.filterwarnings("ignore:.*no module is named")
+@unmatched_is_fine
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("in_thread", [True, False])
 @pytest.mark.parametrize("is_watched", [True, False])
-def test_a_checkpoint_is_computed_again_with_the_models_of_its_forward_pass(customs, reentrant, in_thread, is_watched):
-    """Whatever is watched around its backward pass."""
-    model, other = nn.Sequential(Seen()), nn.Sequential(Seen())
-    with msctx.context(**customs) as ctx:
-        if is_watched:
-            ctx.watch(model)
-        y = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=reentrant)
-    gc.collect()
-    assert bool(hooked(model)) == is_watched
-    with msctx.context(**customs) as around:
-        around.watch(other if is_watched else model)
-        if is_watched:  # held for the checkpoint only
-            model(torch.ones(2, 4))
-            assert model[0].seen[-1] == torch.float32
-        if in_thread:
-            thread = threading.Thread(target=y.sum().backward)
-            thread.start()
-            thread.join(30)
-        else:
-            y.sum().backward()
-        other(torch.ones(2, 4))
-    assert other[0].seen == [torch.float16 if is_watched else torch.float32]
-    assert model[0].seen[0] == model[0].seen[-1] == (torch.float16 if is_watched else torch.float32)
-    assert len(model[0].seen) == 2 + is_watched
-    del y
-    gc.collect()
-    assert not hooked(model)
-
-
-@pytest.fixture
-def customs(tmp_path):
-    path = tmp_path / "dtypes.cfg"
-    path.write_text("0::InputDtype:float16,float16,OutputDtype:float16\n")
-    return {"customize_dtypes": str(path)}
+def test_a_checkpoint_is_computed_again_with_the_models_of_its_forward_pass(customs, reentrant, is_watched):
+    """Whatever is watched around its backward pass, and in whichever thread that runs."""
+    for run in (in_thread, lambda work: work()):
+        model, other = nn.Sequential(Seen()), nn.Sequential(Seen())
+        with msctx.context(**customs) as ctx:
+            if is_watched:
+                ctx.watch(model)
+            y = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=reentrant)
+        gc.collect()
+        assert bool(hooked(model)) == is_watched
+        with msctx.context(**customs) as around:
+            around.watch(other if is_watched else model)
+            if is_watched:  # held for the checkpoint only
+                model(X)
+                assert model[0].seen[-1] == FP32
+            run(y.sum().backward)
+            other(X)
+        assert other[0].seen == [FP16 if is_watched else FP32]
+        assert model[0].seen[0] == model[0].seen[-1] == (FP16 if is_watched else FP32)
+        assert len(model[0].seen) == 2 + is_watched
+        del y
+        gc.collect()
+        assert not hooked(model)
 
 
 def test_compiled_code_sees_models_that_come_and_go(rules, passes):
@@ -333,12 +284,7 @@ class Gate(nn.Module):
         return thread
 
 
-def dtypes(path, name, dtype="float16"):
-    path.write_text(f"{name}::InputDtype:{dtype},{dtype},OutputDtype:{dtype}\n")
-    return {"customize_dtypes": str(path)}
-
-
-@pytest.mark.filterwarnings("ignore:.*no module is named")
+@unmatched_is_fine
 def test_hooks_that_come_while_another_thread_is_inside(tmp_path):
     """What it leaves without having entered is not what is around that."""
     gate, after = Gate(), Seen()
@@ -347,7 +293,7 @@ def test_hooks_that_come_while_another_thread_is_inside(tmp_path):
 
     def work():
         with msctx.context(**dtypes(tmp_path / "outer.cfg", "0")):
-            model(torch.ones(2, 4))
+            model(X)
 
     with msctx.context() as ctx:
         ctx.watch(model)
@@ -356,13 +302,13 @@ def test_hooks_that_come_while_another_thread_is_inside(tmp_path):
             assert len(gate._forward_hooks) == 2
             gate.may_go_on.set()
             thread.join(30)
-    assert gate.seen == [torch.float16, torch.float16]
-    assert after.seen == [torch.float16]
+    assert gate.seen == [FP16, FP16]
+    assert after.seen == [FP16]
     own.remove()
     assert not hooked(model)
 
 
-@pytest.mark.filterwarnings("ignore:.*no module is named")
+@unmatched_is_fine
 def test_hooks_that_go_while_another_thread_is_inside(customs):
     """They go when it has left."""
     gate, after = Gate(), Seen()
@@ -370,7 +316,7 @@ def test_hooks_that_go_while_another_thread_is_inside(customs):
 
     def work():
         with msctx.context(**customs):
-            model(torch.ones(2, 4))
+            model(X)
 
     with msctx.context() as ctx:
         ctx.watch(model)
@@ -378,8 +324,8 @@ def test_hooks_that_go_while_another_thread_is_inside(customs):
     assert hooked(model) == ["0"]
     gate.may_go_on.set()
     thread.join(30)
-    assert gate.seen == [torch.float16, torch.float16]
-    assert after.seen == [torch.float32]
+    assert gate.seen == [FP16, FP16]
+    assert after.seen == [FP32]
     assert not hooked(model)
 
 
@@ -397,9 +343,9 @@ def test_a_thread_that_reads_hooks_just_before_they_go(customs, monkeypatch):
 
     with ctx, msctx.context(**customs):
         monkeypatch.setattr(named_modules, "_enter", late)
-        model(torch.ones(2, 4))
-        after(torch.ones(2, 4))
-    assert (model[0].seen, after.seen) == ([torch.float16], [torch.float32])
+        model(X)
+        after(X)
+    assert (model[0].seen, after.seen) == ([FP16], [FP32])
     assert not hooked(model)
 
 
@@ -424,24 +370,16 @@ def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
             return x
 
     model = nn.Sequential(Outer(), after)
-    with msctx.context(**dtypes(tmp_path / "names.cfg", "0*")) as ctx:
-        ctx.watch(model)
-        model(torch.ones(2, 4))
-        assert after.seen == [torch.float32]
+    ctx = msctx.context(**dtypes(tmp_path / "names.cfg", "0*")).watch(model)
+    with ctx:
+        model(X)
+        assert after.seen == [FP32]
     assert not hooked(model)
-
-
-def test_what_ctrl_c_left_entered_ends_with_the_context(customs):
-    model, ctx = nn.Sequential(Raising()), msctx.context(**customs)
-    ctx.watch(model)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt), ctx:
-            model(KeyboardInterrupt())
-        assert not named_modules._entered.stack
-        assert not hooked(model)
-    seen = Seen()
-    seen(torch.ones(2, 4))
-    assert seen.seen == [torch.float32]
+    with pytest.raises(type(raised)), ctx:
+        inside(raised)
+    assert not named_modules._entered.stack, "it ends with the context"
+    after(X)
+    assert after.seen == [FP32] * 2
 
 
 def test_what_ctrl_c_left_entered_ends_with_the_next_call(customs):
@@ -467,19 +405,18 @@ def test_what_ctrl_c_left_entered_ends_with_the_next_call(customs):
         model[0](x, 2)
         after(x)
         assert not named_modules._entered.stack
-    assert model[0].seen == [torch.float16] * 3
-    assert after.seen == [torch.float32]
+    assert model[0].seen == [FP16] * 3
+    assert after.seen == [FP32]
     assert not hooked(model)
 
 
-@pytest.mark.parametrize("own", [{"precision_mode": "force_fp32"}, {"customize_dtypes": None}, {"seed": 1}], ids=str)
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_context_that_is_left_inside_a_module_leaves_its_rule(customs, own, raises):
+def test_a_context_that_is_left_inside_a_module_leaves_its_rule(customs, raises):
     """The rest of the forward pass runs by it, and what comes after the module runs without."""
     before, after, last = Seen(), Seen(), Seen()
 
     class Opens(nn.Module):
-        def forward(self, x):
+        def forward(self, x, own):
             before(x)
             with contextlib.suppress(ValueError), msctx.context(**own):
                 x @ x.t()
@@ -488,15 +425,14 @@ def test_a_context_that_is_left_inside_a_module_leaves_its_rule(customs, own, ra
             after(x)
             return x
 
-    own = {name: value or customs[name] for name, value in own.items()}
-    model = nn.Sequential(Opens(), last)
-    with msctx.context(**customs) as ctx:
-        ctx.watch(model)
-        for _ in range(2):
-            model(torch.ones(2, 4))
-            assert not named_modules._entered.stack
-    assert before.seen == after.seen == [torch.float16] * 2
-    assert last.seen == [torch.float32] * 2
+    model = nn.ModuleList([Opens(), last])
+    for own in ({"precision_mode": "force_fp32"}, customs, {"seed": 1}):
+        with msctx.context(**customs) as ctx:
+            ctx.watch(model)
+            for _ in range(2):
+                last(model[0](X, own))
+                assert not named_modules._entered.stack
+        assert (before.seen[-2:], after.seen[-2:], last.seen[-2:]) == ([FP16] * 2, [FP16] * 2, [FP32] * 2), own
     assert not hooked(model)
 
 
@@ -512,9 +448,9 @@ def test_what_is_put_in_force_inside_a_module_stays(customs):
     msctx.set_context(**customs)
     msctx.current().watch(model)
     try:
-        model(torch.ones(2, 4))
+        model(X)
         with msctx.context() as ctx:
-            seen(torch.ones(2, 4))
+            seen(X)
     finally:
         msctx.reset_context()
     assert "precision_mode=force_fp16" in {row.why for row in ctx.precisions()}
@@ -529,18 +465,16 @@ def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
         entered.append(msctx.context(**customs))
         entered[0].__enter__()
         entered[0].watch(model)
-        model(torch.ones(2, 4))
+        model(X)
         assert hooked(model) == ["0"]
 
     own = torch.set_autocast_enabled
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert model[0].seen == [torch.float16]
+    in_thread(work)
+    assert model[0].seen == [FP16]
     msctx.reset_context()
     assert not hooked(model)
     assert not named_modules._wanted
-    assert precision_switch.in_force() == []
+    assert not precision_switch.numbers
     assert torch.set_autocast_enabled is own
     assert not optimizer._global_optimizer_pre_hooks
 
@@ -548,16 +482,20 @@ def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
 # --- models that die --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dies", [True, False])
 @pytest.mark.parametrize("place", ["own", "inner", "process"])
-def test_a_model_that_dies_inside_has_had_the_name(rules, recwarn, place):
+def test_a_model_that_was_there_while_a_context_was_open_has_had_the_name(rules, recwarn, place, dies):
+    model, process = net(), msctx.current()
     with msctx.context(**rules) as ctx:
-        if place == "inner":
-            with msctx.context() as inner:
-                inner.watch(net())
+        with msctx.context() as inner:
+            {"own": ctx, "inner": inner, "process": process}[place].watch(model)
+            assert acts_on(model)
+            if dies:
+                del model
                 gc.collect()
-        else:
-            (ctx if place == "own" else msctx.current()).watch(net())
         gc.collect()
     assert not [found for found in recwarn if UNMATCHED in str(found.message)]
+    model = None
+    gc.collect()
     with pytest.warns(msctx.MsctxWarning, match=UNMATCHED), msctx.context(**rules):
         pass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
-from recorded import Recorded
+from recorded import Recorded, each_mode
 from torch.utils.checkpoint import checkpoint
 
 import msctx
@@ -15,33 +16,6 @@ from msctx.options.precision_rules import MODES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-def test_double_backward():
-    x = torch.randn(4, 4, requires_grad=True)
-    with msctx.context(precision_mode="allow_fp32_to_bf16"):
-        (grad,) = torch.autograd.grad((x @ x).pow(2).sum(), x, create_graph=True)
-        assert grad.dtype == FP32
-        grad.pow(2).sum().backward()
-    assert torch.isfinite(x.grad).all()
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
-def test_a_checkpoint_computes_again_in_the_same_dtypes(mode, reentrant):
-    """It enters the autocast of its forward pass again, which is the policy's and not torch's own."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1), torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
-    x, gradients = torch.randn(3, 4), []
-    for run in (model, lambda t: checkpoint(model, t, use_reentrant=reentrant)):
-        model.zero_grad()
-        t = x.clone().requires_grad_()
-        with msctx.context(precision_mode=mode):
-            run(t).float().square().sum().backward()
-        gradients.append([t.grad, *(p.grad for p in model.parameters())])
-    for plain, again in zip(*gradients, strict=True):
-        assert torch.equal(plain, again)
 
 
 class PartsWithoutGraph(torch.nn.Module):
@@ -66,10 +40,9 @@ def by_name(tmp_path):
     return str(rules)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("where", ["inside", "after", "in another"])
-@pytest.mark.parametrize("mode", [*MODES, None])
+@pytest.mark.parametrize("mode", [None, *each_mode.args[1]])
 @pytest.mark.filterwarnings("ignore:.*without a GradScaler")
 def test_a_checkpoint_carries_its_policy(mode, where, reentrant, by_name):
     """Also to a backward pass that begins after the block, or in a block with another policy."""
@@ -135,20 +108,18 @@ class AmpProduct(torch.autograd.Function):
     backward = staticmethod(torch.amp.custom_bwd(Product.backward, device_type="cpu"))
 
 
-@pytest.mark.parametrize("function", [Product, AmpProduct])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.filterwarnings("ignore:.*without a GradScaler")
-def test_the_backward_pass_of_ones_own_function_is_governed(function, mode, autocast):
-    a, b = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
-    with msctx.context(precision_mode=mode), torch.autocast("cpu", enabled=True) if autocast else nullcontext():
-        y = function.apply(a, b)
-        y.float().sum().backward()
-        expected = (torch.ones_like(y) @ b.detach().t()).dtype
-    assert Product.seen.pop() == expected
-    ones = torch.ones(4, 4)
-    torch.testing.assert_close(a.grad, ones @ b.detach().t(), rtol=0.1, atol=0.1)
-    assert a.grad.dtype == FP32
+def test_the_backward_pass_of_ones_own_function_is_governed(mode):
+    for function, autocast in product((Product, AmpProduct), (False, True)):
+        a, b = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+        with msctx.context(precision_mode=mode), torch.autocast("cpu", enabled=True) if autocast else nullcontext():
+            y = function.apply(a, b)
+            y.float().sum().backward()
+            expected = (torch.ones_like(y) @ b.detach().t()).dtype
+        assert Product.seen.pop() == expected, (function, autocast)
+        torch.testing.assert_close(a.grad, torch.ones(4, 4) @ b.detach().t(), rtol=0.1, atol=0.1)
+        assert a.grad.dtype == FP32
 
 
 def test_a_recorded_backward_pass_is_still_one():
@@ -162,47 +133,17 @@ def test_a_recorded_backward_pass_is_still_one():
     assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}
 
 
-def test_a_backward_pass_in_float16_without_a_scaler_is_told(passes):
-    passes("""
-        import gc, warnings, torch, msctx
-        x = torch.randn(4, 4, requires_grad=True)
-        def told(scaler):
-            with warnings.catch_warnings(record=True) as found:
-                warnings.simplefilter("always")
-                with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
-                    keep = ctx.grad_scaler() if scaler else None
-                    (x @ x).float().sum().backward()
-            return [str(w.message) for w in found if "GradScaler" in str(w.message)]
-        assert len(told(False)) == 1 and not told(False)
-    """)
-    passes("""
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_backward_pass_in_float16_without_a_scaler_is_reported_once(scaled, passes):
+    passes(f"""
         import warnings, torch, msctx
-        warnings.simplefilter("error")
         x = torch.randn(4, 4, requires_grad=True)
-        with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
-            scaler = ctx.grad_scaler()
-            scaler.scale((x @ x).float().sum()).backward()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                with msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:
+                    scaler = ctx.grad_scaler() if {scaled} else None
+                    loss = (x @ x).float().sum()
+                    (loss if scaler is None else scaler.scale(loss)).backward()
+        assert ["GradScaler" in str(w.message) for w in found] == [True] * (not {scaled})
     """)
-
-
-def test_custom_functions_of_autocast_still_work():
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type="cpu", cast_inputs=FP32)
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x @ x
-
-        @staticmethod
-        @torch.amp.custom_bwd(device_type="cpu")
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return g @ x.t() + x.t() @ g
-
-    x = torch.randn(4, 4, requires_grad=True)
-    with msctx.context(precision_mode="force_fp32"):
-        y = Cube.apply(x)
-        assert y.dtype == FP32
-        with Recorded() as seen:
-            y.sum().backward()
-    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}

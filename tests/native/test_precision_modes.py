@@ -11,7 +11,7 @@ from torch.nn import functional as fn
 
 import msctx
 from msctx.options.operators import CLASS_OF
-from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, precision_of, text_of
+from msctx.options.precision_rules import DTYPES, LEAVE, MODES, precision_of, text_of
 
 BF16, FP32 = torch.bfloat16, torch.float32
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*without a GradScaler")]
@@ -59,29 +59,29 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, without_cuda])]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("mode", MODES)
-def test_compute_and_output_dtype(mode, name, dtype, device):
-    rule = precision_of(text_of({"precision_mode": mode})).rules.get(name, LEAVE)
-    x = torch.randn(8, 8, device=device).to(of(dtype)).requires_grad_()
-    with msctx.context(precision_mode=mode) as ctx:
-        with Recorded() as forward:
-            y = CALLS[name](x)
-        with Recorded() as backward:
-            y.backward(torch.ones_like(y))
-    products = [dtypes for op, dtypes in backward.calls if op in ("mm", "bmm", "convolution_backward")]
-    assert {d for dtypes in products for d in dtypes} <= {of(rule.computes_in(dtype))}
-    assert y.dtype == of(rule.gives(dtype))
-    assert forward.calls
-    assert forward.dtypes <= {of(rule.computes_in(dtype))}
-    assert x.grad.dtype == of(dtype)
-    if mode == "must_keep_origin_dtype":
-        assert not ctx.precisions()  # nothing of msctx runs
-        return
-    row = next(row for row in ctx.precisions() if row.operator == name and not row.backward)
-    assert (row.calls, row.dtype) == (1, rule.computes_in(dtype))
-    is_rounded = rule.through not in ("", dtype)
-    assert bool(row.casts) == (is_rounded or rule.computes_in(dtype) != dtype or rule.gives(dtype) != rule.computes_in(dtype))
+def test_compute_and_output_dtype(mode, dtype, device):
+    rules = precision_of(text_of({"precision_mode": mode})).rules
+    for name, call in CALLS.items():
+        rule = rules.get(name, LEAVE)
+        computed, given = of(rule.computes_in(dtype)), of(rule.gives(dtype))
+        x = torch.randn(8, 8, device=device).to(of(dtype)).requires_grad_()
+        with msctx.context(precision_mode=mode) as ctx:
+            with Recorded() as forward:
+                y = call(x)
+            with Recorded() as backward:
+                y.backward(torch.ones_like(y))
+        products = [dtypes for op, dtypes in backward.calls if op in ("mm", "bmm", "convolution_backward")]
+        assert {d for dtypes in products for d in dtypes} <= {computed}, name
+        assert forward.calls, name
+        assert forward.dtypes <= {computed}, name
+        assert (y.dtype, x.grad.dtype) == (given, of(dtype)), name
+        if mode == "must_keep_origin_dtype":
+            assert not ctx.precisions(), "nothing of msctx runs"
+            continue
+        row = next(row for row in ctx.precisions() if row.operator == name and not row.backward)
+        is_cast = rule.through not in ("", dtype) or of(dtype) != computed or given != computed
+        assert (row.calls, row.dtype, bool(row.casts)) == (1, rule.computes_in(dtype), is_cast), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,33 +135,16 @@ def test_precisions_of_the_backward_pass():
     assert "backward" in str(ctx.precisions())
 
 
-@pytest.mark.parametrize("v2", V2)
-def test_newer_words_do_the_same(v2):
-    x = torch.randn(8, 8)
-    with msctx.context(precision_mode_v2=v2), Recorded() as seen:
-        torch.softmax(x @ x, -1)
-    with msctx.context(precision_mode=V2[v2]), Recorded() as expected:
-        torch.softmax(x @ x, -1)
-    assert (seen.calls, seen.casts) == (expected.calls, expected.casts)
-
-
 @pytest.mark.parametrize("mode", ["allow_fp32_to_bf16", "allow_mix_precision_bf16", "force_fp16"])
-@pytest.mark.parametrize("name", ["mm", "linear", "conv2d", "bmm"])
-def test_backward_computes_in_the_dtype_of_the_forward_pass(mode, name):
+def test_a_backward_pass_after_the_block_computes_in_the_dtype_of_the_forward_pass(mode):
     low = of(precision_of(text_of({"precision_mode": mode})).low)
-    x = torch.randn(8, 8, requires_grad=True)
-    for inside in (True, False):
+    for name in ("mm", "linear", "conv2d", "bmm"):
         with msctx.context(precision_mode=mode):
-            y = CALLS[name](x)
-            if inside:
-                with Recorded() as seen:
-                    y.backward(torch.ones_like(y))
-        if not inside:
-            with Recorded() as seen:
-                y.backward(torch.ones_like(y))
+            y = CALLS[name](torch.randn(8, 8, requires_grad=True))
+        with Recorded() as seen:
+            y.backward(torch.ones_like(y))
         products = [dtypes for op, dtypes in seen.calls if op in ("mm", "bmm", "convolution_backward")]
-        assert products
-        assert all(set(dtypes) == {low} for dtypes in products)
+        assert {d for dtypes in products for d in dtypes} == {low}, name
 
 
 def test_float64_and_integers_are_left():
@@ -207,31 +190,11 @@ def test_batch_statistics_are_still_updated():
         assert not torch.equal(norm.running_mean, before)
 
 
-def test_error_grows_as_the_dtype_says():
-    torch.manual_seed(0)
-    a, b = torch.randn(64, 256), torch.randn(256, 64)
-    truth = a.double() @ b.double()
-    errors = {}
-    for mode in ("must_keep_origin_dtype", "allow_fp32_to_fp16", "allow_fp32_to_bf16"):
-        with msctx.context(precision_mode=mode):
-            errors[mode] = float((a @ b - truth).abs().max() / truth.abs().max())
-    assert errors["must_keep_origin_dtype"] < 1e-5 < errors["allow_fp32_to_fp16"] < 1e-2
-    assert errors["allow_fp32_to_fp16"] < errors["allow_fp32_to_bf16"] < 5e-2
-
-
 @pytest.mark.parametrize("empty", [(0, 4), (4, 0)])
 def test_empty_tensors(empty):
     x = torch.randn(*empty)
     with msctx.context(precision_mode="allow_mix_precision_bf16"):
         assert fn.linear(x, torch.randn(3, empty[1])).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-40])
-def test_special_values_go_through(value):
-    x = torch.full((4, 4), value)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        found = x @ torch.eye(4)
-    assert torch.isnan(found).all() if value != 1e-40 else torch.isfinite(found).all()
 
 
 without_float16_unit = pytest.mark.skipif("amx_fp16" in Path("/proc/cpuinfo").read_text(), reason="oneDNN computes them here")

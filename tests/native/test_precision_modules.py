@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from recorded import each_mode
 from torch import nn
 
 import msctx
-from msctx.options.precision_rules import MODES, precision_of, text_of
+from msctx.options.precision_rules import precision_of, text_of
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*without a GradScaler")]
 
@@ -43,7 +44,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each_mode
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_train(mode, name):
     torch.manual_seed(0)
@@ -64,7 +65,7 @@ def test_modules_train(mode, name):
         assert torch.isfinite(parameter.grad).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each_mode
 def test_losses(mode):
     logits, target = torch.randn(6, 5, requires_grad=True), torch.arange(6) % 5
     for loss in (

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import types
-import unittest
 from functools import cache
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from recorded import op_db
 from torch.utils._pytree import tree_leaves
 
 import msctx
@@ -20,7 +17,7 @@ from msctx.options.precision_rules import LEAVE, precision_of, text_of
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 MODES = ("allow_mix_precision_bf16", "force_fp16")
-RANDOM = (
+RANDOM = [
     "dropout",
     "alpha_dropout",
     "feature_dropout",
@@ -28,22 +25,14 @@ RANDOM = (
     "rrelu",
     "fractional_max_pool2d",
     "fractional_max_pool3d",
-)
+]
 
 
 @cache
 def infos() -> dict[str, list[Any]]:
     """Governed operator → what PyTorch's tests know of it."""
-    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
-        stub: Any = types.ModuleType("expecttest")  # torch's testing modules import it for other things than the samples
-        stub.TestCase = unittest.TestCase
-        sys.modules["expecttest"] = stub
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    # Loading it forbids this whole process to set torch.backends' flags.
-    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     found: dict[str, list[Any]] = {}
-    for info in op_db:
+    for info in op_db():
         name = (info.aten_name or info.name).rpartition(".")[2]
         if name in CLASS_OF and torch.float32 in info.dtypes and not info.name.startswith("masked."):  # made of several
             found.setdefault(name, []).append(info)

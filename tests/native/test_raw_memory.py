@@ -73,7 +73,10 @@ def trained():
 def scope():
     return msctx.context(max_device_memory="1GB")
 """
-USERS = ("mkldnn_tensor packed_convolution packed_lstm mkldnn_model", "lstm bf16 trained", "quantised", "frozen")
+USERS = [
+    "mkldnn_tensor packed_convolution lstm trained",
+    *(pytest.param(users, marks=pytest.mark.full) for users in ("packed_lstm mkldnn_model bf16", "quantised", "frozen")),
+]
 
 
 @pytest.mark.parametrize("users", USERS)

@@ -1,4 +1,4 @@
-"""Routes that reach oneDNN or a quantised kernel without aten::convolution: counted, told and refused."""
+"""Routes that reach oneDNN or a quantised kernel without aten::convolution: counted, reported and refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = torch.randn(2, 3, 9, 8)
 
 
 def assert_counted_and_refused(call: Callable[[], torch.Tensor], operator: str) -> None:
-    """*call* runs torch's own way inside, is told of, and raises where a fallback is an error."""
+    """*call* runs torch's own way inside, is reported, and raises where a fallback is an error."""
     own = call()
     with asking("fprop", "gemm") as ctx:
         with pytest.warns(msctx.MsctxWarning, match=operator):

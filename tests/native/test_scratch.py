@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 COMMON = """
-import resource, threading, torch, msctx
+import contextlib, resource, torch, msctx
+from concurrent.futures import ThreadPoolExecutor
 from torch.nn import functional as fn
 
 torch.set_num_threads(1)
@@ -31,31 +32,40 @@ def in_fresh_process(passes: Callable[..., str]) -> Callable[[str], str]:
 
 
 def test_repeated_calls_touch_no_fresh_memory(in_fresh_process: Callable[[str], str]) -> None:
-    in_fresh_process("""
-with msctx.context(conv_fprop_algo="gemm", fallback="error") as ctx:
-    for _ in range(3):
-        y = fn.conv2d(x, w)
-    assert ctx.choices()[0].workspace > 10**7
-    before = faults()
-    for _ in range(10):
-        y = fn.conv2d(x, w)
-    assert faults() - before < 1000, faults() - before  # 2500 a call otherwise
-""")
-
-
-def test_a_context_for_each_call_touches_no_fresh_memory(in_fresh_process: Callable[[str], str]) -> None:
+    """Nor does a context for each call; ever larger shapes share blocks, and threads have their own."""
     in_fresh_process("""
 ctx = msctx.context(conv_fprop_algo="gemm", fallback="error")
-for i in range(13):
-    if i == 3:
-        before = faults()
-    with ctx:
-        y = fn.conv2d(x, w)
-assert faults() - before < 1000, faults() - before  # 2500 a call otherwise
+for scope, each in ((ctx, contextlib.nullcontext()), (contextlib.nullcontext(), ctx)):
+    with scope:
+        for i in range(13):
+            if i == 3:
+                before = faults()
+            with each:
+                y = fn.conv2d(x, w)
+        assert faults() - before < 1000, faults() - before  # 2500 a call otherwise
+assert ctx.choices()[0].workspace > 10**7
+
+# Blocks of exact sizes, each larger than the holes that those before leave, would add up
+inputs = [torch.randn(1, 32, 8, 60 + i) for i in range(200)]
+with msctx.context(conv_fprop_algo="gemm", fallback="error", memory_optimize_level="O0"):
+    fn.conv2d(inputs[0], w)
+    before = msctx.memory_stats()["allocations"]
+    for one in inputs:
+        fn.conv2d(one, w)
+    allocated = msctx.memory_stats()["allocations"] - before
+assert 200 <= allocated < 200 + 60, allocated  # the results, and little else
+
+def work(number):
+    own, v = torch.randn(1, 8, 20 + number, 30), torch.randn(4, 8, 3, 3)
+    first = fn.conv2d(own, v)
+    assert all(torch.equal(fn.conv2d(own, v), first) for _ in range(50)), number
+
+with ctx, ThreadPoolExecutor(6) as pool:
+    list(pool.map(work, range(6)))
 """)
 
 
-def test_it_is_given_back_when_the_context_is_left(in_fresh_process: Callable[[str], str]) -> None:
+def test_it_is_given_back_when_the_context_is_left_and_what_is_idle_is_bounded(in_fresh_process: Callable[[str], str]) -> None:
     in_fresh_process("""
 with msctx.context(conv_fprop_algo="gemm"):
     fn.conv2d(x, w)
@@ -65,51 +75,10 @@ with msctx.context(conv_fprop_algo="gemm"):
     inside = resident()
 assert inside - small > 60 * 2**20, inside - small
 assert resident() - small < 30 * 2**20, resident() - small
-""")
 
-
-def test_what_is_idle_is_bounded(in_fresh_process: Callable[[str], str]) -> None:
-    """Images of ever other sizes, each with a workspace of some 70 MB."""
-    in_fresh_process("""
 start = resident()
-with msctx.context(conv_fprop_algo="gemm"):
+with msctx.context(conv_fprop_algo="gemm"):  # images of ever other sizes, each with a workspace of some 70 MB
     for i in range(12):
         fn.conv2d(torch.randn(1, 32 * (i % 6 + 1), 512 // (i % 6 + 1), 150 + i), torch.randn(1, 32 * (i % 6 + 1), 3, 3))
     assert resident() - start < 2**20 * 400, resident() - start
-""")
-
-
-def test_ever_larger_shapes_share_blocks(in_fresh_process: Callable[[str], str]) -> None:
-    """Blocks of exact sizes, each larger than the holes that those before leave, would add up."""
-    in_fresh_process("""
-inputs = [torch.randn(1, 32, 8, 60 + i) for i in range(200)]
-with msctx.context(conv_fprop_algo="gemm", fallback="error", memory_optimize_level="O0"):
-    fn.conv2d(inputs[0], w)
-    before = msctx.memory_stats()["allocations"]
-    for one in inputs:
-        fn.conv2d(one, w)
-    allocated = msctx.memory_stats()["allocations"] - before
-assert 200 <= allocated < 200 + 60, allocated  # the results, and little else
-""")
-
-
-def test_threads_have_their_own(in_fresh_process: Callable[[str], str]) -> None:
-    in_fresh_process("""
-wrong = []
-
-def work(number):
-    own = torch.randn(1, 8, 20 + number, 30)
-    v = torch.randn(4, 8, 3, 3)
-    first = fn.conv2d(own, v)
-    for _ in range(50):
-        if not torch.equal(fn.conv2d(own, v), first):
-            wrong.append(number)
-
-with msctx.context(conv_fprop_algo="gemm", fallback="error"):
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-assert not wrong
 """)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -51,11 +50,10 @@ def test_gradcheck_and_gradgradcheck(problem: Any, options: dict[str, str]) -> N
 def test_forward_mode(options: dict[str, str]) -> None:
     x, w, b, _ = PLANE.tensors(torch.float64)
     dx, dw = torch.randn_like(x), torch.randn_like(w)
-    right = fn.conv2d(dx, w, padding=1) + fn.conv2d(x, dw, padding=1)
     with msctx.context(**options, fallback="error") as ctx, forward_ad.dual_level():
         y = fn.conv2d(forward_ad.make_dual(x, dx), forward_ad.make_dual(w, dw), b, padding=1)
         tangent = forward_ad.unpack_dual(y).tangent
-    torch.testing.assert_close(tangent, right)
+    torch.testing.assert_close(tangent, fn.conv2d(dx, w, padding=1) + fn.conv2d(x, dw, padding=1))
     assert ran(ctx) == {("fprop", options["conv_fprop_algo"])}
 
 
@@ -92,19 +90,6 @@ def test_vmap_and_grad_of_vmap(options: dict[str, str], dims: tuple[int | None, 
         torch.testing.assert_close(gradients(x, w), right_gradients)
     assert {row.provider for row in ctx.choices()} == {"msctx"}
     assert {row.direction for row in ctx.choices()} == {"fprop", "dgrad", "wgrad"}
-
-
-def test_per_sample_gradients() -> None:
-    x, w = torch.randn(3, 4, 6, 5), torch.randn(5, 4, 3, 3)
-
-    def gradients() -> Tensor:
-        loss = torch.func.grad(lambda w, x: fn.conv2d(x[None], w).square().sum())
-        found: Tensor = torch.vmap(loss, (None, 0))(w, x)
-        return found
-
-    right = gradients()
-    with msctx.context(**GEMM, fallback="error"):
-        torch.testing.assert_close(gradients(), right, rtol=1e-4, atol=1e-4)
 
 
 # --- modes ------------------------------------------------------------------------------------------------------------
@@ -228,15 +213,6 @@ def test_meta_and_fake_tensors_are_not_ours() -> None:
         with FakeTensorMode() as mode:
             assert fn.conv2d(mode.from_tensor(x), mode.from_tensor(w)).shape == (2, 6, 7, 6)
     assert not ctx.choices()
-
-
-def test_a_module_and_a_context_can_be_copied_inside() -> None:
-    x, *_ = PLANE.tensors()
-    with asking("fprop", "gemm", fallback="error") as ctx:
-        model = nn.Conv2d(4, 6, 3)
-        other = copy.deepcopy(model)
-        assert torch.equal(other(x), model(x))
-    assert [row.calls for row in ctx.choices()] == [2]
 
 
 def test_complex_convolutions_are_made_of_real_ones() -> None:

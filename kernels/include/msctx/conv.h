@@ -1,4 +1,4 @@
-// What a convolution is, and what an algorithm says of itself. Plain data, no torch: the table, the glue and the tests share it.
+// What a convolution is, and what an algorithm declares about itself. Plain data, no torch: the table, the glue and the tests share it.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@ extern bool forked;
 std::mutex& fork_safe_mutex(bool is_short = true);
 
 // Tells Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
-bool tell(const std::string& kind, const std::string& text);
-void set_teller(PythonFunction);
+bool warn(const std::string& kind, const std::string& text);
+void set_warner(PythonFunction);
 
 }  // namespace msctx

@@ -260,7 +260,7 @@ static inline bool leaves_out(const ConvProblem& p, Op op, int axis) {
 
 // Padding is zeros, and zero times Inf is NaN: if what is left out is not finite, a NaN at `place`, in the result or in a
 // spectrum of which it is made, has conv_run compute it again. (The gradient of x does not depend on what is left out.)
-static inline void tell_of_nonfinite(const ConvProblem& p, Op op, const float* from, int64_t count, float* place) {
+static inline void mark_nonfinite(const ConvProblem& p, Op op, const float* from, int64_t count, float* place) {
   if (op == Op::backward_data || !(leaves_out(p, op, 1) || leaves_out(p, op, 2))) return;
   float sum = 0.0f;
   for (int64_t i = 0; i < count; i++) sum += from[i] - from[i];  // zero or NaN
@@ -380,7 +380,7 @@ struct SpectralConv {
     scratch = memory.at + table_floats();
     w_spectra = prepared;
     transform_w(const_cast<float*>(w), false, parallel);
-    tell_of_nonfinite(p, op, w, w_size(p), w_spectra);
+    mark_nonfinite(p, op, w, w_size(p), w_spectra);
   }
 
   void run(const ConvTensors& t, const Prepared& weight, float* memory, const Parallel& parallel) {
@@ -400,7 +400,7 @@ struct SpectralConv {
     }
     if (is_prepared()) return;
     transform_w(w, true, parallel);
-    tell_of_nonfinite(p, op, y, y_size(p), w);
+    mark_nonfinite(p, op, y, y_size(p), w);
   }
 };
 
