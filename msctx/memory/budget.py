@@ -180,13 +180,17 @@ class Budget:
         else:
             self._left.pop(path, None)
 
+    def divide(self, paths: list[str], parts: list[str]) -> None:
+        """What stood for some blocks so far, others stand for now."""
+        if self._called.intersection(paths):
+            self._called.update(parts)
+        self.paths = [path for path in self.paths if path not in paths] + parts
+
     # --- what follows -------------------------------------------------------------------------------------------------
 
     def recomputes(self, path: str) -> bool:
         """Whether a block that is called now is to be."""
         self._called.add(path)
-        if path in self._left:
-            return False
         decision = self._now.shapes.decisions.get(path) if self._now.shapes else None
         return decision is None or decision.recomputed
 
@@ -245,7 +249,7 @@ class Budget:
             return
         tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
         begin = _clock(tensors)
-        with _counting_saved(tensors) as sizes:
+        with counting_saved(tensors, []) as sizes:
             yield
         now.seconds[path] = now.seconds.get(path, 0.0) + _clock(tensors) - begin
         now.bytes[path] = now.bytes.get(path, 0) + sum(sizes.values())
@@ -271,10 +275,12 @@ def _clock(tensors: list[torch.Tensor]) -> float:
 
 
 @contextmanager
-def _counting_saved(inputs: list[torch.Tensor]) -> Iterator[dict[int, int]]:
-    """Storage → its bytes, of what is saved meanwhile; torch's hooks in force stay in force."""
+def counting_saved(inputs: list[torch.Tensor], references: list[StorageWeakRef]) -> Iterator[dict[int, int]]:
+    """Number of a storage → its bytes, of what is saved meanwhile beside *inputs* and parameters; torch's hooks stay in force.
+
+    What is saved may go at once: as long as there are *references* to it, its number does not come again.
+    """
     sizes: dict[int, int] = {}
-    references = []  # what is saved may go at once, and its number must not come again meanwhile
     given = {tensor.untyped_storage()._cdata for tensor in inputs if tensor.layout is torch.strided}
     pack, unpack = _C._autograd._top_saved_tensors_default_hooks(True) or (lambda tensor: tensor, lambda packed: packed)
 

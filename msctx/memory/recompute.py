@@ -6,23 +6,19 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from functools import wraps
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import _C, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.checkpoint import checkpoint
 
 from msctx.memory import watched
-from msctx.memory.budget import Budget
-from msctx.memory.replay import Rehearsal, State, Trial, hook_of_user, is_gone, is_rehearsing, own_containers
-from msctx.memory.sources import sources_of
-from msctx.memory.writes import CannotBePutBack
+from msctx.memory.budget import Budget, counting_saved
+from msctx.memory.replay import Call, Known, Pass, hook_of_user, is_alone
 from msctx.native.installed import Held
 from msctx.notices import tell
 
@@ -77,10 +73,8 @@ PROFILED = (
     "a profiler runs (sys.setprofile), so that the code it calls cannot be seen: it is tried in the next pass without one"
 )
 WHOLE = "it is all that could be computed again, and cutting it into groups would save nothing"
-TRIALS = 2
-"""How often a block is tried: what its first call does, which may make what it lacks, need not be what all others do."""
-Call = Callable[..., Any]
-"""``nn.Module.__call__`` as it was found."""
+LOOKS = 2
+"""How often a block is looked at that cannot be computed again: its first call may make what all others find."""
 
 
 class _Block:
@@ -88,51 +82,33 @@ class _Block:
 
     def __init__(self, budget: Budget, path: str) -> None:
         self.budget, self.path = budget, path
-        self._rehearsals: dict[tuple[bool, ...], tuple[Rehearsal, int]] = {}
-        """Modes of its modules → what a trial has shown, and how many there were."""
+        self._known: dict[tuple[bool, ...], Known] = {}
+        """Modes of its modules → what was found in them."""
 
     def run(self, call: Call, block: nn.Module, args: Any, kwargs: Any) -> Any:
-        known = self._tried(call, block, args, kwargs)
-        if known is None or known.obstacle or not self.budget.recomputes(self.path):
+        known = self._known.get(modes := tuple(module.training for module in block.modules()), Known())
+        looks = not known.looks or (known.obstacle and known.looks < LOOKS)
+        if reason := HOOKS if hook_of_user(block) else PROFILED if looks and sys.getprofile() else "":
+            self.budget.leave(self.path, reason)
             return call(block, *args, **kwargs)
-        args, kwargs = own_containers(args), own_containers(kwargs)
-        names, count = [*kwargs], len(args)
-        forwards = iter([self.budget.measured(self.path, (args, kwargs))])
-
-        def function(*values: Any) -> Any:
-            """With keywords as positions: checkpoint has some of their names, and finds devices in what has none."""
-            with next(forwards, nullcontext()):  # when it is computed again, nothing is measured
-                return call(block, *values[:count], **dict(zip(names, values[count:], strict=True)))
-
-        sources = sources_of(block, (args, kwargs)) if known.draws else []
-        state = State(self.path, block, known, sources)
-        both = state.fingerprints.taking(), state
-        return checkpoint(function, *args, *kwargs.values(), use_reentrant=False, context_fn=lambda: both)
-
-    def _tried(self, call: Call, block: nn.Module, args: Any, kwargs: Any) -> Rehearsal | None:
-        """What is known of the block in the modes that its modules have now; ``None``: it is left alone this time."""
-        if hook_of_user(block):
-            self.budget.leave(self.path, HOOKS)
-            return None
-        if any(is_lazy(parameter) for parameter in block.parameters()):
-            return None  # its first pass makes it what it is
-        modes = tuple(module.training for module in block.modules())
-        known, times = self._rehearsals.get(modes, (None, 0))
-        if known is None or (known.obstacle and times < TRIALS):
-            if sys.getprofile():
-                self.budget.leave(self.path, PROFILED)
-                return None
-            known = Rehearsal(call, block, args, kwargs)
-            self._rehearsals[modes] = known, times + 1
+        if not self.budget.recomputes(self.path) or any(is_lazy(parameter) for parameter in block.parameters()):
+            return call(block, *args, **kwargs)  # the first pass of a lazy module makes it what it is
+        if looks:
+            made, known = Pass.looked_at(self.path, call, block, (args, kwargs), known.looks + 1)
+            self._known[modes] = known
+            self.budget.leave(self.path, known.obstacle)
+            return made
         self.budget.leave(self.path, known.obstacle)
-        return known
+        if known.obstacle:
+            return call(block, *args, **kwargs)
+        return Pass(self.path, call, block, (args, kwargs), known).run(self.budget.measured(self.path, (args, kwargs)))
 
 
 class _Row:
     """A long ``Sequential`` of a watched model: groups of its modules are blocks.
 
-    How they are cut follows from what each module saves for its backward pass, which its first call shows: so that what is kept
-    between the groups, and the largest group beside it, are least.
+    They are cut evenly in the first pass, which shows what each module saves for its backward pass; from then on so that what is
+    kept between the groups, and the largest group beside it, are least.
     """
 
     def __init__(self, budget: Budget, path: str, *, is_only: bool) -> None:
@@ -144,78 +120,77 @@ class _Row:
         self._obstacle = ""
 
     def run(self, forward: Call, row: nn.Sequential, x: torch.Tensor) -> Any:
-        modules = list(row)
         if any(is_lazy(parameter) for parameter in row.parameters()):
             return forward(row, x)
-        if hook_of_user(row):
-            return self._leave(HOOKS, forward, row, x)
-        if not self._groups or self._groups[-1][1] != len(modules):
-            if sys.getprofile():
-                return self._leave(PROFILED, forward, row, x)
-            self._cut(modules, x)
-        if self._obstacle:
-            return self._leave(self._obstacle, forward, row, x)
+        modules, measured = [*row], None
+        is_new = not self._groups or self._groups[-1][1] != len(modules)
+        if (
+            reason := HOOKS
+            if hook_of_user(row)
+            else PROFILED
+            if is_new and sys.getprofile()
+            else ""
+            if is_new
+            else self._obstacle
+        ):
+            for path in self._paths:
+                self.budget.leave(path, reason)
+            return forward(row, x)
+        if is_new:
+            self._cut(even_cuts(modules))
+            measured = _Measured()
         for begin, end, block in self._groups:
-            x = block.run(forward, nn.Sequential(*modules[begin:end]), (x,), {})
+            x = block.run(measured.call(begin) if measured else forward, nn.Sequential(*modules[begin:end]), (x,), {})
+        if measured:
+            self._cut(best_cuts(measured.given, measured.saved, measured.writing))
         return x
 
-    def _leave(self, reason: str, forward: Call, row: nn.Sequential, x: torch.Tensor) -> Any:
-        for path in self._paths:
-            self.budget.leave(path, reason)
-        return forward(row, x)
-
-    def _cut(self, modules: list[nn.Module], x: torch.Tensor) -> None:
-        cuts, self._obstacle = [0, len(modules)], ""
-        try:
-            cuts = best_cuts(*measured_modules(modules, x))
-        except CannotBePutBack as reason:
-            self._obstacle = str(reason)
-        except Exception as error:  # the real call raises it, too
-            self._obstacle = f"trying it fails: {type(error).__name__}: {error}"
-        else:
-            if len(cuts) == 2 and self._is_only:
-                self._obstacle = WHOLE
-        for path in self._paths:
-            self.budget.paths.remove(path)
+    def _cut(self, cuts: list[int]) -> None:
+        self._obstacle = WHOLE if len(cuts) == 2 and self._is_only else ""
         self._groups = [(b, e, _Block(self.budget, f"{self._path}[{b}:{e}]")) for b, e in pairwise(cuts)]
-        self._paths = [block.path for _, _, block in self._groups]
-        self.budget.paths += self._paths
+        before, self._paths = self._paths, [block.path for _, _, block in self._groups]
+        self.budget.divide(before, self._paths)
 
 
 Sizes = dict[int, int]
 """Number of a storage → its bytes."""
 
 
-def measured_modules(modules: list[nn.Module], x: torch.Tensor) -> tuple[list[Sizes], list[Sizes], set[int]]:
-    """What each of some modules in a row is given, what it saves for its backward pass, and which write to what they are given: a
-    trial, as of a block.
-    """
-    given: list[Sizes] = []
-    saved: list[Sizes] = []
-    writing: set[int] = set()
-    with Trial(nn.Sequential(*modules), ((x,), {})) as trial:
-        numbers = {parameter.untyped_storage()._cdata for parameter in trial.block.parameters()}
-        held: list[Any] = []  # or another storage would get the number of one that is gone
+class _Measured:
+    """What each module of a row is given in a pass, what it saves for its backward pass, and which write to what they are given."""
 
-        def pack(tensor: torch.Tensor) -> None:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in numbers:
-                held.append(StorageWeakRef(storage))
-                saved[-1][storage._cdata] = storage.nbytes()
+    def __init__(self) -> None:
+        self.given: list[Sizes] = []
+        self.saved: list[Sizes] = []
+        self.writing: set[int] = set()
+        self._references: list[StorageWeakRef] = []  # or another storage would get the number of one that is gone
 
-        ((x,), _) = trial.inputs
-        assert isinstance(trial.block, nn.Sequential)
-        with torch.autograd.graph.saved_tensors_hooks(pack, is_gone):  # nothing is kept
-            for module in trial.block:
-                storage = x.untyped_storage()
-                held.append(StorageWeakRef(storage))
-                given.append({storage._cdata: storage.nbytes()})
-                saved.append({})
-                before, version = x, x._version
-                x = module(x)
-                if before._version != version:
-                    writing.add(len(saved) - 1)
-    return given, saved, writing
+    def call(self, begin: int) -> Call:
+        """A call of the group that begins there; only the first counts."""
+
+        def call(group: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+            for number, module in enumerate(group, begin):
+                x = module(x) if number < len(self.given) else self._measure(module, x)
+            return x
+
+        return call
+
+    def _measure(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        storage, version = x.untyped_storage(), x._version
+        self._references.append(StorageWeakRef(storage))
+        self.given.append({storage._cdata: storage.nbytes()})
+        with counting_saved([], self._references) as sizes:
+            self.saved.append(sizes)
+            made: torch.Tensor = module(x)
+        if x._version != version:
+            self.writing.add(len(self.given) - 1)
+        return made
+
+
+def even_cuts(modules: list[nn.Module]) -> list[int]:
+    """As many groups as each has modules; none begins with a module that says that it works in place."""
+    cuts = range(0, len(modules), math.isqrt(len(modules)))
+    return [*(cut for cut in cuts if not cut or not getattr(modules[cut], "inplace", False)), len(modules)]
 
 
 def best_cuts(given: list[Sizes], saved: list[Sizes], writing: Collection[int] = ()) -> list[int]:
@@ -269,9 +244,10 @@ def _can_recompute() -> bool:
     """Not where nothing is saved for a backward pass, nor where torch takes no hooks on what is saved."""
     return (
         torch.is_grad_enabled()
-        and not is_rehearsing()
+        and not is_alone()
+        and _C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]  # torch.jit lacks it in its __all__
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and _C._functorch.peek_interpreter_stack() is None
         and torch.autograd.forward_ad._current_level < 0
     )
 

@@ -45,7 +45,7 @@ def is_on(reason: str) -> bool:
 def turn(reason: str, on: bool) -> None:
     """Install the hooks of this thread for *reason*, or take them away with the last one."""
     if on and not _thread.reasons:
-        _thread.hooks = (_pack, _unpack)
+        _thread.hooks = (_pack, unpack)
         _C._autograd._push_saved_tensors_default_hooks(*_thread.hooks)
     elif not on and _thread.reasons == {reason}:
         if _C._autograd._top_saved_tensors_default_hooks(True) != _thread.hooks:
@@ -98,8 +98,13 @@ def _pack(tensor: torch.Tensor) -> Any:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return tensor
     packed = _packed(tensor) if tensor.device.type != "cpu" and _is_plain(tensor) else None
-    if packed is not None:
-        return _Saved(tensor, packed, _counter_of(tensor))
+    return keep(tensor) if packed is None else _Saved(tensor, packed, _counter_of(tensor))
+
+
+def keep(tensor: torch.Tensor) -> Any:
+    """The tensor itself, as hooks may hold it; :func:`unpack` returns it."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return tensor
     # The result of an operator holds that operator, which would hold it in turn: nothing could ever free the two
     kept = tensor if tensor.is_leaf else tensor.detach()
     return _Saved(tensor, kept, kept)
@@ -112,7 +117,7 @@ def _packed(tensor: torch.Tensor) -> Packed | None:
     return _moved_to_host(tensor) if "activations" in _thread.reasons and not is_of_leaf(tensor) else None
 
 
-def _unpack(packed: Any) -> torch.Tensor:
+def unpack(packed: Any) -> torch.Tensor:
     return packed.tensor() if isinstance(packed, _Saved) else packed
 
 

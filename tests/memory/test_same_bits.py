@@ -1,9 +1,10 @@
-"""O1 trains what torch trains: equal bits of weights, buffers, losses and Python's counters, whatever a forward pass does beside."""
+"""O1 trains what torch trains, to the bit, whatever a forward pass does beside; what must not be done twice is left alone."""
 
 from __future__ import annotations
 
 import collections
 import copy
+import ctypes
 import functools
 import itertools
 import random
@@ -20,7 +21,7 @@ from torch.nn import functional as fn
 from trained_blocks import rows
 
 import msctx
-from msctx.memory.writes import MOST
+from msctx.memory.look import MOST
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nothing_left_in_the_pool")
 
@@ -44,15 +45,19 @@ class Block(nn.Module):
         return x
 
 
+# --- parameters and buffers -------------------------------------------------------------------------------------------
+
+
 class WithTeacher(Block):
     """A teacher that follows while it is used."""
 
     def __init__(self) -> None:
         super().__init__()
         self.teacher = copy.deepcopy(self.f).requires_grad_(False)
+        self.others = [self.teacher]
 
     def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return zip(self.teacher.parameters(), self.f.parameters(), strict=True)
+        return zip(self.others[0].parameters(), self.f.parameters(), strict=True)
 
     def follow(self) -> None:
         for mine, other in self.pairs():
@@ -61,7 +66,7 @@ class WithTeacher(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             self.follow()
-            target = self.teacher(x)
+            target = self.others[0](x)
         return torch.tanh(self.f(x)) - target
 
 
@@ -77,64 +82,32 @@ class FollowsByAssignment(WithTeacher):
             mine.data = 0.9 * mine.data + 0.1 * other.data
 
 
-class FollowsAtOnce(WithTeacher):
-    def follow(self) -> None:
-        mine, other = zip(*self.pairs(), strict=True)
-        torch._foreach_mul_(mine, 0.9)
-        torch._foreach_add_(mine, other, alpha=0.1)
-
-
-class FollowsByCopy(WithTeacher):
-    def follow(self) -> None:
-        for mine, other in self.pairs():
-            mine.copy_(torch.lerp(mine, other, 0.1))
-
-
-class FollowsBySetting(WithTeacher):
-    def follow(self) -> None:
-        for mine, other in self.pairs():
-            mine[...] = 0.9 * mine + 0.1 * other
-
-
 class NewTeacher(WithTeacher):
     def follow(self) -> None:
         for name, other in self.f.named_parameters():
-            setattr(self.teacher, name, nn.Parameter(0.9 * getattr(self.teacher, name) + 0.1 * other, requires_grad=False))
+            new = 0.9 * getattr(self.others[0], name) + 0.1 * other
+            setattr(self.others[0], name, nn.Parameter(new, requires_grad=False))
 
 
-class OnlyWithGradients(WithTeacher):
+class HiddenTeacher(WithTeacher):
+    """No submodule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.teacher
+
+
+class HiddenByData(HiddenTeacher, FollowsByData):
+    pass
+
+
+class OnlyTeaches(WithTeacher):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        following = torch.is_grad_enabled() and x.requires_grad
-        with torch.no_grad():
-            if following:
-                self.follow()
-            target = self.teacher(x)
-        return torch.tanh(self.f(x)) - target
-
-
-def hidden(kind: type[WithTeacher], of: nn.Module | None = None) -> type[Block]:
-    """The teacher is no submodule."""
-
-    class Hidden(kind):  # type: ignore[misc, valid-type]
-        def __init__(self) -> None:
-            super().__init__()
-            self.others = [self.teacher]
-            del self.teacher
-
-        def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            return zip(self.others[0].parameters(), self.f.parameters(), strict=True)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                self.follow()
-                target = self.others[0](x)
-            return torch.tanh(self.f(x)) - target
-
-    return Hidden
+        return torch.tanh(self.f(x)) - self.teacher(x)
 
 
 class HiddenAverages(Block):
-    """BatchNorm's averages of a network that is no submodule: no version counter tells."""
+    """BatchNorm's averages of a network that is no submodule: no version counter shows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +126,14 @@ class BatchNorm(Block):
 
     def beside(self, x: torch.Tensor) -> torch.Tensor:
         return self.n(x) - self.n.running_mean
+
+
+class LateTraining(BatchNorm):
+    """A part whose mode changes while that of the block does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n.eval()
 
 
 class Queue(Block):
@@ -177,6 +158,16 @@ class QueueInAttribute(Queue):
         queue, begin = self.queue, self.begin
         del self.queue, self.begin
         self.queue, self.begin = queue, begin  # plain tensors
+
+
+class NewBuffer(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(WIDTH))
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        return x - self.average
 
 
 class FlatBuffer(Block):
@@ -204,67 +195,26 @@ class BuffersThatShare(Block):
         return x + self.part
 
 
-class PowerIteration(Block):
-    def __init__(self) -> None:
-        super().__init__()
-        self.f = nn.utils.parametrizations.spectral_norm(self.f)
-
-
-class OldPowerIteration(Block):
-    def __init__(self) -> None:
-        super().__init__()
-        self.f = nn.utils.spectral_norm(self.f)
-
-
-class WeightNorm(Block):
-    def __init__(self) -> None:
-        super().__init__()
-        self.f = nn.utils.parametrizations.weight_norm(self.f)
-
-
-class Keeps(Block):
-    """Objects that hang on attributes."""
+class ThroughNumPy(Block):
+    """A buffer is written to where no operator sees it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen, self.times, self.last = [1.0], {"n": 1}, collections.deque([1], 3)
-        self.numbers = itertools.count(1)
+        self.register_buffer("average", torch.ones(WIDTH))
+        self.alias = self.average.numpy()
 
     def beside(self, x: torch.Tensor) -> torch.Tensor:
-        self.times["n"] += 1
-        self.seen.append(float(len(self.seen)))
-        self.last.append(self.times["n"])
-        return x * (1 + 1 / (self.times["n"] + sum(self.seen) + sum(self.last) + next(self.numbers)))
+        self.alias *= 0.9
+        return x * self.average
 
 
-class Meter:
-    total = 0.0
+def parametrized(parametrization: Callable[[nn.Module], nn.Module]) -> type[Block]:
+    class Parametrized(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = parametrization(self.f)
 
-
-class OfObjects(Block):
-    def __init__(self) -> None:
-        super().__init__()
-        self.meter = Meter()
-
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
-        self.meter.total += 1
-        return x * self.meter.total
-
-
-class OfClass(Block):
-    count = 0
-
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
-        type(self).count += 1
-        return x * type(self).count
-
-
-class OfTheProgram(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        global CALLS
-        CALLS += 1
-        COUNTS["calls"] = COUNTS.get("calls", 0) + 1
-        return torch.tanh(self.f(x)) * (CALLS + COUNTS["calls"])
+    return Parametrized
 
 
 class Initialises(Block):
@@ -283,17 +233,67 @@ class Initialises(Block):
         return x * self.scale
 
 
-class Remembers(Block):
-    """What it has made once."""
+# --- gradients, modules, inputs ---------------------------------------------------------------------------------------
 
+
+class LocalLoss(Block):
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        self.f(x.detach()).square().mean().backward()
+        return x
+
+
+class SetsGradient(Block):
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.f.weight.grad
+        self.f.weight.grad = self.f.weight.detach() * (1 if found is None else 2)
+        return x
+
+
+class Freezes(Block):
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        self.f.weight.requires_grad_(not self.f.weight.requires_grad)
+        return x
+
+
+class Swaps(Block):
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[int, torch.Tensor] = {}
+        self.g = nn.Linear(WIDTH, WIDTH)
 
     def beside(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) not in self.known:
-            self.known[len(x)] = torch.arange(float(len(x)))[:, None]
-        return x + self.known[len(x)]
+        self.f, self.g = self.g, self.f
+        return self.g(x)
+
+
+class Hooks(Block):
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        self.f.register_forward_hook(lambda module, inputs, made: made * 1.5)
+        return x
+
+
+class WritesToInput(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.f(x.mul_(0.7))
+
+
+class InnerGradient(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inside = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(torch.tanh(self.f(inside)).sum(), inside, create_graph=True)
+        return torch.tanh(self.f(x)) + slope
+
+
+class Transforms(Block):
+    """These do not begin where there are hooks on saved tensors."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def of(y: torch.Tensor) -> torch.Tensor:
+            return torch.func.grad(lambda z: torch.tanh(self.f(z)).sum())(y).sum()
+
+        return torch.tanh(self.f(x)) + torch.func.grad(of)(x.detach())
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
 
 
 class Drops(Block):
@@ -301,138 +301,27 @@ class Drops(Block):
         return fn.dropout(x, 0.3) + torch.rand_like(x)
 
 
-class Slots:
-    """What it holds is in no ``__dict__``."""
+class Branches(Block):
+    """By the numbers of Python and NumPy."""
 
-    __slots__ = ("held",)
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.f(torch.tanh(x)) if random.random() < 0.5 else torch.tanh(self.f(x) * np.random.rand())
 
 
-class HoldsState(Block):
-    """What trains depends on how often ``counted`` was called: by and by, or at the sixth call, which a trial does not show."""
-
+class OwnGenerators(Block):
     def __init__(self) -> None:
         super().__init__()
-        self.state, self.seen = self.made(), 0.0
-
-    def made(self) -> Any:
-        raise NotImplementedError
-
-    def counted(self) -> float:
-        raise NotImplementedError
+        self.first, self.second, self.third = random.Random(0), np.random.default_rng(0), np.random.RandomState(0)
+        self.noise = torch.Generator().manual_seed(0)
 
     def beside(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = float(self.counted())
-        return x * (1 / (1 + self.seen)) if self.seen > 5 else x
+        noise = torch.rand(WIDTH, generator=self.noise) + self.first.random() + self.second.random() + self.third.rand()
+        return x * noise
 
 
-def holds(make: Callable[[], Any], count: Callable[[Any], float]) -> type[HoldsState]:
-    return type("Holds", (HoldsState,), {"made": lambda self: make(), "counted": lambda self: count(self.state)})
-
-
-def counted_in_item(state: Any) -> float:
-    state[0] += 1
-    return float(state[0])
-
-
-def counted_in(name: str) -> Callable[[Any], float]:
-    def count(state: Any) -> float:
-        setattr(state, name, getattr(state, name) + 1)
-        return float(getattr(state, name))
-
-    return count
-
-
-def counting_function() -> Callable[[], int]:
-    number = 0
-
-    def count() -> int:
-        nonlocal number
-        number += 1
-        return number
-
-    return count
-
-
-def counting_lambda() -> Callable[[], int]:
-    numbers: list[int] = []
-    return lambda: numbers.append(0) or len(numbers)  # type: ignore[func-returns-value]
-
-
-def with_default(numbers: list[int] = [0]) -> float:  # noqa: B006
-    return counted_in_item(numbers)
-
-
-def thread_local() -> Any:
-    local = threading.local()
-    local.held = 0
-    return local
-
-
-def count_call() -> int:
-    global CALLS
-    CALLS += 1
-    COUNTS["calls"] = COUNTS.get("calls", 0) + 1
-    return CALLS
-
-
-class OfTheProgramByHelpers(HoldsState):
-    """The module's code names neither of the counters."""
-
-    def made(self) -> None:
-        pass
-
-    def counted(self) -> float:
-        return count_call()
-
-
-class ThroughNumPy(Block):
-    """A buffer is written to where no operator sees it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("average", torch.ones(WIDTH))
-        self.alias = self.average.numpy()
-
+class MakesGenerator(Block):
     def beside(self, x: torch.Tensor) -> torch.Tensor:
-        self.alias *= 0.9
-        return x * self.average
-
-
-STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
-    "cycle": (lambda: itertools.cycle(range(20)), next),
-    "count": (itertools.count, next),
-    "list iterator": (lambda: iter([*range(20)]), next),
-    "generator": (lambda: (number for number in range(20)), next),
-    "Counter": (lambda: collections.Counter({0: 0}), counted_in_item),
-    "iterator in slots": (lambda: Slots(itertools.count()), lambda state: next(state.held)),
-    "slots": (lambda: Slots(0), counted_in("held")),
-    "namespace": (lambda: types.SimpleNamespace(held=0), counted_in("held")),
-    "thread-local": (thread_local, counted_in("held")),
-    "array": (lambda: np.zeros(1), counted_in_item),
-    "array in list": (lambda: [np.zeros(1)], lambda state: counted_in_item(state[0])),
-    "array of objects": (lambda: np.array([[0], None], dtype=object), lambda state: counted_in_item(state[0])),
-    "bytes": (lambda: bytearray(1), counted_in_item),
-    "function": (counting_function, lambda state: state()),
-    "lambda": (counting_lambda, lambda state: state()),
-    "partial function": (lambda: functools.partial(counted_in_item, [0]), lambda state: state()),
-    "default": (lambda: copy_of(with_default), lambda state: state()),
-    "method of a list": (lambda: [0].append, lambda state: state(0) or len(state.__self__)),
-    "method of a generator": (lambda: random.Random(3).random, lambda state: 9 * state()),
-    "method of NumPy's generator": (lambda: np.random.default_rng(3).random, lambda state: 9 * state()),
-    "generator in slots": (lambda: Slots(random.Random(3)), lambda state: 9 * state.held.random()),
-}
-
-
-def copy_of(function: Any) -> Any:
-    """With defaults of its own."""
-    return types.FunctionType(function.__code__, globals(), function.__name__, copy.deepcopy(function.__defaults__))
-
-
-def noise(x: torch.Tensor) -> torch.Tensor:
-    return fn.dropout(x + torch.rand(x.shape, generator=NOISE).normal_(generator=NOISE), 0.3)
+        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
 
 
 class DrawsElsewhere(Block):
@@ -442,21 +331,13 @@ class DrawsElsewhere(Block):
         return noise(x)
 
 
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return fn.dropout(x + torch.rand(x.shape, generator=NOISE).normal_(generator=NOISE), 0.3)
+
+
 class DrawsByName(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.f(x * (1 + DICE.random() + CHANCE.random())))
-
-
-class DrawsFromObjects(Block):
-    dice = np.random.default_rng(0)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all, self.meter = [random.Random(0)], Meter()
-        self.meter.dice = np.random.RandomState(0)
-
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (1 + self.dice.random() + self.all[0].random() + self.meter.dice.random())
 
 
 class DrawsFromList(Block):
@@ -466,22 +347,6 @@ class DrawsFromList(Block):
 
     def beside(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.empty_like(x).uniform_(generator=self.all["first"][0])
-
-
-class DrawsFromAttribute(Block):
-    """Which the program replaces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.noise = torch.Generator().manual_seed(0)
-
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.bernoulli(torch.full_like(x, 0.5), generator=self.noise)
-
-
-class MakesGenerator(Block):
-    def beside(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
 
 
 class Given(Block):
@@ -506,30 +371,183 @@ class Giver(nn.Module):
         return x
 
 
-def gives(model: nn.Sequential) -> None:
-    """The blocks are those inside the giver."""
-    del model[1:]
-    model.append(Giver())
+# --- Python's objects -------------------------------------------------------------------------------------------------
 
 
-class Gradients(Block):
-    """Of its own, inside."""
+class CountsItsCalls(Block):
+    """In attributes of its own: these are what they were. And it keeps something, in a loss of its own."""
+
+    seen = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inside = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(torch.tanh(self.f(inside)).sum(), inside, create_graph=True)
-        return torch.tanh(self.f(x)) + slope
+        self.seen += 1
+        h = torch.tanh(self.f(x) * self.seen)
+        self.kept = h.square().sum()
+        return h
 
 
-class LateTraining(Block):
-    """A part whose mode changes while that of the block does not."""
+class Keeps(Block):
+    """Objects that hang on attributes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.n = nn.BatchNorm1d(WIDTH).eval()
+        self.seen, self.times, self.last = [1.0], {"n": 1}, collections.deque([1], 3)
 
     def beside(self, x: torch.Tensor) -> torch.Tensor:
-        return self.n(x) - self.n.running_mean
+        self.times["n"] += 1
+        self.seen.append(float(len(self.seen)))
+        self.last.append(self.times["n"])
+        return x * (1 + 1 / (self.times["n"] + sum(self.seen) + sum(self.last)))
+
+
+class Meter:
+    total = 0.0
+
+
+class OfClass(Block):
+    count = 0
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        type(self).count += 1
+        return x * type(self).count
+
+
+class OfTheProgram(Block):
+    """Counted in a function: the module's code names neither of the counters."""
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        return x * count_call()
+
+
+def count_call() -> int:
+    global CALLS
+    CALLS += 1
+    COUNTS["calls"] = COUNTS.get("calls", 0) + 1
+    return CALLS
+
+
+class Remembers(Block):
+    """What it has made once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, torch.Tensor] = {}
+
+    def beside(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) not in self.known:
+            self.known[len(x)] = torch.arange(float(len(x)))[:, None]
+        return x + self.known[len(x)]
+
+
+class Numbered(Block):
+    """What runs only where a block is made is not reached."""
+
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = str(next(self.numbers))
+
+
+class Slots:
+    """What it holds is in no ``__dict__``."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def holds(make: Callable[[], Any], count: Callable[[Any], float]) -> type[Block]:
+    """What it trains depends on how often *count* was called: at the sixth call, which the first ones do not show."""
+
+    class Holds(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state, self.seen = make(), 0.0
+
+        def beside(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = float(count(self.state))
+            return x * (1 / (1 + self.seen)) if self.seen > 5 else x
+
+    return Holds
+
+
+def counted_in_item(state: Any) -> float:
+    state[0] += 1
+    return float(state[0])
+
+
+def counted_in_attribute(state: Any) -> float:
+    state.held = getattr(state, "held", 0) + 1
+    return float(state.held)
+
+
+def called(state: Any) -> float:
+    return float(state())
+
+
+def counting_function() -> Callable[[], int]:
+    number = 0
+
+    def count() -> int:
+        nonlocal number
+        number += 1
+        return number
+
+    return count
+
+
+def counting_lambda() -> Callable[[], int]:
+    numbers: list[int] = []
+    return lambda: numbers.append(0) or len(numbers)  # type: ignore[func-returns-value]
+
+
+def with_default() -> Callable[[], float]:
+    def count(numbers: list[int] = [0]) -> float:  # noqa: B006
+        return counted_in_item(numbers)
+
+    return count
+
+
+ITERATOR = "it reaches an iterator, whose state cannot be compared: self.state"
+STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], float], str]] = {
+    "count": (itertools.count, next, f"{ITERATOR} (count)"),
+    "generator": (lambda: (number for number in range(20)), next, f"{ITERATOR} (generator)"),
+    "iterator in slots": (lambda: Slots(itertools.count()), lambda state: next(state.held), f"{ITERATOR}.held (count)"),
+    "Counter": (lambda: collections.Counter({0: 0}), counted_in_item, "it changes self.state[0]"),
+    "slots": (lambda: Slots(0), counted_in_attribute, "it changes self.state.held"),
+    "namespace": (lambda: types.SimpleNamespace(held=0), counted_in_attribute, "it changes self.state.held"),
+    "object": (Meter, counted_in_attribute, "it changes self.state.held"),
+    "thread-local": (threading.local, counted_in_attribute, "it changes self.state.held"),
+    "array in list": (lambda: [np.zeros(1)], lambda state: counted_in_item(state[0]), "it changes self.state[0]"),
+    "array of objects": (
+        lambda: np.array([[0], None], dtype=object),
+        lambda state: counted_in_item(state[0]),
+        "it changes self.state[0][0]",
+    ),
+    "bytes": (lambda: bytearray(1), counted_in_item, "it changes self.state"),
+    "ctypes": (lambda: (ctypes.c_int * 1)(), counted_in_item, "it changes self.state"),
+    "function": (counting_function, called, "it changes self.state.number"),
+    "lambda": (counting_lambda, called, "it changes self.state.numbers["),
+    "default": (with_default, called, "it changes self.state.__defaults__[0][0]"),
+    "partial function": (lambda: functools.partial(counted_in_item, [0]), called, "it changes self.state.args[0][0]"),
+    "method of a list": (lambda: [0].append, lambda state: state(0) or len(state.__self__), "it changes self.state.__self__["),
+    "method of a generator": (lambda: random.Random(3).random, lambda state: 9 * state(), "it changes self.state.__self__"),
+    "generator in slots": (
+        lambda: Slots(np.random.default_rng(3)),
+        lambda state: 9 * state.held.random(),
+        "it changes self.state.held",
+    ),
+    "too much": (
+        lambda: {"held": [None] * (MOST + 1), "calls": [0]},
+        lambda state: counted_in_item(state["calls"]),
+        "it reaches more objects than are looked at: self.state['held']",
+    ),
+}
+
+
+# --- what is done to models -------------------------------------------------------------------------------------------
 
 
 def hook_that_counts(model: nn.Sequential) -> None:
@@ -540,16 +558,6 @@ def hook_that_counts(model: nn.Sequential) -> None:
         return output * len(calls)
 
     model[1].f.register_forward_hook(hook)
-
-
-def hook_that_follows(model: nn.Sequential) -> None:
-    average = torch.zeros(WIDTH)
-
-    def hook(module: nn.Module, inputs: Any) -> None:
-        average.mul_(0.9).add_(inputs[0].detach().mean(0))
-        model[0].average = average.clone()
-
-    model[1].register_forward_pre_hook(hook)
 
 
 def shared(model: nn.Sequential) -> None:
@@ -563,6 +571,12 @@ def flat_views(model: nn.Sequential) -> None:
     flat = torch.cat([p.detach().reshape(-1) for p in parameters])
     for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         parameter.data = part.view_as(parameter)
+
+
+def gives(model: nn.Sequential) -> None:
+    """The blocks are those inside the giver."""
+    del model[1:]
+    model.append(Giver())
 
 
 def late(model: nn.Sequential, step: int) -> None:
@@ -582,61 +596,66 @@ def other_generators(model: nn.Sequential, step: int) -> None:
         block.noise = torch.Generator().manual_seed(10 * step + number)
 
 
-class OnlyTeaches(WithTeacher):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.f(x)) - self.teacher(x)
-
-
-CASES: dict[str, Any] = {
+AGAIN = ""
+HOOK = "calls of its modules run hooks, which would run again"
+Prepare = Callable[[nn.Sequential], None] | None
+After = Callable[[nn.Sequential, int], None] | None
+CASES: dict[str, tuple[str, type[Block], Prepare, After]] = {
     **{
-        kind.__name__: (kind,)
-        for kind in (
-            *(WithTeacher, FollowsByData, FollowsByAssignment, FollowsAtOnce, FollowsByCopy, FollowsBySetting, NewTeacher),
-            *(OnlyWithGradients, HiddenAverages, BatchNorm, Queue, QueueInAttribute, FlatBuffer, BuffersThatShare),
-            *(PowerIteration, OldPowerIteration, WeightNorm, Keeps, OfObjects, OfClass, OfTheProgram, Initialises, Remembers),
-            *(OfTheProgramByHelpers, ThroughNumPy),
-            *(
-                Drops,
-                Gradients,
-                DrawsElsewhere,
-                DrawsByName,
-                DrawsFromObjects,
-                DrawsFromList,
-                DrawsFromAttribute,
-                MakesGenerator,
+        kind.__name__: (reason, kind, None, None)
+        for kind, reason in {
+            WithTeacher: "it changes self.teacher._parameters",
+            FollowsByData: "it changes self.teacher._parameters",
+            FollowsByAssignment: "it changes self.teacher._parameters",
+            NewTeacher: "it changes self.teacher._parameters",
+            HiddenTeacher: "it changes self.others[0]._parameters",
+            HiddenByData: "it changes self.others[0]._parameters",
+            HiddenAverages: "it changes self.others[0]._buffers",
+            QueueInAttribute: "it changes self.",
+            FlatBuffer: "it changes self.f._parameters['weight']",
+            ThroughNumPy: "it changes self.alias",
+            LocalLoss: "it calls backward() in its forward pass, which adds to gradients each time",
+            SetsGradient: "it changes self.f._parameters['weight'].grad",
+            Freezes: "it changes self.f._parameters['weight'].requires_grad",
+            Swaps: "it changes self._modules['f']",
+            Hooks: HOOK,
+            WritesToInput: "it changes args[0]",
+            Transforms: "it calls transforms of torch.func, which allow no hooks on saved tensors",
+            DrawsElsewhere: "it changes test_same_bits.NOISE",
+            DrawsByName: "it changes test_same_bits.DICE",
+            DrawsFromList: "it changes self.all['first'][0]",
+            Keeps: "it changes self.",
+            OfClass: "it changes OfClass.count",
+            OfTheProgram: "it changes test_same_bits.CALLS",
+            **dict.fromkeys(
+                (BatchNorm, Queue, NewBuffer, BuffersThatShare, Initialises, InnerGradient, Drops, Branches), AGAIN
             ),
-        )
+            **dict.fromkeys((OwnGenerators, MakesGenerator, CountsItsCalls, Remembers, Numbered), AGAIN),
+        }.items()
     },
-    **{f"hidden {kind.__name__}": (hidden(kind),) for kind in (WithTeacher, FollowsByData, FollowsByAssignment, FollowsAtOnce)},
-    "hidden NewTeacher": (hidden(WithTeacher),),
-    **{name: (holds(*state),) for name, state in STATES.items()},
-    "a hook that counts": (Block, hook_that_counts),
-    "a hook that follows": (Block, hook_that_follows),
-    "shared": (BatchNorm, shared),
-    "flat views": (WithTeacher, flat_views),
-    "flat views of blocks that write nothing": (Block, flat_views),
-    "a teacher that follows outside": (OnlyTeaches, None, teacher_outside),
-    "a part that begins to train": (LateTraining, None, late),
-    "generators that are replaced": (DrawsFromAttribute, None, other_generators),
-    "a generator that is given": (Block, gives),
+    **{name: (reason, holds(make, count), None, None) for name, (make, count, reason) in STATES.items()},
+    "spectral norm": (AGAIN, parametrized(nn.utils.parametrizations.spectral_norm), None, None),
+    "old spectral norm": (AGAIN, parametrized(nn.utils.spectral_norm), None, None),
+    "a hook that counts": (HOOK, Block, hook_that_counts, None),
+    "shared": (AGAIN, BatchNorm, shared, None),
+    "flat views": ("it changes self.teacher._parameters", WithTeacher, flat_views, None),
+    "flat views of blocks that write nothing": (AGAIN, Block, flat_views, None),
+    "a teacher that follows outside": (AGAIN, OnlyTeaches, None, teacher_outside),
+    "a part that begins to train": (AGAIN, LateTraining, None, late),
+    "generators that are replaced": (AGAIN, OwnGenerators, None, other_generators),
+    "a generator that is given": (AGAIN, Block, gives, None),
 }
 
 
-def trained(
-    kind: type[Block],
-    prepare: Callable[[nn.Sequential], None] | None = None,
-    after: Callable[[nn.Sequential, int], None] | None = None,
-    **options: Any,
-) -> tuple[list[Any], nn.Sequential]:
+def trained(kind: type[Block], prepare: Prepare, after: After, **options: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+    """All that four steps of training may change."""
     global CALLS
     CALLS = 0
     COUNTS.clear()
-    NOISE.manual_seed(0)
-    CHANCE.seed(0)
-    DICE.bit_generator.state = DrawsFromObjects.dice.bit_generator.state = np.random.default_rng(0).bit_generator.state
-    if "count" in vars(kind):
-        kind.count = 0  # type: ignore[attr-defined]
-    torch.manual_seed(0)
+    for seed in (NOISE.manual_seed, CHANCE.seed, random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    DICE.bit_generator.state = np.random.default_rng(0).bit_generator.state
+    OfClass.count = 0
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *[kind() for _ in range(3)])
     if prepare is not None:
         prepare(model)
@@ -646,111 +665,32 @@ def trained(
         ctx.watch(model)
         for step in range(4):
             optimizer.zero_grad()
-            loss = model(torch.randn(4, WIDTH)).square().mean()
+            loss = model(torch.randn(4, WIDTH)).square().mean() + sum(getattr(block, "kept", 0.0) for block in model)
             loss.backward()
+            found += [loss.detach(), *(None if p.grad is None else p.grad.clone() for p in model.parameters())]
             optimizer.step()
-            found.append(loss.detach())
             if after is not None:
                 after(model, step)
     for block in model:
         found += [value for value in vars(block).values() if isinstance(value, (torch.Tensor, int, float))]
         found += [value for other in getattr(block, "others", ()) for value in (*other.parameters(), *other.buffers())]
-        found += [str(getattr(block, name, "")) for name in ("seen", "times", "last", "numbers", "count")]
-        found.append(getattr(getattr(block, "meter", None), "total", 0))
-    found += [*model.parameters(), *model.buffers(), torch.rand(3), CALLS, COUNTS.get("calls", 0)]
-    found += [torch.rand(3, generator=NOISE), DICE.random(), CHANCE.random(), DrawsFromObjects.dice.random()]
-    return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in found], model
+        found += [str(getattr(block, name, "")) for name in ("seen", "times", "last")]
+        vars(block).pop("kept", None)  # a graph that the block holds, and that holds the block: so it is with every checkpoint
+    found += [*model.parameters(), *model.buffers(), torch.rand(3), CALLS, COUNTS.get("calls", 0), OfClass.count]
+    found += [torch.rand(3, generator=NOISE), *(dice.random() for dice in (DICE, CHANCE, random, np.random))]
+    return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in found], (
+        rows(model) if options else []
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits(name: str) -> None:
-    plain, _ = trained(*CASES[name])
-    again, model = trained(*CASES[name], memory_optimize_level="O1")
-    assert len(plain) == len(again)
-    differing = [
-        number
-        for number, (one, other) in enumerate(zip(plain, again, strict=True))
-        if not (torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
-    ]
-    assert not differing
-    for block in model:
-        vars(block).pop("average", None)
-
-
-RECOMPUTED = [
-    *(
-        "BatchNorm",
-        "Queue",
-        "BuffersThatShare",
-        "PowerIteration",
-        "OldPowerIteration",
-        "WeightNorm",
-        "Initialises",
-        "Remembers",
-    ),
-    *(
-        "Drops",
-        "Gradients",
-        "DrawsFromAttribute",
-        "MakesGenerator",
-        "generators that are replaced",
-        "a generator that is given",
-    ),
-    *("shared", "flat views of blocks that write nothing", "a part that begins to train"),
-    "a teacher that follows outside",
-]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", CASES)
-def test_what_can_be_computed_again_is_and_what_cannot_has_its_reason(name: str) -> None:
-    _, model = trained(*CASES[name], memory_optimize_level="O1")
-    found = {(row["recomputed"], row["reason"]) for row in rows(model)}
-    if name in RECOMPUTED:
-        assert {recomputed for recomputed, _ in found} == {True}, found
+    reason, *case = CASES[name]
+    plain, _ = trained(*case)
+    again, found = trained(*case, memory_optimize_level="O1")
+    pairs = enumerate(zip(plain, again, strict=True))
+    assert not [n for n, (a, b) in pairs if not (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)]
+    if reason == AGAIN:
+        assert {row["recomputed"] for row in found} == {True}, found
     else:
-        assert any(not recomputed and reason for recomputed, reason in found), found
-    for block in model:
-        vars(block).pop("average", None)
-
-
-ELSEWHERE = "it draws from a generator that is neither an attribute of its modules nor an input"
-
-
-@pytest.mark.parametrize("name", ["DrawsElsewhere", "DrawsByName", "DrawsFromObjects", "DrawsFromList"])
-def test_generators_elsewhere_are_the_reason(name: str) -> None:
-    _, model = trained(*CASES[name], memory_optimize_level="O1")
-    assert {(row["recomputed"], row["reason"]) for row in rows(model)} == {(False, ELSEWHERE)}
-
-
-ITERATORS = ["cycle", "count", "list iterator", "generator", "iterator in slots"]
-
-
-@pytest.mark.parametrize("name", ITERATORS)
-def test_a_block_with_an_iterator_is_never_tried(name: str) -> None:
-    _, model = trained(*CASES[name], memory_optimize_level="O1")
-    path = "self.state.held" if "slots" in name else "self.state"
-    for row in rows(model):
-        assert not row["recomputed"]
-        assert row["reason"].startswith(f"it reaches an iterator that cannot be put back: {path} (")
-    assert model[1].seen == 3, "its calls are those of the four steps"
-
-
-def test_a_block_that_reaches_too_much_is_never_tried() -> None:
-    kind = holds(lambda: {"held": [None] * (MOST + 1), "calls": [0]}, lambda state: counted_in_item(state["calls"]))
-    _, model = trained(kind, memory_optimize_level="O1")
-    assert {row["reason"] for row in rows(model)} == {"it reaches more objects than are looked at: self.state['held']"}
-    assert model[1].state["calls"] == [4]
-
-
-@pytest.mark.full
-def test_what_runs_only_where_a_block_is_made_is_not_reached() -> None:
-    class Numbered(Block):
-        numbers = itertools.count()
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.number = next(self.numbers)
-
-    _, model = trained(Numbered, memory_optimize_level="O1")
-    assert {row["recomputed"] for row in rows(model)} == {True}
+        assert any(not row["recomputed"] and row["reason"].startswith(reason) for row in found), found

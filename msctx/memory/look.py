@@ -1,0 +1,293 @@
+"""What a forward pass changes beside its results: the objects and tensors that it reaches, compared before and after.
+
+Reached are the block's modules, its arguments, and what a function names (global variables, attributes of classes) that is about to
+run. Functions and most objects of PyTorch, NumPy and the standard library are not looked into.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from threading import local
+from types import CellType, CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+from weakref import ref
+
+import numpy
+import torch
+from torch import _C, nn
+from torch._functorch.vmap import doesnt_support_saved_tensors_hooks
+
+from msctx.memory.fingerprints import fingerprint
+from msctx.memory.sources import GENERATORS, owned, source_of
+from msctx.native.installed import Held
+
+MOST, MOST_BYTES = 2**18, 2**30
+"""Objects that are looked at, what each may hold, and the size of an array: a block that reaches more is left alone."""
+HOLDERS = ("__main__", "argparse", "collections", "types")
+"""Modules of the standard library whose objects (namespaces and the like) hold what users put there."""
+OF_TORCH = ("torch", "torch_npu", "triton", "filelock", "fsspec", "jinja2", "mpmath", "networkx", "sympy", "typing_extensions")
+"""PyTorch and what it calls itself."""
+NOT_OF_USERS = frozenset((*sys.stdlib_module_names, *OF_TORCH, "numpy", "msctx")) - {*HOLDERS}
+LINKS = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
+"""Where methods, partial functions, caches and properties hold what they call."""
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+BACKWARD = torch.autograd.backward.__code__
+TRANSFORM = doesnt_support_saved_tensors_hooks(len).__code__
+"""Around each of torch.func's transforms: they do not begin where there are hooks on saved tensors."""
+ABSENT = object()
+Hooks = tuple[Callable[..., Any], Callable[..., Any]]
+Content = dict[Any, Any]
+"""What an object holds, by its name or place there."""
+
+
+def _stop_collection() -> Callable[[], None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    return gc.enable if was_on else lambda: None
+
+
+_no_collection = Held(_stop_collection)
+"""Finalizers and callbacks of Python's collector of garbage are no part of a block."""
+
+
+class _Unknown(Exception):
+    """Why it cannot be known what a block changes."""
+
+
+class Look:
+    """While it is entered, what this thread's forward pass of a block changes; :attr:`obstacle` names what must not change twice.
+
+    The block's modules may bind their attributes to other objects, and change their buffers.
+    """
+
+    def __init__(self, block: nn.Module, inputs: tuple[Any, dict[str, Any]], below: Hooks | None) -> None:
+        """*below*: torch's hooks on saved tensors that are not ours."""
+        self.obstacle = ""
+        self._below, self._popped = below, list[Hooks]()
+        self._transforms = 0
+        self._kept: list[tuple[str, Callable[[], Content], Content]] = []
+        modules = dict(block.named_modules())
+        self._seen = {id(value): value for value in (*modules.values(), *owned(block, inputs))}
+        self._next: list[tuple[Any, str]] = []
+        self._classes: dict[type, set[str]] = {}
+        """Classes that were met → their attributes that are kept: those that code names."""
+        self._ran: dict[tuple[int, int], CodeType] = {}
+        """The functions that were called, with their global variables."""
+        self._named: dict[int, set[str]] = {}
+        """Of the global variables of a module: those that are kept."""
+        self._modules = {*sys.modules}
+        self._names = {"forward"}
+        self._look(partial(self._meet_block, modules, inputs))
+
+    def _meet_block(self, modules: dict[str, nn.Module], inputs: tuple[Any, dict[str, Any]]) -> None:
+        self._add([*inputs[0]], "args")
+        self._add(inputs[1], "kwargs")
+        for path, module in modules.items():
+            for name, value in vars(module).items():
+                if name not in ("_buffers", "_compiled_call_impl"):
+                    self._add(value, f"self.{path}.{name}".replace("..", "."))
+            self._meet_class(type(module))
+
+    def __enter__(self) -> None:
+        _no_collection.want(1)
+        sys.setprofile(self._profile)
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+        _no_collection.release(1)
+        if not self.obstacle:
+            self._look(self._compare)
+
+    def _compare(self) -> None:
+        for path, read, before in self._kept:
+            if what := _difference(path, before, read()):
+                raise _Unknown(f"it changes {what}")
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code is TRANSFORM and event in ("call", "return"):
+            self._transforms += 1 if event == "call" else -1
+            if event == "call" and self._transforms == 1:
+                self.obstacle = self.obstacle or "it calls transforms of torch.func, which allow no hooks on saved tensors"
+                while (hooks := _C._autograd._top_saved_tensors_default_hooks(True)) != self._below:
+                    self._popped.append(hooks)
+                    _C._autograd._pop_saved_tensors_default_hooks()
+            while event == "return" and not self._transforms and self._popped:
+                _C._autograd._push_saved_tensors_default_hooks(*self._popped.pop())
+        elif event == "call" and not self.obstacle:
+            self._look(partial(self._called, frame.f_code, frame.f_globals))
+
+    def _called(self, code: CodeType, space: dict[str, Any]) -> None:
+        """A function is about to run: what it names is kept as it is now."""
+        if (id(code), id(space)) in self._ran:
+            return
+        if code is BACKWARD:
+            raise _Unknown("it calls backward() in its forward pass, which adds to gradients each time")
+        self._ran[id(code), id(space)] = code
+        module = space.get("__name__")
+        is_new = module in sys.modules and module not in self._modules  # imported since
+        if is_new or _is_of_library(module):
+            return
+        names = _names_in(code)
+        self._names |= names
+        for kind in [*self._classes]:
+            self._look_at_class(kind)
+        spaces = [space]
+        for each in spaces:  # which grows
+            known = self._named.setdefault(id(each), set())
+            self._keep(str(each.get("__name__")), partial(_named, each, sorted(names - known)))
+            known |= names
+            for value in [each[name] for name in names if isinstance(each.get(name), ModuleType)]:
+                if not _is_of_library(value.__name__) and all(vars(value) is not other for other in spaces):
+                    spaces.append(vars(value))
+
+    def _look(self, meet: Callable[[], None]) -> None:
+        """Into what is met, and all that it reaches, unless the block must be left alone anyhow."""
+        try:
+            meet()
+            while self._next:
+                self._look_at(*self._next.pop())
+        except _Unknown as reason:
+            self.obstacle = str(reason)
+        except Exception as error:  # of a class of the user's; or another thread changes what is looked at
+            self.obstacle = f"what it reaches cannot be compared: {type(error).__name__}: {error}"
+
+    def _look_at(self, value: Any, path: str) -> None:
+        if isinstance(value, type):
+            self._meet_class(value)
+            return
+        if isinstance(value, Iterator) and _is_library(type(value)):
+            raise _Unknown(f"it reaches an iterator, whose state cannot be compared: {path} ({type(value).__qualname__})")
+        self._keep(path, partial(_content, value))
+        self._meet_class(type(value))
+
+    def _keep(self, path: str, read: Callable[[], Content]) -> None:
+        content = read()
+        self._kept.append((path, read, content))
+        if len(content) > MOST:
+            raise _Unknown(f"it reaches more objects than are looked at: {path}")
+        for key, value in content.items():
+            self._add(value, path, key)
+
+    def _add(self, value: Any, path: str, key: Any = "") -> None:
+        if type(value) in PLAIN or id(value) in self._seen or isinstance(value, ModuleType) or value is ABSENT:
+            return
+        self._seen[id(value)] = value
+        if len(self._seen) > MOST or _size(value) > MOST_BYTES:
+            raise _Unknown(f"it reaches more objects than are looked at: {_join(path, key)}")
+        self._next.append((value, _join(path, key)))
+
+    def _meet_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if base not in self._classes and not _is_library(base):
+                self._classes[base] = set()
+                self._look_at_class(base)
+
+    def _look_at_class(self, kind: type) -> None:
+        special = {name for name in vars(kind) if name.startswith("__")}
+        if names := (self._names | special) - self._classes[kind]:
+            self._classes[kind] |= names
+            self._keep(kind.__qualname__, partial(_named, vars(kind), sorted(names)))
+
+
+# --- what an object holds ---------------------------------------------------------------------------------------------
+
+
+def _content(value: Any) -> Content:
+    """To be compared: values of plain types, and objects by what they are."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        version = -1 if value.is_inference() else value._version
+        gradient = value.grad if value.is_leaf else None
+        return {"": repr((version, fingerprint(value))), ".requires_grad": value.requires_grad, ".grad": gradient}
+    if isinstance(value, GENERATORS):
+        return {"": pickle.dumps(source_of(value).read())}
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        held = {f".{name}": cell for name, cell in cells if name != "__class__"}  # of super()
+        return {".__defaults__": value.__defaults__, ".__kwdefaults__": value.__kwdefaults__, ".__dict__": vars(value), **held}
+    held = _items(value)
+    if not _is_library(kind) or isinstance(value, nn.Module | local):
+        held |= {f".{name}": attribute for name, attribute in getattr(value, "__dict__", {}).items()}
+        slots = [name for each in kind.__mro__ for name, it in vars(each).items() if isinstance(it, MemberDescriptorType)]
+        held |= {f".{name}": getattr(value, name) for name in slots if hasattr(value, name)}
+    elif kind not in (dict, list, tuple, set):
+        held |= {f".{name}": getattr(value, name) for name in LINKS if hasattr(value, name)}
+    return held
+
+
+def _items(value: Any) -> Content:
+    if isinstance(value, dict):
+        return {**value}
+    if isinstance(value, list | tuple | deque):
+        return dict(enumerate(value))
+    if isinstance(value, set | frozenset):
+        return {item: item for item in value}
+    if isinstance(value, ref):
+        return {"": value()}
+    if isinstance(value, CellType):
+        try:
+            return {"": value.cell_contents}
+        except ValueError:  # not assigned yet
+            return {}
+    if isinstance(value, numpy.ndarray):
+        objects = enumerate(value.flat) if value.dtype.hasobject else ()
+        return {**dict(objects), "": value.tobytes()}
+    try:  # arrays, memory of ctypes and mmap
+        with memoryview(value) as view:
+            return {} if view.readonly else {"": view.tobytes()}
+    except (TypeError, ValueError, BufferError):
+        return {}
+
+
+def _size(value: Any) -> int:
+    try:
+        return 0 if isinstance(value, torch.Tensor) else memoryview(value).nbytes
+    except (TypeError, ValueError, BufferError):
+        return 0
+
+
+def _named(space: Any, names: Iterable[str]) -> Content:
+    return {f".{name}": space.get(name, ABSENT) for name in names}
+
+
+def _difference(path: str, before: Content, now: Content) -> str:
+    """The first place where other objects stand."""
+    if [*before] != [*now]:
+        key = next((key for key in (*now, *before) if key not in before or key not in now), "")
+        return _join(path, key)
+    return next((_join(path, key) for key, value in before.items() if not _is_one(value, now[key])), "")
+
+
+def _is_one(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and bool(one == other))
+
+
+def _join(path: str, key: Any) -> str:
+    """As Python writes it."""
+    if isinstance(key, str) and (not key or key.startswith(".")):
+        return path + key
+    return f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[{type(key).__qualname__}]"
+
+
+def _is_library(what: type) -> bool:
+    return _is_of_library(what.__module__)
+
+
+def _is_of_library(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in NOT_OF_USERS
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """What it and the functions in it name: in attributes, too, and in strings, as getattr() takes them."""
+    names = {*code.co_names}
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            names |= _names_in(value)
+        elif isinstance(value, str):
+            names.add(value)
+    return names
