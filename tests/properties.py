@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from samples import values
 from torch import _C
 
-from msctx.effects.unbuilt import UNBUILT
 from msctx.options import OPTIONS, Option, device_of
 from msctx.options.kinds import BoolKind, FlagKind, IntKind, MemoryKind, ShareKind
 from msctx.switches import SWITCHES
@@ -178,7 +177,7 @@ changes_by_hand = st.sampled_from(sorted(BY_HAND)).flatmap(
 
 # --- options, each with values of its own type ----------------------------------------------------------------------------
 
-NOT_DRAWN = {"inter_op_parallel_num", "strict", *(name for names in UNBUILT.values() for name in names)}
+NOT_DRAWN = {"inter_op_parallel_num", "strict", *(option.name for option in OPTIONS.values() if option.waits_for)}
 """What torch takes once in a process, what refuses most of the others, and what does nothing yet."""
 SMALL = {"runtime_num_threads": 3, "max_call_depth": 6000}
 

@@ -15,7 +15,6 @@ import msctx
 from msctx import plan
 from msctx.effects import EFFECTS, Facts, Outcome, Want, translate
 from msctx.effects.base import THEMES
-from msctx.effects.unbuilt import UNBUILT
 from msctx.options import DEVICES, OPTIONS, Settings, make_layer
 from msctx.switches import SWITCHES
 
@@ -72,14 +71,14 @@ def test_options_of_memory_apply_to_the_host_where_it_is_all_there_is() -> None:
 
 def test_every_option_is_in_one_place() -> None:
     translated("seed", 0, "cpu")  # loads the themes
-    waiting = [name for names in UNBUILT.values() for name in names]
+    waiting = [o.name for o in OPTIONS.values() if o.waits_for]
     places = Counter([*EFFECTS, *waiting, *(o.name for o in OPTIONS.values() if o.replaced_by)])
     assert {name: count for name, count in places.items() if count != 1} == {}
     assert set(places) == set(OPTIONS)
 
 
 def test_every_file_of_effects_is_a_theme() -> None:
-    files = {p.stem for p in (PACKAGE / "effects").glob("*.py")} - {"__init__", "base", "unbuilt"}
+    files = {p.stem for p in (PACKAGE / "effects").glob("*.py")} - {"__init__", "base"}
     assert files == set(THEMES)
     translated("seed", 0, "cpu")
     assert {function.__module__.rpartition(".")[2] for function in EFFECTS.values()} == set(THEMES)

@@ -8,7 +8,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
-from msctx.effects.unbuilt import UNBUILT
 from msctx.options import DEVICES, Option, Setting, Settings, rules
 
 THEMES = ("algorithms", "determinism", "device", "memory", "placement", "precision_mode", "seed", "tf32", "threads", "tracing")
@@ -136,21 +135,19 @@ def effect(*names: str) -> Callable[[E], E]:
 
 
 @cache
-def _load() -> dict[str, str]:
-    """Import the themes; return option name → what it waits for."""
+def _load() -> dict[str, Effect]:
+    """The translations, once all themes are imported."""
     for theme in THEMES:
         import_module(f"msctx.effects.{theme}")
-    return {name: waits_for for waits_for, names in UNBUILT.items() for name in names}
+    return EFFECTS
 
 
 def translate(want: Want) -> Outcome | None:
     """Carry one option over to one device, on paper. ``None``: the option does not apply to this device."""
-    waiting = _load()
-    name = want.option.name
     if want.option.replaced_by:
         return inert(f"deprecated and without effect; use {want.option.replaced_by}")
     if want.device not in want.option.devices:
         return inert(f"it has no meaning on {want.device}")
-    if name in waiting:
-        return not_built(waiting[name])
-    return EFFECTS[name](want)
+    if want.option.waits_for:
+        return not_built(want.option.waits_for)
+    return _load()[want.option.name](want)

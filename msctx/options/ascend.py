@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated
 
 from msctx.options.kinds import AnyText, Bool, Choice, Flag, Int, Path, Text, TextKind
-from msctx.options.option import Option
+from msctx.options.option import ASCEND, SESSIONS, Option
 
 SOURCE = "mindspore.set_context(ascend_config)"
 SPEED_UP = "parallel_speed_up_json_path"
@@ -18,214 +18,102 @@ def renamed(name: str) -> tuple[str, ...]:
 ascend_option = partial(Option, groups=("ascend_config",), source=SOURCE)
 """An option of ascend_config alone."""
 
+# fmt: off
 OPTIONS = (
-    Option(
-        name="precision_mode",
-        type=Choice(
-            {
-                "force_fp16": "float16 for every operator that can; for inference",
-                "force_fp32": "float32 for every operator; what matrix operators are given in float16 gives float32",
-                "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else as force_fp32",
-                "allow_fp32_to_fp16": "matrix operators in float16, others only where float32 has no kernel",
-                "allow_fp32_to_bf16": "matrix operators in bfloat16, others only where float32 has no kernel",
-                "allow_mix_precision": "autocast to float16, by lists of operators",
-                "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
-                "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
-                "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
-            }
-        ),
-        help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, where "
-        "nobody makes one, depends on the chip and on whether it trains or infers. The words are MindSpore's; spelled "
-        "session.precision_mode, or in ge_options, force_fp32 is cube_fp16in_fp32out, and allow_fp32_to_bf16 keeps float32, as "
-        "CANN's page has it.",
-        groups=("ascend_config", "session"),
-        also=("device_context.ascend.op_precision.precision_mode",),
-        ge="ge.exec.precision_mode",
-        source=SOURCE,
-        example="allow_mix_precision_bf16",
-    ),
-    Option(
-        name="jit_compile",
-        type=Choice(
-            {
-                "auto": "compiled for static shapes, ready-made kernels for changing ones",
-                "true": "kernels are compiled for the shapes at hand",
-                "false": "ready-made kernels of the libraries, compiled only where none exists",
-            },
-            aliases={True: "true", False: "false"},
-        ),
-        help="Whether kernels are compiled for the shapes at hand or taken ready-made from the libraries.",
-        default="auto",
-        groups=("ascend_config", "session"),
-        also=("device_context.ascend.op_tuning.op_compile",),
-        ge="ge.jit_compile",
-        source=SOURCE,
-        example=False,
-    ),
-    Option(
-        name="atomic_clean_policy",
-        type=Flag,
+    Option("precision_mode", Choice({
+            "force_fp16": "float16 for every operator that can; for inference",
+            "force_fp32": "float32 for every operator; what matrix operators are given in float16 gives float32",
+            "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else as force_fp32",
+            "allow_fp32_to_fp16": "matrix operators in float16, others only where float32 has no kernel",
+            "allow_fp32_to_bf16": "matrix operators in bfloat16, others only where float32 has no kernel",
+            "allow_mix_precision": "autocast to float16, by lists of operators",
+            "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
+            "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
+            "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
+        }), example="allow_mix_precision_bf16", groups=("ascend_config", "session"),
+        also=("device_context.ascend.op_precision.precision_mode",), ge="ge.exec.precision_mode", source=SOURCE,
+        help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, "
+             "where nobody makes one, depends on the chip and on whether it trains or infers. The words are MindSpore's; "
+             "spelled session.precision_mode, or in ge_options, force_fp32 is cube_fp16in_fp32out, and allow_fp32_to_bf16 "
+             "keeps float32, as CANN's page has it."),
+    Option("jit_compile", Choice({
+            "auto": "compiled for static shapes, ready-made kernels for changing ones",
+            "true": "kernels are compiled for the shapes at hand",
+            "false": "ready-made kernels of the libraries, compiled only where none exists",
+        }, {True: "true", False: "false"}), default="auto", example=False, groups=("ascend_config", "session"),
+        also=("device_context.ascend.op_tuning.op_compile",), ge="ge.jit_compile", source=SOURCE, waits_for=ASCEND,
+        help="Whether kernels are compiled for the shapes at hand or taken ready-made from the libraries."),
+    Option("atomic_clean_policy", Flag, default=1, example=0, defaults={"session": 0}, groups=("ascend_config", "session"),
+        ge="ge.exec.atomicCleanPolicy", source=SOURCE, waits_for=ASCEND,
         help="How the memory that accumulating operators add into is zeroed: 0 all of it together, 1 just before each "
-        "operator, which needs less memory and some more time. Unset, MindSpore means 1, while a CANN session means 0.",
-        default=1,
-        defaults={"session": 0},
-        groups=("ascend_config", "session"),
-        ge="ge.exec.atomicCleanPolicy",
-        source=SOURCE,
-        example=0,
-    ),
-    ascend_option(
-        name="matmul_allow_hf32",
-        type=Bool,
-        help="Whether float32 matrix products may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
-        "format is another one: see matmul_allow_tf32.",
-        default=False,
+             "operator, which needs less memory and some more time. Unset, MindSpore means 1, while a CANN session means 0."),
+    ascend_option("matmul_allow_hf32", Bool, default=False, example=True,
         also=("device_context.ascend.op_precision.matmul_allow_hf32",),
-        example=True,
-    ),
-    ascend_option(
-        name="conv_allow_hf32",
-        type=Bool,
-        help="Whether float32 convolutions may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
-        "format is another one: see conv_allow_tf32.",
-        default=True,
+        help="Whether float32 matrix products may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). "
+             "NVIDIA's format is another one: see matmul_allow_tf32."),
+    ascend_option("conv_allow_hf32", Bool, default=True, example=False,
         also=("device_context.ascend.op_precision.conv_allow_hf32",),
-        example=False,
-    ),
-    ascend_option(
-        name="exception_dump",
-        type=Choice(
-            {
-                "0": "nothing is saved",
-                "1": "inputs and outputs of any operator that fails",
-                "2": "only the inputs, and only for operators of the compute cores",
-            },
-            aliases={0: "0", 1: "1", 2: "2"},
-        ),
+        help="Whether float32 convolutions may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
+             "format is another one: see conv_allow_tf32."),
+    ascend_option("exception_dump", Choice({
+            "0": "nothing is saved", "1": "inputs and outputs of any operator that fails",
+            "2": "only the inputs, and only for operators of the compute cores",
+        }, {0: "0", 1: "1", 2: "2"}), default="2", example="1", waits_for=ASCEND,
         help="What is saved when an operator fails. Gone from MindSpore since 2.6; a session's word for it is "
-        "enable_exception_dump.",
-        default="2",
-        example="1",
-    ),
-    Option(
-        name="op_precision_mode",
-        type=Path,
+             "enable_exception_dump."),
+    Option("op_precision_mode", Path, example="op_precision.ini", groups=("ascend_config", "session", "atc"),
+        also=("device_context.ascend.op_precision.op_precision_mode",), ge="ge.exec.op_precision_mode",
+        content="OP_PRECISION_MODE", source=SOURCE,
         help="An .ini file that gives single operators, by type or by name, a mode of computing: high_precision, "
-        "high_performance, support_out_of_bound_index (check the indices of gather and scatter) and others. It wins over "
-        "op_select_implmode and optypelist_for_implmode.",
-        groups=("ascend_config", "session", "atc"),
-        also=("device_context.ascend.op_precision.op_precision_mode",),
-        ge="ge.exec.op_precision_mode",
-        content="OP_PRECISION_MODE",
-        source=SOURCE,
-        example="op_precision.ini",
-    ),
-    ascend_option(
-        name="ge_options.global",
-        type=dict[Text, AnyText],
-        help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key that is "
-        "an option here acts as that option does and wins over it; the others are handed on to CANN. Both ge_options and the "
-        "group ascend_config apply to Ascend alone.",
-        example={"ge.opSelectImplmode": "high_precision"},
-    ),
-    ascend_option(
-        name="ge_options.session",
-        type=dict[Text, AnyText],
-        help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as those of "
-        "ge_options.global are; here too ge_options and the group ascend_config apply to Ascend alone.",
-        example={"ge.exec.atomicCleanPolicy": "1"},
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path",
-        type=Annotated[str, TextKind("a path, or null for none", empty=True)] | None,
+             "high_performance, support_out_of_bound_index (check the indices of gather and scatter) and others. It wins "
+             "over op_select_implmode and optypelist_for_implmode."),
+    ascend_option("ge_options.global", dict[Text, AnyText], example={"ge.opSelectImplmode": "high_precision"}, waits_for=ASCEND,
+        help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key "
+             "that is an option here acts as that option does and wins over it; the others are handed on to CANN. Both "
+             "ge_options and the group ascend_config apply to Ascend alone."),
+    ascend_option("ge_options.session", dict[Text, AnyText], example={"ge.exec.atomicCleanPolicy": "1"}, waits_for=ASCEND,
+        help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as "
+             "those of ge_options.global are; here too ge_options and the group ascend_config apply to Ascend alone."),
+    ascend_option("parallel_speed_up_json_path", Annotated[str, TextKind("a path, or null for none", empty=True)] | None,
+        default=None, example="parallel_speed_up.json", content="SPEED_UP", waits_for=SESSIONS,
         help="A JSON file of switches that let communication between devices overlap with computation, or that bundle "
-        "collectives: enable_task_opt, enable_grad_comm_opt and others. null or empty text: none.",
-        default=None,
-        content="SPEED_UP",
-        example="parallel_speed_up.json",
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path.recompute_comm_overlap",
-        type=Bool,
-        help="Lets activations that are recomputed in the backward pass be computed while communication is on its way. Without "
-        "recomputation there is nothing to overlap.",
-        default=False,
-        also=renamed("recomputation_communication_overlap"),
-        example=True,
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path.matmul_grad_comm_overlap",
-        type=Bool,
-        help="In the backward pass of a matrix product: computes the gradient of the weight while the gradient of the input is "
-        "communicated.",
-        default=False,
-        also=renamed("grad_matmul_communication_overlap"),
-        example=True,
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path.enable_task_opt",
-        type=Bool,
-        help="Bundles collectives into fewer and larger ones.",
-        default=False,
-        also=renamed("enable_communication_fusion"),
-        example=True,
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path.enable_grad_comm_opt",
-        type=Bool,
-        help="Reduces the gradients of data-parallel training while the backward pass still computes those of earlier layers.",
-        default=False,
-        also=renamed("grad_computation_allreduce_overlap"),
-        example=True,
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path.enable_opt_shard_comm_opt",
-        type=Bool,
+             "collectives: enable_task_opt, enable_grad_comm_opt and others. null or empty text: none."),
+    ascend_option("parallel_speed_up_json_path.recompute_comm_overlap", Bool, default=False, example=True,
+        also=renamed("recomputation_communication_overlap"), waits_for=SESSIONS,
+        help="Lets activations that are recomputed in the backward pass be computed while communication is on its way. "
+             "Without recomputation there is nothing to overlap."),
+    ascend_option("parallel_speed_up_json_path.matmul_grad_comm_overlap", Bool, default=False, example=True,
+        also=renamed("grad_matmul_communication_overlap"), waits_for=SESSIONS,
+        help="In the backward pass of a matrix product: computes the gradient of the weight while the gradient of the input "
+             "is communicated."),
+    ascend_option("parallel_speed_up_json_path.enable_task_opt", Bool, default=False, example=True,
+        also=renamed("enable_communication_fusion"), waits_for=SESSIONS,
+        help="Bundles collectives into fewer and larger ones."),
+    ascend_option("parallel_speed_up_json_path.enable_grad_comm_opt", Bool, default=False, example=True,
+        also=renamed("grad_computation_allreduce_overlap"), waits_for=SESSIONS,
+        help="Reduces the gradients of data-parallel training while the backward pass still computes those of earlier "
+             "layers."),
+    ascend_option("parallel_speed_up_json_path.enable_opt_shard_comm_opt", Bool, default=False, example=True,
+        also=renamed("computation_allgather_overlap"), waits_for=SESSIONS,
         help="Gathers weights that are sharded between devices ahead of the layer that needs them, while the forward pass "
-        "computes. Needs a sharded optimizer.",
-        default=False,
-        also=renamed("computation_allgather_overlap"),
-        example=True,
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path.enable_concat_eliminate_opt",
-        type=Bool,
-        help="Removes concatenations from compiled graphs that only put together again what was split before, as happens when "
-        "a batch is computed in two halves.",
-        default=False,
-        example=True,
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path.enable_begin_end_inline_opt",
-        type=Bool,
-        help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into graphs of "
-        "their own, so that more may overlap there. Needs pipeline parallelism.",
-        default=False,
-        example=True,
-    ),
-    ascend_option(
-        name="parallel_speed_up_json_path.compute_communicate_fusion_level",
-        type=Choice(
-            {
-                0: "no fusion of computation with communication",
-                1: "in the forward pass alone",
-                2: "in the backward pass alone",
-                3: "in both passes",
-            }
-        ),
-        help="Where a matrix product and the collective before or after it become one kernel. A CPU has no such kernels.",
-        default=0,
-        devices=("cuda", "ascend"),
-        also=renamed("computation_communication_fusion_level"),
-        example=3,
-    ),
-    ascend_option(
-        name="host_scheduling_max_threshold",
-        type=Int(0),
-        help="Compiled graphs of static shape with fewer operators than this are launched operator by operator from the host, "
-        "as graphs of changing shape are, rather than as one recorded graph; 0 means none are.",
-        default=0,
-        ge="ge.exec.hostSchedulingMaxThreshold",
-        example=20,
-    ),
+             "computes. Needs a sharded optimizer."),
+    ascend_option("parallel_speed_up_json_path.enable_concat_eliminate_opt", Bool, default=False, example=True,
+        waits_for=SESSIONS,
+        help="Removes concatenations from compiled graphs that only put together again what was split before, as happens "
+             "when a batch is computed in two halves."),
+    ascend_option("parallel_speed_up_json_path.enable_begin_end_inline_opt", Bool, default=False, example=True,
+        waits_for=SESSIONS,
+        help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into graphs "
+             "of their own, so that more may overlap there. Needs pipeline parallelism."),
+    ascend_option("parallel_speed_up_json_path.compute_communicate_fusion_level", Choice({
+            0: "no fusion of computation with communication", 1: "in the forward pass alone", 2: "in the backward pass alone",
+            3: "in both passes",
+        }), default=0, example=3, devices=("cuda", "ascend"), also=renamed("computation_communication_fusion_level"),
+        waits_for=SESSIONS,
+        help="Where a matrix product and the collective before or after it become one kernel. A CPU has no such kernels."),
+    ascend_option("host_scheduling_max_threshold", Int(0), default=0, example=20, ge="ge.exec.hostSchedulingMaxThreshold",
+        waits_for=ASCEND,
+        help="Compiled graphs of static shape with fewer operators than this are launched operator by operator from the "
+             "host, as graphs of changing shape are, rather than as one recorded graph; 0 means none are."),
 )
+# fmt: on

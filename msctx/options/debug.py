@@ -1,143 +1,59 @@
 """The options of set_context that help to find faults: graph files, prints, recorder, synchronous runs (catalogue: debug)."""
 
 from msctx.options.kinds import Bool, Choice, OnOff, Path
-from msctx.options.option import Option
+from msctx.options.option import GRAPH_MODE, OBSERVERS, Option
 
+# fmt: off
 OPTIONS = (
-    Option(
-        name="save_graphs",
-        type=Choice(
-            {
-                0: "no graph files",
-                1: "what Dynamo captured, and its forward and backward graphs",
-                2: "these, the compiler's passes and its generated code",
-                3: "all of that, and drawings of the graphs",
-            },
-            aliases={False: 0, True: 2},
-        ),
-        help="How many of the graphs seen while compiling are written to save_graphs_path; true means 2. Code that runs eagerly "
-        "writes nothing.",
-        default=0,
-        example=1,
-    ),
-    Option(
-        name="save_graphs_path",
-        type=Path,
-        help="The directory for the files of save_graphs; it is made when missing, and each rank of a distributed run gets a "
-        "folder of its own in it.",
-        default=".",
-        example="graphs",
-    ),
-    Option(
-        name="deterministic",
-        type=OnOff,
+    Option("save_graphs", Choice({
+            0: "no graph files", 1: "what Dynamo captured, and its forward and backward graphs",
+            2: "these, the compiler's passes and its generated code", 3: "all of that, and drawings of the graphs",
+        }, {False: 0, True: 2}), default=0, example=1, waits_for=GRAPH_MODE,
+        help="How many of the graphs seen while compiling are written to save_graphs_path; true means 2. Code that runs "
+             "eagerly writes nothing."),
+    Option("save_graphs_path", Path, default=".", example="graphs", waits_for=GRAPH_MODE,
+        help="The directory for the files of save_graphs; it is made when missing, and each rank of a distributed run gets "
+             "a folder of its own in it."),
+    Option("deterministic", OnOff, default="OFF", example="ON", groups=("session",), also=("set_deterministic",),
+        ge="ge.deterministic", documented=("deterministic", "session.deterministic"),
         help="ON makes every operator give the same bits for the same input from run to run on the same machine, by torch's "
-        "own deterministic switches and those of the device's libraries; an operator that cannot do so raises. OFF takes these "
-        "switches back and promises nothing.",
-        default="OFF",
-        groups=("session",),
-        also=("set_deterministic",),
-        ge="ge.deterministic",
-        documented=("deterministic", "session.deterministic"),
-        example="ON",
-    ),
-    Option(
-        name="enable_dump",
-        type=Bool,
-        help="Formerly switched the dump of operator data on. MindSpore drops the value, and so does msctx, with a warning.",
-        replaced_by="session.enable_dump with dump_path",
-        example=True,
-    ),
-    Option(
-        name="save_dump_path",
-        type=Path,
-        help="Formerly the directory for dumped operator data. MindSpore drops the value, and so does msctx, with a warning.",
-        replaced_by="dump_path",
-        example="dumps",
-    ),
-    Option(
-        name="print_file_path",
-        type=Path,
-        help="The file to which the Print operator writes tensors and text instead of the screen. It must not be a directory; "
-        "if the file exists already, a new one with the time in its name is written.",
-        example="prints.bin",
-    ),
-    Option(
-        name="env_config_path",
-        type=Path,
+             "own deterministic switches and those of the device's libraries; an operator that cannot do so raises. OFF "
+             "takes these switches back and promises nothing."),
+    Option("enable_dump", Bool, example=True, replaced_by="session.enable_dump with dump_path",
+        help="Formerly switched the dump of operator data on. MindSpore drops the value, and so does msctx, with a warning."),
+    Option("save_dump_path", Path, example="dumps", replaced_by="dump_path",
+        help="Formerly the directory for dumped operator data. MindSpore drops the value, and so does msctx, with a warning."),
+    Option("print_file_path", Path, example="prints.bin", waits_for=OBSERVERS,
+        help="The file to which the Print operator writes tensors and text instead of the screen. It must not be a "
+             "directory; if the file exists already, a new one with the time in its name is written."),
+    Option("env_config_path", Path, example="env_config.json", content="ENV_CONFIG", waits_for=OBSERVERS,
         help="A JSON file that configures the recorder of what ran (its section rdr: enable, mode, path) and the reuse of "
-        "memory between tensors (its section sys: mem_reuse).",
-        content="ENV_CONFIG",
-        example="env_config.json",
-    ),
-    Option(
-        name="env_config_path.rdr.enable",
-        type=Bool,
+             "memory between tensors (its section sys: mem_reuse)."),
+    Option("env_config_path.rdr.enable", Bool, default=False, example=True, waits_for=OBSERVERS,
         help="Records what runs (operators, shapes, memory, compiled graphs, the settings in force) in a buffer of limited "
-        "length, and writes it to env_config_path.rdr.path when the program fails.",
-        default=False,
-        example=True,
-    ),
-    Option(
-        name="env_config_path.rdr.mode",
-        type=Choice({1: "only when the program fails", 2: "when it fails and when it ends normally"}),
-        help="When the recorder of env_config_path.rdr.enable writes its files.",
-        default=1,
-        example=2,
-    ),
-    Option(
-        name="env_config_path.rdr.path",
-        type=Path,
-        help="The directory for the files of env_config_path.rdr.enable; each rank of a distributed run gets a folder of its "
-        "own in it. MindSpore takes absolute paths alone.",
-        default="./",
-        example="/tmp/recorder",
-    ),
-    Option(
-        name="env_config_path.sys.mem_reuse",
-        type=Bool,
-        help="Whether tensors whose lives do not overlap may share memory in compiled graphs and in the device's pool; false "
-        "gives each its own, which helps to find who writes into whose memory.",
-        default=True,
-        also=("env_config_path.sys.mem_Reuse",),
-        example=False,
-    ),
-    Option(
-        name="precompile_only",
-        type=Bool,
-        help="Compiles the model and does not run it: the call returns None, launches no kernel and changes no parameter. It "
-        "fills a compile cache without training, and matters only for code that is compiled.",
-        default=False,
-        example=True,
-    ),
-    Option(
-        name="reserve_class_name_in_scope",
-        type=Bool,
-        help="Whether the names of modules in graph files, dumps and profiles carry the class (Default/net-Net1/fc-Linear) or "
-        "the attribute alone (Default/net/fc).",
-        default=True,
-        example=False,
-    ),
-    Option(
-        name="pynative_synchronize",
-        type=Bool,
-        help="Waits for the device after each eager operator, so that an error is raised at the line that caused it, and lets "
-        "errors of the backward pass name the line of the forward. Slow; meant for debugging.",
-        default=False,
-        also=("runtime.launch_blocking",),
-        example=True,
-    ),
-    Option(
-        name="debug_level",
-        type=Choice(
-            {
-                0: "torch's usual amount (RELEASE)",
-                1: "detailed logs, checks and the origin of each generated kernel (DEBUG)",
-            },
-            aliases={"RELEASE": 0, "DEBUG": 1},
-        ),
-        help="How much the compiler keeps and logs about its work.",
-        default=0,
-        example=1,
-    ),
+             "length, and writes it to env_config_path.rdr.path when the program fails."),
+    Option("env_config_path.rdr.mode", Choice({
+            1: "only when the program fails", 2: "when it fails and when it ends normally",
+        }), default=1, example=2, waits_for=OBSERVERS,
+        help="When the recorder of env_config_path.rdr.enable writes its files."),
+    Option("env_config_path.rdr.path", Path, default="./", example="/tmp/recorder", waits_for=OBSERVERS,
+        help="The directory for the files of env_config_path.rdr.enable; each rank of a distributed run gets a folder of "
+             "its own in it. MindSpore takes absolute paths alone."),
+    Option("env_config_path.sys.mem_reuse", Bool, default=True, example=False, also=("env_config_path.sys.mem_Reuse",),
+        help="Whether tensors whose lives do not overlap may share memory in compiled graphs and in the device's pool; "
+             "false gives each its own, which helps to find who writes into whose memory."),
+    Option("precompile_only", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+        help="Compiles the model and does not run it: the call returns None, launches no kernel and changes no parameter. "
+             "It fills a compile cache without training, and matters only for code that is compiled."),
+    Option("reserve_class_name_in_scope", Bool, default=True, example=False, waits_for=GRAPH_MODE,
+        help="Whether the names of modules in graph files, dumps and profiles carry the class (Default/net-Net1/fc-Linear) "
+             "or the attribute alone (Default/net/fc)."),
+    Option("pynative_synchronize", Bool, default=False, example=True, also=("runtime.launch_blocking",),
+        help="Waits for the device after each eager operator, so that an error is raised at the line that caused it, and "
+             "lets errors of the backward pass name the line of the forward. Slow; meant for debugging."),
+    Option("debug_level", Choice({
+            0: "torch's usual amount (RELEASE)", 1: "detailed logs, checks and the origin of each generated kernel (DEBUG)",
+        }, {"RELEASE": 0, "DEBUG": 1}), default=0, example=1, waits_for=GRAPH_MODE,
+        help="How much the compiler keeps and logs about its work."),
 )
+# fmt: on

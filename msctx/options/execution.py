@@ -3,209 +3,91 @@
 from typing import Annotated
 
 from msctx.options.kinds import Bool, Choice, Int, OnOff, Path, TextKind
-from msctx.options.option import Option
+from msctx.options.option import GRAPH_MODE, OBSERVERS, Option
 
+# fmt: off
 OPTIONS = (
-    Option(
-        name="mode",
-        type=Choice(
-            {
-                0: "whole models are compiled with torch.compile (GRAPH_MODE)",
-                1: "operators run one by one, eagerly (PYNATIVE_MODE)",
-            },
-            aliases={"GRAPH_MODE": 0, "PYNATIVE_MODE": 1},
-        ),
-        help="Whether programs are compiled or run eagerly; PYNATIVE_MODE runs eagerly also where a function was wrapped for "
-        "compilation before.",
-        default=1,
-        example="GRAPH_MODE",
-    ),
-    Option(
-        name="enable_graph_kernel",
-        type=Bool,
-        help="Whether compiled graphs have their operators fused into generated kernels (inductor) or run one library kernel "
-        "per node. graph_kernel_flags wins over it.",
-        default=False,
-        example=True,
-    ),
-    Option(
-        name="graph_kernel_flags",
-        type=Annotated[str, TextKind("flags such as --opt_level=2", comma_list=True, separator=" ", empty=True)],
-        help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 sets how far fusion "
-        "goes, --dump_as_text writes what the passes did. A bare flag means true; a list of flags is taken too.",
-        default="",
-        content="GRAPH_KERNEL_FLAGS",
-        example="--opt_level=2 --dump_as_text",
-    ),
-    Option(
-        name="graph_kernel_flags.opt_level",
-        type=Choice(
-            {
-                0: "no fusion, one library kernel per node",
-                1: "basic fusion of neighbouring operators",
-                2: "also common subexpressions and simplified arithmetic",
-                3: "also parallel and stitched kernels; may be unstable",
-            }
-        ),
+    Option("mode", Choice({
+            0: "whole models are compiled with torch.compile (GRAPH_MODE)",
+            1: "operators run one by one, eagerly (PYNATIVE_MODE)",
+        }, {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1}), default=1, example="GRAPH_MODE", waits_for=GRAPH_MODE,
+        help="Whether programs are compiled or run eagerly; PYNATIVE_MODE runs eagerly also where a function was wrapped "
+             "for compilation before."),
+    Option("enable_graph_kernel", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+        help="Whether compiled graphs have their operators fused into generated kernels (inductor) or run one library "
+             "kernel per node. graph_kernel_flags wins over it."),
+    Option("graph_kernel_flags",
+        Annotated[str, TextKind("flags such as --opt_level=2", comma_list=True, separator=" ", empty=True)], default="",
+        example="--opt_level=2 --dump_as_text", content="GRAPH_KERNEL_FLAGS", waits_for=GRAPH_MODE,
+        help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 sets how far "
+             "fusion goes, --dump_as_text writes what the passes did. A bare flag means true; a list of flags is taken too."),
+    Option("graph_kernel_flags.opt_level", Choice({
+            0: "no fusion, one library kernel per node", 1: "basic fusion of neighbouring operators",
+            2: "also common subexpressions and simplified arithmetic", 3: "also parallel and stitched kernels; may be unstable",
+        }), default=2, example=3, waits_for=GRAPH_MODE,
         help="How far operators of compiled graphs are fused; it wins over enable_graph_kernel, also to switch fusion on. "
-        "Unset, fusion is at 2 where enable_graph_kernel is true.",
-        default=2,
-        example=3,
-    ),
-    Option(
-        name="graph_kernel_flags.dump_as_text",
-        type=Bool,
+             "Unset, fusion is at 2 where enable_graph_kernel is true."),
+    Option("graph_kernel_flags.dump_as_text", Bool, default=False, example=True, waits_for=GRAPH_MODE,
         help="Writes what each pass of the fusion did as text into the folder graph_kernel_dump; without fusion there is "
-        "nothing to write.",
-        default=False,
-        example=True,
-    ),
-    Option(
-        name="enable_reduce_precision",
-        type=Bool,
-        help="What happens when an operator has no kernel for the dtype of its input: true runs it in the nearest dtype that "
-        "has one and casts back, with a warning; false lets the error through.",
-        default=True,
-        example=False,
-    ),
-    Option(
-        name="aoe_tune_mode",
-        type=Choice(
-            {
-                "online": "variants of kernels are measured while the program runs",
-                "offline": "graphs and shapes are only recorded, for tuning later",
-            }
-        ),
-        help="Automatic tuning of kernels, now or later; aoe_config.job_type sets what is tuned.",
-        also=("device_context.ascend.op_tuning.aoe_tune_mode",),
-        example="online",
-    ),
-    Option(
-        name="aoe_config.job_type",
-        type=Choice(
-            {
-                "1": "sub-graphs: how operators are grouped and fused",
-                "2": "single operators, such as matrix products and convolutions",
-            },
-            aliases={1: "1", 2: "2"},
-        ),
-        help="What aoe_tune_mode tunes.",
-        default="2",
-        also=("device_context.ascend.op_tuning.aoe_job_type",),
-        example="1",
-    ),
-    Option(
-        name="check_bprop",
-        type=Bool,
+             "nothing to write."),
+    Option("enable_reduce_precision", Bool, default=True, example=False,
+        help="What happens when an operator has no kernel for the dtype of its input: true runs it in the nearest dtype "
+             "that has one and casts back, with a warning; false lets the error through."),
+    Option("aoe_tune_mode", Choice({
+            "online": "variants of kernels are measured while the program runs",
+            "offline": "graphs and shapes are only recorded, for tuning later",
+        }), example="online", also=("device_context.ascend.op_tuning.aoe_tune_mode",), waits_for=GRAPH_MODE,
+        help="Automatic tuning of kernels, now or later; aoe_config.job_type sets what is tuned."),
+    Option("aoe_config.job_type", Choice({
+            "1": "sub-graphs: how operators are grouped and fused",
+            "2": "single operators, such as matrix products and convolutions",
+        }, {1: "1", 2: "2"}), default="2", example="1", also=("device_context.ascend.op_tuning.aoe_job_type",),
+        waits_for=GRAPH_MODE,
+        help="What aoe_tune_mode tunes."),
+    Option("check_bprop", Bool, default=False, example=True, waits_for=OBSERVERS,
         help="Checks each hand-written backward function (torch.autograd.Function): every gradient must have the shape and "
-        "dtype of the input that it belongs to, else an error names the function.",
-        default=False,
-        example=True,
-    ),
-    Option(
-        name="max_call_depth",
-        type=Int(1, 2**31 - 1),
-        help="How deep module calls may nest before a RuntimeError ends what is most likely an endless recursion; Python's own "
-        "recursion limit is raised where it would be reached first.",
-        default=1000,
-        also=("set_recursion_limit",),
-        example=2000,
-    ),
-    Option(
-        name="grad_for_scalar",
-        type=Bool,
+             "dtype of the input that it belongs to, else an error names the function."),
+    Option("max_call_depth", Int(1, 2**31 - 1), default=1000, example=2000, also=("set_recursion_limit",),
+        help="How deep module calls may nest before a RuntimeError ends what is most likely an endless recursion; Python's "
+             "own recursion limit is raised where it would be reached first."),
+    Option("grad_for_scalar", Bool, default=False, example=True, waits_for=GRAPH_MODE,
         help="Whether the gradient functions of msctx also differentiate with respect to arguments that are plain Python "
-        "numbers; otherwise these count as constants.",
-        default=False,
-        example=True,
-    ),
-    Option(
-        name="enable_compile_cache",
-        type=Bool,
+             "numbers; otherwise these count as constants."),
+    Option("enable_compile_cache", Bool, default=False, example=True, waits_for=GRAPH_MODE,
         help="Keeps compiled graphs on disk in compile_cache_path and loads them in the next run if the code is the same. "
-        "false really switches the caches off, also those that torch keeps by itself.",
-        default=False,
-        example=True,
-    ),
-    Option(
-        name="compile_cache_path",
-        type=Path,
+             "false really switches the caches off, also those that torch keeps by itself."),
+    Option("compile_cache_path", Path, default=".", example="compile_cache", waits_for=GRAPH_MODE,
         help="The directory for the compiled graphs of enable_compile_cache; it is made when missing, and each rank of a "
-        "distributed run has a folder of its own in it.",
-        default=".",
-        example="compile_cache",
-    ),
-    Option(
-        name="inter_op_parallel_num",
-        type=Int(0, 1024),
-        help="How many independent operators may run side by side: the size of torch's inter-op thread pool, which can be set "
-        "once and only before its first use. 0 leaves the choice to torch.",
-        default=0,
-        defaults={"runtime": 5},
+             "distributed run has a folder of its own in it."),
+    Option("inter_op_parallel_num", Int(0, 1024), default=0, example=4, defaults={"runtime": 5},
         also=("runtime.dispatch_threads_num",),
-        example=4,
-    ),
-    Option(
-        name="runtime_num_threads",
-        type=Int(0, 1024),
-        help="How many threads one CPU operator may use (torch.set_num_threads). 0 leaves torch's number; with a GPU or NPU as "
-        "target it concerns the host's share of the work. MindSpore's default is 30, or the number of cores if that is less.",
-        default=30,
-        defaults={"device_context": 25},
+        help="How many independent operators may run side by side: the size of torch's inter-op thread pool, which can be "
+             "set once and only before its first use. 0 leaves the choice to torch."),
+    Option("runtime_num_threads", Int(0, 1024), default=30, example=8, defaults={"device_context": 25},
         also=("device_context.cpu.op_tuning.threads_num",),
-        example=8,
-    ),
-    Option(
-        name="disable_format_transform",
-        type=Bool,
+        help="How many threads one CPU operator may use (torch.set_num_threads). 0 leaves torch's number; with a GPU or NPU "
+             "as target it concerns the host's share of the work. MindSpore's default is 30, or the number of cores if that "
+             "is less."),
+    Option("disable_format_transform", Bool, default=False, example=True, devices=("cpu", "cuda"),
         help="true keeps convolutions in the layout NCHW; false allows compiled models to be moved to channels_last where "
-        "that is faster (inductor's layout_optimization). MindSpore knows it for CUDA alone.",
-        default=False,
-        devices=("cpu", "cuda"),
-        example=True,
-    ),
-    Option(
-        name="support_binary",
-        type=Bool,
-        help="Lets functions without Python source (.pyc, .so) take part in compilation; sources that are needed are kept in a "
-        "preparing run. Without it, a function that cannot be read is an error.",
-        default=False,
-        example=True,
-    ),
-    Option(
-        name="memory_optimize_level",
-        type=Choice(
-            {
-                "O0": "speed first: nothing is computed twice",
-                "O1": "memory first: activations are recomputed in the backward pass, allocators give back what is idle",
-            }
-        ),
-        help="What is preferred, speed or a small footprint: O1 computes blocks of watched models again in the backward pass (as few "
-        "as max_device_memory asks for) and lets allocators hold less. Up to MindSpore 2.3 the default on Ascend was O1.",
-        default="O0",
-        also=("runtime.set_memory.optimize_level",),
-        example="O1",
-    ),
-    Option(
-        name="memory_offload",
-        type=OnOff,
-        help="ON moves tensors that wait for the backward pass from the device to host memory and fetches them back in time; "
-        "memory_optimize_level=O1 switches it off. Refused where the CPU is all there is.",
-        default="OFF",
-        example="ON",
-    ),
-    Option(
-        name="jit_syntax_level",
-        type=Choice(
-            {
-                0: "what cannot be captured is an error; allows export (STRICT)",
-                1: "between the other two, and acts as 2 (COMPATIBLE)",
-                2: "what cannot be captured runs eagerly (LAX)",
-            },
-            aliases={"STRICT": 0, "COMPATIBLE": 1, "LAX": 2},
-        ),
-        help="How strict compilation is about Python code that cannot be captured in a graph.",
-        default=2,
-        example="STRICT",
-    ),
+             "that is faster (inductor's layout_optimization). MindSpore knows it for CUDA alone."),
+    Option("support_binary", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+        help="Lets functions without Python source (.pyc, .so) take part in compilation; sources that are needed are kept "
+             "in a preparing run. Without it, a function that cannot be read is an error."),
+    Option("memory_optimize_level", Choice({
+            "O0": "speed first: nothing is computed twice",
+            "O1": "memory first: activations are recomputed in the backward pass, allocators give back what is idle",
+        }), default="O0", example="O1", also=("runtime.set_memory.optimize_level",),
+        help="What is preferred, speed or a small footprint: O1 computes blocks of watched models again in the backward "
+             "pass (as few as max_device_memory asks for) and lets allocators hold less. Up to MindSpore 2.3 the default on "
+             "Ascend was O1."),
+    Option("memory_offload", OnOff, default="OFF", example="ON",
+        help="ON moves tensors that wait for the backward pass from the device to host memory and fetches them back in "
+             "time; memory_optimize_level=O1 switches it off. Refused where the CPU is all there is."),
+    Option("jit_syntax_level", Choice({
+            0: "what cannot be captured is an error; allows export (STRICT)",
+            1: "between the other two, and acts as 2 (COMPATIBLE)", 2: "what cannot be captured runs eagerly (LAX)",
+        }, {"STRICT": 0, "COMPATIBLE": 1, "LAX": 2}), default=2, example="STRICT", waits_for=GRAPH_MODE,
+        help="How strict compilation is about Python code that cannot be captured in a graph."),
 )
+# fmt: on

@@ -10,140 +10,76 @@ from msctx.options.option import Option
 extension = partial(Option, source="msctx")
 """An option of our own."""
 
+# fmt: off
 OPTIONS = (
-    extension(
-        name="seed",
-        type=Int(0, 2**32 - 1),
-        help="Seeds Python's random, NumPy and torch (every device) when the context is entered; workers of a torch DataLoader draw "
-        "their seeds from torch's generator and so follow. The generators are left as they are at exit unless seed_scope is set.",
-        example=0,
-    ),
-    extension(
-        name="seed_scope",
-        type=Bool,
-        help="Saves the state of the generators of Python, NumPy and torch at entry and puts it back at exit, so that random "
-        "numbers drawn inside do not change those drawn after.",
-        example=True,
-    ),
-    extension(
-        name="default_device",
-        type=Bool,
-        help="Makes tensors that name no device be created on the context's device (device_target, device_id). Off unless asked "
-        "for: torch does it with a Python mode that costs some microseconds per call.",
-        example=True,
-    ),
-    extension(
-        name="deterministic_warn_only",
-        type=Bool,
-        help="With deterministic=ON: an operator that has no deterministic implementation warns instead of raising.",
-        example=True,
-    ),
-    extension(
-        name="fill_uninitialized_memory",
-        type=Bool,
-        help="With deterministic=ON torch fills new uninitialised tensors (NaN, or the largest integer), so that a program that "
-        "reads them gives the same bits each time. ON implies it; false saves the fill where the program is known not to "
-        "read them.",
-        example=False,
-    ),
-    extension(
-        name="thread_invariant",
-        type=Bool,
-        help="Sends every convolution that msctx's own kernels can take to one of them whose bits do not depend on the number of "
-        "threads, where no other algorithm is asked for. Nothing is promised for torch's own operators (matrix products, the "
-        "weight gradients of Linear and LayerNorm, sums). Nothing that runs on a GPU depends on the number of the CPU's threads.",
-        devices=("cpu",),
-        example=True,
-    ),
-    extension(
-        name="flush_denormal",
-        type=Bool,
-        help="Takes numbers below the smallest normal one (1.2e-38 in float32) for zero, as torch.set_flush_denormal does, in all of "
-        "the CPU's operators: results so small become 0, and Python's own floats follow; what computes with many of them is several "
-        "times faster. On a GPU each kernel was compiled one way or the other.",
-        devices=("cpu",),
-        example=True,
-    ),
-    extension(
-        name="fallback",
-        type=Choice(
-            {
-                "warn": "torch's own path runs, with one warning for each problem",
-                "error": "the call raises, with every candidate and all of its reasons",
-                "silent": "torch's own path runs; only choices() shows it",
-            }
-        ),
-        help="What happens when a convolution cannot run the algorithm that was named for it. Unset it is warn, and error under "
-        "strict. strict applies to options, this to single calls.",
-        devices=("cpu", "cuda"),
-        example="error",
-    ),
-    extension(
-        name="allow_fp32_emulation",
-        type=Bool,
-        help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), with sums in "
-        "float32 and errors like those of float32's own (choices() has each one's bound); values that the parts cannot carry (Inf, "
-        "NaN) are computed in float32. Unset they may; false asks for products in float32 alone, even where conv_allow_tf32 is "
-        "set: on CUDA no convolution takes TF32 then.",
-        devices=("cpu", "cuda"),
-        example=False,
-    ),
-    extension(
-        name="frozen_weights",
-        type=Bool,
+    extension("seed", Int(0, 2**32 - 1), example=0,
+        help="Seeds Python's random, NumPy and torch (every device) when the context is entered; workers of a torch "
+             "DataLoader draw their seeds from torch's generator and so follow. The generators are left as they are at exit "
+             "unless seed_scope is set."),
+    extension("seed_scope", Bool, example=True,
+        help="Saves the state of the generators of Python, NumPy and torch at entry and puts it back at exit, so that "
+             "random numbers drawn inside do not change those drawn after."),
+    extension("default_device", Bool, example=True,
+        help="Makes tensors that name no device be created on the context's device (device_target, device_id). Off unless "
+             "asked for: torch does it with a Python mode that costs some microseconds per call."),
+    extension("deterministic_warn_only", Bool, example=True,
+        help="With deterministic=ON: an operator that has no deterministic implementation warns instead of raising."),
+    extension("fill_uninitialized_memory", Bool, example=False,
+        help="With deterministic=ON torch fills new uninitialised tensors (NaN, or the largest integer), so that a program "
+             "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "
+             "not to read them."),
+    extension("thread_invariant", Bool, example=True, devices=("cpu",),
+        help="Sends every convolution that msctx's own kernels can take to one of them whose bits do not depend on the "
+             "number of threads, where no other algorithm is asked for. Nothing is promised for torch's own operators "
+             "(matrix products, the weight gradients of Linear and LayerNorm, sums). Nothing that runs on a GPU depends on "
+             "the number of the CPU's threads."),
+    extension("flush_denormal", Bool, example=True, devices=("cpu",),
+        help="Takes numbers below the smallest normal one (1.2e-38 in float32) for zero, as torch.set_flush_denormal does, "
+             "in all of the CPU's operators: results so small become 0, and Python's own floats follow; what computes with "
+             "many of them is several times faster. On a GPU each kernel was compiled one way or the other."),
+    extension("fallback", Choice({
+            "warn": "torch's own path runs, with one warning for each problem",
+            "error": "the call raises, with every candidate and all of its reasons",
+            "silent": "torch's own path runs; only choices() shows it",
+        }), example="error", devices=("cpu", "cuda"),
+        help="What happens when a convolution cannot run the algorithm that was named for it. Unset it is warn, and error "
+             "under strict. strict applies to options, this to single calls."),
+    extension("allow_fp32_emulation", Bool, example=False, devices=("cpu", "cuda"),
+        help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), "
+             "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
+             "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false asks for products in float32 "
+             "alone, even where conv_allow_tf32 is set: on CUDA no convolution takes TF32 then."),
+    extension("frozen_weights", Bool, example=True, devices=("cpu", "cuda"),
         help="Says that weights do not change while the context is open. What algorithms make of a weight of a convolution "
-        "(its Winograd transform, for instance) is kept from call to call; each call compares all bytes of the weight with those "
-        "that it was made of, unless this is set: then only the first call inside does, and a weight that is changed "
-        "afterwards, by whatever means, may go on as it was. Under a precision_mode the casts of what is given as weight "
-        "or bias are kept, too. For inference.",
-        devices=("cpu", "cuda"),
-        example=True,
-    ),
-    extension(
-        name="conv_max_error",
-        type=Share,
-        help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal and performance "
-        "to choose it; choices() shows each one's bound. Without it that is 3e-5, and no bound holds for the products that "
-        "conv_allow_tf32 allows. An algorithm that is named runs whatever its bound. Where no bound is low enough under "
-        "thread_invariant, torch's own path runs, and fallback reports it. Bounds hold for any data; where results cancel, as shares "
-        "of the largest sum of the products' magnitudes. float16 and bfloat16 round more by themselves: it does not apply to them.",
-        devices=("cpu", "cuda"),
-        example=1e-6,
-    ),
-    extension(
-        name="conv_workspace_limit",
-        type=MemoryBetween(
-            'a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0
-        ),
-        help="The most memory that an algorithm may take for one convolution beside its tensors. One that needs more does not run: "
-        "choices() shows what it would have needed.",
-        devices=("cpu", "cuda"),
-        example="256MB",
-    ),
-    extension(
-        name="conv_algo_rules",
-        type=Annotated[str, RulesKind()],
-        help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and its like. The "
-        "first rule that matches decides. Module paths are known for models given to ctx.watch(model); the fields of a problem are "
-        "those that choices() shows.",
-        devices=("cpu", "cuda"),
-        example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}},
-    ),
-    extension(
-        name="tuning_file",
-        type=Path,
-        help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one in the "
-        "cache: to be committed beside an experiment, so that the next run makes the same choices and measures nothing. It need not "
-        "be there yet, nor its folder. A relative path in a YAML file is meant from the folder of that file.",
-        devices=("cpu", "cuda"),
-        is_output=True,
-        example="tuning.json",
-    ),
-    extension(
-        name="strict",
-        type=Bool,
-        help="Turns every option that would be refused, is not built yet or is inert into an error before anything changes, and a "
-        "switch that somebody else changed inside the scope into an error at exit. Without it each is a single warning.",
-        example=True,
-    ),
+             "(its Winograd transform, for instance) is kept from call to call; each call compares all bytes of the weight "
+             "with those that it was made of, unless this is set: then only the first call inside does, and a weight that "
+             "is changed afterwards, by whatever means, may go on as it was. Under a precision_mode the casts of what is "
+             "given as weight or bias are kept, too. For inference."),
+    extension("conv_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
+        help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal and "
+             "performance to choose it; choices() shows each one's bound. Without it that is 3e-5, and no bound holds for "
+             "the products that conv_allow_tf32 allows. An algorithm that is named runs whatever its bound. Where no bound "
+             "is low enough under thread_invariant, torch's own path runs, and fallback reports it. Bounds hold for any "
+             "data; where results cancel, as shares of the largest sum of the products' magnitudes. float16 and bfloat16 "
+             "round more by themselves: it does not apply to them."),
+    extension("conv_workspace_limit",
+        MemoryBetween('a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0),
+        example="256MB", devices=("cpu", "cuda"),
+        help="The most memory that an algorithm may take for one convolution beside its tensors. One that needs more does "
+             "not run: choices() shows what it would have needed."),
+    extension("conv_algo_rules", Annotated[str, RulesKind()],
+        example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}, devices=("cpu", "cuda"),
+        help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and its "
+             "like. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "
+             "fields of a problem are those that choices() shows."),
+    extension("tuning_file", Path, example="tuning.json", devices=("cpu", "cuda"), is_output=True,
+        help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one "
+             "in the cache: to be committed beside an experiment, so that the next run makes the same choices and measures "
+             "nothing. It need not be there yet, nor its folder. A relative path in a YAML file is meant from the folder of "
+             "that file."),
+    extension("strict", Bool, example=True,
+        help="Turns every option that would be refused, is not built yet or is inert into an error before anything changes, "
+             "and a switch that somebody else changed inside the scope into an error at exit. Without it each is a single "
+             "warning."),
 )
+# fmt: on

@@ -13,89 +13,56 @@ REFERENCE = "ours: slow and readable; the others are checked against it"
 gpu_option = partial(Option, groups=("gpu_config", "cpu_config"), devices=("cpu", "cuda"), source=SOURCE)
 """An option of gpu_config; the CPU has the same."""
 
+# fmt: off
 OPTIONS = (
-    gpu_option(
-        name="conv_fprop_algo",
-        type=Choice(
-            {
-                "normal": NORMAL,
-                "performance": PERFORMANCE,
-                "implicit_gemm": "a matrix product that reads the input in place, without workspace",
-                "implicit_precomp_gemm": "implicit_gemm with its indices computed beforehand, in a small workspace",
-                "gemm": "the input is unfolded into a matrix (im2col), then multiplied",
-                "direct": "loops over the input and the window, without a matrix product",
-                "fft": "by Fourier transforms of whole images; large workspace",
-                "fft_tiling": "by Fourier transforms of tiles; less workspace for large images",
-                "winograd": "by Winograd transforms of tiles, in one kernel",
-                "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels",
-                "reference": REFERENCE,
-            },
-            aliases={"precomp_gemm": "implicit_precomp_gemm"},
-        ),
-        help="The algorithm of the forward convolution. A shape that the named one does not support runs torch's own path, with "
-        "a warning.",
-        default="normal",
+    gpu_option("conv_fprop_algo", Choice({
+            "normal": NORMAL,
+            "performance": PERFORMANCE,
+            "implicit_gemm": "a matrix product that reads the input in place, without workspace",
+            "implicit_precomp_gemm": "implicit_gemm with its indices computed beforehand, in a small workspace",
+            "gemm": "the input is unfolded into a matrix (im2col), then multiplied",
+            "direct": "loops over the input and the window, without a matrix product",
+            "fft": "by Fourier transforms of whole images; large workspace",
+            "fft_tiling": "by Fourier transforms of tiles; less workspace for large images",
+            "winograd": "by Winograd transforms of tiles, in one kernel",
+            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels",
+            "reference": REFERENCE,
+        }, {"precomp_gemm": "implicit_precomp_gemm"}), default="normal", example="winograd",
         also=("device_context.gpu.op_tuning.conv_fprop_algo",),
-        example="winograd",
-    ),
-    gpu_option(
-        name="conv_dgrad_algo",
-        type=Choice(
-            {
-                "normal": NORMAL,
-                "performance": PERFORMANCE,
-                "algo_0": "sums of products added atomically, in no fixed order",
-                "algo_1": "a matrix product with a fixed order of additions",
-                "fft": "by Fourier transforms of whole images; deterministic",
-                "fft_tiling": "by Fourier transforms of tiles; deterministic",
-                "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
-                "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
-                "reference": REFERENCE,
-            }
-        ),
-        help="The algorithm of the convolution's gradient with respect to its input. algo_0 is refused under deterministic=ON; "
-        "for a shape that the named one cannot take see conv_fprop_algo.",
-        default="normal",
-        also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
-        example="algo_1",
-    ),
-    gpu_option(
-        name="conv_wgrad_algo",
-        type=Choice(
-            {
-                "normal": NORMAL,
-                "performance": PERFORMANCE,
-                "algo_0": "sums of products added atomically, in no fixed order",
-                "algo_1": "a matrix product with a fixed order of additions",
-                "algo_3": "as algo_0, with a small workspace for indices",
-                "fft": "by Fourier transforms of whole images; deterministic",
-                "fft_tiling": "by Fourier transforms of tiles; deterministic",
-                "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
-                "reference": REFERENCE,
-            }
-        ),
-        help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
-        "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo.",
-        default="normal",
-        also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
+        help="The algorithm of the forward convolution. A shape that the named one does not support runs torch's own path, "
+             "with a warning."),
+    gpu_option("conv_dgrad_algo", Choice({
+            "normal": NORMAL,
+            "performance": PERFORMANCE,
+            "algo_0": "sums of products added atomically, in no fixed order",
+            "algo_1": "a matrix product with a fixed order of additions",
+            "fft": "by Fourier transforms of whole images; deterministic",
+            "fft_tiling": "by Fourier transforms of tiles; deterministic",
+            "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
+            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
+            "reference": REFERENCE,
+        }), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
+        help="The algorithm of the convolution's gradient with respect to its input. algo_0 is refused under "
+             "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
+    gpu_option("conv_wgrad_algo", Choice({
+            "normal": NORMAL,
+            "performance": PERFORMANCE,
+            "algo_0": "sums of products added atomically, in no fixed order",
+            "algo_1": "a matrix product with a fixed order of additions",
+            "algo_3": "as algo_0, with a small workspace for indices",
+            "fft": "by Fourier transforms of whole images; deterministic",
+            "fft_tiling": "by Fourier transforms of tiles; deterministic",
+            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
+            "reference": REFERENCE,
+        }), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
         documented=("gpu_config.conv_wgrad_algo", "device_context.gpu.op_tuning.conv_wgrad_algo"),
-        example="algo_1",
-    ),
-    gpu_option(
-        name="conv_allow_tf32",
-        type=Bool,
+        help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
+             "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
+    gpu_option("conv_allow_tf32", Bool, default=True, example=False, also=("device_context.gpu.op_precision.conv_allow_tf32",),
         help="Whether float32 convolutions may round their operands to TF32 (10 bits of mantissa) to run on tensor cores. "
-        "Unset, CUDA follows torch's own flag and the CPU never rounds.",
-        default=True,
-        also=("device_context.gpu.op_precision.conv_allow_tf32",),
-        example=False,
-    ),
-    gpu_option(
-        name="matmul_allow_tf32",
-        type=Bool,
-        help="Whether float32 matrix products may round their operands to TF32 (10 bits of mantissa) to run on tensor cores.",
-        default=False,
+             "Unset, CUDA follows torch's own flag and the CPU never rounds."),
+    gpu_option("matmul_allow_tf32", Bool, default=False, example=True,
         also=("device_context.gpu.op_precision.matmul_allow_tf32",),
-        example=True,
-    ),
+        help="Whether float32 matrix products may round their operands to TF32 (10 bits of mantissa) to run on tensor cores."),
 )
+# fmt: on

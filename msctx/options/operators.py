@@ -18,6 +18,10 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+def _pairs(text: str, separator: str | None = None) -> dict[str, str]:
+    return dict(pair.split(":") for pair in text.strip().split(separator))
+
+
 MATRIX = _words("""
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution cudnn_convolution
     cudnn_convolution_transpose mkldnn_rnn_layer _cudnn_rnn miopen_rnn mm addmm bmm baddbmm addbmm mv addmv addr matmul linear
@@ -101,197 +105,88 @@ _SAME_IN_CANN = """
     Gather Lerp Lgamma Log Log1p Logit Maximum Minimum Mul Neg Polar Pow Reciprocal Relu Relu6 Round Rsqrt Scatter Selu Sigmoid Sign
     Sin Sinh Softplus Sqrt Square Sub Tan Tanh Trunc Xlogy Elu Celu Gelu Mish Dot Sinc
 """
+_ONE_IN_CANN = """
+    AddV2:add Axpy:add AxpyV2:add Adds:add BiasAdd:add Muls:mul RealDiv:div DivNoNan:div FloorDiv:floor_divide
+    FloorMod:remainder Mod:fmod Power:pow Addcdiv:addcdiv Addcmul:addcmul Xlog1py:special_xlog1py Einsum:einsum Conv1D:conv1d
+    LogSumExp:logsumexp ReduceLogSumExp:logsumexp ReduceSum:sum ReduceSumD:sum ReduceMean:mean ReduceMeanD:mean
+    ReduceProd:prod ReduceProdD:prod Renorm:renorm Cdist:cdist RmsNorm:rms_norm InstanceNorm:instance_norm
+    InstanceNormV2:instance_norm PRelu:prelu LeakyRelu:leaky_relu FastGelu:gelu GeluV2:gelu Silu:silu Swish:silu
+    HardSigmoid:hardsigmoid HardSwish:hardswish HardtanhGrad:hardtanh SoftplusV2:softplus Glu:glu
+    AdaptiveMaxPool2d:adaptive_max_pool2d SigmoidCrossEntropyWithLogitsV2:binary_cross_entropy_with_logits
+    BinaryCrossEntropy:binary_cross_entropy KLDiv:kl_div MseLoss:mse_loss SmoothL1Loss:smooth_l1_loss CTCLossV2:ctc_loss
+    GatherNd:index Index:index Embedding:embedding EmbeddingBag:embedding_bag ScatterElements:scatter
+    ScatterNdUpdate:index_put ConcatV2:cat ConcatD:cat Concat:cat Pack:stack Select:where SelectV2:where
+    MaskedFill:masked_fill MaskedSelect:masked_select
+"""
 _MAX_POOLS = "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
 _AVG_POOLS = "avg_pool1d avg_pool2d avg_pool3d"
+_SEVERAL_IN_CANN = f"""
+    AddN: add sum
+    MatMul MatMulV2 MatMulV3: mm addmm linear matmul mv addmv inner
+    BatchMatMul BatchMatMulV2 BatchMatMulV3: bmm baddbmm addbmm matmul
+    FullyConnection: linear addmm
+    Conv2D DepthwiseConv2D: conv2d convolution _convolution
+    Conv3D: conv3d convolution _convolution
+    Conv2DTranspose Conv2DTransposeD Deconvolution: conv_transpose2d convolution _convolution
+    Conv3DTranspose Conv3DTransposeD: conv_transpose3d convolution _convolution
+    DynamicRNN DynamicRNNV2: lstm lstm_cell
+    DynamicGRU DynamicGRUV2: gru gru_cell
+    FlashAttentionScore: scaled_dot_product_attention _scaled_dot_product_flash_attention
+    SoftmaxV2: softmax _softmax _safe_softmax
+    LogSoftmaxV2: log_softmax _log_softmax
+    ReduceMax ReduceMaxD: amax max
+    ReduceMin ReduceMinD: amin min
+    ReduceStd: std std_mean
+    ReduceVar: var var_mean
+    LpNorm LpNormV2: norm linalg_vector_norm frobenius_norm
+    LayerNorm LayerNormV3 LayerNormV4: layer_norm native_layer_norm
+    GroupNorm: group_norm native_group_norm
+    BatchNorm BatchNormV3 BNInfer BNTrainingUpdate: batch_norm native_batch_norm _native_batch_norm_legit
+    ClipByValue: clamp clamp_max clamp_min
+    Pooling: {_MAX_POOLS} {_AVG_POOLS}
+    MaxPool MaxPoolV3 MaxPool3D MaxPoolWithArgmax: {_MAX_POOLS}
+    AvgPool AvgPoolV2 AvgPool3D: {_AVG_POOLS}
+    AdaptiveAvgPool2d: adaptive_avg_pool2d _adaptive_avg_pool2d
+    ResizeNearestNeighborV2: upsample_nearest2d _upsample_nearest_exact2d
+    ResizeBilinearV2: upsample_bilinear2d _upsample_bilinear2d_aa
+    ResizeBicubic: upsample_bicubic2d _upsample_bicubic2d_aa
+    GridSampler2D: grid_sampler grid_sampler_2d
+    GridSampler3D: grid_sampler grid_sampler_3d
+    SoftmaxCrossEntropyWithLogits: log_softmax _log_softmax nll_loss nll_loss_nd nll_loss2d
+    NLLLoss: nll_loss nll_loss_nd nll_loss2d
+    SmoothL1LossV2: smooth_l1_loss huber_loss
+    GatherV2: gather index_select embedding take take_along_dim
+    GatherElements: gather take_along_dim
+    ScatterAdd: scatter_add index_add
+    SegmentSum UnsortedSegmentSum: segment_reduce scatter_add index_add
+    DropOutDoMask DropOutDoMaskV3: dropout native_dropout
+    FFT: fft_fft fft_fft2 fft_fftn
+    MatrixInverse: inverse linalg_inv linalg_inv_ex
+    Cholesky: cholesky linalg_cholesky linalg_cholesky_ex
+    Qr: qr linalg_qr
+    Svd: svd linalg_svd
+"""
+_WITHOUT = """
+    LRN ROIAlign Conv2DBackpropInput Conv2DBackpropFilter DepthwiseConv2DBackpropInput DepthwiseConv2DBackpropFilter
+    BatchNormGrad BNTrainingUpdateGrad BNTrainingReduceGrad LayerNormGrad SoftmaxGrad LogSoftmaxGrad MaxPoolGrad AvgPoolGrad
+    ReluGrad GeluGrad SigmoidGrad TanhGrad BiasAddGrad Bias Cast Reshape TransData Transpose
+"""
+"""What PyTorch has no operator for (it computes an LRN of others, RoI alignment is torchvision's), gradients, which compute in the
+dtypes of their forward pass, and what computes nothing."""
+
 CANN: dict[str, tuple[str, ...]] = {
     **{name: (name.lower(),) for name in _words(_SAME_IN_CANN)},
-    **{
-        name: _words(aten)
-        for name, aten in {
-            "AddV2": "add",
-            "AddN": "add sum",
-            "Axpy": "add",
-            "AxpyV2": "add",
-            "Adds": "add",
-            "Muls": "mul",
-            "RealDiv": "div",
-            "DivNoNan": "div",
-            "FloorDiv": "floor_divide",
-            "FloorMod": "remainder",
-            "Mod": "fmod",
-            "Power": "pow",
-            "Addcdiv": "addcdiv",
-            "Addcmul": "addcmul",
-            "BiasAdd": "add",
-            "Xlog1py": "special_xlog1py",
-            "MatMul": "mm addmm linear matmul mv addmv inner",
-            "MatMulV2": "mm addmm linear matmul mv addmv inner",
-            "MatMulV3": "mm addmm linear matmul mv addmv inner",
-            "BatchMatMul": "bmm baddbmm addbmm matmul",
-            "BatchMatMulV2": "bmm baddbmm addbmm matmul",
-            "BatchMatMulV3": "bmm baddbmm addbmm matmul",
-            "FullyConnection": "linear addmm",
-            "Einsum": "einsum",
-            "Conv1D": "conv1d",
-            "Conv2D": "conv2d convolution _convolution",
-            "Conv3D": "conv3d convolution _convolution",
-            "DepthwiseConv2D": "conv2d convolution _convolution",
-            "Conv2DTranspose": "conv_transpose2d convolution _convolution",
-            "Conv2DTransposeD": "conv_transpose2d convolution _convolution",
-            "Conv3DTranspose": "conv_transpose3d convolution _convolution",
-            "Conv3DTransposeD": "conv_transpose3d convolution _convolution",
-            "Deconvolution": "conv_transpose2d convolution _convolution",
-            "DynamicRNN": "lstm lstm_cell",
-            "DynamicRNNV2": "lstm lstm_cell",
-            "DynamicGRU": "gru gru_cell",
-            "DynamicGRUV2": "gru gru_cell",
-            "FlashAttentionScore": "scaled_dot_product_attention _scaled_dot_product_flash_attention",
-            "SoftmaxV2": "softmax _softmax _safe_softmax",
-            "LogSoftmaxV2": "log_softmax _log_softmax",
-            "LogSumExp": "logsumexp",
-            "ReduceLogSumExp": "logsumexp",
-            "ReduceSum": "sum",
-            "ReduceSumD": "sum",
-            "ReduceMean": "mean",
-            "ReduceMeanD": "mean",
-            "ReduceProd": "prod",
-            "ReduceProdD": "prod",
-            "ReduceMax": "amax max",
-            "ReduceMaxD": "amax max",
-            "ReduceMin": "amin min",
-            "ReduceMinD": "amin min",
-            "ReduceStd": "std std_mean",
-            "ReduceVar": "var var_mean",
-            "LpNorm": "norm linalg_vector_norm frobenius_norm",
-            "LpNormV2": "norm linalg_vector_norm frobenius_norm",
-            "Renorm": "renorm",
-            "Cdist": "cdist",
-            "LayerNorm": "layer_norm native_layer_norm",
-            "LayerNormV3": "layer_norm native_layer_norm",
-            "LayerNormV4": "layer_norm native_layer_norm",
-            "RmsNorm": "rms_norm",
-            "GroupNorm": "group_norm native_group_norm",
-            "BatchNorm": "batch_norm native_batch_norm _native_batch_norm_legit",
-            "BatchNormV3": "batch_norm native_batch_norm _native_batch_norm_legit",
-            "BNInfer": "batch_norm native_batch_norm _native_batch_norm_legit",
-            "BNTrainingUpdate": "batch_norm native_batch_norm _native_batch_norm_legit",
-            "InstanceNorm": "instance_norm",
-            "InstanceNormV2": "instance_norm",
-            "PRelu": "prelu",
-            "LeakyRelu": "leaky_relu",
-            "FastGelu": "gelu",
-            "GeluV2": "gelu",
-            "Silu": "silu",
-            "Swish": "silu",
-            "HardSigmoid": "hardsigmoid",
-            "HardSwish": "hardswish",
-            "HardtanhGrad": "hardtanh",
-            "SoftplusV2": "softplus",
-            "ClipByValue": "clamp clamp_max clamp_min",
-            "Glu": "glu",
-            "Pooling": f"{_MAX_POOLS} {_AVG_POOLS}",
-            "MaxPool": _MAX_POOLS,
-            "MaxPoolV3": _MAX_POOLS,
-            "MaxPool3D": _MAX_POOLS,
-            "MaxPoolWithArgmax": _MAX_POOLS,
-            "AvgPool": _AVG_POOLS,
-            "AvgPoolV2": _AVG_POOLS,
-            "AvgPool3D": _AVG_POOLS,
-            "AdaptiveAvgPool2d": "adaptive_avg_pool2d _adaptive_avg_pool2d",
-            "AdaptiveMaxPool2d": "adaptive_max_pool2d",
-            "ResizeNearestNeighborV2": "upsample_nearest2d _upsample_nearest_exact2d",
-            "ResizeBilinearV2": "upsample_bilinear2d _upsample_bilinear2d_aa",
-            "ResizeBicubic": "upsample_bicubic2d _upsample_bicubic2d_aa",
-            "GridSampler2D": "grid_sampler grid_sampler_2d",
-            "GridSampler3D": "grid_sampler grid_sampler_3d",
-            "SoftmaxCrossEntropyWithLogits": "log_softmax _log_softmax nll_loss nll_loss_nd nll_loss2d",
-            "NLLLoss": "nll_loss nll_loss_nd nll_loss2d",
-            "SigmoidCrossEntropyWithLogitsV2": "binary_cross_entropy_with_logits",
-            "BinaryCrossEntropy": "binary_cross_entropy",
-            "KLDiv": "kl_div",
-            "MseLoss": "mse_loss",
-            "SmoothL1Loss": "smooth_l1_loss",
-            "SmoothL1LossV2": "smooth_l1_loss huber_loss",
-            "CTCLossV2": "ctc_loss",
-            "GatherV2": "gather index_select embedding take take_along_dim",
-            "GatherElements": "gather take_along_dim",
-            "GatherNd": "index",
-            "Index": "index",
-            "Embedding": "embedding",
-            "EmbeddingBag": "embedding_bag",
-            "ScatterElements": "scatter",
-            "ScatterAdd": "scatter_add index_add",
-            "ScatterNdUpdate": "index_put",
-            "SegmentSum": "segment_reduce scatter_add index_add",
-            "UnsortedSegmentSum": "segment_reduce scatter_add index_add",
-            "ConcatV2": "cat",
-            "ConcatD": "cat",
-            "Concat": "cat",
-            "Pack": "stack",
-            "Select": "where",
-            "SelectV2": "where",
-            "MaskedFill": "masked_fill",
-            "MaskedSelect": "masked_select",
-            "DropOutDoMask": "dropout native_dropout",
-            "DropOutDoMaskV3": "dropout native_dropout",
-            "FFT": "fft_fft fft_fft2 fft_fftn",
-            "MatrixInverse": "inverse linalg_inv linalg_inv_ex",
-            "Cholesky": "cholesky linalg_cholesky linalg_cholesky_ex",
-            "Qr": "qr linalg_qr",
-            "Svd": "svd linalg_svd",
-            # what PyTorch has no operator for: it computes an LRN of others, and RoI alignment is torchvision's
-            "LRN": "",
-            "ROIAlign": "",
-            # gradients compute in the dtypes of their forward pass
-            "Conv2DBackpropInput": "",
-            "Conv2DBackpropFilter": "",
-            "DepthwiseConv2DBackpropInput": "",
-            "DepthwiseConv2DBackpropFilter": "",
-            "BatchNormGrad": "",
-            "BNTrainingUpdateGrad": "",
-            "BNTrainingReduceGrad": "",
-            "LayerNormGrad": "",
-            "SoftmaxGrad": "",
-            "LogSoftmaxGrad": "",
-            "MaxPoolGrad": "",
-            "AvgPoolGrad": "",
-            "ReluGrad": "",
-            "GeluGrad": "",
-            "SigmoidGrad": "",
-            "TanhGrad": "",
-            "BiasAddGrad": "",
-            # what computes nothing
-            "Bias": "",
-            "Cast": "",
-            "Reshape": "",
-            "TransData": "",
-            "Transpose": "",
-        }.items()
-    },
+    **{name: (aten,) for name, aten in _pairs(_ONE_IN_CANN).items()},
+    **{name: _words(aten) for names, aten in _pairs(_SEVERAL_IN_CANN, "\n").items() for name in names.split()},
+    **dict.fromkeys(_words(_WITHOUT), ()),
 }
 """CANN's type of operator → the names that PyTorch has for it."""
 
-ALIASES = {
-    "divide": "div",
-    "true_divide": "div",
-    "multiply": "mul",
-    "subtract": "sub",
-    "absolute": "abs",
-    "negative": "neg",
-    "clip": "clamp",
-    "arccos": "acos",
-    "arcsin": "asin",
-    "arctan": "atan",
-    "arctan2": "atan2",
-    "linalg_matmul": "matmul",
-    "special_expit": "sigmoid",
-    "special_softmax": "softmax",
-    "special_log_softmax": "log_softmax",
-    "special_logsumexp": "logsumexp",
-    "concat": "cat",
-    "concatenate": "cat",
-    "det": "linalg_det",
-}
+ALIASES = _pairs("""
+    divide:div true_divide:div multiply:mul subtract:sub absolute:abs negative:neg clip:clamp arccos:acos arcsin:asin
+    arctan:atan arctan2:atan2 linalg_matmul:matmul special_expit:sigmoid special_softmax:softmax
+    special_log_softmax:log_softmax special_logsumexp:logsumexp concat:cat concatenate:cat det:linalg_det
+""")
 """Other names that PyTorch itself has for an operator."""
 
 CLASSES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,12 @@ NAMESPACES = ("session", "atc")
 OURS = ("cpu_config",)
 """Groups that no source document knows."""
 
+GRAPH_MODE = "graph mode"
+OBSERVERS = "the observers (dumps, overflow, watchdog, profiler)"
+SESSIONS = "several devices and sessions"
+ASCEND = "the Ascend back end"
+WATCHED = "prepared data loaders and models (ctx.watch)"
+"""What options wait for: each completes 'not implemented yet: requires …'."""
 
 _DEVICE_NAMES = {"device_context.cpu": "cpu", "device_context.gpu": "cuda", "device_context.ascend": "ascend"}
 _NEWER = ("device_context", "runtime", "set_device", "set_deterministic", "set_recursion_limit")
@@ -60,7 +66,7 @@ UNSET: Any = _Unset()
 """The default of an option for which the source vocabulary names none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Option:
     """One option, declared once; everything else about it is derived from this row.
 
@@ -78,12 +84,14 @@ class Option:
         content: the format of the file that the value names, or of the text that it is (in :mod:`msctx.options.formats`).
         documented: the paths under which source documents define it, where these are not its groups or its name.
         replaced_by: for a deprecated option: what to use instead. Such an option is inert everywhere.
+        waits_for: what an option without an implementation requires; no file of :mod:`msctx.effects` translates it.
         source: the document that defines it; ``"msctx"`` marks an option of our own.
         example: one value a user could write.
     """
 
     name: str
     type: Any
+    _: KW_ONLY
     help: str
     default: Any = UNSET
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -95,6 +103,7 @@ class Option:
     content: str = ""
     documented: tuple[str, ...] = ()
     replaced_by: str = ""
+    waits_for: str = ""
     source: str = "mindspore.set_context"
     example: Any = UNSET
 

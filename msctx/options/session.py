@@ -14,7 +14,7 @@ from msctx.options.grammars import (
 )
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag, TextList
 from msctx.options.operators import Operators
-from msctx.options.option import UNSET, Option
+from msctx.options.option import ASCEND, GRAPH_MODE, OBSERVERS, SESSIONS, UNSET, WATCHED, Option
 
 SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"
@@ -23,691 +23,290 @@ SESSION = ("session",)
 session_option = partial(Option, groups=SESSION, source=SOURCE)
 """An option of sessions alone."""
 
+# fmt: off
 OPTIONS = (
     # basic
-    session_option(
-        name="graph_run_mode",
-        type=Flag,
+    session_option("graph_run_mode", Flag, default=1, example=0, ge="ge.graphRunMode", waits_for=SESSIONS,
         help="Whether a session trains (1) or infers (0); inference runs models in eval and inference mode and allows what "
-        "only makes sense there, such as frozen_variable or gears of shapes.",
-        default=1,
-        ge="ge.graphRunMode",
-        example=0,
-    ),
-    session_option(
-        name="session_device_id",
-        type=Int(0),
-        help="The device that this session is bound to, so that one script can drive several, each with a session of its own; "
-        "unset, the context's device_id holds.",
-        ge="ge.session_device_id",
-        example=1,
-    ),
+             "only makes sense there, such as frozen_variable or gears of shapes."),
+    session_option("session_device_id", Int(0), example=1, ge="ge.session_device_id", waits_for=SESSIONS,
+        help="The device that this session is bound to, so that one script can drive several, each with a session of its "
+             "own; unset, the context's device_id holds."),
     # memory
-    session_option(
-        name="static_memory_policy",
-        type=Choice(
-            {
-                0: "each graph takes what it needs, when it runs",
-                2: "all graphs of a session share a pool for the largest",
-                3: "segments that can grow, against fragmentation",
-                4: "2 and 3 together",
-            },
-            aliases={1: 2},
-        ),
-        help="How compiled graphs get their memory (1 is the old form of 2). 2 and 4 exclude graphs that run at the same time.",
-        default=0,
-        ge="ge.exec.staticMemoryPolicy",
-        example=2,
-    ),
-    session_option(
-        name="external_weight",
-        type=Bool,
+    session_option("static_memory_policy", Choice({
+            0: "each graph takes what it needs, when it runs", 2: "all graphs of a session share a pool for the largest",
+            3: "segments that can grow, against fragmentation", 4: "2 and 3 together",
+        }, {1: 2}), default=0, example=2, ge="ge.exec.staticMemoryPolicy",
+        help="How compiled graphs get their memory (1 is the old form of 2). 2 and 4 exclude graphs that run at the same "
+             "time."),
+    session_option("external_weight", Bool, default=False, example=True, ge="ge.externalWeight",
         help="Maps the parameters of watched models from files named by their content (tmp_weight_<pid>_<session> in "
-        "ASCEND_WORK_PATH, else in the working directory), so that models share one copy of equal weights until one is trained.",
-        default=False,
-        ge="ge.externalWeight",
-        example=True,
-    ),
-    session_option(
-        name="input_fusion_size",
-        type=Int(0, 33554432),
+             "ASCEND_WORK_PATH, else in the working directory), so that models share one copy of equal weights until one is "
+             "trained."),
+    session_option("input_fusion_size", Int(0, 33554432), default=131072, example=262144, devices=("cuda", "ascend"),
+        ge="ge.exec.input_fusion_size", waits_for=GRAPH_MODE,
         help="Inputs of up to this many bytes are packed into one copy from host to device; 0 packs none. A CPU has no such "
-        "copy.",
-        default=131072,
-        devices=("cuda", "ascend"),
-        ge="ge.exec.input_fusion_size",
-        example=262144,
-    ),
+             "copy."),
     # dynamic shapes
-    session_option(
-        name="input_shape",
-        type=InputShape,
-        help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a graph of its "
-        "own is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type.",
-        ge="ge.inputShape",
-        example="data:1,1,40,-1;label:1,-1",
-    ),
-    session_option(
-        name="dynamic_dims",
-        type=DynamicDims,
+    session_option("input_shape", InputShape, example="data:1,1,40,-1;label:1,-1", ge="ge.inputShape", waits_for=GRAPH_MODE,
+        help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a graph of "
+             "its own is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type."),
+    session_option("dynamic_dims", DynamicDims, example="20,20;40,40;80,60", ge="ge.dynamicDims", waits_for=GRAPH_MODE,
         help="The gears of input_shape: each has one size for every -1, in order. At least two of them, and it wins over "
-        "dynamic_inputs_shape_range.",
-        ge="ge.dynamicDims",
-        example="20,20;40,40;80,60",
-    ),
-    session_option(
-        name="dynamic_node_type",
-        type=Flag,
-        help="Which inputs input_shape applies to: 0 the batches of a data loader, 1 the arguments of the call.",
-        ge="ge.dynamicNodeType",
-        example=1,
-    ),
-    session_option(
-        name="ac_parallel_enable",
-        type=TextFlag,
+             "dynamic_inputs_shape_range."),
+    session_option("dynamic_node_type", Flag, example=1, ge="ge.dynamicNodeType", waits_for=GRAPH_MODE,
+        help="Which inputs input_shape applies to: 0 the batches of a data loader, 1 the arguments of the call."),
+    session_option("ac_parallel_enable", TextFlag, default="0", example="1", ge="ac_parallel_enable", waits_for=ASCEND,
         help='"1" lets operators that run on the host go on beside those of the device in graphs of changing shape, on a '
-        "thread (and stream) of their own.",
-        default="0",
-        ge="ac_parallel_enable",
-        example="1",
-    ),
-    session_option(
-        name="compile_dynamic_mode",
-        type=Bool,
+             "thread (and stream) of their own."),
+    session_option("compile_dynamic_mode", Bool, default=False, example=True, ge="ge.compile_dynamic_mode",
+        waits_for=GRAPH_MODE,
         help="Compiles for any size in every dimension of every input (torch.compile with dynamic=True) instead of for the "
-        "shapes seen. Excludes input_shape.",
-        default=False,
-        ge="ge.compile_dynamic_mode",
-        example=True,
-    ),
+             "shapes seen. Excludes input_shape."),
     # mixed computing
-    session_option(
-        name="mix_compile_mode",
-        type=Bool,
+    session_option("mix_compile_mode", Bool, default=False, example=True,
         help="Whether parts of a model that cannot be compiled may run eagerly between the compiled ones; otherwise such a "
-        "part is an error. Needs iterations_per_loop=1.",
-        default=False,
-        example=True,
-    ),
-    session_option(
-        name="in_out_pair_flag",
-        type=Bool,
-        help="Which side of the region in_out_pair is compiled: true what lies inside it, false what lies outside.",
-        default=True,
-        example=False,
-    ),
-    session_option(
-        name="in_out_pair",
-        type=InOutPair,
+             "part is an error. Needs iterations_per_loop=1."),
+    session_option("in_out_pair_flag", Bool, default=True, example=False, waits_for=GRAPH_MODE,
+        help="Which side of the region in_out_pair is compiled: true what lies inside it, false what lies outside."),
+    session_option("in_out_pair", InOutPair, example="[['conv1'], ['relu3']]", waits_for=GRAPH_MODE,
         help="One region of a model, written as the names of its first and of its last operators in two lists; "
-        "in_out_pair_flag sets which side of it is compiled. Needs mix_compile_mode=true.",
-        example="[['conv1'], ['relu3']]",
-    ),
+             "in_out_pair_flag sets which side of it is compiled. Needs mix_compile_mode=true."),
     # debugging
-    session_option(
-        name="enable_exception_dump",
-        type=Choice(
-            {
-                0: "nothing is saved",
-                1: "inputs, outputs, their descriptions and the workspace",
-                2: "the inputs and what describes them, no more",
-            }
-        ),
-        help="What is saved of an operator that fails.",
-        default=2,
-        ge="ge.exec.enable_exception_dump",
-        example=1,
-    ),
-    session_option(
-        name="op_debug_config",
-        type=Path,
-        help="A .cfg file that switches debugging of generated kernels on, for all operators or for those it lists: checks of "
-        "memory bounds (oom), keeping the sources (dump_cce, dump_loc), building without optimisation (ccec_O0) or with "
-        "symbols (ccec_g), checks of synchronisation (check_flag).",
-        ge="ge.exec.opDebugConfig",
-        content="OP_DEBUG",
-        example="op_debug.cfg",
-    ),
-    session_option(
-        name="debug_dir",
-        type=Path,
+    session_option("enable_exception_dump", Choice({
+            0: "nothing is saved", 1: "inputs, outputs, their descriptions and the workspace",
+            2: "the inputs and what describes them, no more",
+        }), default=2, example=1, ge="ge.exec.enable_exception_dump", waits_for=OBSERVERS,
+        help="What is saved of an operator that fails."),
+    session_option("op_debug_config", Path, example="op_debug.cfg", ge="ge.exec.opDebugConfig", content="OP_DEBUG",
+        waits_for=OBSERVERS,
+        help="A .cfg file that switches debugging of generated kernels on, for all operators or for those it lists: checks "
+             "of memory bounds (oom), keeping the sources (dump_cce, dump_loc), building without optimisation (ccec_O0) or "
+             "with symbols (ccec_g), checks of synchronisation (check_flag)."),
+    session_option("debug_dir", Path, example="kernel_debug", ge="ge.debugDir", waits_for=OBSERVERS,
         help="The directory for what op_debug_config and op_debug_level keep; unset, it is $ASCEND_WORK_PATH or the current "
-        "directory.",
-        ge="ge.debugDir",
-        example="kernel_debug",
-    ),
-    session_option(
-        name="export_compile_stat",
-        type=Choice(
-            {
-                0: "the file is never written",
-                1: "when the program ends normally",
-                2: "as soon as a graph is compiled",
-            }
-        ),
-        help="When it is written to fusion_result.json how often each fusion pass matched.",
-        default=1,
-        ge="ge.exportCompileStat",
-        example=2,
-    ),
+             "directory."),
+    session_option("export_compile_stat", Choice({
+            0: "the file is never written", 1: "when the program ends normally", 2: "as soon as a graph is compiled",
+        }), default=1, example=2, ge="ge.exportCompileStat", waits_for=OBSERVERS,
+        help="When it is written to fusion_result.json how often each fusion pass matched."),
     # precision tuning
-    session_option(
-        name="precision_mode_v2",
-        type=Choice(
-            {
-                "fp16": "as force_fp16: float16 for every operator that can",
-                "origin": "as must_keep_origin_dtype: no casts at all",
-                "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else float32",
-                "mixed_float16": "autocast to float16, by lists of operators",
-                "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
-                "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
-                "cube_hif8": "matrix operators in HiFloat8, a dtype that torch does not have",
-            }
-        ),
-        help="precision_mode in newer words. Excludes precision_mode.",
-        ge="ge.exec.precision_mode_v2",
-        example="mixed_bfloat16",
-    ),
-    session_option(
-        name="modify_mixlist",
-        type=Path,
+    session_option("precision_mode_v2", Choice({
+            "fp16": "as force_fp16: float16 for every operator that can",
+            "origin": "as must_keep_origin_dtype: no casts at all",
+            "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else float32",
+            "mixed_float16": "autocast to float16, by lists of operators",
+            "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
+            "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
+            "cube_hif8": "matrix operators in HiFloat8, a dtype that torch does not have",
+        }), example="mixed_bfloat16", ge="ge.exec.precision_mode_v2",
+        help="precision_mode in newer words. Excludes precision_mode."),
+    session_option("modify_mixlist", Path, example="mixlist.json", ge="ge.exec.modify_mixlist", content="MIXLIST",
         help="A JSON file that moves operators between the lists of mixed precision: those that are lowered (white-list), "
-        "those kept (black-list) and those that go on in the dtype of the operator before them (gray-list): the widest of what "
-        "operators have computed, which weights follow. Needs one of the mixed modes.",
-        ge="ge.exec.modify_mixlist",
-        content="MIXLIST",
-        example="mixlist.json",
-    ),
-    session_option(
-        name="customize_dtypes",
-        type=Path,
+             "those kept (black-list) and those that go on in the dtype of the operator before them (gray-list): the widest "
+             "of what operators have computed, which weights follow. Needs one of the mixed modes."),
+    session_option("customize_dtypes", Path, example="dtypes.cfg", ge="ge.customizeDtypes", content="CUSTOMIZE_DTYPES",
         help="A .cfg file that fixes the dtypes of inputs and outputs of single operators, by name or by type, against "
-        "precision_mode. Without effect where casts are forbidden altogether.",
-        ge="ge.customizeDtypes",
-        content="CUSTOMIZE_DTYPES",
-        example="dtypes.cfg",
-    ),
+             "precision_mode. Without effect where casts are forbidden altogether."),
     # precision comparison
-    Option(
-        name="session.enable_dump",
-        type=Bool,
+    Option("session.enable_dump", Bool, default=False, example=True, ge="ge.exec.enableDump", source=SOURCE,
+        waits_for=OBSERVERS,
         help="Writes the data of the operators to dump_path while the program runs; dump_mode, dump_step, dump_data and "
-        "dump_layer select what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, inert option.",
-        default=False,
-        ge="ge.exec.enableDump",
-        source=SOURCE,
-        example=True,
-    ),
-    session_option(
-        name="dump_mode",
-        type=Choice(
-            {
-                "input": "what goes into an operator",
-                "output": "what comes out of it",
-                "all": "both, in files of their own",
-            }
-        ),
-        help="Which side of an operator session.enable_dump writes.",
-        default="output",
-        ge="ge.exec.dumpMode",
-        example="all",
-    ),
-    session_option(
-        name="enable_dump_debug",
-        type=Bool,
+             "dump_layer select what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, "
+             "inert option."),
+    session_option("dump_mode", Choice({
+            "input": "what goes into an operator", "output": "what comes out of it", "all": "both, in files of their own",
+        }), default="output", example="all", ge="ge.exec.dumpMode", waits_for=OBSERVERS,
+        help="Which side of an operator session.enable_dump writes."),
+    session_option("enable_dump_debug", Bool, default=False, example=True, ge="ge.exec.enableDumpDebug", waits_for=OBSERVERS,
         help="Looks for overflow while training: operators that turn finite inputs into inf, NaN or saturated numbers have "
-        "their data written to dump_path. Excludes session.enable_dump.",
-        default=False,
-        ge="ge.exec.enableDumpDebug",
-        example=True,
-    ),
-    session_option(
-        name="dump_debug_mode",
-        type=Choice(
-            {
-                "aicore_overflow": "in operators that compute",
-                "atomic_overflow": "in operators that accumulate into memory, such as scatter_add",
-                "all": "in both sorts of operators",
-            }
-        ),
-        help="Where enable_dump_debug looks for overflow. Newer NPUs (Atlas A2) take no other value than all.",
-        default="all",
-        ge="ge.exec.dumpDebugMode",
-        example="atomic_overflow",
-    ),
-    session_option(
-        name="dump_path",
-        type=Path,
-        help="The directory for dumped data; it must exist and be writable.",
-        ge="ge.exec.dumpPath",
-        example="dumps",
-    ),
-    session_option(
-        name="dump_step",
-        type=DumpStep,
+             "their data written to dump_path. Excludes session.enable_dump."),
+    session_option("dump_debug_mode", Choice({
+            "aicore_overflow": "in operators that compute",
+            "atomic_overflow": "in operators that accumulate into memory, such as scatter_add",
+            "all": "in both sorts of operators",
+        }), default="all", example="atomic_overflow", ge="ge.exec.dumpDebugMode", waits_for=OBSERVERS,
+        help="Where enable_dump_debug looks for overflow. Newer NPUs (Atlas A2) take no other value than all."),
+    session_option("dump_path", Path, example="dumps", ge="ge.exec.dumpPath", waits_for=OBSERVERS,
+        help="The directory for dumped data; it must exist and be writable."),
+    session_option("dump_step", DumpStep, example="0|3-5|10", ge="ge.exec.dumpStep", waits_for=OBSERVERS,
         help="The training steps whose data are dumped, single ones and ranges; unset: every step. A step ends with "
-        "optimizer.step() or msctx.step().",
-        ge="ge.exec.dumpStep",
-        example="0|3-5|10",
-    ),
-    session_option(
-        name="dump_data",
-        type=Choice(
-            {
-                "tensor": "the tensors themselves",
-                "stats": "a table of smallest, largest, mean, norm, NaN and inf counts",
-            }
-        ),
-        help="What a dump holds.",
-        default="tensor",
-        ge="ge.exec.dumpData",
-        example="stats",
-    ),
-    session_option(
-        name="dump_layer",
-        type=TextList("names of operators separated by blanks", separator=" "),
-        help="The modules or operators whose data are dumped, by name; unset: all of them.",
-        ge="ge.exec.dumpLayer",
-        example="net/conv1 net/fc",
-    ),
-    session_option(
-        name="quant_dumpable",
-        type=TextFlag,
+             "optimizer.step() or msctx.step()."),
+    session_option("dump_data", Choice({
+            "tensor": "the tensors themselves", "stats": "a table of smallest, largest, mean, norm, NaN and inf counts",
+        }), default="tensor", example="stats", ge="ge.exec.dumpData", waits_for=OBSERVERS,
+        help="What a dump holds."),
+    session_option("dump_layer", TextList("names of operators separated by blanks", separator=" "), example="net/conv1 net/fc",
+        ge="ge.exec.dumpLayer", waits_for=OBSERVERS,
+        help="The modules or operators whose data are dumped, by name; unset: all of them."),
+    session_option("quant_dumpable", TextFlag, default="0", example="1", ge="ge.quant_dumpable", waits_for=OBSERVERS,
         help='"1" keeps what goes into a quantisation as a tensor of its own, so that it can be dumped, instead of letting '
-        "fusion remove it.",
-        default="0",
-        ge="ge.quant_dumpable",
-        example="1",
-    ),
-    session_option(
-        name="fusion_switch_file",
-        type=Path,
-        help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands for "
-        "a whole group, and single names win over it.",
-        ge="ge.fusionSwitchFile",
-        content="FUSION_SWITCH",
-        example="fusion_switch.json",
-    ),
-    session_option(
-        name="buffer_optimize",
-        type=Choice(
-            {
-                "l2_optimize": "buffers are reused and work is ordered for locality",
-                "off_optimize": "buffers and order are left as they are",
-            }
-        ),
-        help="Whether compiled graphs reuse buffers and order their work so that data is found in the caches.",
-        default="l2_optimize",
-        ge="ge.bufferOptimize",
-        example="off_optimize",
-    ),
-    session_option(
-        name="use_off_line",
-        type=Bool,
-        help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is.",
-        default=True,
-        example=False,
-    ),
+             "fusion remove it."),
+    session_option("fusion_switch_file", Path, example="fusion_switch.json", ge="ge.fusionSwitchFile", content="FUSION_SWITCH",
+        waits_for=GRAPH_MODE,
+        help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands "
+             "for a whole group, and single names win over it."),
+    session_option("buffer_optimize", Choice({
+            "l2_optimize": "buffers are reused and work is ordered for locality",
+            "off_optimize": "buffers and order are left as they are",
+        }), default="l2_optimize", example="off_optimize", ge="ge.bufferOptimize", waits_for=ASCEND,
+        help="Whether compiled graphs reuse buffers and order their work so that data is found in the caches."),
+    session_option("use_off_line", Bool, default=True, example=False,
+        help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is."),
     # performance
-    session_option(
-        name="iterations_per_loop",
-        type=Int(1),
+    session_option("iterations_per_loop", Int(1), default=1, example=10, waits_for=SESSIONS,
         help="How many training steps one run of a session makes before the host looks at the device again. More than one "
-        "excludes mix_compile_mode.",
-        default=1,
-        example=10,
-    ),
-    session_option(
-        name="hcom_parallel",
-        type=Bool,
-        help="Whether gradients are reduced across devices while the backward pass still computes, or only after it, which can "
-        "suit small models.",
-        default=True,
-        ge="ge.hcomParallel",
-        example=False,
-    ),
-    session_option(
-        name="enable_small_channel",
-        type=Flag,
-        help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run what "
-        "conv_fprop_algo=normal and its like would take for them, where no other algorithm is asked for (2-D; often torch's "
-        "own path). In CANN, inference (graph_run_mode=0) always has it on.",
-        default=0,
-        ge="ge.enableSmallChannel",
-        example=1,
-    ),
-    session_option(
-        name="enable_scope_fusion_passes",
-        type=TextList("names of passes separated by commas"),
+             "excludes mix_compile_mode."),
+    session_option("hcom_parallel", Bool, default=True, example=False, ge="ge.hcomParallel", waits_for=SESSIONS,
+        help="Whether gradients are reduced across devices while the backward pass still computes, or only after it, which "
+             "can suit small models."),
+    session_option("enable_small_channel", Flag, default=0, example=1, ge="ge.enableSmallChannel",
+        help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run "
+             "what conv_fprop_algo=normal and its like would take for them, where no other algorithm is asked for (2-D; "
+             "often torch's own path). In CANN, inference (graph_run_mode=0) always has it on."),
+    session_option("enable_scope_fusion_passes", TextList("names of passes separated by commas"),
+        example="ScopeLayerNormPass,ScopeClipBoxesPass", ge="ge.exec.enableScopeFusionPasses", waits_for=GRAPH_MODE,
         help="Switches fusion passes on that are off unless named: each replaces one pattern, such as a layer norm written "
-        "out, by one operator.",
-        ge="ge.exec.enableScopeFusionPasses",
-        example="ScopeLayerNormPass,ScopeClipBoxesPass",
-    ),
-    session_option(
-        name="stream_max_parallel_num",
-        type=StreamParallel,
-        help="How many operators each engine may run at the same time, one unless named: DNN_VM_AICPU means threads of the host, "
-        "AIcoreEngine streams of the device.",
-        ge="ge.streamMaxParallelNum",
-        example="DNN_VM_AICPU:2,AIcoreEngine:4",
-    ),
-    session_option(
-        name="is_tailing_optimization",
-        type=Bool,
-        help="Lets the optimizer update the parameters whose gradients have been reduced already while the last ones are still "
-        "on their way between devices.",
-        default=False,
-        ge="ge.exec.isTailingOptimization",
-        example=True,
-    ),
-    session_option(
-        name="variable_placement",
-        type=Choice(
-            {
-                "Device": "in the memory of the device",
-                "Host": "in host memory, copied when a module runs",
-            }
-        ),
+             "out, by one operator."),
+    session_option("stream_max_parallel_num", StreamParallel, example="DNN_VM_AICPU:2,AIcoreEngine:4",
+        ge="ge.streamMaxParallelNum", waits_for=ASCEND,
+        help="How many operators each engine may run at the same time, one unless named: DNN_VM_AICPU means threads of the "
+             "host, AIcoreEngine streams of the device."),
+    session_option("is_tailing_optimization", Bool, default=False, example=True, ge="ge.exec.isTailingOptimization",
+        waits_for=SESSIONS,
+        help="Lets the optimizer update the parameters whose gradients have been reduced already while the last ones are "
+             "still on their way between devices."),
+    session_option("variable_placement", Choice({
+            "Device": "in the memory of the device", "Host": "in host memory, copied when a module runs",
+        }), default="Device", example="Host",
         help="Where the parameters of watched models live: Host saves device memory and costs time; it needs "
-        "mix_compile_mode=true. On a CPU the two are one place.",
-        default="Device",
-        example="Host",
-    ),
-    session_option(
-        name="frozen_variable",
-        type=Bool,
-        help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them. For inference "
-        "(graph_run_mode=0).",
-        default=False,
-        example=True,
-    ),
-    session_option(
-        name="graph_max_parallel_model_num",
-        type=Int(1, 2**31 - 1),
-        help="How many threads may run a session's graphs at the same time, for inference; older CANN allows 8 at most. More "
-        "than one excludes static_memory_policy 2 and 4.",
-        default=1,
-        ge="ge.graphMaxParallelModelNum",
-        example=4,
-    ),
+             "mix_compile_mode=true. On a CPU the two are one place."),
+    session_option("frozen_variable", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+        help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them. For "
+             "inference (graph_run_mode=0)."),
+    session_option("graph_max_parallel_model_num", Int(1, 2**31 - 1), default=1, example=4, ge="ge.graphMaxParallelModelNum",
+        waits_for=SESSIONS,
+        help="How many threads may run a session's graphs at the same time, for inference; older CANN allows 8 at most. "
+             "More than one excludes static_memory_policy 2 and 4."),
     # profiling
-    session_option(
-        name="profiling_mode",
-        type=Bool,
-        help="Records a profile of what runs in the session with torch.profiler, or torch_npu's on an NPU; profiling_options "
-        "sets what is recorded and where it goes.",
-        default=False,
-        ge="ge.exec.profilingMode",
-        example=True,
-    ),
-    session_option(
-        name="profiling_options",
-        type=Text,
-        help="What profiling_mode records, as a JSON object in text: output is the directory, training_trace, task_trace, "
-        "aicpu and msproftx are on or off, fp_point and bp_point bound a step, aic_metrics chooses hardware counters, "
-        "storage_limit caps the files.",
+    session_option("profiling_mode", Bool, default=False, example=True, ge="ge.exec.profilingMode", waits_for=OBSERVERS,
+        help="Records a profile of what runs in the session with torch.profiler, or torch_npu's on an NPU; "
+             "profiling_options sets what is recorded and where it goes."),
+    session_option("profiling_options", Text, ge="ge.exec.profilingOptions", content="PROFILING", waits_for=OBSERVERS,
         default='{"output":"./","training_trace":"on","task_time":"on","hccl":"on","aicpu":"on",'
-        '"aic_metrics":"PipeUtilization","msproftx":"off"}',
-        ge="ge.exec.profilingOptions",
-        content="PROFILING",
+                '"aic_metrics":"PipeUtilization","msproftx":"off"}',
         example='{"output":"profiles","training_trace":"on","task_trace":"on"}',
-    ),
+        help="What profiling_mode records, as a JSON object in text: output is the directory, training_trace, task_trace, "
+             "aicpu and msproftx are on or off, fp_point and bp_point bound a step, aic_metrics chooses hardware counters, "
+             "storage_limit caps the files."),
     # automatic tuning
-    session_option(
-        name="aoe_mode",
-        type=Choice(
-            {
-                "1": "sub-graphs: how operators are grouped and fused",
-                "2": "single operators, such as matrix products and convolutions",
-                "3": "known to older CANN alone",
-                "4": "the size of the buckets in which gradients are reduced",
-            },
-            aliases={1: "1", 2: "2", 3: "3", 4: "4"},
-        ),
-        help="What is tuned automatically.",
-        ge="ge.jobType",
-        example="2",
-    ),
-    session_option(
-        name="work_path",
-        type=Path,
-        help="The directory for the logs and results of aoe_mode; it must exist and be writable.",
-        default="./",
-        ge="ge.tuningPath",
-        example="tuning",
-    ),
-    session_option(
-        name="aoe_config_file",
-        type=Path,
+    session_option("aoe_mode", Choice({
+            "1": "sub-graphs: how operators are grouped and fused",
+            "2": "single operators, such as matrix products and convolutions",
+            "3": "known to older CANN alone",
+            "4": "the size of the buckets in which gradients are reduced",
+        }, {1: "1", 2: "2", 3: "3", 4: "4"}), example="2", ge="ge.jobType", waits_for=GRAPH_MODE,
+        help="What is tuned automatically."),
+    session_option("work_path", Path, default="./", example="tuning", ge="ge.tuningPath", waits_for=GRAPH_MODE,
+        help="The directory for the logs and results of aoe_mode; it must exist and be writable."),
+    session_option("aoe_config_file", Path, example="aoe.json", ge="ge.aoe_config_file", content="AOE", waits_for=GRAPH_MODE,
         help="A JSON file that narrows aoe_mode to operators by name or type, and sets how hard to search "
-        "(tune_optimization_level O1 or O2).",
-        ge="ge.aoe_config_file",
-        content="AOE",
-        example="aoe.json",
-    ),
+             "(tune_optimization_level O1 or O2)."),
     # operator compilation
-    session_option(
-        name="op_compiler_cache_mode",
-        type=Choice(
-            {
-                "enable": "kernels are kept on disk and found again",
-                "force": "kept ones are thrown away first, new ones are kept",
-                "disable": "nothing is read or written",
-            }
-        ),
-        help="Whether compiled kernels are kept on disk, in op_compiler_cache_dir.",
-        default="enable",
-        ge="ge.op_compiler_cache_mode",
-        example="disable",
-    ),
-    session_option(
-        name="op_compiler_cache_dir",
-        type=Path,
+    session_option("op_compiler_cache_mode", Choice({
+            "enable": "kernels are kept on disk and found again", "force": "kept ones are thrown away first, new ones are kept",
+            "disable": "nothing is read or written",
+        }), default="enable", example="disable", ge="ge.op_compiler_cache_mode", waits_for=GRAPH_MODE,
+        help="Whether compiled kernels are kept on disk, in op_compiler_cache_dir."),
+    session_option("op_compiler_cache_dir", Path, default="$HOME/atc_data", example="op_cache", ge="ge.op_compiler_cache_dir",
+        waits_for=GRAPH_MODE,
         help="The directory in which op_compiler_cache_mode keeps compiled kernels, in a folder kernel_cache; "
-        "$ASCEND_CACHE_PATH counts when it is unset.",
-        default="$HOME/atc_data",
-        ge="ge.op_compiler_cache_dir",
-        example="op_cache",
-    ),
-    session_option(
-        name="op_compiler_cache_dir.op_cache_ini",
-        type=Path,
-        help="An .ini file that limits the cache of op_compiler_cache_dir: max_op_cache_size is its size in MB (500 unless named, "
-        "-1 for no limit), remain_cache_size_ratio the percentage that stays (50) when the oldest kernels are thrown away. It "
-        "wins over $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO.",
-        content="OP_CACHE",
-        example="op_cache.ini",
-    ),
+             "$ASCEND_CACHE_PATH counts when it is unset."),
+    session_option("op_compiler_cache_dir.op_cache_ini", Path, example="op_cache.ini", content="OP_CACHE", waits_for=GRAPH_MODE,
+        help="An .ini file that limits the cache of op_compiler_cache_dir: max_op_cache_size is its size in MB (500 unless "
+             "named, -1 for no limit), remain_cache_size_ratio the percentage that stays (50) when the oldest kernels are "
+             "thrown away. It wins over $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO."),
     # shared data loading
-    session_option(
-        name="local_rank_id",
-        type=Int(0, 7),
-        help="The rank of this process among those of its machine when one of them loads the data for all: rank 0 prepares the "
-        "batches and sends them, the others receive. Needs local_device_list.",
-        example=0,
-    ),
-    session_option(
-        name="local_device_list",
-        type=DeviceList,
-        help="The devices of this machine to which the process of local_rank_id=0 sends its batches.",
-        example="0,1",
-    ),
+    session_option("local_rank_id", Int(0, 7), example=0, waits_for=SESSIONS,
+        help="The rank of this process among those of its machine when one of them loads the data for all: rank 0 prepares "
+             "the batches and sends them, the others receive. Needs local_device_list."),
+    session_option("local_device_list", DeviceList, example="0,1", waits_for=SESSIONS,
+        help="The devices of this machine to which the process of local_rank_id=0 sends its batches."),
     # recovery from faults
-    session_option(
-        name="hccl_timeout",
-        type=Int(0, 2**31 - 1),
+    session_option("hccl_timeout", Int(0, 2**31 - 1), default=1836, example=600, ge="ge.exec.hcclExecuteTimeOut",
+        waits_for=SESSIONS,
         help="Seconds that a collective waits for the other ranks before it fails; 0 waits for ever. Must be shorter than "
-        "stream_sync_timeout, which is in milliseconds.",
-        default=1836,
-        ge="ge.exec.hcclExecuteTimeOut",
-        example=600,
-    ),
-    session_option(
-        name="op_wait_timeout",
-        type=Int(1),
-        help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error.",
-        default=120,
-        ge="ge.exec.opWaitTimeout",
-        example=60,
-    ),
-    session_option(
-        name="op_execute_timeout",
-        type=Int(1),
-        help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit holds.",
-        ge="ge.exec.opExecuteTimeout",
-        example=90,
-    ),
-    session_option(
-        name="stream_sync_timeout",
-        type=Int(-1, zero=False),
-        help="Milliseconds that waiting for a stream may take before it is an error; -1 waits for ever.",
-        default=-1,
-        ge="stream_sync_timeout",
-        example=900000,
-    ),
-    session_option(
-        name="event_sync_timeout",
-        type=Int(-1, zero=False),
-        help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever.",
-        default=-1,
-        ge="event_sync_timeout",
-        example=600000,
-    ),
+             "stream_sync_timeout, which is in milliseconds."),
+    session_option("op_wait_timeout", Int(1), default=120, example=60, ge="ge.exec.opWaitTimeout", waits_for=SESSIONS,
+        help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error."),
+    session_option("op_execute_timeout", Int(1), example=90, ge="ge.exec.opExecuteTimeout", waits_for=OBSERVERS,
+        help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit "
+             "holds."),
+    session_option("stream_sync_timeout", Int(-1, zero=False), default=-1, example=900000, ge="stream_sync_timeout",
+        waits_for=SESSIONS,
+        help="Milliseconds that waiting for a stream may take before it is an error; -1 waits for ever."),
+    session_option("event_sync_timeout", Int(-1, zero=False), default=-1, example=600000, ge="event_sync_timeout",
+        waits_for=SESSIONS,
+        help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever."),
     # experimental
-    session_option(
-        name="experimental_accelerate_train_mode",
-        type=AccelerateTrainMode,
+    session_option("experimental_accelerate_train_mode", AccelerateTrainMode, example="fast1|step|0.9", waits_for=SESSIONS,
         help="Trains in low precision first and in full precision later, written as speed|trigger|ratio: fast lowers to "
-        "float16, fast1 to bfloat16; step ends the phase after that share of TOTAL_STEP (0.2 to 0.9), loss once the loss is "
-        "within that multiple of TARGET_LOSS (1.01 to 1.5).",
-        example="fast1|step|0.9",
-    ),
+             "float16, fast1 to bfloat16; step ends the phase after that share of TOTAL_STEP (0.2 to 0.9), loss once the "
+             "loss is within that multiple of TARGET_LOSS (1.01 to 1.5)."),
     # deprecated, with a meaning still
-    session_option(
-        name="op_debug_level",
-        type=Choice(
-            {
-                0: "nothing is kept",
-                1: "sources and their mapping to operators",
-                2: "as 1, built with symbols and without optimisation",
-                3: "binaries and their descriptions",
-                4: "binaries, descriptions, sources and what was fused",
-            }
-        ),
-        help="What is kept of generated kernels, in debug_dir. Deprecated in favour of op_debug_config.",
-        ge="ge.opDebugLevel",
-        example=1,
-    ),
-    session_option(
-        name="enable_data_pre_proc",
-        type=Bool,
-        help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. Deprecated "
-        "in CANN; iterations_per_loop above 1 rests on it.",
-        default=False,
-        example=True,
-    ),
-    session_option(
-        name="variable_format_optimize",
-        type=Bool,
+    session_option("op_debug_level", Choice({
+            0: "nothing is kept", 1: "sources and their mapping to operators",
+            2: "as 1, built with symbols and without optimisation", 3: "binaries and their descriptions",
+            4: "binaries, descriptions, sources and what was fused",
+        }), example=1, ge="ge.opDebugLevel", waits_for=ASCEND,
+        help="What is kept of generated kernels, in debug_dir. Deprecated in favour of op_debug_config."),
+    session_option("enable_data_pre_proc", Bool, default=False, example=True, waits_for=WATCHED,
+        help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. "
+             "Deprecated in CANN; iterations_per_loop above 1 rests on it."),
+    session_option("variable_format_optimize", Bool, example=True, ge="ge.exec.variable_acc", waits_for=WATCHED,
         help="Converts weights once to the layout that the device likes best: channels_last or prepacked on CPU and CUDA, a "
-        "private format on an NPU. Deprecated in CANN.",
-        ge="ge.exec.variable_acc",
-        example=True,
-    ),
-    Option(
-        name="op_select_implmode",
-        type=Choice(
-            {
-                "high_precision": "accurate: wider accumulation, exact formulas; for a chosen list of operators",
-                "high_performance": "fast; for a chosen list of operators",
-                "high_precision_for_all": "accurate, for every operator that has the choice",
-                "high_performance_for_all": "fast, for every operator that has the choice",
-            }
-        ),
-        help="Whether operators that have an accurate and a fast way to compute take the one or the other. CANN keeps the lists "
-        "(atc.builtin_impl_mode_ini); those for all may change between releases. Deprecated in favour of op_precision_mode, "
-        "which wins.",
-        default="high_performance",
-        defaults={"session": UNSET},
-        groups=("session", "atc"),
-        ge="ge.opSelectImplmode",
-        source=ATC,
-        example="high_precision",
-    ),
-    Option(
-        name="optypelist_for_implmode",
-        type=Operators,
-        help="The types of operators, in Ascend's words, to which op_select_implmode (high_precision or high_performance) is "
-        "limited. Deprecated with it in favour of op_precision_mode, which wins.",
-        groups=("session", "atc"),
-        ge="ge.optypelistForImplmode",
-        source=ATC,
-        example="Pooling,SoftmaxV2",
-    ),
-    Option(
-        name="atc.builtin_impl_mode_ini",
-        type=Choice(
-            {
-                "high_precision.ini": "the operators that high_precision makes accurate",
-                "high_performance.ini": "the operators that high_performance makes fast",
-                "high_precision_for_all.ini": "the operators that high_precision_for_all makes accurate",
-                "high_performance_for_all.ini": "the operators that high_performance_for_all makes fast",
-                "all_ops_impl_mode.ini": "every operator that has the choice, with its modes",
-            }
-        ),
-        help="One of the lists that CANN ships of operators and their modes of computing, by the name of its file. The lists "
-        "are read-only: copy one, edit the copy and name it with op_precision_mode.",
-        source=ATC,
-        example="high_precision.ini",
-    ),
-    session_option(
-        name="dynamic_input",
-        type=Bool,
+             "private format on an NPU. Deprecated in CANN."),
+    Option("op_select_implmode", Choice({
+            "high_precision": "accurate: wider accumulation, exact formulas; for a chosen list of operators",
+            "high_performance": "fast; for a chosen list of operators",
+            "high_precision_for_all": "accurate, for every operator that has the choice",
+            "high_performance_for_all": "fast, for every operator that has the choice",
+        }), default="high_performance", example="high_precision", defaults={"session": UNSET}, groups=("session", "atc"),
+        ge="ge.opSelectImplmode", source=ATC,
+        help="Whether operators that have an accurate and a fast way to compute take the one or the other. CANN keeps the "
+             "lists (atc.builtin_impl_mode_ini); those for all may change between releases. Deprecated in favour of "
+             "op_precision_mode, which wins."),
+    Option("optypelist_for_implmode", Operators, example="Pooling,SoftmaxV2", groups=("session", "atc"),
+        ge="ge.optypelistForImplmode", source=ATC,
+        help="The types of operators, in Ascend's words, to which op_select_implmode (high_precision or high_performance) "
+             "is limited. Deprecated with it in favour of op_precision_mode, which wins."),
+    Option("atc.builtin_impl_mode_ini", Choice({
+            "high_precision.ini": "the operators that high_precision makes accurate",
+            "high_performance.ini": "the operators that high_performance makes fast",
+            "high_precision_for_all.ini": "the operators that high_precision_for_all makes accurate",
+            "high_performance_for_all.ini": "the operators that high_performance_for_all makes fast",
+            "all_ops_impl_mode.ini": "every operator that has the choice, with its modes",
+        }), example="high_precision.ini", source=ATC,
+        help="One of the lists that CANN ships of operators and their modes of computing, by the name of its file. The "
+             "lists are read-only: copy one, edit the copy and name it with op_precision_mode."),
+    session_option("dynamic_input", Bool, default=False, example=True, ge="ge.exec.dynamicInput", waits_for=GRAPH_MODE,
         help="Says that input shapes change, so that graphs are compiled for the ranges of dynamic_inputs_shape_range. "
-        "Deprecated in CANN; compile_dynamic_mode is the newer way.",
-        default=False,
-        ge="ge.exec.dynamicInput",
-        example=True,
-    ),
-    session_option(
-        name="dynamic_graph_execute_mode",
-        type=Choice(
-            {
-                "dynamic_execute": "one graph for whole ranges of shapes",
-                "lazy_recompile": "one graph for each shape that comes",
-            }
-        ),
-        help="With dynamic_input: how many graphs are compiled. Deprecated in CANN.",
-        default="dynamic_execute",
-        ge="ge.exec.dynamicGraphExecuteMode",
-        example="lazy_recompile",
-    ),
-    session_option(
-        name="dynamic_inputs_shape_range",
-        type=ShapeRange,
-        help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for batches "
-        "of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it.",
-        ge="ge.exec.dataInputsShapeRange",
-        example="getnext:[128,3~5,2~128,-1],[64,-1];data:[128,-1]",
-    ),
+             "Deprecated in CANN; compile_dynamic_mode is the newer way."),
+    session_option("dynamic_graph_execute_mode", Choice({
+            "dynamic_execute": "one graph for whole ranges of shapes", "lazy_recompile": "one graph for each shape that comes",
+        }), default="dynamic_execute", example="lazy_recompile", ge="ge.exec.dynamicGraphExecuteMode", waits_for=GRAPH_MODE,
+        help="With dynamic_input: how many graphs are compiled. Deprecated in CANN."),
+    session_option("dynamic_inputs_shape_range", ShapeRange, example="getnext:[128,3~5,2~128,-1],[64,-1];data:[128,-1]",
+        ge="ge.exec.dataInputsShapeRange", waits_for=GRAPH_MODE,
+        help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for "
+             "batches of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it."),
     # deprecated and inert
-    session_option(
-        name="graph_memory_max_size",
-        type=Memory,
-        help="Formerly the size of the memory for a network's activations. CANN sizes it by itself now, and torch does too.",
-        ge="ge.graphMemoryMaxSize",
+    session_option("graph_memory_max_size", Memory, example="27917287424", ge="ge.graphMemoryMaxSize",
         replaced_by="max_device_memory",
-        example="27917287424",
-    ),
-    Option(
-        name="session.variable_memory_max_size",
-        type=Memory,
-        help="Formerly the size of the memory for a session's variables. CANN sizes it by itself now, and torch does too. The "
-        "flat variable_memory_max_size is another option.",
-        ge="ge.variableMemoryMaxSize",
-        replaced_by="max_device_memory",
-        source=SOURCE,
-        example="5368709120",
-    ),
+        help="Formerly the size of the memory for a network's activations. CANN sizes it by itself now, and torch does too."),
+    Option("session.variable_memory_max_size", Memory, example="5368709120", ge="ge.variableMemoryMaxSize",
+        replaced_by="max_device_memory", source=SOURCE,
+        help="Formerly the size of the memory for a session's variables. CANN sizes it by itself now, and torch does too. "
+             "The flat variable_memory_max_size is another option."),
 )
+# fmt: on

@@ -1,58 +1,28 @@
 """Words of later MindSpore and CANN releases that msctx has no option for: known for the sake of the message."""
 
-LATER = {
-    "jit_config": "MindSpore 2.3.1",
-    "exec_order": "MindSpore 2.4",
-    "op_debug_option": "MindSpore 2.3.1",
-    "hccl_watchdog": "MindSpore 2.4",
-    "topo_order": "MindSpore 2.3",
-    "cur_step_num": "MindSpore 2.3.1",
-    "save_checkpoint_steps": "MindSpore 2.3.1",
-    "need_ckpt": "MindSpore 2.3.1",
-    "last_triggered_step": "MindSpore 2.3.1",
-    "enable_cluster_ops": "MindSpore 2.4",
-    "enable_pass": "MindSpore 2.4",
-    "disable_pass": "MindSpore 2.4",
-    "recompute_allgather_overlap_fagrad": "MindSpore 2.3.1",
-    "grad_fa_allgather_overlap": "MindSpore 2.6",
-    "interleaved_matmul_comm": "MindSpore 2.3.1",
-    "interleaved_layernorm_comm": "MindSpore 2.3.1",
-    "bias_add_comm_swap": "MindSpore 2.4",
-    "allreduce_and_biasadd_swap": "MindSpore 2.6",
-    "enable_allreduce_slice_to_reducescatter": "MindSpore 2.4",
-    "enable_interleave_split_concat_branch": "MindSpore 2.4",
-    "enable_interleave_parallel_branch": "MindSpore 2.4",
-    "enable_offloading_packed_experts": "MindSpore 2.4",
-    "enable_flash_attention_load_balance": "MindSpore 2.4",
-    "pp_1f1b_overlap": "MindSpore 2.6",
-    "dataset_broadcast_opt_level": "MindSpore 2.4",
-    "compile_hybrid_mode": "CANN's documentation of 2026",
-    "all_tensor_not_empty": "CANN's documentation of 2026",
-    "variable_use_1g_huge_page": "CANN after 8.0.0",
-    "input_batch_cpy": "CANN's documentation of 2026",
-    "aicore_num": "CANN's documentation of 2026",
-    "oo_constant_folding": "CANN's documentation of 2026",
-    "graph_compiler_cache_dir": "CANN's documentation of 2026",
-    "shape_generalization_mode": "CANN's documentation of 2026",
-    "auto_multistream_parallel_mode": "CANN's documentation of 2026",
-    "enable_compress_weight": "the code of CANN's TensorFlow adapter",
-    "compress_weight_conf": "the code of CANN's TensorFlow adapter",
-    "HCCL_algorithm": "the code of CANN's TensorFlow adapter",
-    "hcom_multi_mode": "the code of CANN's TensorFlow adapter",
-    "device_type": "the code of CANN's TensorFlow adapter",
-    "soc_config": "the code of CANN's TensorFlow adapter",
-    "insert_op_file": "the code of CANN's TensorFlow adapter",
-    "resource_config_path": "the code of CANN's TensorFlow adapter",
-    "graph_parallel_option_path": "the code of CANN's TensorFlow adapter",
-    "enable_graph_parallel": "the code of CANN's TensorFlow adapter",
-    "graph_slice": "the code of CANN's TensorFlow adapter",
-    "memory_optimization_policy": "the code of CANN's TensorFlow adapter",
-    "topo_sorting_mode": "the code of CANN's TensorFlow adapter",
-    "distribute_config": "the code of CANN's TensorFlow adapter",
-    "auto_tune_mode": "the code of CANN's TensorFlow adapter",
-    "graph_exec_timeout": "the code of CANN's TensorFlow adapter",
-    "oo_level": "the code of CANN's TensorFlow adapter",
-    "optimization_switch": "the code of CANN's TensorFlow adapter",
-    "lower_functional_ops": "the code of CANN's TensorFlow adapter",
+_BY_RELEASE = {
+    "MindSpore 2.3.1": """
+        jit_config op_debug_option cur_step_num save_checkpoint_steps need_ckpt last_triggered_step
+        recompute_allgather_overlap_fagrad interleaved_matmul_comm interleaved_layernorm_comm
+    """,
+    "MindSpore 2.4": """
+        exec_order hccl_watchdog enable_cluster_ops enable_pass disable_pass bias_add_comm_swap
+        enable_allreduce_slice_to_reducescatter enable_interleave_split_concat_branch enable_interleave_parallel_branch
+        enable_offloading_packed_experts enable_flash_attention_load_balance dataset_broadcast_opt_level
+    """,
+    "MindSpore 2.3": "topo_order",
+    "MindSpore 2.6": "grad_fa_allgather_overlap allreduce_and_biasadd_swap pp_1f1b_overlap",
+    "CANN's documentation of 2026": """
+        compile_hybrid_mode all_tensor_not_empty input_batch_cpy aicore_num oo_constant_folding graph_compiler_cache_dir
+        shape_generalization_mode auto_multistream_parallel_mode
+    """,
+    "CANN after 8.0.0": "variable_use_1g_huge_page",
+    "the code of CANN's TensorFlow adapter": """
+        enable_compress_weight compress_weight_conf HCCL_algorithm hcom_multi_mode device_type soc_config insert_op_file
+        resource_config_path graph_parallel_option_path enable_graph_parallel graph_slice memory_optimization_policy
+        topo_sorting_mode distribute_config auto_tune_mode graph_exec_timeout oo_level optimization_switch
+        lower_functional_ops
+    """,
 }
+LATER = {word: release for release, words in _BY_RELEASE.items() for word in words.split()}
 """Last part of the name → the release whose documents first have it."""

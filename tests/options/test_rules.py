@@ -9,7 +9,6 @@ import pytest
 from samples import example
 
 import msctx
-from msctx.effects.unbuilt import UNBUILT
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, Settings, conv_rules, make_layer, rules
 from msctx.plan import Row
@@ -420,7 +419,7 @@ def test_some_modes_allow_what_others_forbid() -> None:
 
 def test_no_option_that_is_built_asks_for_one_that_is_not() -> None:
     """Else strict would ask for what it then refuses."""
-    waiting = {name for names in UNBUILT.values() for name in names}
+    waiting = {option.name for option in OPTIONS.values() if option.waits_for}
     asking = [rule for rule in rules.NEEDS if rule.option.name not in waiting]
     assert asking
     assert [rule.option.name for rule in asking if waiting.issuperset(other.name for other in rule.others)] == []
