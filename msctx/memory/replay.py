@@ -181,8 +181,8 @@ class Saves:
         self._path, self._constant, self._holds = path, constant, known is None
         self.unset = {*known.unset} if known is not None else set[Kind]()
         self._first: list[Fingerprint | None] = []
-        self._held: list[tuple[_Held, Any]] = []
-        """With what the checkpoint holds in their places."""
+        self._held: list[tuple[_Held, Any, Callable[[Any], Any]]] = []
+        """With what the checkpoint holds in their places. Nothing here may lead to the graph for longer: it could never be freed."""
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -194,10 +194,9 @@ class Saves:
             packed = pack(tensor)
             if not self._holds:
                 return packed
-            held.append((_Held(tensor), packed))
+            held.append((_Held(tensor), packed, unpack))
             return held[-1][0]
 
-        self._unpack = unpack
         with saved_tensors_hooks(save, lambda packed: packed.tensor() if isinstance(packed, _Held) else unpack(packed)):
             yield
 
@@ -207,7 +206,7 @@ class Saves:
         first = iter([*zip(self._first, self._held, strict=True)])
 
         def compare(tensor: torch.Tensor) -> torch.Tensor:
-            found, (held, _) = next(first)
+            found, (held, _, _) = next(first)
             if found != self._of(tensor):
                 self.unset.add(_kind(tensor))
             return held.tensor()
@@ -240,13 +239,13 @@ class Saves:
 
     def let_go(self) -> None:
         """It can be computed again."""
-        for held, packed in self._held:
-            held.packed, held.unpack = packed, self._unpack
+        for held, packed, unpack in self._held:
+            held.packed, held.unpack = packed, unpack
         self._held.clear()
 
     def keep(self, below: Hooks | None) -> None:
         """It cannot: it is held as it would be without us, by hooks that were in force before."""
-        for held, _ in self._held if below else ():
+        for held, _, _ in self._held if below else ():
             held.packed, held.unpack = below[0](held.tensor()), below[1]  # type: ignore[index]
         self._held.clear()
 

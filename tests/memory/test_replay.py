@@ -272,8 +272,8 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_fingerprint_is_of_the_bits(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    for rows, columns in ((3, 5), (64, 1031)):
-        whole = torch.randn(2 * rows, columns) * 100
+    for height, width in ((3, 5), (64, 1031)):
+        whole = torch.randn(2 * height, width) * 100
         whole = whole > 0 if dtype is torch.bool else whole.to(dtype)
         for tensor in (whole, whole.T, whole[::2], whole[1:, 1:], whole[0].expand(4, -1), whole[:0], whole[0, 0]):
             before = fingerprint(tensor)
