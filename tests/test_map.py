@@ -274,8 +274,7 @@ def _text_of(folder: Path) -> str:
 def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
     """The name of an option that is built is written out where it is declared, translated and tested; that of a switch that it
     assigns, where it is translated and where the switch is."""
-    waiting = {name for names in UNBUILT.values() for name in names}
-    options = {name for name, option in OPTIONS.items() if name not in waiting and not option.replaced_by}
+    options = {name for name, option in OPTIONS.items() if not option.waits_for and not option.replaced_by}
     texts = {place: _text_of(PACKAGE / place) for place in ("options", "effects", "switches")}
     hidden = [(name, place) for place in ("options", "effects") for name in options if f'"{name}"' not in texts[place]]
     hidden += [(name, p) for p in ("effects", "switches") for name in all_assignments() if f'"{name}"' not in texts[p]]
