@@ -41,6 +41,22 @@ _slow = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.Hea
 hypothesis.settings.register_profile("msctx", _slow)
 hypothesis.settings.load_profile("msctx")
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Properties are tried in both tiers: on all their examples by `make test-all`, on a fifth of them by `make test`."""
+    tier = config.option.markexpr
+    for test in {item.function for item in items if isinstance(item, pytest.Function) and hasattr(item.function, "hypothesis")}:
+        whole = test._hypothesis_internal_use_settings
+        if tier == "not full":
+            count = max(10, whole.max_examples // 5)
+            test._hypothesis_internal_use_settings = hypothesis.settings(whole, max_examples=count)
+    if tier == "full":
+        for item in items:
+            if isinstance(item, pytest.Function) and hasattr(item.function, "hypothesis"):
+                item.add_marker("full")
+
+
 ROOT = Path(__file__).resolve().parents[1]
 context_module = importlib.import_module("msctx.context")  # the attribute msctx.context is the function
 
