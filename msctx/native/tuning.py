@@ -96,7 +96,7 @@ def keep(library: Core) -> None:
         found: dict[int, list[Entry]] = {}
         for row in library.measured():
             found.setdefault(row.pop("table"), []).append(Entry(**row, when=when))
-        for one in _tables.values():
+        for one in _tables.values() if found else ():  # entering costs the same after any number of files
             if one.number in found:
                 one.keep(library, found[one.number])
 

@@ -187,7 +187,7 @@ def parse(text: str, file: str) -> tuple[Groups, int]:
     except (ValueError, RecursionError):
         data = None
     name = data.get("format") if isinstance(data, dict) else None
-    version = re.fullmatch(rf"{NAME} (\d+)\.(\d+)", str(name))
+    version = re.fullmatch(rf"{NAME} ([0-9]{{1,6}})\.([0-9]{{1,6}})", str(name))
     if version is None or int(version[1]) != MAJOR:
         why = f"{name} is a format that this msctx does not read" if version else "this is no tuning file of msctx"
         raise _invalid(text, file, [(("format",), why)], f'"format": "{NAME} {MAJOR}.{MINOR}"')
