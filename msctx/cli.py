@@ -237,9 +237,9 @@ def schema(
 ) -> None:
     """The JSON Schema of experiment files, for editors: completion, hover texts and checks. It is JSON in any case."""
     if result:
-        from msctx.compare.schema import RESULT
+        from msctx.compare.result import schema as schema_of_result
 
-        _print_json(RESULT)
+        _print_json(schema_of_result())
         return
     from msctx.schema import dump
 
