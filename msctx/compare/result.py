@@ -315,8 +315,8 @@ def read(path: str) -> Result:
         raise FileError([Diagnostic("", f"cannot be read: {error.strerror}", path)]) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where, what = ".".join(map(str, first["loc"])), first["msg"]
-        text = f"is no result of msctx compare of format {FORMAT}: {where}: {what}" if where else what
+        what = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        text = f"is no result of msctx compare of format {FORMAT}: {what}"
     except UnicodeDecodeError as error:
         text = f"is not UTF-8 text (byte {error.start})"
     raise FileError([Diagnostic("", text, path, suggestion="give the result.json of a comparison")])
