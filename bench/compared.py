@@ -8,47 +8,43 @@ from __future__ import annotations
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
 import contest
 import figures
 
 from msctx.compare.choose import Plan, estimate
-
-Result = dict[str, Any]
+from msctx.compare.result import Result, read
 
 
 def table(results: list[Result]) -> list[str]:
     """Markdown: for each comparison the speed of each choice on the whole, and its worst error."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        groups.setdefault(result["name"], []).append(result)
+        groups.setdefault(result.name, []).append(result)
     lines = ["| comparison | choice | speed (PyTorch = 1) | worst error | rows measured |", "|---|---|---|---|---|"]
     for name, group in groups.items():
-        noisy, count = sum(bool(row.get("noisy")) for r in group for row in r["rows"]), sum(len(r["rows"]) for r in group)
+        noisy, count = sum(row.noisy for r in group for row in r.rows), sum(len(r.rows) for r in group)
         controls = [control(result) for result in group]
         shown = " to ".join(f"{c:.2f}" for c in sorted({min(controls), max(controls)}))
         lines.append(f"| `{name}` | PyTorch again: A/A | {shown} |  | {count // len(group)} ({noisy / count:.0%} noisy) |")
-        totals = sorted(group[0]["totals"], key=lambda total: -total["ratio"])
+        totals = sorted(group[0].totals, key=lambda total: -total.ratio)
         told: set[str] = set()
         for total in totals:
-            if total["point"] in told:
+            if total.point in told:
                 continue
-            same = [one["point"] for one in totals if is_same(group, total["point"], one["point"])]
+            same = [one.point for one in totals if is_same(group, total.point, one.point)]
             told.update(same)
-            error = f"{total['error']:.0e}" if total["error"] else ""
+            error = f"{total.error:.0e}" if total.error else ""
             figure = speed(group, [[everywhere(r, point) for r in group] for point in same])
             label = " = ".join(same) + " (the same kernels)" * (len(same) > 1)
-            lines.append(f"|  | {label} | {figure} | {error} | {total['rows']} |")
-        if len({*group[0]["best"]["points"]}) > 1 and len(group[0]["rows"]) > 2:
-            plans = [Plan(tuple(result["best"]["points"])) for result in group]
+            lines.append(f"|  | {label} | {figure} | {error} | {total.rows} |")
+        if len({*group[0].best.points}) > 1 and len(group[0].rows) > 2:
+            plans = [Plan(tuple(result.best.points)) for result in group]
             lines.append(f"|  | the best of each row | {speed(group, [plans])} |  | |")
-        for cost in group[0]["costs"]:
-            lines.append(
-                f"|  | cost of {cost['with']} | {cost['geometric_mean']:.2f} times as long as {cost['without']} |  |  |"
-            )
-    processors = {f"{result['environment']['cpu']} ({result['environment']['cpu_capability']})" for result in results}
-    versions = {result["environment"]["libraries"]["torch"] for result in results}
+        for cost in group[0].costs:
+            lines.append(f"|  | cost of {cost.with_} | {cost.geometric_mean:.2f} times as long as {cost.without} |  |  |")
+    processors = {f"{result.environment['cpu']} ({result.environment['cpu_capability']})" for result in results}
+    versions = {result.environment["libraries"]["torch"] for result in results}
     fewest = min(len(group) for group in groups.values())
     return [
         *lines,
@@ -60,12 +56,12 @@ def table(results: list[Result]) -> list[str]:
 
 
 def everywhere(result: Result, point: str) -> Plan:
-    return Plan((point,) * len(result["rows"]))
+    return Plan((point,) * len(result.rows))
 
 
 def control(result: Result) -> float:
     """torch's time over torch's again, on the whole."""
-    rows = [(row["count"] * row["baseline"]["ms"], row.get("control", 1.0)) for row in result["rows"] if row["baseline"]]
+    rows = [(row.count * row.baseline.ms, row.control) for row in result.rows if row.baseline.ms]
     return sum(ms for ms, _ in rows) / sum(ms / ratio for ms, ratio in rows)
 
 
@@ -73,10 +69,10 @@ def is_same(group: list[Result], one: str, other: str) -> bool:
     """Whether two choices ran the same kernels of msctx in all rows: by what the result says, or, of an older one, by their names."""
 
     def ran(result: Result, point: str) -> list[str]:
-        cells = [next((c for c in row["cells"] if c["point"] == point), {}) for row in result["rows"]]
-        if any("status" in cell for cell in cells):
-            return [cell.get("same_as", point) for cell in cells]
-        return [cell.get("ran", "") for cell in cells]
+        cells = [cell for row in result.rows for cell in row.cells if cell.point == point]
+        if any("status" in cell.model_fields_set for cell in cells):
+            return [point if cell.same_as is None else cell.same_as for cell in cells]
+        return [cell.ran for cell in cells]
 
     def is_told(names: list[str]) -> bool:
         return any(name.strip("torch x0123456789") and not name.startswith("products") for name in names)
@@ -86,7 +82,7 @@ def is_same(group: list[Result], one: str, other: str) -> bool:
 
 def speed(group: list[Result], choices: list[list[Plan]]) -> str:
     """The figure of choices that are the same: over all processes, and all that were measured apart."""
-    found = [estimate(result["rows"], plan) for plans in choices for result, plan in zip(group, plans, strict=True)]
+    found = [estimate(result.rows, plan) for plans in choices for result, plan in zip(group, plans, strict=True)]
     off = figures.noise(control(result) for result in group)
     low = min(one.ratio / (1 + one.margin * (len(group) == 1)) for one in found)
     high = max(one.ratio * (1 + one.margin * (len(group) == 1)) for one in found)
@@ -100,7 +96,7 @@ def main() -> None:
     files = [Path(word) for word in sys.argv[1:]]
     if not files or any(word.startswith("-") for word in sys.argv[1:]):
         sys.exit(__doc__)
-    contest.into_docs("compare", table(contest.read(files)))
+    contest.into_docs("compare", table([read(str(file)) for file in files]))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def build() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {
             **{name: {**_text(HELP[name]), **schema} for name, schema in {"context": context, **sections}.items()},
-            **{name: {**_text(compare.HELP[name]), **schema} for name, schema in compared.items()},
+            **{name: {**schema, **_text(schema["description"])} for name, schema in compared.items()},
         },
         "definitions": {**definitions, "values": compare.VALUES},
     }

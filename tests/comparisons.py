@@ -1,11 +1,16 @@
-"""A small model and small layers for the tests of comparisons."""
+"""A small model, small layers and made-up figures for the tests of comparisons."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from msctx.compare.config import Comparison, Given, read
+from msctx.compare.result import Cell, Outcome, Result, Row
+from msctx.compare.summary import result_of
 from msctx.native import build
 
 MODEL = """
@@ -35,6 +40,7 @@ workload:
     - {name: <b>second</b>, input: 1x8x12x12, weight: 8x8x3x3, stride: 2}
     - {name: product, a: 8x16, b: 16x4}
 """
+SMALL = "compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}\n"
 
 
 def model_file(tmp_path: Path) -> str:
@@ -45,3 +51,40 @@ def model_file(tmp_path: Path) -> str:
 def needs_core() -> None:
     if why := build.obstacle():
         pytest.skip(why)
+
+
+def made(tmp_path: Path, text: str, layers: slice | None = None, **given: Any) -> Comparison:
+    """The comparison of a file beside the small workload; of some of its layers only."""
+    (tmp_path / "small.yaml").write_text(WORKLOAD)
+    (tmp_path / "mine.yaml").write_text(text)
+    found = read(str(tmp_path / "mine.yaml"), Given(**given))
+    if layers is not None:
+        assert found.layers is not None
+        found = replace(found, layers=replace(found.layers, layers=found.layers.layers[layers]))
+    return found
+
+
+def cell(point: str, ratio: float | None = None, error: float = 1e-6, **more: Any) -> Cell:
+    """A cell with its figures, or without."""
+    head = {"point": point, "asked": {}, "ran": point.partition("=")[2], "error": error, "bound": 1e-4, "status": "measured"}
+    if ratio is None:
+        return Cell(**{**head, "status": "unable", "reason": "it cannot", **more})
+    figures = {"ratio": ratio, "spread": 0.02, "ms": 1.0, "noisy": False, "workspace": 0, "peak_bytes": None}
+    return Cell(**{**head, **figures, **more})
+
+
+PROBLEMS = {
+    "first": "1x4x12x12 * 8x4x3x3, float32, padding 1, channels_first",
+    "<b>second</b>": "1x8x12x12 * 8x8x3x3, float32, stride 2, channels_first",
+    "product": "8x16 @ 16x4, float32",
+}
+
+
+def row(name: str, cells: list[Cell], count: int = 1, ms: float = 10.0, direction: str = "fprop", **more: Any) -> Row:
+    head = {"name": name, "direction": direction, "problem": PROBLEMS.get(name, ""), "count": count, "operations": 1}
+    baseline = {"ran": "torch", "ms": ms, "error": 1e-7, "peak_bytes": None}
+    return Row(**{**head, "baseline": baseline, "control": 1.0, "noisy": False, "rounds": 5, "cells": cells, **more})
+
+
+def result(of: Comparison, *rows: Row, environment: dict[str, Any] | None = None, **outcome: Any) -> Result:
+    return result_of(of, Outcome(list(rows), **outcome), environment or {})

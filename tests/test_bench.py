@@ -7,12 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from comparisons import SMALL, cell, made, row
+from comparisons import result as results_of
 
+from msctx.compare.result import Result, Total
 from msctx.native import build
 from msctx.native.cuda import manifest
 
@@ -20,14 +24,14 @@ REPORT = Path(__file__).parents[1] / "bench" / "cuda_report.py"
 FAULTS, SYSTEM = {"torch": 10.0, "msctx": 0.0}, {"torch": 0.125, "msctx": 0.0}
 
 
-def row(subject: str, **ratios: float) -> dict[str, Any]:
+def memory_row(subject: str, **ratios: float) -> dict[str, Any]:
     return {"subject": subject, "threads": 1, "ms": 100.0, "ratios": ratios, "faults": FAULTS, "system": SYSTEM}
 
 
 def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(bench: Callable[[str], Any]) -> None:
     memory = bench("memory")
     of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
-    rows = [row("one", msctx=1.5, jemalloc=2.0), row("other", msctx=1.25, tcmalloc=3.0)]
+    rows = [memory_row("one", msctx=1.5, jemalloc=2.0), memory_row("other", msctx=1.25, tcmalloc=3.0)]
     head, _, *lines, _, _ = memory.table([{"machine": of, "processes": 1, "subjects": [one]} for one in rows])
     assert head.split(" | ")[5:] == ["msctx", "jemalloc", "tcmalloc |"]
     assert lines[0].startswith("| one | 1 | 100 | 12.5% → 0.0% | 10 → 0 |")
@@ -77,18 +81,24 @@ def test_the_figure_of_some_layers_is_bold_only_where_processes_and_the_control_
     assert convolutions.figure(layers([1.9, 2.1])) == "2.10 (1.90 to 2.10)", "of two processes"
 
 
-def test_a_table_of_comparisons_has_its_processes_its_control_and_equal_kernels_as_one(bench: Callable[[str], Any]) -> None:
+def test_a_table_of_comparisons_has_its_processes_its_control_and_equal_kernels_as_one(
+    bench: Callable[[str], Any], tmp_path: Path
+) -> None:
     compared = bench("compared")
 
-    def result(ratio: float, control: float) -> dict[str, Any]:
-        def cell(point: str, ratio: float, **more: Any) -> dict[str, Any]:
-            return {"point": point, "status": "measured", "ran": "gemm", "ratio": ratio, "spread": 0.02, "error": 1e-6, **more}
-
+    def result(ratio: float, control: float) -> Result:
         cells = [cell("a", ratio), cell("b", ratio, same_as="a"), cell("c", 1.0)]
-        row = {"count": 1, "baseline": {"ms": 1.0}, "control": control, "rounds": 9, "noisy": False, "cells": cells}
-        totals = [{"point": one["point"], "ratio": one["ratio"], "error": 1e-6, "rows": 1} for one in cells]
+        for one in cells:
+            one.ran = "gemm"
+        totals = [
+            Total(point=c.point, ratio=c.ratio, error=1e-6, workspace=0, peak_bytes=0, rows=1, rows_of_torch=0) for c in cells
+        ]
+        of = made(tmp_path, SMALL + "axes: {way: {a: {seed: 1}, b: {seed: 2}, c: {seed: 3}}}\n")
         machine = {"cpu": "a CPU", "cpu_capability": "AVX2", "libraries": {"torch": "2"}}
-        return {"name": "some", "rows": [row], "totals": totals, "best": {"points": ["a"]}, "costs": [], "environment": machine}
+        found = results_of(
+            replace(of, name="some"), row("first", cells, 1, 1.0, control=control, rounds=9), environment=machine
+        )
+        return found.model_copy(update={"totals": totals})
 
     _, _, control, first, second, _, last = compared.table([result(1.3, 1.02), result(1.4, 0.99), result(1.35, 1.0)])
     assert control == "| `some` | PyTorch again: A/A | 0.99 to 1.02 |  | 1 (0% noisy) |"

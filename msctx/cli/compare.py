@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from msctx.cli import render
 from msctx.cli.output import Json, print_json, print_text, write_new
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
+
+if TYPE_CHECKING:
+    from msctx.compare.result import Result
 
 
 def compare(
@@ -56,9 +59,9 @@ def compare(
     comparison = config.read(subject, given)
     if fail_below is not None and not 0 < fail_below < 100:
         raise OptionError([Diagnostic("--fail-below", f"{fail_below} is not a ratio", "command line", "such as 0.95")])
-    from msctx.compare import result as results
+    from msctx.compare import result, summary
 
-    earlier = results.read(baseline) if baseline else None
+    earlier = result.read(baseline) if baseline else None
     folder = _folder(out)
     from msctx.compare.run import run
 
@@ -66,31 +69,26 @@ def compare(
     with redirect_stdout(sys.stderr), _bar() as watch:  # what a model prints is no result
         found = run(comparison, watch)
     if earlier is not None:
-        found["against"] = results.against(found, earlier)
-        found["elsewhere"] = results.elsewhere(found, earlier)
+        found.against, found.elsewhere = summary.against(found, earlier), summary.elsewhere(found, earlier)
     if folder is not None:
         _write(found, folder)
     if json_:
-        print_json(found)
+        print_json(found.as_json())
     else:
         from msctx.compare import terminal
 
         for part in terminal.parts(found):
             console.print(part)
         if folder is not None:
-            told = (
-                f"wrote {folder / 'report.html'}, result.json, result.csv"
-                + ", best.yaml" * bool(found["recommended"])
-                + "".join(f", {name}" for name in found["files"])
-            )
-            console.print(told, markup=False)
-    if found["interrupted"]:
+            names = ["result.json", "result.csv", *["best.yaml"] * bool(found.recommended), *found.files]
+            console.print(f"wrote {folder / 'report.html'}, {', '.join(names)}", markup=False)
+    if found.interrupted:
         print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
         raise typer.Exit(130)
-    if not found["totals"]:
+    if not found.totals:
         print("nothing could be measured", file=sys.stderr)
         raise typer.Exit(1)
-    slower = results.below(found, fail_below) if fail_below is not None else []
+    slower = summary.below(found, fail_below, beside_earlier=earlier is not None) if fail_below is not None else []
     for line in slower:
         print(f"below {fail_below:g}: {line}", file=sys.stderr)
     raise typer.Exit(1 if slower else 0)
@@ -111,18 +109,15 @@ def _folder(out: str | None) -> Path | None:
     return folder
 
 
-def _write(found: dict[str, Any], folder: Path) -> None:
+def _write(found: Result, folder: Path) -> None:
     from msctx.compare import report, result
     from msctx.run.record import Record
 
     record = Record(folder.absolute())
-    record.json("result.json", found)
-    record.text("result.csv", result.as_csv(found))
-    if found["recommended"]:
-        record.text("best.yaml", found["recommended"])
-    for name, text in found["files"].items():
+    record.json("result.json", found.as_json())
+    best = {"best.yaml": found.recommended} if found.recommended else {}
+    for name, text in {"result.csv": result.as_csv(found), **best, **found.files, "report.html": report.page(found)}.items():
         record.text(name, text)
-    record.text("report.html", report.page(found))
 
 
 @contextmanager

@@ -82,9 +82,9 @@ def schema(
 ) -> None:
     """The JSON Schema of experiment files, for editors: completion, hover texts and checks. The output is always JSON."""
     if result:
-        from msctx.compare.schema import RESULT
+        from msctx.compare.result import schema as schema_of_result
 
-        print_json(RESULT)
+        print_json(schema_of_result())
         return
     from msctx.schema import dump
 

@@ -14,9 +14,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from msctx.compare.cases import LAST
 from msctx.compare.model import Model
-from msctx.compare.workload import DTYPES, Convolution, Matmul, NetworkLayer, Workload
+from msctx.compare.workload import DTYPES, NetworkLayer, Product, Workload
 from msctx.errors import EntryFailed
+from msctx.native.choices import ConvProblem
 from msctx.run.entry import users_traceback
 
 aten = torch.ops.aten
@@ -29,16 +31,15 @@ def capture(model: Model) -> Workload:
     of matrices (attention or an LSTM that is one operator, for instance) is not in it; the workload lists these.
     """
     found, left_out = _record(model)
-    layers: dict[NetworkLayer, tuple[str, int]] = {}
+    layers: dict[ConvProblem | Product, NetworkLayer] = {}
     for layer in found:
-        key = replace(layer, name="")
-        name, count = layers.get(key, (layer.name, 0))
-        layers[key] = name, count + 1
-    rows: list[NetworkLayer] = []
-    for layer, (name, count) in layers.items():
-        rows.append(replace(layer, name=_unused(name or "model", {row.name for row in rows}), count=count))
+        if (first := layers.get(layer.problem)) is None:
+            name = _unused(layer.name or "model", {other.name for other in layers.values()})
+            layers[layer.problem] = replace(layer, name=name)
+        else:
+            layers[layer.problem] = replace(first, count=first.count + 1)
     told = tuple(f"{name} x{count}" for name, count in sorted(left_out.items()))
-    return Workload(model.name, tuple(rows), f"one forward pass of {model.name}", told)
+    return Workload(model.name, tuple(layers.values()), f"one forward pass of {model.name}", told)
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -96,9 +97,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        make = _LAYERS.get(function)
-        if make is not None and (layer := make(self._path(), *args)) is not None:
-            self.found.append(layer)
+        make = _PROBLEMS.get(function)
+        if make is not None and (problem := make(*args)) is not None:
+            self.found.append(NetworkLayer(self._path(), problem))
         elif make is not None or any(word in function.name() for word in _MULTIPLYING):
             self.left_out[str(function)] += 1
         elif torch.is_inference_mode_enabled():  # there nothing has taken compound operators apart
@@ -110,7 +111,6 @@ class _Recorder(TorchDispatchMode):
 
 
 def _convolution(
-    name: str,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: Any,
@@ -120,29 +120,25 @@ def _convolution(
     transposed: bool,
     output_padding: list[int],
     groups: int,
-) -> NetworkLayer | None:
+) -> ConvProblem | None:
 
     def along(values: list[int]) -> tuple[int, ...]:
         return tuple(values) * (x.ndim - 2 if len(values) == 1 else 1)
 
-    last = x.ndim in (4, 5) and not x.is_contiguous() and x.is_contiguous(memory_format=_LAST[x.ndim])
-    layout = "channels_last" if last else "channels_first"
-    dtype = _dtype(x)
-    if not dtype:
+    if not (dtype := _dtype(x)):
         return None
+    last = x.ndim in LAST and not x.is_contiguous() and x.is_contiguous(memory_format=LAST[x.ndim])
+    layout = "channels_last" if last else "channels_first"
     shapes = (tuple(x.shape), tuple(weight.shape), along(stride), along(padding), along(dilation), along(output_padding))
-    return Convolution(name, *shapes, groups, transposed, dtype, layout)
+    return ConvProblem(*shapes, groups, transposed, dtype, layout)
 
 
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _product(name: str, a: torch.Tensor, b: torch.Tensor) -> NetworkLayer | None:
+def _product(a: torch.Tensor, b: torch.Tensor) -> Product | None:
     dtype = _dtype(a)
     if not dtype or not b.numel():
         return None
     b = b[:, None] if b.ndim == 1 else b
-    return Matmul(name, tuple(a.shape), tuple(b.shape), dtype, b.mT.is_contiguous() and not b.is_contiguous())
+    return Product(tuple(a.shape), tuple(b.shape), b.mT.is_contiguous() and not b.is_contiguous(), dtype)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -150,29 +146,18 @@ def _dtype(tensor: torch.Tensor) -> str:
     return name if name in DTYPES and tensor.numel() else ""
 
 
-_LAYERS: dict[Any, Callable[..., NetworkLayer | None]] = {
+def _added(bias: Any, a: torch.Tensor, b: torch.Tensor, *_: Any) -> Product | None:
+    return _product(a, b)
+
+
+_PROBLEMS: dict[Any, Callable[..., ConvProblem | Product | None]] = {
     aten.convolution.default: _convolution,
-    aten.mm.default: _product,
-    aten.bmm.default: _product,
-    aten.addmm.default: lambda name, bias, a, b, *_: _product(name, a, b),
-    aten.baddbmm.default: lambda name, bias, a, b, *_: _product(name, a, b),
-    aten.mv.default: _product,
-    aten.addmv.default: lambda name, bias, a, b, *_: _product(name, a, b),
+    **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.mv.default), _product),
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addmv.default), _added),
 }
 _MULTIPLYING = (
-    "::_scaled_dot_product",
-    "::_scaled_mm",
-    "::_grouped_mm",
-    "rnn",
-    "::lstm",
-    "::gru",
-    "::_int_mm",
-    "::_weight_int",
-    "::_sparse_mm",
-    "::_addmm_activation",
-    "quantized::",
-    "::_native_multi_head_attention",
-    "::_transformer_encoder_layer",
-    "flash_attn",
+    *("::_scaled_dot_product", "::_scaled_mm", "::_grouped_mm", "::_int_mm", "::_weight_int", "::_sparse_mm"),
+    *("rnn", "::lstm", "::gru", "::_addmm_activation", "quantized::", "flash_attn"),
+    *("::_native_multi_head_attention", "::_transformer_encoder_layer"),
 )
 """Words in the names of operators that multiply matrices, or convolve, in ways of their own."""

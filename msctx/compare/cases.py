@@ -6,17 +6,17 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from msctx.compare.model import Model
-from msctx.compare.workload import Convolution, Matmul, NetworkLayer
+from msctx.compare.workload import NetworkLayer, Product, output_of, text
+from msctx.native.choices import ConvProblem
 
 Results = list[torch.Tensor]
-PHASES = ("inference", "training")
 
 
 @dataclass
@@ -86,38 +86,16 @@ def _error(one: torch.Tensor, exact: torch.Tensor, per_value: bool) -> float:
 
 def of_layer(layer: NetworkLayer, directions: Sequence[str], device: torch.device) -> Iterator[Case]:
     """A case for each direction; a product has its forward pass alone."""
-    if isinstance(layer, Matmul):
-        yield _product(layer, device)
+    problem = layer.problem
+    if isinstance(problem, Product):
+        yield _case_of_layer(layer, "forward", lambda: _matrices(problem, device), lambda a, b: [torch.matmul(a, b)])
         return
     for direction in directions:
-        yield _convolution(layer, direction, device)
+        yield _case_of_layer(layer, direction, lambda: _images(problem, device), _convolution(problem, direction))
 
 
-def _made(shapes: Sequence[Sequence[int]], dtype: str, device: torch.device) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(*shape, generator=generator).to(device, getattr(torch, dtype)) for shape in shapes]
-
-
-def _convolution(layer: Convolution, direction: str, device: torch.device) -> Case:
-    tensors: list[torch.Tensor] = []
-
-    def inputs() -> list[torch.Tensor]:
-        """Input, weight and the gradient of the output; made when first needed."""
-        if not tensors:
-            made = _made((layer.input, layer.weight, layer.output), layer.dtype, device)
-            if layer.layout == "channels_last" and (kind := _LAST.get(len(layer.input))) is not None:
-                made = [tensor.contiguous(memory_format=kind) for tensor in made]
-            tensors.extend(made)
-        return tensors
-
-    each = (list(layer.stride), list(layer.padding), list(layer.dilation), layer.transposed, list(layer.output_padding))
-
-    def compute(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> Results:
-        if direction == "fprop":
-            return [torch.convolution(x, w, None, *each, layer.groups)]
-        mask = [direction == "dgrad", direction == "wgrad", False]
-        found = torch.ops.aten.convolution_backward(g, x, w, None, *each, layer.groups, mask)
-        return [found[0] if direction == "dgrad" else found[1]]
+def _case_of_layer(layer: NetworkLayer, direction: str, make: Callable[[], Results], compute: Callable[..., Results]) -> Case:
+    inputs = cache(make)  # made when first needed
 
     def run() -> Results:
         return compute(*inputs())
@@ -125,29 +103,43 @@ def _convolution(layer: Convolution, direction: str, device: torch.device) -> Ca
     def truth() -> Results:
         return compute(*(tensor.double() for tensor in inputs()))
 
-    return Case(layer.name, direction, str(layer), layer.count, layer.operations, run, run, truth, torch.inference_mode)
+    problem, scope = str(layer.problem), torch.inference_mode
+    return Case(layer.name, direction, problem, layer.count, layer.operations, run, run, truth, scope)
 
 
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+def _made(shapes: Sequence[Sequence[int]], dtype: str, device: torch.device) -> Results:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator).to(device, getattr(torch, dtype)) for shape in shapes]
 
 
-def _product(layer: Matmul, device: torch.device) -> Case:
-    tensors: list[torch.Tensor] = []
+def _matrices(problem: Product, device: torch.device) -> Results:
+    a, b = _made((problem.a, problem.b), problem.dtype, device)
+    return [a, b.mT.contiguous().mT if problem.b_transposed else b]
 
-    def inputs() -> list[torch.Tensor]:
-        if not tensors:
-            a, b = _made((layer.a, layer.b), layer.dtype, device)
-            tensors.extend((a, b.mT.contiguous().mT if layer.b_transposed else b))
-        return tensors
 
-    def run() -> Results:
-        return [torch.matmul(*inputs())]
+def _images(problem: ConvProblem, device: torch.device) -> Results:
+    """Input, weight and the gradient of the output."""
+    made = _made((problem.input, problem.weight, output_of(problem)), problem.dtype, device)
+    last = LAST.get(len(problem.input)) if problem.layout == "channels_last" else None
+    return [tensor.contiguous(memory_format=last) for tensor in made] if last else made
 
-    def truth() -> Results:
-        a, b = inputs()
-        return [a.double() @ b.double()]
 
-    return Case(layer.name, "forward", str(layer), layer.count, layer.operations, run, run, truth, torch.inference_mode)
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Number of axes → the memory format with channels last."""
+
+
+def _convolution(problem: ConvProblem, direction: str) -> Callable[..., Results]:
+    one = problem
+    rest = (one.stride, one.padding, one.dilation, one.transposed, one.output_padding, one.groups)
+
+    def compute(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> Results:
+        if direction == "fprop":
+            return [torch.convolution(x, w, None, *rest)]
+        mask = [direction == "dgrad", direction == "wgrad", False]
+        found = torch.ops.aten.convolution_backward(g, x, w, None, *rest, mask)
+        return [found[0] if direction == "dgrad" else found[1]]
+
+    return compute
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -166,9 +158,7 @@ def _inference(model: Model) -> Case:
         with torch.no_grad():
             return model.forward(seeded=seeded)
 
-    return _case(
-        model, "inference", lambda: results(model, seeded=False), lambda: results(model), lambda: results(_exact(model))
-    )
+    return _case(model, "inference", lambda: results(model, seeded=False), results)
 
 
 def _training(model: Model) -> Case:
@@ -187,22 +177,15 @@ def _training(model: Model) -> Case:
         # as one tensor: that of a bias before a normalisation is zero, and has an error of any size
         return [*(result.detach() for result in results), torch.cat(gradients)]
 
-    return _case(
-        model,
-        "training",
-        lambda: step(model, seeded=False),
-        lambda: with_gradients(model),
-        lambda: with_gradients(_exact(model)),
-    )
+    return _case(model, "training", lambda: step(model, seeded=False), with_gradients)
 
 
-def _case(
-    model: Model, phase: str, run: Callable[[], Any], results: Callable[[], Results], truth: Callable[[], Results]
-) -> Case:
+def _case(model: Model, phase: str, run: Callable[[], Any], results: Callable[[Model], Results]) -> Case:
     tensors = [value for value in (*model.args, *model.kwargs.values()) if isinstance(value, torch.Tensor)]
-    shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
+    shapes = ", ".join(text(tensor.shape) for tensor in tensors)
     scope = partial(_mode, model.module, phase)
-    return Case(model.name, phase, shapes, 1, 0, run, results, truth, scope, model.module, per_value=False)
+    found, truth = partial(results, model), lambda: results(_exact(model))
+    return Case(model.name, phase, shapes, 1, 0, run, found, truth, scope, model.module, per_value=False)
 
 
 def _exact(model: Model) -> Model:

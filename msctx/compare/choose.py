@@ -15,30 +15,28 @@ from typing import Any
 
 from msctx.compare.grid import besides
 from msctx.compare.measure import is_faster, margin, ratio_of
+from msctx.compare.result import NO_SAY, Cell, PointOptions, Row
 
-Row = Mapping[str, Any]
 ALIKE = 4
 """How many times the smallest error that of a plan may be which is as exact."""
 
 
-def measured(row: Row) -> list[Mapping[str, Any]]:
-    """The cells of a row that have a time."""
-    return [cell for cell in row["cells"] if "ratio" in cell]
-
-
 def noise_of(row: Row) -> float:
     """How far torch differs from itself in a row: a ratio within this shows nothing."""
-    apart: float = abs(row.get("control", 1.0) - 1)
-    return max(apart, margin(row["control_spread"], row["rounds"]) if "control_spread" in row else 0.0)
+    return max(abs(row.control - 1), _control_margin(row))
 
 
-def is_gain(row: Row, cell: Mapping[str, Any]) -> bool:
+def _control_margin(row: Row) -> float:
+    return margin(row.control_spread, row.rounds) if "control_spread" in row.model_fields_set else 0.0
+
+
+def is_gain(row: Row, cell: Cell) -> bool:
     """Whether a choice is faster than torch beyond the noise of its row; one that was stopped early has shown nothing."""
-    return "ratio" in cell and is_faster(cell["ratio"], _margin(row, cell), noise_of(row))
+    return is_faster(cell.ratio, _margin(row, cell), noise_of(row))
 
 
-def _margin(row: Row, cell: Mapping[str, Any]) -> float:
-    return margin(cell["spread"], len(cell["times"]) if cell.get("times") else row["rounds"])
+def _margin(row: Row, cell: Cell) -> float:
+    return margin(cell.spread, len(cell.times) or row.rounds)
 
 
 @dataclass(frozen=True)
@@ -65,43 +63,35 @@ class Estimate:
         return is_faster(self.ratio, self.margin, self.noise)
 
 
-def cell_of(row: Row, point: str) -> Mapping[str, Any] | None:
-    """The cell of a choice, if it has a time."""
-    return next((cell for cell in measured(row) if cell["point"] == point), None)
-
-
 def estimate(rows: Sequence[Row], plan: Plan, other: Plan | None = None) -> Estimate:
     """A plan beside another one, or beside torch's own path, over all rows as often as they occur."""
-    own = theirs = again = 0.0
-    squares = noises = 0.0
+    own = theirs = again = squares = noises = 0.0
     for number, row in enumerate(rows):
-        if not row["baseline"]:
+        if not row.baseline.ms:
             continue
-        base = row["count"] * row["baseline"]["ms"]
-        mine = cell_of(row, plan.points[number])
-        his = cell_of(row, other.points[number]) if other is not None else None
+        base = row.count * row.baseline.ms
+        mine = row.cell_of(plan.points[number])
+        his = row.cell_of(other.points[number]) if other is not None else None
         ratio, off = _beside(row, mine, his)
-        ms = base / (mine["ratio"] if mine else 1.0)
-        own, theirs = own + ms, theirs + ms * ratio
+        ms = base / (mine.ratio if mine else 1.0)
+        own, theirs, again = own + ms, theirs + ms * ratio, again + base / row.control
         squares += (ms * ratio * off) ** 2 if off else 0.0
-        again += base / row.get("control", 1.0)
-        noises += (base * margin(row["control_spread"], row["rounds"])) ** 2 if "control_spread" in row else 0.0
+        noises += (base * _control_margin(row)) ** 2
     if not own:
         return Estimate(1.0, math.inf)
     noise = 0.0 if other is not None else max(abs(theirs / again - 1), math.sqrt(noises) / theirs)
     return Estimate(theirs / own, math.sqrt(squares) / theirs, noise)
 
 
-def _beside(row: Row, mine: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[float, float]:
+def _beside(row: Row, mine: Cell | None, other: Cell | None) -> tuple[float, float]:
     """How many times as fast as the other a choice is in a row, and the margin of that: of the rounds that both took part in."""
-    if mine is other or (mine and other and mine["point"] == other["point"]):
+    if mine is other:
         return 1.0, 0.0
-    if mine and other and mine.get("times") and other.get("times"):
-        ratio, spread = ratio_of(other["times"], mine["times"])
-        return ratio, margin(spread, len(mine["times"]))
+    if mine and other and mine.times and other.times:
+        ratio, spread = ratio_of(other.times, mine.times)
+        return ratio, margin(spread, len(mine.times))
     off = [_margin(row, cell) for cell in (mine, other) if cell]
-    ratio = (mine["ratio"] if mine else 1.0) / (other["ratio"] if other else 1.0)
-    return ratio, math.hypot(*off)
+    return (mine.ratio if mine else 1.0) / (other.ratio if other else 1.0), math.hypot(*off)
 
 
 def best(rows: Sequence[Row], plans: Iterable[Plan]) -> tuple[Plan | None, float]:
@@ -110,49 +100,56 @@ def best(rows: Sequence[Row], plans: Iterable[Plan]) -> tuple[Plan | None, float
     if not found:
         return None, 1.0
     front, _ = max(found, key=lambda each: each[1].ratio)
-    alike = [(plan, one) for plan, one in found if plan is front or not estimate(rows, front, plan).is_gain]
-    least = min(_error(rows, plan) for plan, _ in alike)
-    exact = [(plan, one) for plan, one in alike if _error(rows, plan) <= ALIKE * least]
+    alike = [(plan, one, _error(rows, plan)) for plan, one in found if plan is front or not estimate(rows, front, plan).is_gain]
+    least = min(error for _, _, error in alike)
+    exact = [(plan, one) for plan, one, error in alike if error <= ALIKE * least]
     plan, one = min(exact, key=lambda each: (each[0].options, -each[1].ratio))
     return plan, one.ratio
 
 
 def _error(rows: Sequence[Row], plan: Plan) -> float:
-    cells = [cell_of(row, point) or row["baseline"] for row, point in zip(rows, plan.points, strict=True)]
-    return max((cell.get("error") or 0.0 for cell in cells), default=0.0)
+    cells = [row.cell_of(point) or row.baseline for row, point in zip(rows, plan.points, strict=True)]
+    return max((cell.error or 0.0 for cell in cells), default=0.0)
 
 
-def for_all(rows: Sequence[Row], points: Iterable[Mapping[str, Any]]) -> list[Plan]:
+def for_all(rows: Sequence[Row], points: Iterable[PointOptions]) -> list[Plan]:
     """Of each choice that is right in every row, the plan to take it everywhere."""
     return [
-        Plan((point["name"],) * len(rows), point["options"], len(point["options"]))
+        Plan((point.name,) * len(rows), point.options, len(point.options))
         for point in points
-        if all(cell_of(row, point["name"]) for row in rows)
+        if all(row.cell_of(point.name) for row in rows)
     ]
 
 
-def by_row(rows: Sequence[Row], points: Sequence[Mapping[str, Any]]) -> list[Plan]:
+def by_row(rows: Sequence[Row], points: Sequence[PointOptions]) -> list[Plan]:
     """For each set of options beside algorithms the plan with the best choice of each row, of those that have these options.
 
     So what is gained is what one file of settings gains: rules choose algorithms by layer, and the other options hold everywhere.
     """
-    rests: list[dict[str, Any]] = []
-    for point in points:
-        if (rest := besides(point["options"])) not in rests:
-            rests.append(rest)
-    return [plan for rest in rests if (plan := _with(rows, points, rest)) is not None]
+    plans = (_with(rows, points, rest) for rest in rests(point.options for point in points))
+    return [plan for plan in plans if plan is not None]
 
 
-def _with(rows: Sequence[Row], points: Sequence[Mapping[str, Any]], rest: Mapping[str, Any]) -> Plan | None:
-    wanted = {point["name"]: point["options"] for point in points if besides(point["options"]) == rest}
+def rests(options: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The different sets of options beside algorithms that choices have."""
+    found: list[dict[str, Any]] = []
+    for one in options:
+        if (rest := besides(one)) not in found:
+            found.append(rest)
+    return found
+
+
+def _with(rows: Sequence[Row], points: Sequence[PointOptions], rest: Mapping[str, Any]) -> Plan | None:
+    wanted = {point.name for point in points if besides(point.options) == rest}
     chosen: list[str] = []
     for row in rows:
-        cells = [cell for cell in row["cells"] if cell["point"] in wanted]
-        plan, _ = best([row], [Plan((cell["point"],), {}, len(cell["asked"])) for cell in cells if "ratio" in cell])
-        chosen.append(plan.points[0] if plan else "")
-        if rest and plan is None and row["cells"]:  # the options hold here, too, whatever they do
-            most = max((cell for cell in cells if "ratio" in cell), key=lambda cell: cell["ratio"], default=None)
-            if most is None and any(cell["status"] != "no_say" for cell in cells):
+        cells = [cell for cell in row.cells if cell.point in wanted]
+        timed = [cell for cell in cells if cell.ratio]
+        plan, _ = best([row], [Plan((cell.point,), {}, len(cell.asked)) for cell in timed])
+        point = plan.points[0] if plan else ""
+        if rest and plan is None and row.cells:  # the options hold here, too, whatever they do
+            if not timed and any(cell.status != NO_SAY for cell in cells):
                 return None
-            chosen[-1] = most["point"] if most else ""
+            point = max(timed, key=lambda cell: cell.ratio).point if timed else ""
+        chosen.append(point)
     return Plan(tuple(chosen), rest, len(rest) + sum(map(bool, chosen)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from msctx.compare import cases as subjects
 from msctx.compare import identity
 from msctx.compare.cases import Case, error_of
 from msctx.compare.config import Comparison, combined
-from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, name_of, relevant
+from msctx.compare.grid import ALGORITHMS, DIRECTIONS, PHASES, Point, name_of, relevant
 from msctx.compare.measure import NOISY, Entrant, Failed, Interrupted, Ratio, interleaved, seconds_of
 from msctx.compare.model import load
+from msctx.compare.result import FAILED, NO_SAY, SKIPPED, UNABLE, Baseline, Cell, Outcome, Row, Status
 from msctx.context import Context
 from msctx.effects.precision_mode import PRECISION
 from msctx.errors import MsctxError
@@ -48,27 +49,6 @@ ASKING = (*ALGORITHMS, "conv_algo_rules")
 DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
 LATE = "not measured: --quick had no time left"
-NO_SAY, UNABLE, FAILED, SKIPPED, MEASURED = "no_say", "unable", "failed", "skipped", "measured"
-"""What became of a choice in a row: none of its options applies there; it cannot run or is not carried out; it raised, or its
-result was wrong; there was no time for it; it has its figures."""
-
-
-@dataclass
-class Checked:
-    """What runs under a choice showed."""
-
-    ran: str = ""
-    error: float = float("inf")
-    bound: float = 0.0
-    workspace: int = 0
-    peak: int | None = None
-    reason: str = ""
-    """Why there is nothing to time."""
-    told: str = ""
-    """What of the choice has no effect here."""
-    status: str = MEASURED
-    identity: identity.Identity = identity.TORCH
-    """What it comes to: choices with one are measured as one."""
 
 
 @dataclass
@@ -78,18 +58,6 @@ class Watch:
     begin: Callable[[int], None] = lambda rows: None
     row: Callable[[str], None] = lambda name: None
     end_row: Callable[[], None] = lambda: None
-
-
-@dataclass
-class Outcome:
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    partial: str = ""
-    """Why rows are missing."""
-    interrupted: bool = False
-    """By Ctrl-C."""
-
-    def interrupt(self) -> None:
-        self.partial, self.interrupted = "interrupted", True
 
 
 def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
@@ -125,9 +93,11 @@ def _cases(comparison: Comparison, device: torch.device) -> Iterator[Case]:
     """The largest first where time is short, else in their own order."""
     if comparison.layers is None:
         model = load(comparison.of, comparison.file, comparison.place)
-        yield from subjects.of_model(model.to(device), comparison.phases)
+        yield from subjects.of_model(model.to(device), comparison.keys.phases)
         return
-    found = [case for layer in comparison.layers.layers for case in subjects.of_layer(layer, comparison.directions, device)]
+    found = [
+        case for layer in comparison.layers.layers for case in subjects.of_layer(layer, comparison.keys.directions, device)
+    ]
     if comparison.total is not None:
         found.sort(key=lambda case: -case.operations * case.count)
     yield from found
@@ -138,6 +108,7 @@ class Runner:
 
     def __init__(self, comparison: Comparison, device: torch.device, deadline: float | None = None) -> None:
         self._comparison, self._device, self._deadline = comparison, device, deadline
+        self._points = comparison.points
         self._impossible = combined(comparison.points)
         self.interrupted = False
         """By Ctrl-C, in a row that has its figures nevertheless."""
@@ -147,76 +118,80 @@ class Runner:
     def is_late(self) -> bool:
         return self._deadline is not None and time.perf_counter() > self._deadline
 
-    def row(self, case: Case) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            **{key: getattr(case, key) for key in ("name", "direction", "problem", "count", "operations")},
-            "baseline": {},
-            "cells": [],
-        }
+    def row(self, case: Case) -> Row:
+        row = Row(
+            name=case.name,
+            direction=case.direction,
+            problem=case.problem,
+            count=case.count,
+            operations=case.operations,
+            baseline=Baseline(),
+            cells=[],
+        )
         try:
             with case.scope():
                 self._measure(case, row)
+        except _Unmeasurable as why:
+            row.reason = str(why)
         except (Exception, SystemExit) as error:
-            row["reason"] = f"it cannot run: {_line(error)}"
+            row.reason = f"it cannot run: {_line(error)}"
         return row
 
-    def _measure(self, case: Case, row: dict[str, Any]) -> None:
+    def _measure(self, case: Case, row: Row) -> None:
         case.results()  # an error of the model's own is reported as such
-        try:
+        with _because("float64 cannot be computed"):
             truth = case.truth()
-        except Exception as error:
-            row["reason"] = f"float64 cannot be computed: {_line(error)}"
-            return
         if any(one.is_floating_point() and one.numel() and not one.isfinite().any() for one in truth):
-            row["reason"] = "float64's own result has no finite value: there is nothing to hold a choice against"
-            return
-        plain = self._check(case, {}, truth, float("inf"))
+            raise _Unmeasurable("float64's own result has no finite value: there is nothing to hold a choice against")
+        plain, _ = self._check(case, Point(TORCH, {}), truth, float("inf"))
         if plain.reason:
-            row["reason"] = f"torch's own path: {plain.reason}"
-            return
-        if plain.error > MEANINGLESS:
-            row["reason"] = f"torch's own result is {plain.error:.1e} off float64's: there is nothing to hold a choice against"
-            return
-        checked: dict[str, Checked] = {}
-        asked: dict[tuple[tuple[str, str], ...], str] = {}
-        names: dict[str, str] = {}
-        """Point → the one that is measured for it, torch's own path where it comes to that."""
-        leaders = {identity.TORCH: TORCH}
-        for point in self._comparison.points:
-            options = relevant(point.options, case.direction)
-            key = tuple(sorted((name, repr(value)) for name, value in options.items()))
-            first = asked.setdefault(key, point.name)
-            if first == point.name:
-                checked[first] = self._checked(point, options, case, truth, self._limit(point, plain.error))
-            checked[point.name] = found = checked[first]
-            names[point.name] = leaders.setdefault(found.identity, point.name) if not found.reason else point.name
-        wanted = [p for p in self._comparison.points if names[p.name] == p.name and not checked[p.name].reason]
-        try:
+            raise _Unmeasurable(f"torch's own path: {plain.reason}")
+        error = float("inf") if plain.error is None else plain.error
+        if error > MEANINGLESS:
+            raise _Unmeasurable(f"torch's own result is {error:.1e} off float64's: there is nothing to hold a choice against")
+        leaders = self._check_all(case, row, truth, error)
+        wanted = [p for p, cell in zip(self._points, row.cells, strict=True) if leaders[p.name] == p.name and not cell.reason]
+        with _because("torch's own path"):
             timed = self._timed(case, wanted)
-        except Exception as error:
-            row["reason"] = f"torch's own path: {_line(error)}"
-            return
         base, control = timed[TORCH], timed[AGAIN]
         assert isinstance(base, Ratio)
         assert isinstance(control, Ratio)
-        row["baseline"] = {"ran": plain.ran, "ms": base.seconds * 1e3, "error": plain.error, "peak_bytes": plain.peak}
-        row["baseline"]["times"] = _ms(base)
-        row |= {"control": control.ratio, "control_spread": control.spread, "rounds": base.rounds}
+        row.baseline = Baseline(ran=plain.ran, ms=base.seconds * 1e3, error=error, peak_bytes=plain.peak_bytes, times=base.ms)
+        row.control, row.control_spread, row.rounds = control.ratio, control.spread, base.rounds
         again = {} if self.interrupted else self._confirmed(case, timed)
-        for point in self._comparison.points:
-            leader = names[point.name]
-            cell = _cell(
-                point, relevant(point.options, case.direction), checked[point.name], timed.get(leader), again.get(leader)
-            )
-            row["cells"].append(cell if leader == point.name else cell | {"same_as": leader})
-        ratios = [one for name, one in timed.items() if name not in (TORCH, AGAIN) and isinstance(one, Ratio)]
-        spreads = [one.spread for one in ratios if one.spread is not None]
+        for cell in row.cells:
+            leader = leaders[cell.point]
+            _add_figures(cell, timed.get(leader), again.get(leader))
+            if leader != cell.point:
+                cell.same_as = leader
+        others = [one for name, one in timed.items() if name not in (TORCH, AGAIN) and isinstance(one, Ratio)]
+        spreads = [one.spread for one in others if one.spread is not None]
         wide = sum(spread > 2 * NOISY for spread in spreads)
-        row["noisy"] = abs(control.ratio - 1) > NOISY or (control.spread or 0) > 2 * NOISY or 2 * wide > len(spreads) > 0
+        row.noisy = abs(control.ratio - 1) > NOISY or (control.spread or 0) > 2 * NOISY or 2 * wide > len(spreads) > 0
+
+    def _check_all(self, case: Case, row: Row, truth: list[torch.Tensor], error: float) -> dict[str, str]:
+        """A cell for each choice, without its figures; returns the choice that is measured for each: torch's own path where it
+        comes to that.
+
+        Args:
+            error: torch's own.
+        """
+        alike: dict[str, tuple[Cell, identity.Identity]] = {}
+        measured_as = {identity.TORCH: TORCH}
+        leaders: dict[str, str] = {}
+        for point in self._points:
+            asked = relevant(point.options, case.direction)
+            key = repr(sorted(asked.items()))
+            if key not in alike:
+                alike[key] = self._checked(point, asked, case, truth, self._limit(point, error))
+            cell, comes_to = alike[key]
+            row.cells.append(cell.model_copy(update={"point": point.name}))
+            leaders[point.name] = point.name if cell.reason else measured_as.setdefault(comes_to, point.name)
+        return leaders
 
     def _limit(self, point: Point, error: float) -> float:
         """The error that a choice may have where torch has this one, and the algorithm states no bound."""
-        limit = self._comparison.error_limit
+        limit = self._comparison.keys.error_limit
         if limit is None:
             asked = {setting.option.name for setting in make_layer(point.options, "comparison").settings.values()}
             limit = ROUNDED if asked & set(ROUNDING) else EXACT
@@ -227,7 +202,7 @@ class Runner:
 
         The smaller figure counts; where another choice is the fastest by that, its turn comes.
         """
-        options = {point.name: point.options for point in self._comparison.points}
+        options = {point.name: point.options for point in self._points}
         figures = {
             name: one.ratio
             for name, one in timed.items()
@@ -236,40 +211,42 @@ class Runner:
         found: dict[str, Ratio | Failed] = {}
         for _ in range(CONFIRMED):
             best = max(figures, key=lambda name: figures[name], default=TORCH)
-            if best == TORCH or figures[best] <= 1 or best in found or self.is_late():
+            if best == TORCH or figures[best] <= 1 or best in found or self.is_late() or self.interrupted:
                 break
             context = self._context(options[best])
             entrants = [Entrant(TORCH, nullcontext, case.run), entrant("again", context, case)]
             try:
-                with context:
-                    if case.module is not None:
-                        context.watch(case.module)
-                found[best] = interleaved(entrants, self._comparison.seconds / 2, self._device, self.is_late)["again"]
+                with _watching(context, case):
+                    pass  # it knows the model from now on
+                found[best] = interleaved(entrants, self._comparison.keys.seconds / 2, self._device, self.is_late)["again"]
             except Interrupted as interrupted:
                 self.interrupted, found[best] = True, interrupted.found["again"]
             except Exception as error:  # torch's own: what was measured once is not to be relied on
                 found[best] = Failed(MsctxError(f"torch's own path, when it was measured once more: {_line(error)}"))
             again = found[best]
             figures[best] = min(figures[best], again.ratio) if isinstance(again, Ratio) else 0.0
-            if self.interrupted:
-                break
         return found
 
     def _checked(
-        self, point: Point, options: Mapping[str, Any], case: Case, truth: list[torch.Tensor], limit: float
-    ) -> Checked:
+        self, point: Point, asked: Mapping[str, Any], case: Case, truth: list[torch.Tensor], limit: float
+    ) -> tuple[Cell, identity.Identity]:
+        def without_time(status: Status, reason: str) -> tuple[Cell, identity.Identity]:
+            return Cell(point=point.name, asked=dict(asked), status=status, reason=reason), identity.TORCH
+
         if reason := self._impossible.get(point.name):
-            return Checked(reason=reason, status=UNABLE)
-        if _has_no_say(point, options, case):
-            return Checked(reason=f"none of its options applies to {case.direction}", status=NO_SAY)
+            return without_time(UNABLE, reason)
+        if _has_no_say(point, asked, case):
+            return without_time(NO_SAY, f"none of its options applies to {case.direction}")
         if self.is_late():
-            return Checked(reason=LATE, status=SKIPPED)
-        idle, is_all = self._not_carried_out(options)
+            return without_time(SKIPPED, LATE)
+        idle, is_all = self._not_carried_out(asked)
         if is_all:
-            return Checked(reason=idle, status=UNABLE)
-        found = self._check(case, point.options, truth, limit)
-        found.told = idle
-        return found
+            return without_time(UNABLE, idle)
+        cell, comes_to = self._check(case, point, truth, limit)
+        cell.asked = dict(asked)
+        if idle:
+            cell.told = idle
+        return cell, comes_to
 
     def _not_carried_out(self, options: Mapping[str, Any]) -> tuple[str, bool]:
         """What comes of options that have no effect here, and whether that is all of them."""
@@ -284,10 +261,8 @@ class Runner:
 
     def _context(self, options: Mapping[str, Any], unmatched: Callable[[list[str]], None] = lambda found: None) -> Context:
         """What a choice runs under: an algorithm that cannot run gives way to torch's own, and the row shows it."""
-        quiet = {"fallback": "silent"} if any(name_of(key) in ASKING for key in options) else {}
-        if "fallback" in self._comparison.base.settings:
-            quiet = {}
-        layer = make_layer({**quiet, **options}, "comparison")
+        asks = any(name_of(key) in ASKING for key in options) and "fallback" not in self._comparison.base.settings
+        layer = make_layer({**({"fallback": "silent"} if asks else {}), **options}, "comparison")
         return Context((layer,) if layer.settings else (), "comparison", unmatched=unmatched)
 
     def tell_unmatched(self) -> None:
@@ -296,52 +271,50 @@ class Runner:
             for text in sorted(set.intersection(*found)):
                 tell("conv_algo_rules", text, text)
 
-    def _check(self, case: Case, options: Mapping[str, Any], truth: list[torch.Tensor], limit: float) -> Checked:
+    def _check(self, case: Case, point: Point, truth: list[torch.Tensor], limit: float) -> tuple[Cell, identity.Identity]:
         """Two runs under a choice: one held against float64, which also tunes, and one whose memory is counted.
 
         Args:
             limit: of the error, where the algorithm states no bound.
+
+        Returns:
+            The cell without its figures, and what the choice comes to: choices with one identity are measured as one.
         """
-        found = Checked()
+        cell = Cell(point=point.name, asked={}, status="measured")
         try:
             unmatched: list[str] = []
-            context = self._context(options, unmatched.extend)
+            context = self._context(point.options, unmatched.extend)
             moved = identity.moved(context, is_compiled=case.module is not None)
-            with _Pool() as counted, context:
-                if case.module is not None:
-                    context.watch(case.module)
-                found.error = error_of(case.results(), truth, case.per_value)
+            with _pool() as counted, _watching(context, case):
+                error = error_of(case.results(), truth, case.per_value)
                 meter = Meter(self._device) if counted or self._device.type != "cpu" else None
                 case.run()
-                found.peak = meter.stop() if meter is not None else None
+                cell.peak_bytes = meter.stop() if meter is not None else None
                 choices, computed = context.choices(), context.precisions()
-        except Exception as error:  # whatever it is, it is this choice's own
-            found.reason, found.status = _line(error), FAILED
-            return found
+        except Exception as error_:  # whatever it is, it is this choice's own
+            cell.reason, cell.status = _line(error_), FAILED
+            return cell, identity.TORCH
         if choices or unmatched:
-            self._unmatched.setdefault(repr(options), []).append({*unmatched})
-        mine = [row for row in choices if case.direction not in DIRECTIONS or row.direction == case.direction]
-        found.workspace = max((row.workspace for row in mine), default=0)
-        found.ran = _what_ran(mine, computed)
-        found.identity = moved, identity.kernels(mine)
-        if case.direction in DIRECTIONS:
-            others = [row for row in mine if row.asked not in ("", *DECIDING) and row.ran != row.asked]
-            names = {setting.option.name for setting in make_layer(options, "comparison").settings.values()}
-            if others:
-                found.reason, found.status = "; ".join(others[0].reasons) or f"{others[0].ran} ran in its place", UNABLE
-            elif names == {"conv_algo_rules"} and not any(row.asked for row in mine):
-                found.reason, found.status = "none of its rules applies to this layer", NO_SAY
-        stated = max((row.error for row in mine), default=0.0) if case.direction in DIRECTIONS else 0.0
-        found.bound = stated or limit
-        if not found.reason and found.error > found.bound:
-            found.status = FAILED
-            is_other = found.error == float("inf")
-            found.reason = (
-                "its result is not finite, or has another form, where float64's is right"
-                if is_other
-                else f"its error of {found.error:.1e} is outside the bound of {found.bound:.1e}"
-            )
-        return found
+            self._unmatched.setdefault(repr(point.options), []).append({*unmatched})
+        of_layer = case.direction in DIRECTIONS
+        mine = [row for row in choices if not of_layer or row.direction == case.direction]
+        cell.workspace = max((row.workspace for row in mine), default=0)
+        cell.ran = _what_ran(mine, computed)
+        bound = max((row.error for row in mine), default=0.0) if of_layer else 0.0
+        bound = bound or limit
+        if error != float("inf"):
+            cell.error, cell.bound = error, bound
+        others = [row for row in mine if row.asked not in ("", *DECIDING) and row.ran != row.asked]
+        names = {setting.option.name for setting in make_layer(point.options, "comparison").settings.values()}
+        if of_layer and others:
+            cell.reason, cell.status = "; ".join(others[0].reasons) or f"{others[0].ran} ran in its place", UNABLE
+        elif of_layer and names == {"conv_algo_rules"} and not any(row.asked for row in mine):
+            cell.reason, cell.status = "none of its rules applies to this layer", NO_SAY
+        elif error > bound:
+            cell.reason, cell.status = f"its error of {error:.1e} is outside the bound of {bound:.1e}", FAILED
+            if error == float("inf"):
+                cell.reason = "its result is not finite, or has another form, where float64's is right"
+        return cell, (moved, identity.kernels(mine))
 
     def _timed(self, case: Case, points: list[Point]) -> dict[str, Ratio | Failed]:
         plain = min(seconds_of(case.run, self._device) for _ in range(2))
@@ -350,9 +323,7 @@ class Runner:
         for point in points:
             context = self._context(point.options)
             try:
-                with context:
-                    if case.module is not None:
-                        context.watch(case.module)
+                with _watching(context, case):
                     seconds = seconds_of(case.run, self._device)  # packs weights, compiles
                     if seconds > HOPELESS * plain:
                         seconds = seconds_of(case.run, self._device)
@@ -364,7 +335,7 @@ class Runner:
             else:
                 entrants.append(entrant(point.name, context, case))
         try:
-            return interleaved(entrants, self._comparison.seconds, self._device, self.is_late) | found
+            return interleaved(entrants, self._comparison.keys.seconds, self._device, self.is_late) | found
         except Interrupted as interrupted:
             self.interrupted = True
             return interrupted.found | found
@@ -374,60 +345,68 @@ def entrant(name: str, context: Context, case: Case) -> Entrant:
     return Entrant(name, lambda: context, case.run)
 
 
-def _has_no_say(point: Point, options: Mapping[str, Any], case: Case) -> bool:
+@contextmanager
+def _watching(context: Context, case: Case) -> Iterator[None]:
+    """A context that knows the case's model, now and whenever it is entered again."""
+    with context:
+        if case.module is not None:
+            context.watch(case.module)
+        yield
+
+
+class _Unmeasurable(Exception):
+    """Why a row has no figures at all."""
+
+
+@contextmanager
+def _because(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _Unmeasurable(f"{what}: {_line(error)}") from None
+
+
+def _has_no_say(point: Point, asked: Mapping[str, Any], case: Case) -> bool:
     """Whether a choice cannot change a case at all."""
     if case.direction == "forward":
-        options = {k: v for k, v in options.items() if name_of(k) not in ASKING}
-    return not options and bool(point.options) and case.direction not in subjects.PHASES
+        asked = {key: value for key, value in asked.items() if name_of(key) not in ASKING}
+    return not asked and bool(point.options) and case.direction not in PHASES
 
 
-def _ms(timed: Ratio) -> list[float]:
-    return [float(f"{seconds * 1e3:.5g}") for seconds in timed.times]
-
-
-def _cell(
-    point: Point, asked: Mapping[str, Any], checked: Checked, timed: Ratio | Failed | None, again: Ratio | Failed | None
-) -> dict[str, Any]:
+def _add_figures(cell: Cell, timed: Ratio | Failed | None, again: Ratio | Failed | None) -> None:
     """A cell's figures, of both times that it was measured the smaller one; or why there are none."""
-    cell: dict[str, Any] = {"point": point.name, "asked": dict(asked), "status": checked.status}
-    if checked.ran:
-        cell["ran"] = checked.ran
-    if checked.error != float("inf"):
-        cell |= {"error": checked.error, "bound": checked.bound}
-    if checked.told:
-        cell["told"] = checked.told
-    for one in (timed, again):
-        if isinstance(one, Failed) and not checked.reason:
-            return cell | {"reason": _line(one.error), "status": FAILED}
-    if checked.reason or not isinstance(timed, Ratio):
-        return cell | {"reason": checked.reason or "not measured"} | ({} if checked.reason else {"status": SKIPPED})
-    figure = timed
-    if isinstance(again, Ratio):
-        cell["measured"] = [timed.ratio, again.ratio]
-        figure = min(timed, again, key=lambda one: one.ratio)
-    return cell | {
-        "ratio": figure.ratio,
-        "spread": timed.spread,
-        "ms": figure.seconds * 1e3,
-        "noisy": timed.spread is not None and timed.spread > 2 * NOISY,
-        "times": _ms(timed),
-        "workspace": checked.workspace,
-        "peak_bytes": checked.peak,
-    }
+    if cell.reason:
+        return
+    failed = next((one for one in (timed, again) if isinstance(one, Failed)), None)
+    if failed is not None:
+        cell.reason, cell.status = _line(failed.error), FAILED
+    elif not isinstance(timed, Ratio):
+        cell.reason, cell.status = "not measured", SKIPPED
+    else:
+        figure = timed
+        if isinstance(again, Ratio):
+            cell.measured = [timed.ratio, again.ratio]
+            figure = min(timed, again, key=lambda one: one.ratio)
+        cell.ratio, cell.ms = figure.ratio, figure.seconds * 1e3
+        cell.spread, cell.times = timed.spread, timed.ms
+        cell.noisy = timed.spread is not None and timed.spread > 2 * NOISY
 
 
 def _what_ran(choices: list[Any], computed: Any) -> str:
     """The algorithms of convolutions with how often, and the dtypes of products under a precision policy."""
-    ran = Counter[str]()
+    ran, dtypes = Counter[str](), Counter[str]()
     for row in choices:
         ran[row.ran + (" (tf32)" if row.math == "tf32" else "")] += row.calls
-    words = [name if len(ran) == 1 else f"{name} x{count}" for name, count in ran.most_common()]
-    dtypes = Counter[str]()
     for row in computed:
         if row.operator in ("mm", "addmm", "bmm", "matmul", "linear", "conv2d", "convolution", "baddbmm") and row.why:
             dtypes[row.dtype] += row.calls
-    words += [f"products in {name}" for name, _ in dtypes.most_common()]
-    return ", ".join(words) or "torch"
+    words = [counted(ran)] if ran else []
+    return ", ".join([*words, *(f"products in {name}" for name, _ in dtypes.most_common())]) or "torch"
+
+
+def counted(ran: Counter[str]) -> str:
+    """Names with how often each occurs, where there are several."""
+    return ", ".join(name if len(ran) == 1 else f"{name} x{count}" for name, count in ran.most_common())
 
 
 def _line(error: BaseException) -> str:
@@ -435,13 +414,13 @@ def _line(error: BaseException) -> str:
     return first if isinstance(error, MsctxError) else f"{type(error).__name__}: {first}".removesuffix(": ")
 
 
-class _Pool(ExitStack):
-    """With the pool of host memory, so that what a run takes can be counted; without where it cannot be built."""
-
-    def __enter__(self) -> bool:  # type: ignore[override]
-        super().__enter__()
+@contextmanager
+def _pool() -> Iterator[bool]:
+    """With the pool of host memory, so that what a run takes can be counted; gives ``False`` where it cannot be built."""
+    with ExitStack() as stack:
         try:
-            self.enter_context(Context((make_layer({"memory_optimize_level": "O0"}, "comparison"),), "comparison"))
+            stack.enter_context(Context((make_layer({"memory_optimize_level": "O0"}, "comparison"),), "comparison"))
         except MsctxError:
-            return False
-        return True
+            yield False
+        else:
+            yield True

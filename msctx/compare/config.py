@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict
 
 from msctx.compare import grid, workload
-from msctx.compare.grid import DIRECTIONS, Axes, Point
-from msctx.compare.workload import Workload
+from msctx.compare.grid import DIRECTIONS, PHASES, Point
+from msctx.compare.workload import NetworkLayer, Product, Workload
 from msctx.errors import Diagnostic, FileError, Mark, MsctxError, OptionError, nearest, searching
-from msctx.options import all_at, find, make_layer
+from msctx.native.choices import ConvProblem
+from msctx.options import OPTIONS, all_at, find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
-from msctx.options.yamlfile import Document, load, parse
+from msctx.options.pydantic_errors import Marks, checked
+from msctx.options.yamlfile import AmbiguousNumber, load, parse
 from msctx.run.config import COMPARED, Experiment, read_document
 from msctx.run.sweep import is_same, values_of
 from msctx.shipped import CONFIGS
 
-PHASES = ("inference", "training")
 SUBJECTS = ("workload", "model", "experiment")
 
 
@@ -39,9 +44,8 @@ class SomeOf(Kind):
             raise BadValue(f"{show(value)} is not a list of words", allowed=self.allowed)
         for word in found:
             if word not in self.words:
-                raise BadValue(
-                    f"{show(word)} is not one of them", allowed=self.allowed, suggestion=nearest(str(word), self.words)
-                )
+                hint = nearest(str(word), self.words)
+                raise BadValue(f"{show(word)} is not one of them", allowed=self.allowed, suggestion=hint)
         return tuple(word for word in self.words if word in found)
 
     def schema(self) -> dict[str, Any]:
@@ -62,20 +66,36 @@ class SecondsKind(Kind):
         return {"type": "number", "exclusiveMinimum": 0}
 
 
-KEYS: dict[str, Kind] = {
-    "name": TextKind("a name for the report"),
-    "workload": TextKind("the name of a shipped workload, or a YAML file"),
-    "model": TextKind("package.module:function or path/to/file.py:function, which returns a torch.nn.Module and an input"),
-    "experiment": TextKind("an experiment: its YAML file, or the name of a shipped one"),
-    "directions": SomeOf(DIRECTIONS),
-    "phases": SomeOf(PHASES),
-    "batch": IntKind(1, 1 << 20),
-    "seconds": SecondsKind(),
-    "repetitions": IntKind(1, 1000),
-    "error_limit": ShareKind(),
-    "budget": ShareKind(),
-}
-"""What stands under ``compare:``."""
+class Keys(BaseModel):
+    """What msctx compare measures; the options of context hold for all choices."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: Annotated[str, TextKind("a name for the report")] = ""
+    """The name of the report. Unset, it is the name of the file."""
+    workload: Annotated[str, TextKind("the name of a shipped workload, or a YAML file")] = ""
+    """Layers with their shapes: a shipped workload, or a YAML file of your own."""
+    model: Annotated[
+        str, TextKind("package.module:function or path/to/file.py:function, which returns a torch.nn.Module and an input")
+    ] = ""
+    """A function that returns a torch.nn.Module and an input for it."""
+    experiment: Annotated[str, TextKind("an experiment: its YAML file, or the name of a shipped one")] = ""
+    """A whole experiment: each choice is a run of its own."""
+    directions: Annotated[tuple[str, ...], SomeOf(DIRECTIONS)] = DIRECTIONS
+    """Which directions of convolutions; unset, all three."""
+    phases: Annotated[tuple[str, ...], SomeOf(PHASES)] = PHASES
+    """Which phases of a model; unset, both."""
+    batch: Annotated[int, IntKind(1, 1 << 20)] = 1
+    """How many times a workload's images or rows."""
+    seconds: Annotated[float, SecondsKind()] = 1.0
+    """To be spent on each row, default 1."""
+    repetitions: Annotated[int, IntKind(1, 1000)] = 3
+    """Of whole runs, where an experiment is compared, default 3, after one that is not counted."""
+    error_limit: Annotated[float | None, ShareKind()] = None
+    """The error beyond which a result is wrong and has no time, where the algorithm states no bound. Unset, it is 1e-3, and 0.02 for
+    choices that lower the precision."""
+    budget: Annotated[float | None, ShareKind()] = None
+    """Find the fastest setting of each layer such that the error of the whole model stays within this."""
 
 
 @dataclass(frozen=True)
@@ -85,39 +105,26 @@ class Comparison:
     Attributes:
         base: the options that hold for all, as an experiment without an entry.
         points: the choices.
-        seconds: of measuring for one row.
-        repetitions: of whole runs, where the subject is an experiment, after one that is not counted.
-        error_limit: the error beyond which a result is wrong where the algorithm states no bound; ``None``: 1e-3, and 0.02 for
-            choices that lower the precision.
-        budget: the error that a per-layer setting may have on the whole model.
         total: seconds after which no further row is begun.
+        overrides: the words of the command line, for an experiment.
+        place: where in the file the subject is named.
     """
 
     name: str
     subject: str
     of: str
     base: Experiment
-    axes: Axes
     points: tuple[Point, ...]
-    directions: tuple[str, ...] = DIRECTIONS
-    phases: tuple[str, ...] = PHASES
-    batch: int = 1
-    seconds: float = 1.0
-    repetitions: int = 3
-    error_limit: float | None = None
-    budget: float | None = None
+    keys: Keys
     total: float | None = None
     layers: Workload | None = None
     command: str = ""
     overrides: tuple[str, ...] = ()
-    """The words of the command line, for an experiment."""
     file: Path | None = None
     place: Mark | None = None
-    """Where in the file the subject is named."""
 
 
 QUICK_SECONDS, QUICK_TOTAL = 0.15, 40.0
-
 MEANT_FOR = {
     "directions": ("workload",),
     "batch": ("workload",),
@@ -127,6 +134,15 @@ MEANT_FOR = {
     "repetitions": ("experiment",),
 }
 """The kinds of subjects that some keys apply to."""
+AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
+PRECISIONS = {
+    "TF32": {"matmul_allow_tf32": True},
+    "bfloat16": {"precision_mode": "allow_mix_precision_bf16"},
+    "float16": {"precision_mode": "allow_mix_precision_fp16"},
+}
+"""What products of matrices are compared in by default."""
+ONE_KIND = {"conv": (ConvProblem, "convolutions"), "matmul": (Product, "products of matrices")}
+"""Subjects that take the layers of one kind from a workload."""
 
 
 def find_file(name: str) -> Path | None:
@@ -134,7 +150,11 @@ def find_file(name: str) -> Path | None:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or (path.is_file() and path.suffix != ".py"):
         return path
-    return {p.stem: p for p in sorted((CONFIGS / "compare").glob("*.yaml"))}.get(name)
+    return _shipped("compare").get(name)
+
+
+def _shipped(folder: str) -> dict[str, Path]:
+    return {path.stem: path for path in sorted((CONFIGS / folder).glob("*.yaml"))}
 
 
 @dataclass
@@ -145,7 +165,7 @@ class Given:
     axes: Sequence[str] = ()
     shapes: Sequence[str] = ()
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Of :data:`KEYS`, those that were given."""
+    """Of :class:`Keys`; ``None`` is not given."""
     quick: bool = False
     command: str = ""
 
@@ -158,97 +178,230 @@ def read(subject: str, given: Given) -> Comparison:
         FileError: a file is missing, unreadable or not YAML.
         OptionError: everything that is wrong with it and the command line.
     """
-    problems: list[Diagnostic] = []
-    path = find_file(subject) if subject not in ("conv", "matmul") else None
-    document = load(path, collect=True) if path else parse("", "")
-    run_words = [word for word in given.overrides if word.startswith(("args.", "experiment.", "record."))]
-    data = document.data if isinstance(document.data, dict) else {}
-    is_workload = data.keys() == {"workload"}
-    try:
-        base = read_document(document, path, given.overrides, others=("workload",) if is_workload else COMPARED)
-    except OptionError as error:
-        problems += error.problems
-        base = Experiment({}, entry="" if "experiment" not in data else "?")  # what it names is the subject all the same
-    keys = _keys(data.get("compare"), document, problems)
-    for key, value in given.keys.items():
-        if value is not None:
-            _check(key, value, problems, where="command line", into=keys)
-    if path is not None and is_workload:
-        keys.setdefault("workload", path.name)
-    elif path is not None and base.entry and not any(kind in keys for kind in SUBJECTS):
-        keys["experiment"] = str(path)
-    elif path is None and subject not in ("conv", "matmul"):
-        if (kind := _kind_of(subject)) in keys:
-            problems.append(
-                Diagnostic(f"--{kind}", f"{subject} is a {kind}, too", "command line", suggestion="name one of them")
-            )
-        keys[kind] = subject
-    axes, marks = _axes(data.get("axes"), document, problems), document.under("axes")
-    named_in_words = _axes_of_words(given.axes, problems)
-    axes |= named_in_words
-    if subject == "conv" and given.shapes:
-        problems.append(Diagnostic("--shape", "is of a product of matrices", "command line", suggestion="msctx compare matmul"))
-    layers = _shapes(given.shapes if subject != "conv" else (), problems)
-    named = [kind for kind in SUBJECTS if kind in keys]
-    if subject in ("conv", "matmul") and not named and layers is None and not given.shapes:
-        what = "--workload NAME" + (" or --shape MxKxN" if subject == "matmul" else "")
-        problems.append(
-            Diagnostic("", f"msctx compare {subject} needs a subject", "command line", f"{what}: {', '.join(workload.known())}")
+    return _Reading(subject, given).comparison()
+
+
+class _Reading:
+    """The description of one comparison, as far as it is read, and what is wrong with it."""
+
+    def __init__(self, subject: str, given: Given) -> None:
+        self.subject, self.given = subject, given
+        self.problems: list[Diagnostic] = []
+        self.path = None if subject in ONE_KIND else find_file(subject)
+        self.document = load(self.path, collect=True) if self.path else parse("", "")
+        self.data = self.document.data if isinstance(self.document.data, dict) else {}
+        self.typed = {key: value for key, value in given.keys.items() if value is not None}
+
+    def comparison(self) -> Comparison:
+        base = self._base()
+        section = self.data.get("compare")
+        keys = self._keys({} if section is None else section, marks=self.document.under("compare"))
+        keys |= self._keys(self.typed, where="command line")
+        self._name_subject(keys, base)
+        axes, points = self._axes(), self._axes_of_words()
+        layers = self._layers(keys)
+        named = [kind for kind in SUBJECTS if kind in keys]
+        kind = named[0] if named else "workload"
+        self._check_keys(keys, kind, model_alone=named == ["model"])
+        if not axes and not points and not self.problems:
+            axes = self._default_axes(named, tuple(keys.get("directions", DIRECTIONS)))
+        found = self._points(axes, points)
+        if self.problems:
+            raise OptionError(sorted(self.problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
+        of = str(keys[kind]) if named else layers.name if layers else ""
+        if kind == "experiment" and self.path and (self.path.parent / of).is_file():
+            of = str(self.path.parent / of)  # meant from the folder of the file that names it
+        more = {}
+        if self.given.quick:
+            more = {"seconds": min(QUICK_SECONDS, keys.get("seconds", QUICK_SECONDS)), "repetitions": 1}
+        return Comparison(
+            name=str(keys.get("name", self.path.stem if self.path else layers.name if layers else of)),
+            subject=kind,
+            of=of,
+            base=base,
+            points=tuple(found),
+            keys=Keys.model_construct(**keys | more),
+            total=QUICK_TOTAL if self.given.quick else None,
+            layers=layers.with_batch(int(keys.get("batch", 1))) if layers else None,
+            command=self.given.command,
+            overrides=tuple(self.given.overrides),
+            file=self.path,
+            place=self.document.mark(("compare", kind)) if self.path else None,
         )
-    elif len(named) + bool(given.shapes) != 1:
-        said = [*named, *(["--shape"] if given.shapes else [])]
-        what = "nothing is named" if not said else f"{' and '.join(said)} are named"
-        place = str(path) if path else "command line"
-        problems.append(Diagnostic("compare", f"{what} to be compared", place, f"one of {', '.join(SUBJECTS)}"))
-    elif named == ["workload"]:
-        layers = _workload(str(keys["workload"]), path, document, problems)
-    if layers is not None and subject in ("conv", "matmul"):
-        only = workload.Convolution if subject == "conv" else workload.Matmul
-        layers = Workload(layers.name, tuple(layer for layer in layers.layers if isinstance(layer, only)), layers.source)
-        if not layers.layers:
-            what = "convolutions" if subject == "conv" else "products of matrices"
-            problems.append(Diagnostic("", f"{layers.name} has no {what} to compare", "command line"))
-    if not axes and not problems:
-        axes = _default_axes(subject, named, tuple(keys.get("directions", DIRECTIONS)))
-    kind = named[0] if named else "workload"
-    if run_words and kind != "experiment":
-        problems += [Diagnostic(word, f"says nothing of a {kind}", "command line") for word in run_words]
-    for key in sorted(keys.keys() & {key for key, of in MEANT_FOR.items() if kind not in of}):
+
+    def _word(self, word: str, text: str, allowed: str = "", hint: str = "") -> None:
+        self.problems.append(Diagnostic(word, text, "command line", allowed, hint))
+
+    def _key(self, key: str, text: str) -> None:
+        """Something is wrong with a key, wherever it was given."""
+        if key in self.typed:
+            self._word(f"--{key}", text)
+        else:
+            self.problems.append(Diagnostic(f"compare.{key}", text, mark=self.document.mark(("compare", key))))
+
+    def _base(self) -> Experiment:
+        others = ("workload",) if self.data.keys() == {"workload"} else COMPARED
+        try:
+            return read_document(self.document, self.path, self.given.overrides, others=others)
+        except OptionError as error:
+            self.problems += error.problems
+            return Experiment(
+                {}, entry="" if "experiment" not in self.data else "?"
+            )  # what it names is the subject all the same
+
+    def _keys(self, section: Any, where: str = "", marks: Marks = lambda path: None) -> dict[str, Any]:
+        found = checked(Keys, section, self.problems, section="compare", where=where, marks=marks)
+        if found is not None:
+            return found.model_dump(exclude_unset=True)
+        each = section.items() if isinstance(section, dict) else ()
+        right = [(key, checked(Keys, {key: value}, [])) for key, value in each if key in Keys.model_fields]
+        return {key: getattr(one, key) for key, one in right if one is not None}
+
+    def _name_subject(self, keys: dict[str, Any], base: Experiment) -> None:
+        """Put down what is compared where that is the file itself or a word of the command line."""
+        if self.path is not None and self.data.keys() == {"workload"}:
+            keys.setdefault("workload", self.path.name)
+        elif self.path is not None and base.entry and not keys.keys() & {*SUBJECTS}:
+            keys["experiment"] = str(self.path)
+        elif self.path is None and self.subject not in ONE_KIND:
+            if (kind := _kind_of(self.subject)) in keys:
+                self._word(f"--{kind}", f"{self.subject} is a {kind}, too", hint="name one of them")
+            keys[kind] = self.subject
+
+    def _layers(self, keys: Mapping[str, Any]) -> Workload | None:
+        """The layers to compare, of a workload or of shapes on the command line; ``None`` for other subjects."""
+        shapes = self.given.shapes
+        if self.subject == "conv" and shapes:
+            self._word("--shape", "is of a product of matrices", hint="msctx compare matmul")
+        layers = self._shapes() if self.subject != "conv" else None
+        named = [kind for kind in SUBJECTS if kind in keys] + ["--shape"] * bool(shapes)
+        if self.subject in ONE_KIND and not named:
+            what = "--workload NAME" + " or --shape MxKxN" * (self.subject == "matmul")
+            self._word("", f"msctx compare {self.subject} needs a subject", f"{what}: {', '.join(workload.known())}")
+        elif len(named) != 1:
+            what = f"{' and '.join(named)} are named" if named else "nothing is named"
+            place = str(self.path) if self.path else "command line"
+            allowed = f"one of {', '.join(SUBJECTS)}"
+            self.problems.append(Diagnostic("compare", f"{what} to be compared", place, allowed))
+        elif named == ["workload"]:
+            layers = self._workload(str(keys["workload"]))
+        if layers is not None and self.subject in ONE_KIND:
+            only, plural = ONE_KIND[self.subject]
+            layers = replace(layers, layers=tuple(layer for layer in layers.layers if isinstance(layer.problem, only)))
+            if not layers.layers:
+                self._word("", f"{layers.name} has no {plural} to compare")
+        return layers
+
+    def _shapes(self) -> Workload | None:
+        layers = []
+        for word in self.given.shapes:
+            if not re.fullmatch(r"0*[1-9]\d{,8}x0*[1-9]\d{,8}x0*[1-9]\d{,8}", word.lower()):
+                self._word("--shape", f"{word!r} is no shape of a product", "MxKxN, such as 1024x1024x1024")
+                continue
+            m, k, n = map(int, word.lower().split("x"))
+            layers.append(NetworkLayer(word, Product((m, k), (k, n))))
+        return Workload("matmul", tuple(layers)) if layers else None
+
+    def _workload(self, name: str) -> Workload | None:
+        beside = self.path.parent / name if self.path else None
+        try:
+            return workload.read(str(beside) if beside is not None and beside.is_file() else name)
+        except (OptionError, FileError) as error:
+            mark = self.document.mark(("compare", "workload"))
+            self.problems += [
+                p if p.mark else Diagnostic("compare.workload", f"{p.where} {p.text}", "", p.allowed, p.suggestion, mark)
+                for p in error.problems
+            ]
+            return None
+
+    def _check_keys(self, keys: Mapping[str, Any], kind: str, model_alone: bool) -> None:
+        """What does not apply to this kind of subject."""
         article = "an" if kind[0] == "e" else "a"
-        problems.append(_of_key(key, f"says nothing of {article} {kind}", given, document))
-    if "budget" in keys and named != ["model"]:
-        text = "a budget is for the error of a whole model: compare package.module:function"
-        problems.append(_of_key("budget", text, given, document))
-    if given.quick and given.keys.get("seconds") is not None:
-        problems.append(
-            Diagnostic("--seconds", "--quick says how long a row takes, too", "command line", suggestion="give one of them")
-        )
-    points = _points(axes, lambda place: None if place[0] in named_in_words else marks(place), problems)
-    if problems:
-        raise OptionError(sorted(problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
-    if layers is not None:
-        layers = layers.with_batch(int(keys.get("batch", 1)))
-    if kind == "experiment" and path and (path.parent / str(keys[kind])).is_file():
-        keys[kind] = str(path.parent / str(keys[kind]))  # meant from the folder of the file that names it
-    of = str(keys[kind]) if named else layers.name if layers else ""
-    more: dict[str, Any] = {
-        key: keys[key]
-        for key in ("directions", "phases", "batch", "seconds", "repetitions", "error_limit", "budget")
-        if key in keys
-    }
-    if given.quick:
-        more |= {"seconds": min(QUICK_SECONDS, more.get("seconds", QUICK_SECONDS)), "total": QUICK_TOTAL, "repetitions": 1}
-    name = str(keys.get("name", path.stem if path else layers.name if layers else of))
-    more |= {"layers": layers, "command": given.command, "overrides": tuple(given.overrides), "file": path}
-    more["place"] = document.mark(("compare", kind)) if path else None
-    return Comparison(name, kind, of, base, axes, tuple(points), **more)
+        for word in self.given.overrides:
+            if kind != "experiment" and word.startswith(("args.", "experiment.", "record.")):
+                self._word(word, f"does not apply to a {kind}")
+        for key, kinds in sorted(MEANT_FOR.items()):
+            if key in keys and kind not in kinds:
+                self._key(key, f"does not apply to {article} {kind}")
+        if "budget" in keys and not model_alone:
+            self._key("budget", "a budget is for the error of a whole model: compare package.module:function")
+        if self.given.quick and "seconds" in self.typed:
+            self._word("--seconds", "--quick says how long a row takes, too", hint="give one of them")
 
+    def _axes(self) -> dict[str, Any]:
+        section = self.data.get("axes")
+        if section is not None and not isinstance(section, dict):
+            mark = self.document.mark(("axes",))
+            self.problems.append(Diagnostic("axes", "is not a dictionary", self.document.file, AXIS, mark=mark))
+        found = {}
+        for key, values in section.items() if isinstance(section, dict) else ():
+            is_set = isinstance(values, dict) and all(one is None or isinstance(one, dict) for one in values.values())
+            if values and (isinstance(values, list) if find(key) else is_set):
+                found[key] = values
+            else:
+                text = "is not a list of values" if find(key) else "is no option, and has no sets of options either"
+                hint = "" if find(key) else nearest(key, _spellings())
+                self.problems.append(Diagnostic(f"axes.{key}", text, "", AXIS, hint, self.document.mark(("axes", key, ""))))
+        return found
 
-def _of_key(key: str, text: str, given: Given, document: Document) -> Diagnostic:
-    """A problem of a key, where it was given."""
-    if given.keys.get(key) is not None:
-        return Diagnostic(f"--{key}", text, "command line")
-    return Diagnostic(f"compare.{key}", text, mark=document.mark(("compare", key)))
+    def _axes_of_words(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        allowed = "an option with its values"
+        for word in self.given.axes:
+            key, _, text = word.partition("=")
+            if text and not find(key):
+                more = ": arguments are for msctx run --sweep" if key.startswith("args.") else ""
+                self._word("--axis", f"{word!r} is no option{more}", allowed, nearest(key, _spellings()))
+                continue
+            try:
+                values = values_of(key, text) if text else []
+            except (OptionError, FileError) as error:
+                for problem in error.problems:
+                    self._word("--axis", f"{key}={text}: {problem.text}")
+                continue
+            except AmbiguousNumber as error:
+                self._word("--axis", f"{key}: {error}")
+                continue
+            if not values:
+                self._word("--axis", f"{word!r} is not KEY=VALUE,VALUE", allowed)
+            elif any(value is None for value in values):
+                self._word("--axis", f"{key}={text} has an empty value")
+            elif any(is_same(key, other) for other in found):
+                self._word("--axis", f"{key} is named twice", hint="name all its values at once")
+            else:
+                found[key] = values
+        return found
+
+    def _default_axes(self, named: list[str], directions: tuple[str, ...]) -> dict[str, Any]:
+        """All algorithms for layers, those that decide for themselves for whole models."""
+        if self.subject == "matmul":
+            return {"precision": PRECISIONS}
+        every = grid.every_algorithm(directions)
+        if named == ["workload"]:
+            return {"algorithm": every}
+        if named == ["experiment"]:
+            return {"deterministic": ["OFF", "ON"]}
+        return {"algorithm": {name: every[name] for name in ("normal", "performance")}}
+
+    def _points(self, axes: Mapping[str, Any], typed: Mapping[str, Any]) -> list[Point]:
+        """The grid; each value is checked by itself, so that a mistake is reported once and at its place."""
+        before, marks = len(self.problems), self.document.under("axes")
+        for key, values in {**axes, **typed}.items():
+            sets = values if isinstance(values, Mapping) else {number: {key: one} for number, one in enumerate(values)}
+            for place, options in sets.items():
+                mark = None if key in typed else marks((key, place))
+                try:
+                    make_layer(options or {}, "axes" if mark else "command line", all_at(mark) if mark else None)
+                except OptionError as error:
+                    self.problems += error.problems
+        found = grid.points({**axes, **typed}) if len(self.problems) == before else []
+        for name, count in Counter(point.name for point in found).items():
+            if not name and axes:
+                self.problems.append(Diagnostic("axes", "a choice has no name", allowed=AXIS))
+            elif count > 1:
+                text = f"two choices are named {name!r}"
+                self.problems.append(Diagnostic("axes", text, suggestion="name each value once"))
+        return found
 
 
 def _kind_of(subject: str) -> str:
@@ -259,165 +412,16 @@ def _kind_of(subject: str) -> str:
         raise FileError([Diagnostic("", "is a file of Python", subject, suggestion=hint)])
     if subject in workload.known():
         return "workload"
-    names = {p.stem for p in (CONFIGS / "experiments").glob("*.yaml")}
-    if subject in names:
+    if subject in _shipped("experiments"):
         return "experiment"
-    comparisons = {p.stem for p in (CONFIGS / "compare").glob("*.yaml")}
-    allowed = (
-        f"a YAML file; conv, matmul; package.module:function; {', '.join(sorted({*comparisons, *names, *workload.known()}))}"
-    )
-    hint = nearest(subject, {*comparisons, *names, *workload.known(), "conv", "matmul"})
+    names = sorted({*_shipped("compare"), *_shipped("experiments"), *workload.known()})
+    allowed = f"a YAML file; conv, matmul; package.module:function; {', '.join(names)}"
+    hint = nearest(subject, [*names, *ONE_KIND])
     raise FileError([Diagnostic("", "is nothing that can be compared", subject, allowed, hint)])
 
 
-# --- sections ---------------------------------------------------------------------------------------------------------
-
-
-def _keys(section: Any, document: Document, problems: list[Diagnostic]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if section is None:
-        return found
-    if not isinstance(section, dict):
-        problems.append(Diagnostic("compare", "is not a dictionary", mark=document.mark(("compare",))))
-        return found
-    for key, value in section.items():
-        if key not in KEYS:
-            mark = document.mark(("compare", key, ""))
-            problems.append(Diagnostic(f"compare.{key}", "unknown key", "", ", ".join(KEYS), nearest(str(key), KEYS), mark))
-        else:
-            _check(key, value, problems, mark=document.mark(("compare", key)), into=found)
-    return found
-
-
-def _check(
-    key: str, value: Any, problems: list[Diagnostic], *, where: str = "", mark: Mark | None = None, into: dict[str, Any]
-) -> None:
-    try:
-        into[key] = KEYS[key].parse(value)
-    except BadValue as bad:
-        problems.append(Diagnostic(f"compare.{key}", bad.text, where, bad.allowed, str(bad.suggestion or ""), mark))
-
-
-AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
-
-
-def _axes(section: Any, document: Document, problems: list[Diagnostic]) -> dict[str, Any]:
-    if section is None:
-        return {}
-    if not isinstance(section, dict):
-        problems.append(Diagnostic("axes", "is not a dictionary", document.file, AXIS, mark=document.mark(("axes",))))
-        return {}
-    found = {}
-    for key, values in section.items():
-        fine = (
-            isinstance(values, list)
-            if find(key)
-            else isinstance(values, dict) and all(value is None or isinstance(value, dict) for value in values.values())
-        )
-        if fine and values:
-            found[key] = values
-        else:
-            text = "is not a list of values" if find(key) else "is no option, and has no sets of options either"
-            hint = "" if find(key) else nearest(key, _names())
-            problems.append(Diagnostic(f"axes.{key}", text, "", AXIS, hint, document.mark(("axes", key, ""))))
-    return found
-
-
-def _names() -> list[str]:
-    from msctx.options import OPTIONS
-
+def _spellings() -> list[str]:
     return [spelling for option in OPTIONS.values() for spelling in option.spellings]
-
-
-def _axes_of_words(words: Sequence[str], problems: list[Diagnostic]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for word in words:
-        key, sign, text = word.partition("=")
-        try:
-            values = values_of(key, text) if sign and text and find(key) else []
-        except FileError as error:
-            problems += [Diagnostic("--axis", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
-            continue
-        if any(value is None for value in values):
-            problems.append(Diagnostic("--axis", f"{key}={text} has an empty value", "command line"))
-            continue
-        if any(is_same(key, other) for other in found):
-            problems.append(
-                Diagnostic("--axis", f"{key} is named twice", "command line", suggestion="name all its values at once")
-            )
-        elif not values:
-            hint = "" if not sign or find(key) else nearest(key, _names())
-            what = "is no option" if sign and text and not find(key) else "is not KEY=VALUE,VALUE"
-            what += ": arguments are for msctx run --sweep" if key.startswith("args.") else ""
-            problems.append(Diagnostic("--axis", f"{word!r} {what}", "command line", "an option with its values", hint))
-        found[key] = values
-    return found
-
-
-def _shapes(words: Sequence[str], problems: list[Diagnostic]) -> Workload | None:
-    layers = []
-    for word in words:
-        sizes = word.lower().split("x")
-        if len(sizes) != 3 or not all(size.isdecimal() and len(size) < 10 and int(size) for size in sizes):
-            problems.append(
-                Diagnostic("--shape", f"{word!r} is no shape of a product", "command line", "MxKxN, such as 1024x1024x1024")
-            )
-            continue
-        m, k, n = map(int, sizes)
-        layers.append(workload.Matmul(word, (m, k), (k, n)))
-    return Workload("matmul", tuple(layers)) if layers else None
-
-
-def _workload(name: str, path: Path | None, document: Document, problems: list[Diagnostic]) -> Workload | None:
-    beside = path.parent / name if path else None
-    try:
-        return workload.read(str(beside) if beside is not None and beside.is_file() else name)
-    except (OptionError, FileError) as error:
-        mark = document.mark(("compare", "workload"))
-        problems += [
-            p if p.mark else Diagnostic("compare.workload", f"{p.where} {p.text}", "", p.allowed, p.suggestion, mark)
-            for p in error.problems
-        ]
-        return None
-
-
-PRECISIONS = {
-    "TF32": {"matmul_allow_tf32": True},
-    "bfloat16": {"precision_mode": "allow_mix_precision_bf16"},
-    "float16": {"precision_mode": "allow_mix_precision_fp16"},
-}
-"""What products of matrices are compared in by default."""
-
-
-def _default_axes(subject: str, named: list[str], directions: tuple[str, ...]) -> dict[str, Any]:
-    """What is compared by default: all algorithms for layers, those that decide for themselves for whole models."""
-    if subject == "matmul":
-        return {"precision": PRECISIONS}
-    every = grid.every_algorithm(directions)
-    if named == ["workload"]:
-        return {"algorithm": every}
-    if named == ["experiment"]:
-        return {"deterministic": ["OFF", "ON"]}
-    return {"algorithm": {name: every[name] for name in ("normal", "performance")}}
-
-
-def _points(axes: Axes, marks: Any, problems: list[Diagnostic]) -> list[Point]:
-    """The grid; each value is checked by itself, so that a mistake is reported once and at its place."""
-    before = len(problems)
-    for key, values in axes.items():
-        sets = values.values() if isinstance(values, Mapping) else [{key: value} for value in values]
-        for number, options in enumerate(sets):
-            mark = marks((key, list(values)[number] if isinstance(values, Mapping) else number))
-            try:
-                make_layer(options or {}, "axes" if mark else "command line", all_at(mark) if mark else None)
-            except OptionError as error:
-                problems += error.problems
-    found = grid.points(axes) if len(problems) == before else []
-    names = sorted(point.name for point in found)
-    problems += [Diagnostic("axes", "a choice has no name", allowed=AXIS)] * ("" in names and bool(axes))
-    twice = dict.fromkeys(a for a, b in itertools.pairwise(names) if a == b)
-    problems += [Diagnostic("axes", f"two choices are named {name!r}", suggestion="name each value once") for name in twice]
-    return found
 
 
 def combined(points: Sequence[Point]) -> dict[str, str]:
@@ -434,13 +438,12 @@ def combined(points: Sequence[Point]) -> dict[str, str]:
 def pairs(comparison: Comparison, option: str) -> list[tuple[Point, Point, Any, Any]]:
     """The pairs of points that differ in what holds of one option alone, whatever it is spelled, and what that is."""
     given = {name: setting.value for name in comparison.base.settings if (setting := comparison.base.settings.get(name))}
-    whole = [given | canonical(point.options) for point in comparison.points]
-    found = []
-    for (one, a), (other, b) in itertools.combinations(zip(comparison.points, whole, strict=True), 2):
-        first, second = a.get(option), b.get(option)
-        if first != second and {**a, option: None} == {**b, option: None}:
-            found.append((one, other, first, second))
-    return found
+    whole = [(point, given | canonical(point.options)) for point in comparison.points]
+    return [
+        (one, other, a.get(option), b.get(option))
+        for (one, a), (other, b) in itertools.combinations(whole, 2)
+        if a.get(option) != b.get(option) and {**a, option: None} == {**b, option: None}
+    ]
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:

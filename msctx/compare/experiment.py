@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msctx.compare.comparison import FAILED, MEASURED, SKIPPED, TORCH, UNABLE, Outcome, Watch
+from msctx.compare.comparison import TORCH, Watch, counted
 from msctx.compare.config import Comparison, combined
+from msctx.compare.result import FAILED, MEASURED, SKIPPED, UNABLE, Baseline, Cell, Outcome, Row
 from msctx.native.children import Children
 from msctx.run.sweep import run_point, why, words_of
 
@@ -27,7 +28,7 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
     watch = watch or Watch()
     choices: dict[str, Mapping[str, Any]] = {TORCH: {}, **{point.name: point.options for point in comparison.points}}
     impossible = combined(comparison.points)
-    rounds = comparison.repetitions
+    rounds = comparison.keys.repetitions
     first = 0 if comparison.total is not None else -1
     watch.begin((rounds - first) * len(choices))
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
@@ -67,37 +68,39 @@ def _of_file(comparison: Comparison) -> list[str]:
     return words_of(dict(found.values()))
 
 
-def _row(
-    comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impossible: Mapping[str, str], late: str
-) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": comparison.of, "direction": "run", "problem": "a whole run", "count": 1, "operations": 0}
-    row |= {"baseline": {}, "cells": []}
+def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impossible: Mapping[str, str], late: str) -> Row:
+    row = Row(name=comparison.of, direction="run", problem="a whole run", count=1, operations=0, baseline=Baseline(), cells=[])
     plain = _seconds(found[TORCH])
     if not plain:
-        row["reason"] = _why(found[TORCH], late)
+        row.reason = _why(found[TORCH], late)
         return row
-    row["baseline"] = {"ran": found[TORCH][0].get("ran", ""), "ms": statistics.median(plain) * 1e3, "error": None}
-    row["baseline"] |= {"peak_bytes": found[TORCH][0].get("peak_memory_bytes"), "metrics": _metrics(found[TORCH])}
-    row["rounds"] = len(plain)
+    row.baseline = Baseline(ms=statistics.median(plain) * 1e3, error=None, **_shown(found[TORCH]))
+    row.rounds = len(plain)
     for point in comparison.points:
-        cell: dict[str, Any] = {"point": point.name, "asked": dict(point.options)}
-        own = _seconds(found[point.name])
-        if point.name in impossible or not own or _has_failed(found[point.name]):
-            status = UNABLE if point.name in impossible else FAILED if _has_failed(found[point.name]) else SKIPPED
-            reason = impossible.get(point.name) or _why(found[point.name], late)
-            row["cells"].append(cell | {"status": status, "reason": reason})
-            continue
-        own = own[: len(plain)]  # of rounds that both have, where it was interrupted
-        ratios = [a / b for a, b in zip(plain, own, strict=False)]
-        row["cells"].append(
-            cell
-            | {"status": MEASURED, "times": [seconds * 1e3 for seconds in own]}
-            | {"ran": found[point.name][0].get("ran", ""), "ratio": statistics.median(ratios), "error": None}
-            | {"spread": (max(ratios) - min(ratios)) / statistics.median(ratios) if len(ratios) > 1 else None}
-            | {"ms": statistics.median(own) * 1e3, "peak_bytes": found[point.name][0].get("peak_memory_bytes")}
-            | {"metrics": _metrics(found[point.name])}
-        )
+        runs = found[point.name]
+        own = _seconds(runs)[: len(plain)]  # of rounds that both have, where it was interrupted
+        cell = Cell(point=point.name, asked=dict(point.options), status=MEASURED)
+        row.cells.append(cell)
+        if point.name in impossible:
+            cell.status, cell.reason = UNABLE, impossible[point.name]
+        elif not own or _has_failed(runs):
+            cell.status, cell.reason = FAILED if _has_failed(runs) else SKIPPED, _why(runs, late)
+        else:
+            ratios = [a / b for a, b in zip(plain, own, strict=False)]
+            cell.ratio, cell.ms, cell.error = statistics.median(ratios), statistics.median(own) * 1e3, None
+            cell.spread = (max(ratios) - min(ratios)) / cell.ratio if len(ratios) > 1 else None
+            cell.times = [seconds * 1e3 for seconds in own]
+            row.cells[-1] = cell.model_copy(update=_shown(runs))
     return row
+
+
+def _shown(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the first run computed, took and returned."""
+    first = runs[0]
+    metrics = {
+        key: value for key, value in first.items() if key not in OUR_KEYS | {"ran"} and isinstance(value, int | float | str)
+    }
+    return {"ran": first.get("ran", ""), "peak_bytes": first.get("peak_memory_bytes"), "metrics": metrics}
 
 
 def _seconds(results: list[dict[str, Any]]) -> list[float]:
@@ -113,14 +116,6 @@ def _why(results: list[dict[str, Any]], late: str) -> str:
     return next((why(result) for result in results if result.get("status") != "completed"), late)
 
 
-def _metrics(results: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in results[0].items()
-        if key not in OUR_KEYS | {"ran"} and isinstance(value, int | float | str)
-    }
-
-
 def _what_ran(folder: Path) -> str:
     try:
         rows = json.loads((folder / "choices.json").read_text(encoding="utf-8"))
@@ -129,4 +124,4 @@ def _what_ran(folder: Path) -> str:
     ran = Counter[str]()
     for row in rows:
         ran[row["ran"]] += row["calls"]
-    return ", ".join(name if len(ran) == 1 else f"{name} x{count}" for name, count in ran.most_common())
+    return counted(ran)

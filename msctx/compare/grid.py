@@ -10,6 +10,7 @@ from typing import Any
 from msctx.options import OPTIONS, find
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
+PHASES = ("inference", "training")
 ALGORITHMS = tuple(f"conv_{direction}_algo" for direction in DIRECTIONS)
 Axes = Mapping[str, "Sequence[Any] | Mapping[str, Mapping[str, Any]]"]
 """An option with its values, or a name of one's own with sets of options by names of one's own."""

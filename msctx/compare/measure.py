@@ -55,6 +55,11 @@ class Ratio:
     times: tuple[float, ...] = ()
 
     @property
+    def ms(self) -> list[float]:
+        """The times in ms, as they are written down."""
+        return [float(f"{seconds * 1e3:.5g}") for seconds in self.times]
+
+    @property
     def noise(self) -> float:
         """Of torch beside itself: how far a ratio is from 1 without any cause."""
         return max(abs(self.ratio - 1), margin(self.spread, self.rounds))

@@ -1,148 +1,292 @@
-"""What a comparison found, as data: result.json, result.csv, the settings that it recommends, and earlier results beside it."""
+"""What a comparison found: the models that result.json is written from and read into, and of which its schema is made."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
-import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from msctx.compare import choose
-from msctx.compare.choose import measured
-from msctx.compare.comparison import FAILED, Outcome
-from msctx.compare.config import Comparison, canonical, pairs
-from msctx.compare.grid import algorithms
-from msctx.compare.workload import DEFAULTS, Convolution
+from msctx.compare.grid import DIRECTIONS, PHASES
 from msctx.errors import Diagnostic, FileError
 from msctx.run.record import plain
 from msctx.run.sweep import unformulated
 
-FORMAT = 1
-COSTS = ("deterministic", "thread_invariant", "batch_invariant")
-"""Options whose cost has a view of its own: the time with them over that without."""
+FORMAT: Final = 1
+NO_SAY: Final = "no_say"
+"""None of its options applies to the row."""
+UNABLE: Final = "unable"
+"""It cannot run, or is not carried out."""
+FAILED: Final = "failed"
+"""It raised, or its result was wrong."""
+SKIPPED: Final = "skipped"
+"""There was no time for it."""
+MEASURED: Final = "measured"
+Status = Literal["measured", "no_say", "unable", "failed", "skipped"]
 
 
-def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """All of it as plain data."""
-    found: dict[str, Any] = {
-        "format": FORMAT,
-        "name": comparison.name,
-        "subject": {comparison.subject: comparison.of},
-        "source": comparison.layers.source if comparison.layers else "",
-        "command": comparison.command,
-        "partial": outcome.partial,
-        "interrupted": outcome.interrupted,
-        "seconds_per_row": comparison.seconds,
-        "error_limit": comparison.error_limit,
-        "context": {
-            name: setting.value for name in comparison.base.settings if (setting := comparison.base.settings.get(name))
-        },
-        "points": [{"name": point.name, "options": dict(point.options)} for point in comparison.points],
-        "rows": outcome.rows,
-        "environment": {key: value for key, value in environment.items() if key != "argv"},
-    }
-    found["totals"] = totals(found)
-    found["costs"] = costs(comparison, found)
-    found["files"] = {}
-    recommend(found, best(comparison, found))
-    return dict(plain(found))
+class _Part(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True, populate_by_name=True)
 
 
-def totals(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each choice: the time of all rows as often as they occur, torch's over its own; where it has no time, torch's counts."""
-    found = []
-    for point in result["points"]:
-        cells = [(row, cell) for row in result["rows"] for cell in row["cells"] if cell["point"] == point["name"]]
-        timed = [cell for _, cell in cells if "ratio" in cell]
-        if not timed:
-            continue
-        base = sum(row["count"] * row["baseline"]["ms"] for row, _ in cells)
-        own = sum(row["count"] * row["baseline"]["ms"] / cell.get("ratio", 1.0) for row, cell in cells)
-        errors = [cell["error"] for cell in timed if cell["error"] is not None]
-        head = {"point": point["name"], "ratio": base / own, "error": max(errors, default=None)}
-        most = {key: max((cell.get(key) or 0 for cell in timed), default=0) for key in ("workspace", "peak_bytes")}
-        stopped = sum(cell["spread"] is None for cell in timed)
-        found.append({**head, **most, "rows": len(timed), "rows_of_torch": len(cells) - len(timed), "rows_stopped": stopped})
-    return found
+class Cell(_Part):
+    """One choice in one row: its figures, or the reason why there are none."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["ratio", "error", "spread", "ran"]}, {"required": ["reason"]}]}
+    )
+
+    point: str
+    """The name of the choice."""
+    asked: dict[str, Any]
+    """Those of its options that apply to this row."""
+    status: Status = MEASURED
+    """no_say: none of its options applies to this row; unable: it cannot run, or is not carried out; failed: it raised, or its
+    result was wrong; skipped: there was no time for it."""
+    ran: str = ""
+    """What ran: the algorithm, or algorithms with how often."""
+    ratio: float = Field(default=0.0, gt=0, allow_inf_nan=False)
+    """torch's time over its own, in the median."""
+    measured: list[float] = []
+    """Of a row's fastest: the ratios of both times; the smaller one counts."""
+    same_as: str | None = None
+    """The choice whose figures these are, as it comes to the same kernels; empty: torch's own path."""
+    times: list[float] = []
+    """Of each round: ms of a run."""
+    spread: float | None = None
+    """The range of the middle half of the ratios, as a part of the median; null: it was stopped after two runs."""
+    ms: float = 0.0
+    error: float | None = None
+    """Against float64; null for whole runs."""
+    bound: float | None = None
+    """The error beyond which it has no time."""
+    workspace: int | None = None
+    """Bytes that the algorithm takes beside the tensors."""
+    peak_bytes: int | None = None
+    """The most memory at once that a run took beyond what was there."""
+    noisy: bool = False
+    reason: str = ""
+    """Why it has no time."""
+    told: str = ""
+    """What of the choice has no effect here."""
+    metrics: dict[str, Any] = {}
+    """Of an experiment: what its run returned."""
 
 
-def best(comparison: Comparison, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What to take: for layers the best choice of each, which rules bring about; else one choice for all rows."""
-    rows, points = result["rows"], result["points"]
-    plans = choose.for_all(rows, points) if comparison.layers is None else choose.by_row(rows, points)
-    plan, ratio = choose.best(rows, plans)
-    if plan is None:
-        return {"ratio": 1.0, "points": [""] * len(rows), "options": {}}
-    options = canonical(plan.rest) | ({} if comparison.layers is None else _rules(comparison, result, plan.points))
-    return {"ratio": ratio, "points": list(plan.points), "options": options}
+class Baseline(_Part):
+    """torch's own path with what holds for all; empty where it failed."""
+
+    ran: str = ""
+    ms: float = 0.0
+    error: float | None = None
+    peak_bytes: int | None = None
+    times: list[float] = []
+    """Of each round: ms of a run."""
+    metrics: dict[str, Any] = {}
 
 
-def recommend(result: dict[str, Any], found: Mapping[str, Any]) -> None:
-    """Put down what to take, and the same as YAML for ``msctx run``, with what holds for all; empty: torch's own path."""
-    result["best"] = dict(found)
-    whole = {"context": {**result["context"], **found["options"]}}
-    result["recommended"] = yaml.safe_dump(plain(whole), sort_keys=False, width=130) if found["options"] else ""
+class Row(_Part):
+    """One direction of a layer, one phase of a model, or a whole run."""
+
+    name: str
+    direction: str = Field(json_schema_extra={"enum": [*DIRECTIONS, "forward", *PHASES, "run"]})
+    problem: str
+    """Its shapes."""
+    count: int = 1
+    """How often it occurs."""
+    operations: int = 0
+    """Multiplications and additions; 0: not counted."""
+    baseline: Baseline
+    cells: list[Cell]
+    control: float = 1.0
+    """torch over torch again: how far the machine is to be trusted."""
+    control_spread: float | None = None
+    """The range of the middle half of that over the rounds."""
+    noisy: bool = False
+    rounds: int = 0
+    reason: str = ""
+    """Why nothing was measured."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.direction}"
+
+    @property
+    def timed(self) -> list[Cell]:
+        """The cells that have a time."""
+        return [cell for cell in self.cells if cell.ratio]
+
+    def cell_of(self, point: str) -> Cell | None:
+        """The cell of a choice, if it has a time."""
+        return next((cell for cell in self.timed if cell.point == point), None)
 
 
-def costs(comparison: Comparison, result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What determinism costs: for each pair of choices that differ in it alone, the time with it over that without, by row."""
-    found = []
-    for option in COSTS:
-        for one, other, first, second in pairs(comparison, option):
-            on, off = (one, other) if _is_on(first) else (other, one)
-            if _is_on(first) == _is_on(second):
-                continue
-            rows = []
-            for number, row in enumerate(result["rows"]):
-                cells = {cell["point"]: cell for cell in measured(row)}
-                if on.name in cells and off.name in cells:
-                    rows.append({"row": number, "cost": cells[off.name]["ratio"] / cells[on.name]["ratio"]})
-            if rows:
-                mean = math.exp(sum(math.log(row["cost"]) for row in rows) / len(rows))
-                found.append({"option": option, "with": on.name, "without": off.name, "geometric_mean": mean, "rows": rows})
-    return found
+class PointOptions(_Part):
+    """One of the choices."""
+
+    name: str
+    options: dict[str, Any]
 
 
-def _is_on(value: Any) -> bool:
-    return str(value).upper() in ("ON", "TRUE", "1", "YES")
+class Total(_Part):
+    """A choice on all rows as often as they occur."""
+
+    point: str
+    ratio: float
+    """torch's time over its own; torch's counts where it has none."""
+    error: float | None
+    """The largest."""
+    workspace: int
+    """The largest."""
+    peak_bytes: int
+    """The largest."""
+    rows: int
+    """In how many rows it has a time."""
+    rows_of_torch: int
+    """In how many it has none."""
+    rows_stopped: int = 0
+    """In how many it was stopped after two runs, ten times as slow: the ratio is rough, and no gain."""
 
 
-def _rules(comparison: Comparison, result: Mapping[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
-    """conv_algo_rules: conditions that name a layer's problem → the algorithms that were fastest there."""
-    assert comparison.layers is not None
-    convolutions = [layer for layer in comparison.layers.layers if isinstance(layer, Convolution)]
-    layers = {(layer.name, str(layer)): layer for layer in convolutions}
-    options = {point["name"]: point["options"] for point in result["points"]}
-    rules: dict[str, dict[str, str]] = {}
-    for row, point in zip(result["rows"], chosen, strict=True):
-        layer = layers.get((row["name"], row["problem"]))
-        if layer is not None and (algorithm := algorithms(options.get(point, {})).get(row["direction"])):
-            rules.setdefault(_condition(layer, convolutions), {})[row["direction"]] = algorithm
-    return {"conv_algo_rules": rules} if rules else {}
+class Best(_Part):
+    """What to take: for layers the best choice of each, of those with the same options beside algorithms; else one for all."""
+
+    ratio: float = 1.0
+    points: list[str]
+    """For each row; an empty name is torch's own path, or, within a budget, what no single choice is."""
+    options: dict[str, Any] = {}
+    """What is recommended, beside the options that hold for all; empty: nothing."""
 
 
-def _condition(layer: Convolution, layers: Sequence[Convolution]) -> str:
-    """A layer's problem whatever the batch: its image, weight and what else sets it apart from the other layers."""
-
-    def along(values: Sequence[int]) -> str:
-        return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
-
-    words = [f"input=*x{'x'.join(map(str, layer.input[1:]))}", f"weight={'x'.join(map(str, layer.weight))}"]
-    alike = [other for other in layers if (other.input[1:], other.weight) == (layer.input[1:], layer.weight)]
-    for field, default in {**DEFAULTS, "groups": 1, "transposed": False, "dtype": layer.dtype, "layout": layer.layout}.items():
-        value = getattr(layer, field)
-        is_default = set(value) == {default} if isinstance(value, tuple) else value == default
-        if field != "output_padding" and (not is_default or any(getattr(other, field) != value for other in alike)):
-            words.append(f"{field}={along(value) if isinstance(value, tuple) else str(value).lower()}")
-    return " ".join(words)
+class CostOfRow(_Part):
+    row: int
+    cost: float
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+class Cost(_Part):
+    """What determinism costs: a pair of choices that differ in it alone."""
+
+    option: str
+    with_: str = Field(validation_alias="with", serialization_alias="with")
+    without: str
+    geometric_mean: float
+    """The time with it over that without."""
+    rows: list[CostOfRow]
+
+
+class ForAll(_Part):
+    """The best choice for all layers."""
+
+    point: str = ""
+    ratio: float = 1.0
+    error: float
+    options: dict[str, Any] = {}
+
+
+class ByLayer(_Part):
+    """The best setting layer by layer."""
+
+    ratio: float = 1.0
+    error: float
+    options: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
+    """conv_algo_rules."""
+    float32: list[str] = []
+    """The modules that are kept in float32."""
+
+
+class Budget(_Part):
+    """The fastest layers within an error of the whole model, or why there are none."""
+
+    budget: float
+    phase: str = ""
+    reason: str = ""
+    per_layer: ByLayer | None = None
+    uniform: ForAll | None = None
+    tried: int = 0
+    """How many settings the model was run with."""
+
+
+class Change(_Part):
+    """A ratio over that of an earlier result."""
+
+    name: str
+    direction: str
+    problem: str
+    point: str
+    change: float | None
+    """null: it has no time today."""
+    reason: str = ""
+
+
+class Result(_Part):
+    """What msctx compare found."""
+
+    format: Literal[1]
+    name: str
+    subject: dict[str, str]
+    """workload, model or experiment: which."""
+    source: str
+    """Where a workload's shapes come from."""
+    command: str
+    """What was typed."""
+    partial: str
+    """Why rows are missing; empty: none is."""
+    interrupted: bool = False
+    """By Ctrl-C."""
+    seconds_per_row: float
+    error_limit: float | None
+    """That was asked for; null: 1e-3, and 0.02 where a choice lowers the precision."""
+    context: dict[str, Any]
+    """The options that hold for all choices, and for torch's own path."""
+    points: list[PointOptions]
+    """The choices."""
+    rows: list[Row]
+    totals: list[Total] = []
+    best: Best = Best(points=[])
+    costs: list[Cost] = []
+    budget: Budget | None = None
+    against: list[Change] = []
+    elsewhere: list[str] = []
+    """In what the machine or the settings of the earlier result differ."""
+    recommended: str = ""
+    """YAML that msctx run takes."""
+    files: dict[str, str] = {}
+    """Files that it names: name, text."""
+    environment: dict[str, Any]
+
+    @property
+    def under(self) -> str:
+        """What holds for all choices and for torch's own path."""
+        return ", ".join(f"{name}={value}" for name, value in self.context.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """As result.json holds it: what is not known is left out."""
+        return dict(plain(self.model_dump(exclude_unset=True, by_alias=True)))
+
+
+@dataclass
+class Outcome:
+    """The rows of a comparison, as far as it came."""
+
+    rows: list[Row] = field(default_factory=list)
+    partial: str = ""
+    """Why rows are missing."""
+    interrupted: bool = False
+    """By Ctrl-C."""
+
+    def interrupt(self) -> None:
+        self.partial, self.interrupted = "interrupted", True
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of result.json."""
+    return Result.model_json_schema(by_alias=True)
+
 
 COLUMNS = (
     *("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound"),
@@ -150,99 +294,29 @@ COLUMNS = (
 )
 
 
-def as_csv(result: Mapping[str, Any]) -> str:
+def as_csv(result: Result) -> str:
     """A line for each cell."""
     text = io.StringIO()
     lines = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     lines.writeheader()
-    for row in result["rows"]:
-        head = {key: row[key] for key in ("name", "direction", "problem", "count")}
-        head["baseline_ms"] = row["baseline"].get("ms", "")
-        for cell in row["cells"] or [{"point": "", "reason": row.get("reason", "")}]:
-            lines.writerow({key: unformulated(value) for key, value in {**head, **cell}.items()})
+    for row in result.rows:
+        head = row.model_dump(include={"name", "direction", "problem", "count"}) | {"baseline_ms": row.baseline.ms or ""}
+        for cell in row.cells or [Cell(point="", asked={}, reason=row.reason)]:
+            line: Mapping[str, Any] = head | cell.model_dump(exclude_unset=True)
+            lines.writerow({key: unformulated(value) for key, value in line.items()})
     return text.getvalue()
 
 
-def read(path: str) -> dict[str, Any]:
+def read(path: str) -> Result:
     """An earlier result.json."""
-    from msctx.compare.schema import fits  # which needs the keys of a comparison's file
-
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        return Result.model_validate_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise FileError([Diagnostic("", f"cannot be read: {error.strerror}", path)]) from None
-    except (ValueError, RecursionError) as error:
-        raise FileError([Diagnostic("", f"is not JSON: {error}", path)]) from None
-    if not fits(data):
-        text = f"is no result of msctx compare of format {FORMAT}"
-        raise FileError([Diagnostic("", text, path, suggestion="give the result.json of a comparison")])
-    return dict(data)
-
-
-def against(result: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each figure of an earlier result beside today's: both are ratios to torch in their own run. ``change`` is today's over the
-    earlier one, ``None`` where today there is a ``reason`` instead. Choices that are not asked for today are left out."""
-    today = {key: (row, cell) for row in result["rows"] for cell in row["cells"] for key in [_key(row, cell)]}
-    rows = {(row["name"], row["direction"], row["problem"]): row for row in result["rows"]}
-    points = {point["name"] for point in result["points"]}
-    found = []
-    for row in earlier["rows"]:
-        for cell in measured(row):
-            if cell["point"] not in points:
-                continue
-            key = _key(row, cell)
-            head = dict(zip(("name", "direction", "problem", "point"), key, strict=True))
-            gone = {"reason": rows.get(key[:3], {}).get("reason") or result["partial"] or "there is no such row today"}
-            now = today[key][1] if key in today else gone
-            change = now["ratio"] / cell["ratio"] if "ratio" in now else None
-            found.append({**head, "change": change} | ({"reason": now["reason"]} if change is None else {}))
-    return found
-
-
-def elsewhere(result: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[str]:
-    """In what the machine and the settings of an earlier result differ from today's, so that ratios may, too."""
-
-    def what(one: Mapping[str, Any]) -> dict[str, Any]:
-        found = one.get("environment") or {}
-        names = {"processor": found.get("cpu"), "instructions": found.get("cpu_capability"), "cores": found.get("cpu_count")}
-        libraries = found.get("libraries") or {}
-        return {**names, "torch": libraries.get("torch"), "msctx": libraries.get("msctx"), "context": one.get("context")}
-
-    then, now = what(earlier), what(result)
-    return [f"{key}: {then[key]}, now {now[key]}" for key in now if then[key] != now[key]]
-
-
-def _key(row: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    return row["name"], row["direction"], row["problem"], cell["point"]
-
-
-def below(result: Mapping[str, Any], limit: float) -> list[str]:
-    """What is slower than it may be, or has no time: against the earlier result where there is one, else against torch.
-
-    Without an earlier result a choice that cannot run somewhere is left to torch there; one that fails or is wrong is reported.
-    """
-    partial = [f"not everything was measured: {result['partial']}"] if result["partial"] else []
-    if "against" in result:
-        if not result["against"]:
-            return [*partial, "the earlier result has no row and choice in common with this one"]
-        return partial + [
-            f"{one['name']} {one['direction']}, {one['point']}: "
-            + (
-                f"{one['change']:.2f} of the earlier ratio"
-                if one["change"] is not None
-                else f"had a time, and now: {one['reason']}"
-            )
-            for one in result["against"]
-            if one["change"] is None or one["change"] < limit
-        ]
-    totals = {total["point"]: total["ratio"] for total in result["totals"]}
-    missing = [f"{point['name']}: has no time in any row" for point in result["points"] if point["name"] not in totals]
-    broken = [f"{row['name']} {row['direction']}: {row['reason']}" for row in result["rows"] if not row["cells"]]
-    broken += [
-        f"{row['name']} {row['direction']}, {cell['point']}: {cell['reason']}"
-        for row in result["rows"]
-        for cell in row["cells"]
-        if cell["status"] == FAILED
-    ]
-    slow = [f"{name}: {ratio:.2f} of torch's speed" for name, ratio in totals.items() if ratio < limit]
-    return [*partial, *missing, *broken, *slow]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        what = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        text = f"is no result of msctx compare of format {FORMAT}: {what}"
+    except UnicodeDecodeError as error:
+        text = f"is not UTF-8 text (byte {error.start})"
+    raise FileError([Diagnostic("", text, path, suggestion="give the result.json of a comparison")])

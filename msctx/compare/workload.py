@@ -1,22 +1,25 @@
 """A workload: the layers of a network with their shapes, each with how often it occurs, as a YAML file holds them.
 
 A layer is a convolution (``input``, ``weight`` and what ``torch.nn.functional.conv2d`` takes) or a product of matrices (``a``, ``b``,
-which may have leading axes as ``torch.matmul`` takes them). Shapes are written as ``choices()`` shows them: 1x3x224x224.
+which may have leading axes as for ``torch.matmul``). Shapes are written as ``choices()`` shows them: 1x3x224x224.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
-from msctx.options.kinds import INVALID
+from msctx.native.choices import ConvProblem
+from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, show
+from msctx.options.pydantic_errors import Misfit, checked
 from msctx.options.yamlfile import Document, load
 from msctx.shipped import CONFIGS
 
@@ -26,71 +29,56 @@ LAYOUTS = ("channels_first", "channels_last")
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """The tuples have a number for each spatial axis."""
+class Product:
+    """Two matrices to multiply, which may have leading axes."""
 
-    name: str
-    input: Shape
-    weight: Shape
-    stride: Shape
-    padding: Shape
-    dilation: Shape
-    output_padding: Shape
-    groups: int = 1
-    transposed: bool = False
-    dtype: str = "float32"
-    layout: str = "channels_first"
-    count: int = 1
-
-    @property
-    def output(self) -> Shape:
-        sizes = zip(self.input[2:], self.weight[2:], self.stride, self.padding, self.dilation, self.output_padding, strict=True)
-        if self.transposed:
-            spatial = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in sizes]
-            return (self.input[0], self.weight[1] * self.groups, *spatial)
-        return (self.input[0], self.weight[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in sizes))
-
-    @property
-    def operations(self) -> int:
-        """Multiplications and additions of one direction."""
-        images = self.input if self.transposed else self.output
-        return 2 * math.prod(self.weight) * images[0] * math.prod(images[2:])
-
-    def with_batch(self, factor: int) -> Convolution:
-        return replace(self, input=(self.input[0] * factor, *self.input[1:]))
-
-    def __str__(self) -> str:
-        """As the rows of ``choices()`` have it."""
-        from msctx.native.choices import ConvProblem
-
-        shapes = (self.input, self.weight, self.stride, self.padding, self.dilation, self.output_padding)
-        return str(ConvProblem(*shapes, self.groups, self.transposed, self.dtype, self.layout))
-
-
-@dataclass(frozen=True)
-class Matmul:
-    name: str
     a: Shape
     b: Shape
-    dtype: str = "float32"
     b_transposed: bool = False
     """Whether ``b`` lies in memory as its transpose does, as the weight of a Linear."""
-    count: int = 1
-
-    @property
-    def operations(self) -> int:
-        leading = max(self.a[:-2], self.b[:-2], key=math.prod)
-        return 2 * math.prod(leading) * self.a[-2] * self.a[-1] * self.b[-1]
-
-    def with_batch(self, factor: int) -> Matmul:
-        b = self.b if len(self.b) == 2 else (self.b[0] * factor, *self.b[1:])
-        return replace(self, a=(self.a[0] * factor, *self.a[1:]), b=b)
+    dtype: str = "float32"
 
     def __str__(self) -> str:
         return f"{text(self.a)} @ {text(self.b)}, {self.dtype}" + ", b transposed" * self.b_transposed
 
 
-NetworkLayer = Convolution | Matmul
+def output_of(problem: ConvProblem) -> Shape:
+    """The shape of a convolution's result."""
+    one = problem
+    sizes = zip(one.input[2:], one.weight[2:], one.stride, one.padding, one.dilation, one.output_padding, strict=True)
+    if one.transposed:
+        spatial = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in sizes]
+        return (one.input[0], one.weight[1] * one.groups, *spatial)
+    return (one.input[0], one.weight[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in sizes))
+
+
+@dataclass(frozen=True)
+class NetworkLayer:
+    """One problem of a network, and how often it occurs there."""
+
+    name: str
+    problem: ConvProblem | Product
+    count: int = 1
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of one direction."""
+        one = self.problem
+        if isinstance(one, Product):
+            return 2 * math.prod(max(one.a[:-2], one.b[:-2], key=math.prod)) * one.a[-2] * one.a[-1] * one.b[-1]
+        images = one.input if one.transposed else output_of(one)
+        return 2 * math.prod(one.weight) * images[0] * math.prod(images[2:])
+
+    def with_batch(self, factor: int) -> NetworkLayer:
+        one = self.problem
+        if isinstance(one, ConvProblem):
+            return replace(self, problem=replace(one, input=_times(one.input, factor)))
+        b = one.b if len(one.b) == 2 else _times(one.b, factor)
+        return replace(self, problem=replace(one, a=_times(one.a, factor), b=b))
+
+
+def _times(shape: Shape, factor: int) -> Shape:
+    return (shape[0] * factor, *shape[1:])
 
 
 @dataclass(frozen=True)
@@ -109,7 +97,146 @@ def text(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape))
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- what a file holds ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SizesKind(Kind):
+    """Sizes as a list or as ``1x3x224x224``; a single number is one for all axes."""
+
+    allowed: str = "sizes of at least 1, such as 1x3x224x224"
+    least: int = 1
+    single: bool = False
+
+    def parse(self, value: Any) -> Shape:
+        sizes = [value] if self.single and type(value) is int else value
+        if isinstance(value, str) and re.fullmatch(r"\d+(x\d+)*", value):
+            sizes = [int(size) for size in value.split("x")]
+        if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n >= self.least for n in sizes):
+            raise BadValue(
+                f"{show(value)} is no shape" if not self.single else f"{show(value)} does not fit", allowed=self.allowed
+            )
+        return tuple(sizes)
+
+    def schema(self) -> dict[str, Any]:
+        pattern = r"^[1-9]\d*(x[1-9]\d*)*$" if self.least else r"^\d+(x\d+)*$"
+        number = {"type": "integer", "minimum": self.least}
+        forms = [{"type": "string", "pattern": pattern}, {"type": "array", "items": number, "minItems": 1}]
+        return {"anyOf": [number, *forms] if self.single else forms}
+
+
+_Shape = Annotated[Shape, SizesKind()]
+_Positive = Annotated[Shape, SizesKind("a number from 1 on, or one for each spatial axis, such as 1x1", 1, True)]
+_Natural = Annotated[Shape, SizesKind("a number from 0 on, or one for each spatial axis, such as 1x1", 0, True)]
+_ALONG = ("stride", "padding", "dilation", "output_padding")
+
+
+class Row(BaseModel):
+    """One layer of a file: a convolution or a product."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        json_schema_extra={"oneOf": [{"required": ["input", "weight"]}, {"required": ["a", "b"]}]},
+    )
+
+    name: Annotated[str, BeforeValidator(str)] = ""
+    """Its name in the report."""
+    input: _Shape = ()
+    """The shape of a convolution's input, such as 1x3x224x224."""
+    weight: _Shape = ()
+    """The shape of its weight, such as 64x3x7x7."""
+    stride: _Positive = (1,)
+    """One number, or one for each spatial axis."""
+    padding: _Natural = (0,)
+    """One number, or one for each spatial axis."""
+    dilation: _Positive = (1,)
+    """One number, or one for each spatial axis."""
+    output_padding: _Natural = (0,)
+    """One number, or one for each spatial axis; of transposed convolutions."""
+    groups: Int(1) = 1  # type: ignore[valid-type]
+    """Into how many groups the channels fall."""
+    transposed: Bool = False
+    """Whether it is a transposed convolution."""
+    layout: Annotated[str, ChoiceKind(LAYOUTS)] = LAYOUTS[0]
+    """The memory format of images."""
+    a: _Shape = ()
+    """The shape of a product's first matrix; leading axes are batches."""
+    b: _Shape = ()
+    """The shape of its second matrix."""
+    b_transposed: Bool = False
+    """Whether it lies in memory as its transpose: a weight of Linear."""
+    dtype: Annotated[str, ChoiceKind(DTYPES)] = DTYPES[0]
+    """The dtype of its tensors."""
+    count: Int(1) = 1  # type: ignore[valid-type]
+    """How often it occurs."""
+
+    @property
+    def problem(self) -> ConvProblem | Product:
+        if self.a:
+            return Product(self.a, self.b, self.b_transposed, self.dtype)
+        along = {key: getattr(self, key) * (len(self.input) - 2 if len(getattr(self, key)) == 1 else 1) for key in _ALONG}
+        return ConvProblem(
+            self.input,
+            self.weight,
+            **along,
+            groups=self.groups,
+            transposed=self.transposed,
+            dtype=self.dtype,
+            layout=self.layout,
+        )
+
+    @model_validator(mode="after")
+    def _is_one_problem(self) -> Row:
+        given = self.model_fields_set
+        if ("input" in given) == ("a" in given):
+            raise Misfit("", "is neither a convolution (input, weight) nor a product (a, b)")
+        of_product = {"a", "b", "b_transposed"}
+        own = of_product if self.a else Row.model_fields.keys() - of_product
+        known = [key for key in Row.model_fields if key in own | {"name", "dtype", "count"}]
+        for key in given - set(known):
+            raise Misfit(key, "unknown key", ", ".join(known))
+        for key in ("b",) if self.a else ("weight",):
+            if key not in given:
+                raise Misfit(key, "is missing")
+        if self.a:
+            a, b = self.a, self.b
+            if min(len(a), len(b)) < 2 or a[-1] != b[-2] or (len(b) > 2 and a[:-2] != b[:-2]):
+                raise Misfit("b", f"{text(a)} @ {text(b)} is no product of matrices")
+        else:
+            self._check_convolution()
+        return self
+
+    def _check_convolution(self) -> None:
+        x, w = self.input, self.weight
+        if len(x) not in (3, 4, 5) or len(w) != len(x):
+            raise Misfit("weight", "input and weight must have the same number of axes", "3, 4 or 5 of each")
+        for key in _ALONG:
+            if len(getattr(self, key)) not in (1, len(x) - 2):
+                raise Misfit(key, f"{text(getattr(self, key))} does not fit", f"one number, or {len(x) - 2} of them")
+        channels = w[0] if self.transposed else w[1] * self.groups
+        if channels != x[1]:
+            raise Misfit("input", f"has {x[1]} channels, the weight and its groups take {channels}")
+        if w[0] % self.groups:
+            raise Misfit("groups", f"{self.groups} does not divide the {w[0]} of the weight")
+        if not self.transposed and any(self.output_padding):
+            raise Misfit("output_padding", "is for transposed convolutions")
+        output = output_of(self.problem)  # type: ignore[arg-type]
+        if min(output[2:]) < 1:
+            raise Misfit("input", f"is too small for the weight: the result would be {text(output)}")
+
+
+class Section(BaseModel):
+    """Layers of a network for msctx compare."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    name: Annotated[str, BeforeValidator(str)] = ""
+    """The name of the workload."""
+    source: Annotated[str, BeforeValidator(str)] = ""
+    """Where the shapes come from."""
+    layers: list[Any] = Field(min_length=1)
+    """Convolutions (input, weight …) and products of matrices (a, b), each with how often it occurs."""
 
 
 def known() -> dict[str, Path]:
@@ -137,8 +264,7 @@ def read(name: str) -> Workload:
 def parse(document: Document, name: str) -> Workload:
     problems = list(document.problems)
     data = document.data if isinstance(document.data, dict) else {}
-    section = data.get("workload")
-    if not isinstance(section, dict):
+    if not isinstance(data.get("workload"), dict):
         problems.append(Diagnostic("workload", "is missing: a file of a workload begins with it", document.file))
         raise OptionError(problems)
     problems += [
@@ -146,165 +272,32 @@ def parse(document: Document, name: str) -> Workload:
         for key in data
         if key != "workload"
     ]
-    allowed = ("name", "source", "layers")
-    for key in section.keys() - set(allowed):
-        mark = document.mark(("workload", key, ""))
-        problems.append(Diagnostic(f"workload.{key}", "unknown key", "", ", ".join(allowed), nearest(key, allowed), mark))
-    rows = section.get("layers")
-    if not isinstance(rows, list) or not rows:
-        problems.append(Diagnostic("workload.layers", "is not a list of layers", mark=document.mark(("workload", "layers"))))
-        raise OptionError(problems)
-    found = []
-    for number, row in enumerate(rows):
-        reader = _Row(document, ("workload", "layers", number), row, problems)
-        if (layer := reader.layer(f"layer {number + 1}")) is not None:
-            found.append(layer)
-    names = [layer.name for layer in found]
-    for number, of_layer in enumerate(names):
-        if of_layer in names[:number]:
-            mark = document.mark(("workload", "layers", number))
-            problems.append(Diagnostic("name", f"another layer is named {of_layer!r}, too", mark=mark))
-    if problems:
+    section = checked(Section, data["workload"], problems, section="workload", marks=document.under("workload"))
+    layers: list[NetworkLayer] = []
+    rows = data["workload"].get("layers")
+    for number, row in enumerate(rows if isinstance(rows, list) else ()):
+        marks = document.under("workload", "layers", number)
+        if (one := checked(Row, _as_written(row, marks), problems, marks=marks)) is None:
+            continue
+        layer = NetworkLayer(one.name or f"layer {number + 1}", one.problem, one.count)
+        if any(layer.name == other.name for other in layers):
+            problems.append(Diagnostic("name", f"another layer is named {layer.name!r}, too", mark=marks(())))
+        layers.append(layer)
+    if problems or section is None:
         raise OptionError(sorted(problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0)))
-    return Workload(str(section.get("name", name)), tuple(found), str(section.get("source", "")))
+    return Workload(section.name or name, tuple(layers), section.source)
 
 
-class _Row:
-    """One layer of a file; what is wrong with it is added to *problems*."""
-
-    KEYS = {
-        "input": [
-            "name",
-            "input",
-            "weight",
-            "stride",
-            "padding",
-            "dilation",
-            "output_padding",
-            "groups",
-            "transposed",
-            "dtype",
-            "layout",
-            "count",
-        ],
-        "a": ["name", "a", "b", "b_transposed", "dtype", "count"],
-    }
-
-    def __init__(self, document: Document, path: tuple[Any, ...], row: Any, problems: list[Diagnostic]) -> None:
-        self._document, self._path, self._row, self._problems = document, path, row, problems
-        self._before = len(problems)
-
-    def layer(self, name: str) -> NetworkLayer | None:
-        row = self._row
-        if row is INVALID:
-            return None
-        if not isinstance(row, dict) or ("input" in row) == ("a" in row):
-            self._wrong("", "is neither a convolution (input, weight) nor a product (a, b)")
-            return None
-        keys = self.KEYS["input" if "input" in row else "a"]
-        for key in row.keys() - set(keys):
-            self._wrong(key, "unknown key", ", ".join(keys), nearest(str(key), keys), of_key=True)
-        return self._convolution(name) if "input" in row else self._matmul(name)
-
-    def _convolution(self, name: str) -> Convolution | None:
-        x, w = self._shape("input"), self._shape("weight")
-        axes = len(x) - 2
-        if x and w and (len(x) not in (3, 4, 5) or len(w) != len(x)):
-            self._wrong("weight", "input and weight must have the same number of axes", "3, 4 or 5 of each")
-        if not self._fine():
-            return None
-        each: dict[str, Any] = {key: self._axes(key, default, axes) for key, default in DEFAULTS.items()}
-        layer = Convolution(
-            *(self._name(name), x, w),
-            **each,
-            groups=self._number("groups", 1),
-            transposed=self._one_of("transposed", (False, True)),
-            dtype=self._one_of("dtype", DTYPES),
-            layout=self._one_of("layout", LAYOUTS),
-            count=self._number("count", 1),
-        )
-        if not self._fine():
-            return None
-        c = w[0] if layer.transposed else w[1] * layer.groups
-        if c != x[1]:
-            self._wrong("input", f"has {x[1]} channels, the weight and its groups take {c}")
-        elif w[0] % layer.groups:
-            self._wrong("groups", f"{layer.groups} does not divide the {w[0]} of the weight")
-        elif not layer.transposed and any(layer.output_padding):
-            self._wrong("output_padding", "is for transposed convolutions")
-        elif min(layer.output[2:]) < 1:
-            self._wrong("input", f"is too small for the weight: the result would be {text(layer.output)}")
-        return layer if self._fine() else None
-
-    def _matmul(self, name: str) -> Matmul | None:
-        a, b = self._shape("a"), self._shape("b")
-        if self._fine() and (min(len(a), len(b)) < 2 or a[-1] != b[-2] or (len(b) > 2 and a[:-2] != b[:-2])):
-            self._wrong("b", f"{text(a)} @ {text(b)} is no product of matrices")
-        if not self._fine():
-            return None
-        dtype, transposed = self._one_of("dtype", DTYPES), self._one_of("b_transposed", (False, True))
-        return Matmul(self._name(name), a, b, dtype, transposed, self._number("count", 1))
-
-    def _fine(self) -> bool:
-        return len(self._problems) == self._before
-
-    def _wrong(self, key: str, what: str, allowed: str = "", hint: str = "", of_key: bool = False) -> None:
-        place = (*self._path, key) if key else self._path
-        mark = self._document.mark((*place, "") if of_key else place)
-        self._problems.append(Diagnostic(key or "layer", what, self._document.file, allowed, hint, mark))
-
-    def _name(self, default: str) -> str:
-        return str(self._row.get("name", default))
-
-    def _shape(self, key: str) -> Shape:
-        value = self._row.get(key)
-        if isinstance(value, list) and value and all(type(n) is int and n > 0 for n in value):
-            return tuple(value)
-        if isinstance(value, str) and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", value):
-            return tuple(map(int, value.split("x")))
-        self._wrong(
-            key, "is missing" if value is None else f"{value!r} is no shape", "sizes of at least 1, such as 1x3x224x224"
-        )
-        return ()
-
-    def _axes(self, key: str, default: int, axes: int) -> Shape:
-        value = self._row.get(key, default)
-        if type(value) is int and (mark := self._document.mark((*self._path, key))) and key in self._row:
-            written = mark.text[mark.column - 1 :]
-            value = written[: mark.width] if written[:2] in ("0x", "0o") else value  # YAML's hexadecimals are sizes here
-        least = 0 if key in ("padding", "output_padding") else 1
-        values = (value,) * axes if type(value) is int else tuple(value) if isinstance(value, list) else ()
-        if isinstance(value, str) and re.fullmatch(r"\d+(x\d+)*", value):
-            values = tuple(map(int, value.split("x")))
-        if len(values) != axes or not all(type(n) is int and n >= least for n in values):
-            self._wrong(
-                key, f"{value!r} does not fit", f"a number from {least} on, or {axes} of them such as {text([1] * axes)}"
-            )
-            return (max(default, least),) * axes
-        return values
-
-    def _number(self, key: str, default: int) -> int:
-        value = self._row.get(key, default)
-        if type(value) is not int or value < 1:
-            self._wrong(key, f"{value!r} is not a number from 1 on")
-            return default
-        return value
-
-    def _one_of(self, key: str, allowed: tuple[Any, ...]) -> Any:
-        value = self._row.get(key, allowed[0])
-        if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
-            self._wrong(
-                key, f"{value!r} is not one of them", ", ".join(map(str, allowed)), nearest(str(value), map(str, allowed))
-            )
-        return value
-
-
-DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
+def _as_written(row: Any, marks: Callable[..., Any]) -> Any:
+    """A row with sizes such as 0x1, which are hexadecimal numbers to YAML, as they are written."""
+    if not isinstance(row, dict):
+        return row
+    written = {key: mark.text[mark.column - 1 :][: mark.width] for key in _ALONG if key in row and (mark := marks((key,)))}
+    return row | {key: word for key, word in written.items() if type(row[key]) is int and word[:2] in ("0x", "0o")}
 
 
 def dump(workload: Workload) -> str:
     """The text of a workload's file; what has its default is left out."""
-    rows = [_row_of(layer) for layer in workload.layers]
     head = {"name": workload.name} | ({"source": workload.source} if workload.source else {})
     lines = [
         "workload:",
@@ -312,24 +305,24 @@ def dump(workload: Workload) -> str:
         *(f"  # not in it: {line}" for line in workload.left_out),
         "  layers:",
     ]
-    for row in rows:
-        flow = yaml.safe_dump(row, default_flow_style=True, sort_keys=False, width=10**6).strip()
+    for layer in workload.layers:
+        flow = yaml.safe_dump(_row_of(layer), default_flow_style=True, sort_keys=False, width=10**6).strip()
         lines.append(f"    - {flow}")
     return "\n".join(lines) + "\n"
 
 
-def _row_of(layer: NetworkLayer) -> Mapping[str, Any]:
-    if isinstance(layer, Matmul):
-        row: dict[str, Any] = {"name": layer.name, "a": text(layer.a), "b": text(layer.b)}
-        row |= {"b_transposed": True} if layer.b_transposed else {}
-    else:
-        row = {"name": layer.name, "input": text(layer.input), "weight": text(layer.weight)}
-        for key, default in DEFAULTS.items():
-            values = getattr(layer, key)
-            if set(values) != {default}:
-                row[key] = values[0] if len(set(values)) == 1 else text(values)
-        row |= {"groups": layer.groups} if layer.groups != 1 else {}
-        row |= {"transposed": True} if layer.transposed else {}
-        row |= {"layout": layer.layout} if layer.layout != LAYOUTS[0] else {}
-    row |= {"dtype": layer.dtype} if layer.dtype != DTYPES[0] else {}
+def _row_of(layer: NetworkLayer) -> dict[str, Any]:
+    row = {"name": layer.name, **beside_defaults(layer.problem)}
     return row | ({"count": layer.count} if layer.count != 1 else {})
+
+
+def beside_defaults(problem: ConvProblem | Product) -> dict[str, Any]:
+    """Key → value as a file has it, without those that have their default."""
+    found: dict[str, Any] = {}
+    for key, value in asdict(problem).items():
+        default = Row.model_fields[key].default
+        if key in _ALONG and len(set(value)) == 1:
+            value = value[:1]
+        if value != default:
+            found[key] = value if not isinstance(value, tuple) else value[0] if len(value) == 1 else text(value)
+    return found

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from comparisons import WORKLOAD, model_file
-from jsonschema import Draft7Validator
+from jsonschema import Draft202012Validator
 
 from msctx.cli import main
 from msctx.cli.compare import _bar
 from msctx.compare.comparison import Runner
-from msctx.compare.schema import RESULT
+from msctx.compare.result import schema
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +43,7 @@ def test_all_files_are_written(msctx: Any, tmp_path: Path) -> None:
     assert code == 0
     assert "product forward" in out
     found = json.loads((tmp_path / "compared" / "result.json").read_text())
-    Draft7Validator(RESULT).validate(found)
+    Draft202012Validator(schema()).validate(found)
     assert found["costs"][0]["option"] == "deterministic"
     assert (tmp_path / "compared" / "result.csv").read_text().count("\n") == 3
     assert "<h1>small</h1>" in (tmp_path / "compared" / "report.html").read_text()
@@ -101,7 +101,7 @@ def test_ctrl_c_writes_what_there_is(msctx: Any, tmp_path: Path, monkeypatch: py
     assert "x[/b]y/report.html" in out.replace("\n", "")
     assert "marked as partial" in err
     found = json.loads((tmp_path / "x[/b]y" / "result.json").read_text())
-    Draft7Validator(RESULT).validate(found)
+    Draft202012Validator(schema()).validate(found)
     assert (found["partial"], len(found["rows"])) == ("interrupted", 3)
 
 
@@ -141,7 +141,7 @@ def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["matmul", "--shape", "1" * 5000 + "x1x1"], 2, "is no shape of a product"),
         (["conv", "--workload", "transformer"], 2, "has no convolutions to compare"),
         (["small.py"], 3, "name the function that makes the model: small.py:FUNCTION"),
-        (["vgg16", "args.n=3"], 2, "says nothing of a workload"),
+        (["vgg16", "args.n=3"], 2, "does not apply to a workload"),
         (["resnet50", "--shape", "8x8x8"], 2, "workload and --shape are named"),
         (["vgg16", "--budget", "1e-4"], 2, "--budget: a budget is for the error of a whole model"),
         (["vgg16", "--quick", "--seconds", "3"], 2, "--quick says how long a row takes, too"),
@@ -150,7 +150,7 @@ def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["vgg16", "--axis", "deterministic=ON", "--axis", "session.deterministic=0"], 2, "is named twice"),
         (["vgg16", "--axis", "args.n=3"], 2, "arguments are for msctx run --sweep"),
         (["vgg16", "--axis", "deterministic=ON,,OFF"], 2, "empty"),
-        (["digits", "--seconds", "3"], 2, "--seconds: says nothing of an experiment"),
+        (["digits", "--seconds", "3"], 2, "--seconds: does not apply to an experiment"),
     ],
 )
 def test_mistakes(msctx: Any, words: list[str], code: int, told: str) -> None:

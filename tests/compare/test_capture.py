@@ -11,8 +11,9 @@ from torch import nn
 
 from msctx.compare.capture import capture, problems
 from msctx.compare.model import Model, load
-from msctx.compare.workload import Convolution, Matmul, dump, parse
+from msctx.compare.workload import NetworkLayer, Product, dump, parse
 from msctx.errors import EntryFailed
+from msctx.native.choices import ConvProblem
 from msctx.options.yamlfile import parse as parse_yaml
 
 
@@ -24,8 +25,8 @@ def test_equal_layers_are_one_with_a_count(tmp_path: Path) -> None:
     model = load(f"{model_file(tmp_path)}:make")
     found = capture(model)
     assert [(layer.name, layer.count) for layer in found.layers] == [("0", 1), ("4", 2), ("9", 1)]
-    assert str(found.layers[1]) == "2x8x12x12 * 8x8x3x3, float32, padding 1, channels_first"
-    assert found.layers[2] == Matmul("9", (2, 8), (8, 4), b_transposed=True)
+    assert str(found.layers[1].problem) == "2x8x12x12 * 8x8x3x3, float32, padding 1, channels_first"
+    assert found.layers[2] == NetworkLayer("9", Product((2, 8), (8, 4), b_transposed=True))
     assert parse(parse_yaml(dump(found), "it.yaml"), "it") == found
     assert model.module.training, "its mode is as it was"
 
@@ -39,7 +40,7 @@ def test_every_kind_of_layer() -> None:
     )
     layers = problems(of(model, torch.randn(1, 4, 9, 9).contiguous(memory_format=torch.channels_last)))
     assert [layer.name for layer in layers] == ["0", "1", "3"]
-    first, second, third = (layer for layer in layers if isinstance(layer, Convolution))
+    first, second, third = (layer.problem for layer in layers if isinstance(layer.problem, ConvProblem))
     assert (first.stride, first.padding, first.dilation, first.groups) == ((1, 2), (1, 2), (2, 1), 2)
     assert (first.layout, second.transposed, second.output_padding) == ("channels_last", True, (1, 1))
     assert (third.input[1:2], third.weight) == ((4,), (2, 4, 3))
@@ -75,7 +76,7 @@ def test_attention_is_seen_in_its_products() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     found = capture(of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16)))
     feed_forward = next(layer for layer in found.layers if layer.name.endswith("linear1"))
-    assert feed_forward == Matmul("layers.0.linear1", (10, 16), (16, 32), b_transposed=True, count=3)
+    assert feed_forward == NetworkLayer("layers.0.linear1", Product((10, 16), (16, 32), b_transposed=True), count=3)
 
 
 def test_a_model_that_opens_inference_mode_itself_shows_its_layers() -> None:
@@ -96,7 +97,7 @@ def test_products_with_vectors_are_products() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ x[0]
 
-    assert problems(of(Scores(), torch.randn(3, 4))) == [Matmul("", (3, 4), (4, 1))]
+    assert problems(of(Scores(), torch.randn(3, 4))) == [NetworkLayer("", Product((3, 4), (4, 1)))]
 
 
 def test_what_multiplies_and_is_no_layer_is_told() -> None:

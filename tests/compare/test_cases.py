@@ -13,33 +13,33 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msctx.compare.cases import error_of, of_layer, of_model
 from msctx.compare.model import Model, load
-from msctx.compare.workload import Convolution, Matmul
+from msctx.compare.workload import NetworkLayer, Product, output_of
+from msctx.native.choices import ConvProblem
 
 CPU = torch.device("cpu")
-LAYER = Convolution("l", (2, 4, 7, 9), (6, 2, 3, 3), (2, 1), (1, 1), (1, 1), (0, 0), groups=2)
 
 
 @pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool) -> None:
     shape = (4, 3, 3, 3) if transposed else (6, 2, 3, 3)
-    layer = Convolution("l", (2, 4, 7, 9), shape, (2, 1), (1, 1), (1, 1), (0, 0), 2, transposed, "float32", layout)
-    forward, dgrad, wgrad = of_layer(layer, ("fprop", "dgrad", "wgrad"), CPU)
+    one = ConvProblem((2, 4, 7, 9), shape, (2, 1), (1, 1), (1, 1), (0, 0), 2, transposed, "float32", layout)
+    forward, dgrad, wgrad = of_layer(NetworkLayer("l", one), ("fprop", "dgrad", "wgrad"), CPU)
     for case in (forward, dgrad, wgrad):
         assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
         assert case.truth()[0].dtype == torch.float64
-    assert [tuple(case.run()[0].shape) for case in (forward, dgrad, wgrad)] == [layer.output, layer.input, layer.weight]
+    assert [tuple(case.run()[0].shape) for case in (forward, dgrad, wgrad)] == [output_of(one), one.input, one.weight]
     assert forward.run()[0].is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
 
 
 def test_products_have_one_direction() -> None:
-    (case,) = of_layer(Matmul("m", (3, 4, 5), (3, 5, 2)), ("fprop", "dgrad"), CPU)
+    (case,) = of_layer(NetworkLayer("m", Product((3, 4, 5), (3, 5, 2))), ("fprop", "dgrad"), CPU)
     assert case.direction == "forward"
     assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
 
 
 def test_a_transposed_matrix_lies_as_the_weight_of_a_linear_does() -> None:
-    (case,) = of_layer(Matmul("m", (3, 4), (4, 5), b_transposed=True), (), CPU)
+    (case,) = of_layer(NetworkLayer("m", Product((3, 4), (4, 5), b_transposed=True)), (), CPU)
     seen: list[tuple[int, ...]] = []
 
     class Watch(TorchDispatchMode):

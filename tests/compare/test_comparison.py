@@ -8,26 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from comparisons import WORKLOAD, model_file, needs_core
+from comparisons import made, model_file, needs_core
 
 import msctx
 from msctx.compare import comparison as comparing
 from msctx.compare.cases import Case
 from msctx.compare.comparison import Watch, compare
-from msctx.compare.config import Comparison, Given, read
 from msctx.compare.measure import Interrupted, Ratio
+from msctx.compare.result import Cell, Row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def made(tmp_path: Path, text: str, **given: Any) -> Comparison:
-    (tmp_path / "small.yaml").write_text(WORKLOAD)
-    (tmp_path / "mine.yaml").write_text(text)
-    return read(str(tmp_path / "mine.yaml"), Given(**given))
-
-
-def cells(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {cell["point"]: cell for cell in row["cells"]}
+def cells(row: Row) -> dict[str, Cell]:
+    return {cell.point: cell for cell in row.cells}
 
 
 def test_layers(tmp_path: Path) -> None:
@@ -44,7 +38,7 @@ axes:
     outcome = compare(made(tmp_path, text))
     assert msctx.diff(before, msctx.state()) == {} or set(msctx.diff(before, msctx.state())) <= {"native.calls"}
     assert outcome.partial == ""
-    rows = {(row["name"], row["direction"]): row for row in outcome.rows}
+    rows = {(row.name, row.direction): row for row in outcome.rows}
     assert [*rows] == [
         *(
             ("first", "fprop"),
@@ -55,22 +49,22 @@ axes:
         )
     ]
     first = cells(rows["first", "fprop"])
-    assert first["gemm"]["ran"] == "gemm"
-    assert first["gemm"]["asked"] == {"conv_fprop_algo": "gemm"}
-    assert 0 < first["gemm"]["error"] <= first["gemm"]["bound"] < 1e-3
-    assert first["gemm"]["ratio"] > 0
-    assert first["gemm"]["peak_bytes"] >= 8 * 144 * 4
-    assert first["winograd"]["ran"].startswith("winograd")
-    assert first["deterministic"]["ran"] == "torch"
-    assert rows["first", "fprop"]["count"] == 3
-    assert rows["first", "fprop"]["rounds"] == 7
-    assert first["gemm"]["workspace"] > 0
-    assert "none of its options applies to dgrad" in cells(rows["first", "dgrad"])["gemm"]["reason"]
+    assert first["gemm"].ran == "gemm"
+    assert first["gemm"].asked == {"conv_fprop_algo": "gemm"}
+    assert 0 < first["gemm"].error <= first["gemm"].bound < 1e-3
+    assert first["gemm"].ratio > 0
+    assert first["gemm"].peak_bytes >= 8 * 144 * 4
+    assert first["winograd"].ran.startswith("winograd")
+    assert first["deterministic"].ran == "torch"
+    assert rows["first", "fprop"].count == 3
+    assert rows["first", "fprop"].rounds == 7
+    assert first["gemm"].workspace > 0
+    assert "none of its options applies to dgrad" in cells(rows["first", "dgrad"])["gemm"].reason
     strided = cells(rows["<b>second</b>", "fprop"])["winograd"]
-    assert "ratio" not in strided
-    assert "stride" in strided["reason"], "what cannot run has torch's time for nobody's"
-    assert "none of its options applies to forward" in cells(rows["product", "forward"])["gemm"]["reason"]
-    assert "ratio" in cells(rows["product", "forward"])["deterministic"]
+    assert not strided.ratio
+    assert "stride" in strided.reason, "what cannot run has torch's time for nobody's"
+    assert "none of its options applies to forward" in cells(rows["product", "forward"])["gemm"].reason
+    assert cells(rows["product", "forward"])["deterministic"].ratio
 
 
 def test_a_model_in_its_phases(tmp_path: Path) -> None:
@@ -84,12 +78,12 @@ axes:
     bf16: {{precision_mode: allow_mix_precision_bf16}}
 """
     inference, training = compare(made(tmp_path, text)).rows
-    assert (inference["direction"], training["direction"]) == ("inference", "training")
+    assert (inference.direction, training.direction) == ("inference", "training")
     for row in (inference, training):
         found = cells(row)
-        assert found["gemm"]["error"] < 1e-5 < found["bf16"]["error"] < 0.1
-        assert "gemm" in found["gemm"]["ran"]
-        assert "products in bfloat16" in found["bf16"]["ran"]
+        assert found["gemm"].error < 1e-5 < found["bf16"].error < 0.1
+        assert "gemm" in found["gemm"].ran
+        assert "products in bfloat16" in found["bf16"].ran
 
 
 def test_a_wrong_result_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +102,11 @@ def test_a_wrong_result_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(comparing, "_cases", cases)
     for row in compare(made(tmp_path, text)).rows:
         found = cells(row)
-        assert "ratio" in found["deterministic=OFF"]
-        assert "ratio" not in found["deterministic=ON"]
-        assert "is outside the bound of 1.0e-03" in found["deterministic=ON"]["reason"]
-        assert found["deterministic=ON"]["status"] == "failed"
-        assert found["deterministic=ON"]["error"] == pytest.approx(1.0, rel=1e-3)
+        assert found["deterministic=OFF"].ratio
+        assert not found["deterministic=ON"].ratio
+        assert "is outside the bound of 1.0e-03" in found["deterministic=ON"].reason
+        assert found["deterministic=ON"].status == "failed"
+        assert found["deterministic=ON"].error == pytest.approx(1.0, rel=1e-3)
 
 
 def test_options_that_are_not_carried_out_have_no_time(tmp_path: Path) -> None:
@@ -126,10 +120,10 @@ axes:
 """
     for row in compare(made(tmp_path, text)).rows:
         found = cells(row)
-        assert found["for another device"]["reason"].startswith("gpu_config.conv_allow_tf32 ")
-        assert found["not here"]["reason"].startswith("mode not_built: ")
-        assert "ratio" in found["in part"]
-        assert found["in part"]["told"].startswith("mode not_built: ")
+        assert found["for another device"].reason.startswith("gpu_config.conv_allow_tf32 ")
+        assert found["not here"].reason.startswith("mode not_built: ")
+        assert found["in part"].ratio
+        assert found["in part"].told.startswith("mode not_built: ")
 
 
 @pytest.mark.parametrize("when", [1, 4, 6])
@@ -151,8 +145,8 @@ compare: {{model: "{tmp_path}/failing.py:make", phases: inference, seconds: 0.00
 axes: {{deterministic: [ON, OFF]}}
 """
     (row,) = compare(made(tmp_path, text)).rows
-    assert cells(row)["deterministic=ON"]["reason"] == "AssertionError: no more"
-    assert "ratio" in cells(row)["deterministic=OFF"]
+    assert cells(row)["deterministic=ON"].reason == "AssertionError: no more"
+    assert cells(row)["deterministic=OFF"].ratio
 
 
 def test_a_model_that_writes_to_its_input_gets_a_copy(tmp_path: Path) -> None:
@@ -168,7 +162,7 @@ def make():
         f"compare: {{model: '{tmp_path}/writing.py:make', phases: inference, seconds: 0.001}}\naxes: {{deterministic: [ON]}}\n"
     )
     (row,) = compare(made(tmp_path, text)).rows
-    assert cells(row)["deterministic=ON"]["error"] == 0.0
+    assert cells(row)["deterministic=ON"].error == 0.0
 
 
 MODELS = """
@@ -206,7 +200,7 @@ def rounded():
 """
 
 
-def of_model(tmp_path: Path, name: str, phase: str = "inference", axes: str = "{deterministic: [ON]}") -> dict[str, Any]:
+def of_model(tmp_path: Path, name: str, phase: str = "inference", axes: str = "{deterministic: [ON]}") -> Row:
     (tmp_path / "models.py").write_text(MODELS)
     text = f"compare: {{model: '{tmp_path}/models.py:{name}', phases: {phase}, seconds: 0.001}}\naxes: {axes}\n"
     (row,) = compare(made(tmp_path, text)).rows
@@ -225,24 +219,24 @@ def of_model(tmp_path: Path, name: str, phase: str = "inference", axes: str = "{
 )
 def test_what_nothing_can_be_held_against_has_no_time(tmp_path: Path, name: str, phase: str, reason: str) -> None:
     row = of_model(tmp_path, name, phase)
-    assert reason in row["reason"]
-    assert row["cells"] == []
+    assert reason in row.reason
+    assert row.cells == []
 
 
 @pytest.mark.parametrize("phase", ["inference", "training"])
 @pytest.mark.parametrize("name", ["wrapped", "lazy", "complex_"])
 def test_models_of_any_kind(tmp_path: Path, name: str, phase: str) -> None:
     row = of_model(tmp_path, name, phase)
-    assert "reason" not in row
-    assert 0 < row["cells"][0]["error"] < 1e-5
+    assert not row.reason
+    assert 0 < row.cells[0].error < 1e-5
 
 
 def test_a_choice_that_lowers_the_precision_may_be_further_off(tmp_path: Path) -> None:
     axes = "{way: {exact: {deterministic: ON}, lower: {precision_mode: allow_fp32_to_bf16}}}"
     needs_core()
     found = cells(of_model(tmp_path, "rounded", axes=axes))
-    assert (found["exact"]["bound"], found["lower"]["bound"]) == (1e-3, 0.02)
-    assert found["lower"]["error"] == pytest.approx(0.003, rel=0.01)
+    assert (found["exact"].bound, found["lower"].bound) == (1e-3, 0.02)
+    assert found["lower"].error == pytest.approx(0.003, rel=0.01)
 
 
 def test_random_numbers_are_put_back(tmp_path: Path) -> None:
@@ -276,25 +270,23 @@ axes: {way: {a: {seed: 1, seed_scope: true}, b: {deterministic: ON}}}
 
 
 def test_the_fastest_is_measured_again_and_the_smaller_figure_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = made(tmp_path, TWO, overrides=[])
-    object.__setattr__(of, "layers", replace(of.layers, layers=of.layers.layers[-1:]))  # type: ignore[union-attr, type-var]
+    of = made(tmp_path, TWO, slice(-1, None))
     first = {"a": (1.5, 0.01), "b": (1.3, 0.01)}
     seen = turns(monkeypatch, first, {"again": (1.1, 0.01)}, {"again": (1.4, 0.01)})
     (row,) = compare(of).rows
-    assert {name: (cell["ratio"], cell["measured"]) for name, cell in cells(row).items()} == {
+    assert {name: (cell.ratio, cell.measured) for name, cell in cells(row).items()} == {
         "a": (1.1, [1.5, 1.1]),
         "b": (1.3, [1.3, 1.4]),
     }
-    assert cells(row)["a"]["ms"] == pytest.approx(1 / 1.1)
+    assert cells(row)["a"].ms == pytest.approx(1 / 1.1)
     assert len(seen) == 3
     turns(monkeypatch, first, {})
     (row,) = compare(of).rows
-    assert cells(row)["a"]["ratio"] == 1.0, "and where nothing of it is left, it is none"
+    assert cells(row)["a"].ratio == 1.0, "and where nothing of it is left, it is none"
 
 
 def test_noise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = made(tmp_path, TWO)
-    object.__setattr__(of, "layers", replace(of.layers, layers=of.layers.layers[-1:]))  # type: ignore[union-attr, type-var]
+    of = made(tmp_path, TWO, slice(-1, None))
     for found, noisy in (
         ({}, False),
         ({comparing.AGAIN: (1.2, 0.0)}, True),
@@ -304,13 +296,12 @@ def test_noise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         turns(monkeypatch, found, {}, {})
         (row,) = compare(of).rows
-        assert row["noisy"] is noisy, found
+        assert row.noisy is noisy, found
 
 
 def test_an_error_while_the_winner_is_measured_again_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = turns(monkeypatch, {"a": (1.5, 0.01)}, {"again": (1.5, 0.01)})
-    of = made(tmp_path, TWO)
-    object.__setattr__(of, "layers", replace(of.layers, layers=of.layers.layers[-1:]))  # type: ignore[union-attr, type-var]
+    of = made(tmp_path, TWO, slice(-1, None))
     real = comparing.interleaved
 
     def once(*given: Any) -> Any:
@@ -320,8 +311,8 @@ def test_an_error_while_the_winner_is_measured_again_ends_nothing(tmp_path: Path
 
     monkeypatch.setattr(comparing, "interleaved", once)
     (row,) = compare(of).rows
-    assert cells(row)["a"]["reason"] == "torch's own path, when it was measured once more: RuntimeError: not now"
-    assert "ratio" in cells(row)["b"]
+    assert cells(row)["a"].reason == "torch's own path, when it was measured once more: RuntimeError: not now"
+    assert cells(row)["b"].ratio
 
 
 def test_ctrl_c_between_rounds_keeps_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,13 +323,13 @@ def test_ctrl_c_between_rounds_keeps_the_row(tmp_path: Path, monkeypatch: pytest
     outcome = compare(made(tmp_path, TWO))
     assert outcome.partial == "interrupted"
     (row,) = outcome.rows
-    assert [cell["ratio"] for cell in row["cells"]] == [1.1, 1.1]
+    assert [cell.ratio for cell in row.cells] == [1.1, 1.1]
 
 
 def test_what_is_hopeless_runs_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "HOPELESS", 0)
     for row in compare(made(tmp_path, TWO)).rows:
-        assert all((cell["spread"], cell["noisy"]) == (None, False) for cell in row["cells"])
+        assert all((cell.spread, cell.noisy) == (None, False) for cell in row.cells)
 
 
 def test_choices_that_come_to_the_same_are_measured_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,13 +345,12 @@ axes:
     gemm, frozen: {conv_fprop_algo: gemm, frozen_weights: true}
     winograd: {conv_fprop_algo: winograd}
 """
-    of = made(tmp_path, text)
-    object.__setattr__(of, "layers", replace(of.layers, layers=of.layers.layers[:1]))  # type: ignore[union-attr, type-var]
+    of = made(tmp_path, text, slice(1))
     seen = turns(monkeypatch, {"gemm": (1.25, 0.01), "gemm, TF32 allowed": (1.19, 0.01)}, {"again": (1.2, 0.01)}, {}, {})
     (row,) = compare(of).rows
     assert seen[0] == [comparing.TORCH, comparing.AGAIN, "gemm", "gemm, frozen", "winograd"]
     found = cells(row)
-    assert {name: cell.get("same_as") for name, cell in found.items()} == {
+    assert {name: cell.same_as for name, cell in found.items()} == {
         "as it is": "",
         "gemm": None,
         "gemm, TF32 allowed": "gemm",
@@ -368,9 +358,9 @@ axes:
         "gemm, frozen": None,
         "winograd": None,
     }
-    assert found["as it is"]["ratio"] == 1.0
+    assert found["as it is"].ratio == 1.0
     for name in ("gemm", "gemm, TF32 allowed", "gemm by rule"):
-        assert (found[name]["ratio"], found[name]["measured"]) == (1.2, [1.25, 1.2]), "what is the same has the same figure"
+        assert (found[name].ratio, found[name].measured) == (1.2, [1.25, 1.2]), "what is the same has the same figure"
 
 
 def test_rules_that_say_nothing_of_a_layer_have_no_time(tmp_path: Path) -> None:
@@ -383,9 +373,9 @@ axes:
     strided: {conv_algo_rules: {weight=8x8x3x3: {fprop: winograd}}}
 """
     first, second, product = (cells(row) for row in compare(made(tmp_path, text)).rows)
-    assert first["other"]["reason"] == second["other"]["reason"] == "none of its rules applies to this layer"
-    assert "stride" in second["strided"]["reason"]
-    assert product["other"]["reason"] == "none of its options applies to forward"
+    assert first["other"].reason == second["other"].reason == "none of its rules applies to this layer"
+    assert "stride" in second["strided"].reason
+    assert product["other"].reason == "none of its options applies to forward"
 
 
 def test_names_of_choices_may_be_any(tmp_path: Path) -> None:
@@ -394,7 +384,7 @@ compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}
 axes: {way: {torch: {}, torch again: {deterministic: "ON"}}}
 """
     for row in compare(made(tmp_path, text)).rows:
-        assert all("ratio" in cell for cell in row["cells"])
+        assert all(cell.ratio for cell in row.cells)
 
 
 def test_an_interrupted_comparison_keeps_its_rows(tmp_path: Path) -> None:
@@ -409,21 +399,17 @@ def test_an_interrupted_comparison_keeps_its_rows(tmp_path: Path) -> None:
     before = msctx.get_context()
     outcome = compare(made(tmp_path, text), Watch(row=row))
     assert outcome.partial == "interrupted"
-    assert [f"{row['name']} {row['direction']}" for row in outcome.rows] == seen
+    assert [row.label for row in outcome.rows] == seen
     assert msctx.get_context() == before
 
 
 def test_quick_begins_with_the_largest_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}\naxes: {deterministic: [ON]}\n"
-    found = made(tmp_path, text, quick=True)
-    assert found.layers is not None
-    object.__setattr__(found, "layers", replace(found.layers, layers=found.layers.layers[::-1]))
-    object.__setattr__(found, "total", 1e-9)
-    outcome = compare(found)
+    of = made(tmp_path, text, slice(None, None, -1), quick=True)
+    outcome = compare(replace(of, total=1e-9))
     assert outcome.rows == []
     assert "--quick ends" in outcome.partial
-    object.__setattr__(found, "total", 100.0)
-    assert [row["name"] for row in compare(found).rows] == ["first", "<b>second</b>", "product"]
+    assert [row.name for row in compare(replace(of, total=100.0)).rows] == ["first", "<b>second</b>", "product"]
 
 
 def test_rules_for_one_layer_are_not_unmatched_in_the_rows_of_others(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
@@ -438,6 +424,6 @@ axes:
     layers: {conv_algo_rules: {"weight=8x4x3x3": gemm, "stride=2": gemm}}
 """
     rows = compare(made(tmp_path, text)).rows
-    assert [cells(row)["one"]["status"] for row in rows] == ["measured", "no_say", "no_say"]
+    assert [cells(row)["one"].status for row in rows] == ["measured", "no_say", "no_say"]
     told = [str(one.message) for one in recwarn if "no convolution matched" in str(one.message)]
     assert told == [f"conv_algo_rules: no convolution matched stride={n}" for n in (7, 9)]

@@ -9,7 +9,7 @@ import pytest
 
 from msctx.compare import config
 from msctx.compare.config import Comparison, Given, combined, pairs, read
-from msctx.compare.workload import Matmul
+from msctx.compare.workload import NetworkLayer, Product
 from msctx.errors import FileError, OptionError
 from msctx.shipped import CONFIGS
 
@@ -33,11 +33,11 @@ axes:
 """
     found = read(file(tmp_path, text), Given(overrides=["runtime_num_threads=2"]))
     assert names(found)[:2] == ["conv_fprop_algo=gemm, no", "conv_fprop_algo=gemm, yes"]
-    assert (found.name, found.subject, found.of, found.directions) == ("mine", "workload", "resnet50", ("fprop", "wgrad"))
+    assert (found.name, found.subject, found.of, found.keys.directions) == ("mine", "workload", "resnet50", ("fprop", "wgrad"))
     assert found.base.settings.get("runtime_num_threads").value == 2  # type: ignore[union-attr]
     assert found.layers is not None
-    assert found.layers.layers[0].input[0] == 2  # type: ignore[union-attr]
-    assert found.seconds == 3
+    assert found.layers.layers[0].problem.input[0] == 2  # type: ignore[union-attr]
+    assert found.keys.seconds == 3
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "compare").glob("*.yaml")), ids=lambda path: path.stem)
@@ -69,7 +69,7 @@ def test_what_is_no_convolution_is_left_out_of_conv_and_the_other_way_round() ->
     assert counts == [23, 1]
     found = read("matmul", Given(shapes=["64x32x16"])).layers
     assert found is not None
-    assert found.layers == (Matmul("64x32x16", (64, 32), (32, 16)),)
+    assert found.layers == (NetworkLayer("64x32x16", Product((64, 32), (32, 16))),)
 
 
 def test_an_experiment_file_is_a_subject_itself(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_experiment_file_is_a_subject_itself(tmp_path: Path) -> None:
 def test_a_files_own_run_is_the_subject_where_none_is_named(tmp_path: Path) -> None:
     name = file(tmp_path, "compare: {repetitions: 2}\nexperiment: {entry: train.py:train}\n")
     found = read(name, Given(axes=["deterministic=ON,OFF"]))
-    assert (found.subject, found.of, found.repetitions) == ("experiment", name, 2)
+    assert (found.subject, found.of, found.keys.repetitions) == ("experiment", name, 2)
 
 
 def test_a_workloads_file_is_a_subject(tmp_path: Path) -> None:

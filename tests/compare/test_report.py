@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import WORKLOAD
+from comparisons import SMALL, cell, made, result, row
 
 from msctx.compare import report
-from msctx.compare.comparison import Outcome
-from msctx.compare.config import Given, read
-from msctx.compare.result import result_of
+from msctx.compare.result import Result
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
@@ -23,52 +24,23 @@ DIRECTIONS = ("fprop", "dgrad")
 
 
 @pytest.fixture
-def result(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "small.yaml").write_text(WORKLOAD.replace("<b>second</b>", EVIL))
-    (tmp_path / "mine.yaml").write_text(
-        "compare: {workload: small.yaml}\naxes: {conv_fprop_algo: [gemm, winograd], deterministic: [OFF, ON]}"
+def found(tmp_path: Path) -> Result:
+    of = made(
+        tmp_path,
+        SMALL + "axes: {conv_fprop_algo: [gemm, winograd], deterministic: [OFF, ON]}",
+        command=f"msctx compare '{EVIL}'",
     )
-    of = read(str(tmp_path / "mine.yaml"), Given(command=f"msctx compare '{EVIL}'"))
     rows = []
     for number, (name, direction) in enumerate((n, d) for n in ("first", EVIL, "</script>") for d in DIRECTIONS):
-        cells: list[dict[str, Any]] = []
-        for place, point in enumerate(of.points):
-            one: dict[str, Any] = {
-                "point": point.name,
-                "asked": dict(point.options),
-                "ran": "some",
-                "error": 10.0**-place,
-                "bound": 1.0,
-            }
-            figures = {
-                "ratio": 0.4 * (place + 1) + 0.01 * number,
-                "spread": 0.02,
-                "ms": 2.5,
-                "noisy": place == 2,
-                "workspace": 2**20,
-            }
-            cells.append(one | ({"reason": EVIL} if place == 3 else figures))
-        head = {
-            "name": name,
-            "direction": direction,
-            "problem": "1x4x12x12 * 8x4x3x3",
-            "count": 1,
-            "operations": 1,
-            "rounds": 5,
-        }
-        rows.append(
-            {
-                **head,
-                "baseline": {"ran": "torch", "ms": 5.0 + number, "error": 0.0},
-                "control": 1.0,
-                "noisy": False,
-                "cells": cells,
-            }
-        )
-    rows.append({**rows[0], "name": "failed", "baseline": {}, "cells": [], "reason": EVIL})
-    of = read(str(tmp_path / "mine.yaml"), Given(command=f"msctx compare '{EVIL}'"))
-    object.__setattr__(of, "layers", None)
-    return result_of(of, Outcome(rows, partial="interrupted"), {"cpu": EVIL, "devices": {"cpu": 1}})
+        cells = [
+            cell(point.name, 0.4 * (place + 1) + 0.01 * number, 10.0**-place, noisy=place == 2, workspace=2**20)
+            for place, point in enumerate(of.points)
+        ]
+        cells[3] = cell(of.points[3].name, reason=EVIL)
+        rows.append(row(name, cells, 1, 5.0 + number, direction, problem="1x4x12x12 * 8x4x3x3"))
+    rows.append(row("failed", [], baseline={}, reason=EVIL))
+    environment = {"cpu": EVIL, "devices": {"cpu": 1}}
+    return result(replace(of, layers=None), *rows, environment=environment, partial="interrupted")
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +56,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(browser: Any, result: dict[str, Any], tmp_path: Path) -> Iterator[Any]:
+def page(browser: Any, found: Result, tmp_path: Path) -> Iterator[Any]:
     """The report opened from disk; any error or warning of the console, and any request to a network, fails the test."""
-    (tmp_path / "report.html").write_text(report.page(result), encoding="utf-8")
+    (tmp_path / "report.html").write_text(report.page(found), encoding="utf-8")
     opened, told = browser.new_page(), []
     opened.on("console", lambda message: told.append(message.text) if message.type in ("error", "warning") else None)
     opened.on("pageerror", lambda error: told.append(str(error)))
@@ -167,16 +139,21 @@ def test_light_and_dark_and_a_phone(page: Any) -> None:
     assert page.locator("#recommended").bounding_box()["width"] <= 380
 
 
-def test_it_asks_for_nothing_from_a_network(result: dict[str, Any]) -> None:
-    text = report.page(result)
+def test_the_page_asks_for_nothing_from_a_network_and_escapes_what_it_is_given(
+    found: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = report.page(found)
     outside = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?https?:""", outside) == []
     assert "<link" not in outside
-
-
-def test_without_plotly_the_tables_are_there(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
-    text = report.page(result)
-    assert "pip install &#x27;msctx[report]&#x27;" in text
+    assert EVIL not in text
+    assert "Partial: interrupted." in outside
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)
+    figures = json.loads(data)
+    assert {*figures} == {"heat", "scatter", "bars", "cost"}
+    assert len(figures["heat"]["data"][0]["y"]) == 6
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    text = report.page(found)
+    assert "pip install 'msctx[report]'" in text, "the tables are there all the same"
     assert text.count("<tr class=") == 25
     assert "Plotly.newPlot" not in text

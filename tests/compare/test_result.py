@@ -5,211 +5,190 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from comparisons import WORKLOAD
-from jsonschema import Draft7Validator
+from comparisons import SMALL, cell, made, result, row
+from jsonschema import Draft202012Validator
 
 import msctx
 from msctx.compare import result as results
-from msctx.compare.comparison import Outcome
-from msctx.compare.config import Comparison, Given, read
-from msctx.compare.schema import RESULT
+from msctx.compare import summary
+from msctx.compare.result import PointOptions, Result
 from msctx.errors import FileError
 from msctx.options.conv_rules import rules_of
+from msctx.run.config import read as read_experiment
 
-
-def comparison(tmp_path: Path, axes: str) -> Comparison:
-    (tmp_path / "small.yaml").write_text(WORKLOAD)
-    (tmp_path / "mine.yaml").write_text(f"compare: {{workload: small.yaml, directions: [fprop]}}\n{axes}\n")
-    return read(str(tmp_path / "mine.yaml"), Given(command="msctx compare mine.yaml"))
-
-
-def row(name: str, count: int, ms: float, cells: list[dict[str, Any]], direction: str = "fprop") -> dict[str, Any]:
-    shapes = {
-        "first": "1x4x12x12 * 8x4x3x3, float32, padding 1, channels_first",
-        "<b>second</b>": "1x8x12x12 * 8x8x3x3, float32, stride 2, channels_first",
-        "product": "8x16 @ 16x4, float32",
-    }
-    head = {"name": name, "direction": direction, "problem": shapes[name], "count": count, "operations": 1}
-    baseline = {"ran": "torch", "ms": ms, "error": 1e-7, "peak_bytes": None}
-    return {**head, "baseline": baseline, "control": 1.0, "noisy": False, "rounds": 5, "cells": cells}
-
-
-def cell(point: str, ratio: float | None = None, error: float = 1e-6, **more: Any) -> dict[str, Any]:
-    head = {"point": point, "asked": {}, "ran": point.partition("=")[2], "error": error, "bound": 1e-4, "status": "measured"}
-    if ratio is None:
-        return {**head, "status": "unable", "reason": "it cannot", **more}
-    figures = {"ratio": ratio, "spread": 0.02, "ms": 1.0, "noisy": False, "workspace": 0, "peak_bytes": None}
-    return {**head, **figures, **more}
-
-
+SCHEMA = results.schema()
 A, B = "conv_fprop_algo=gemm", "conv_fprop_algo=winograd"
+TWO = SMALL + "axes: {conv_fprop_algo: [gemm, winograd]}"
+RESULTS = sorted((Path(__file__).parents[2] / "bench" / "results").glob("*-compare-*.json"))
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> dict[str, Any]:
-    of = comparison(tmp_path, "axes: {conv_fprop_algo: [gemm, winograd]}")
-    rows = [
-        row("first", 3, 10.0, [cell(A, 0.5), cell(B, 2.0, 1e-5)]),
-        row("<b>second</b>", 1, 20.0, [cell(A, 1.25), cell(B)]),
-        row("product", 1, 5.0, [cell(A), cell(B)], "forward"),
-    ]
-    return results.result_of(of, Outcome(rows), {"cpu": "a CPU"})
+def found(tmp_path: Path) -> Result:
+    return result(
+        made(tmp_path, TWO),
+        row("first", [cell(A, 0.5), cell(B, 2.0, 1e-5)], 3),
+        row("<b>second</b>", [cell(A, 1.25), cell(B)], 1, 20.0),
+        row("product", [cell(A), cell(B)], 1, 5.0, "forward"),
+        environment={"cpu": "a CPU"},
+    )
 
 
-def test_totals_count_layers_as_often_as_they_occur(found: dict[str, Any]) -> None:
-    totals = {total["point"]: total for total in found["totals"]}
-    assert totals[A]["ratio"] == pytest.approx(55 / (60 + 16 + 5))
-    assert totals[B]["ratio"] == pytest.approx(55 / (15 + 20 + 5))
-    assert (totals[B]["rows"], totals[B]["rows_of_torch"], totals[B]["error"]) == (1, 2, 1e-5)
-    assert (found["best"]["ratio"], found["best"]["points"]) == (pytest.approx(55 / (15 + 16 + 5)), [B, A, ""])
+def test_totals_count_layers_as_often_as_they_occur(found: Result) -> None:
+    totals = {total.point: total for total in found.totals}
+    assert totals[A].ratio == pytest.approx(55 / (60 + 16 + 5))
+    assert totals[B].ratio == pytest.approx(55 / (15 + 20 + 5))
+    assert (totals[B].rows, totals[B].rows_of_torch, totals[B].error) == (1, 2, 1e-5)
+    assert (found.best.ratio, found.best.points) == (pytest.approx(55 / (15 + 16 + 5)), [B, A, ""])
 
 
-def test_a_gain_within_the_noise_is_none(tmp_path: Path) -> None:
-    of = comparison(tmp_path, "axes: {conv_fprop_algo: [gemm, winograd]}")
-    rows = [row("first", 1, 10.0, [cell(A, 1.05, spread=0.2), cell(B, 0.9)])]
-    assert results.result_of(of, Outcome(rows), {})["best"]["points"] == [""]
-
-
-def test_the_settings_can_be_run(found: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "best.yaml").write_text(found["recommended"])
-    from msctx.run.config import read as read_experiment
-
+def test_the_recommended_rules_apply_whatever_the_batch(found: Result, tmp_path: Path) -> None:
+    (tmp_path / "best.yaml").write_text(found.recommended)
     value = read_experiment(str(tmp_path / "best.yaml")).settings.get("conv_algo_rules").value  # type: ignore[union-attr]
     rules = {dict(rule.conditions)["weight"]: dict(rule.asked) for rule in rules_of(value)}
     assert rules == {"8x4x3x3": {"fprop": "winograd"}, "8x8x3x3": {"fprop": "gemm"}}
-    assert dict(rules_of(value)[0].conditions)["input"] == "*x4x12x12", "whatever the batch"
+    assert dict(rules_of(value)[0].conditions)["input"] == "*x4x12x12"
+    assert msctx.context(str(tmp_path / "best.yaml")).plan is not None
 
 
-def test_nothing_faster_recommends_nothing(tmp_path: Path) -> None:
-    of = comparison(tmp_path, "axes: {conv_fprop_algo: [gemm, winograd]}")
-    rows = [row("first", 1, 10.0, [cell(A, 0.9), cell(B)])]
-    assert results.result_of(of, Outcome(rows), {})["recommended"] == ""
+def test_neither_noise_nor_a_loss_is_recommended(tmp_path: Path) -> None:
+    of = made(tmp_path, TWO)
+    for cells in ([cell(A, 1.05, spread=0.2), cell(B, 0.9)], [cell(A, 0.9), cell(B)]):
+        best = result(of, row("first", cells))
+        assert (best.best.ratio, best.best.points, best.recommended) == (1.0, [""], "")
 
 
 def test_options_beside_algorithms_go_together_or_not_at_all(tmp_path: Path) -> None:
-    axes = "axes: {way: {a: {conv_fprop_algo: gemm, conv_allow_tf32: true}, b: {conv_fprop_algo: winograd}}}"
-    of = comparison(tmp_path, axes)
-    rows = [row("first", 1, 10.0, [cell("a", 2.0), cell("b", 1.5)]), row("<b>second</b>", 1, 10.0, [cell("a"), cell("b", 1.2)])]
-    found = results.result_of(of, Outcome(rows), {})
-    assert found["best"]["points"] == ["b", "b"], "TF32 is wrong in the second, where it would hold, too"
-    assert "tf32" not in found["recommended"]
-    rows[1]["cells"][0] = cell("a", 1.1)
-    found = results.result_of(of, Outcome(rows), {})
-    assert found["best"]["points"] == ["a", "a"]
-    assert "conv_allow_tf32: true" in found["recommended"]
+    of = made(tmp_path, SMALL + "axes: {way: {a: {conv_fprop_algo: fft, conv_allow_tf32: true}, b: {conv_allow_tf32: true}}}")
+    rows = [row("first", [cell("a", 2.0), cell("b", 1.0)], 10), row("<b>second</b>", [cell("a", 0.1), cell("b", 0.99)])]
+    found = result(of, *rows)
+    assert found.best.points == ["a", "b"], "TF32 holds in both; where fft is slow it is left out"
+    assert found.best.ratio == pytest.approx(110 / (50 + 10 / 0.99))
+    assert "conv_allow_tf32: true" in found.recommended
+    assert result(of, row("first", [cell("a", 0.5), cell("b", 0.9)])).best.points == [""], "torch itself is a choice, too"
+    of = made(tmp_path, SMALL + "axes: {way: {a: {conv_fprop_algo: gemm, conv_allow_tf32: true}, b: {conv_fprop_algo: fft}}}")
+    rows = [row("first", [cell("a", 2.0), cell("b", 1.5)]), row("<b>second</b>", [cell("a"), cell("b", 1.2)])]
+    found = result(of, *rows)
+    assert found.best.points == ["b", "b"], "TF32 is wrong in the second, where it would hold, too"
+    assert "tf32" not in found.recommended
 
 
-def test_options_that_hold_for_all_take_the_fastest_of_their_choices_everywhere(tmp_path: Path) -> None:
-    of = comparison(tmp_path, "axes: {way: {a: {conv_fprop_algo: fft, conv_allow_tf32: true}, b: {conv_allow_tf32: true}}}")
-    first, second = cell("a", 2.0), cell("b", 1.0)
-    rows = [row("first", 10, 10.0, [first, second]), row("<b>second</b>", 1, 10.0, [cell("a", 0.1), cell("b", 0.99)])]
-    found = results.result_of(of, Outcome(rows), {})
-    assert found["best"]["points"] == ["a", "b"]
-    assert found["best"]["ratio"] == pytest.approx(110 / (50 + 10 / 0.99))
-    rows = [row("first", 1, 10.0, [cell("a", 0.5), cell("b", 0.9)])]
-    found = results.result_of(of, Outcome(rows), {})
-    assert (found["best"]["ratio"], found["best"]["points"]) == (1.0, [""]), "torch itself is a choice, too"
+def test_a_model_gets_what_is_right_everywhere_and_more_than_noise(tmp_path: Path) -> None:
+    of = replace(made(tmp_path, SMALL + "context: {seed: 1}\naxes: {deterministic: [ON, OFF]}"), layers=None)
+    on, off = (point.name for point in of.points)
+
+    def taken(*cells: list[Any]) -> str:
+        return result(of, *(row("first", each) for each in cells)).recommended
+
+    assert taken([cell(on, 3.0), cell(off, 1.005)], [cell(on), cell(off, 1.0)]) == ""
+    assert taken([cell(on, 3.0), cell(off, 1.2)], [cell(on), cell(off, 1.0)]) == "context:\n  seed: 1\n  deterministic: 'OFF'\n"
+    assert "'OFF'" in taken([cell(on, 1.21, 1e-3), cell(off, 1.2, 1e-6)]), "as fast within the noise, and more exact"
+    assert "'ON'" in taken([cell(on, 1.41, 1e-3), cell(off, 1.2, 1e-6)])
 
 
 def test_settings_are_written_by_one_name(tmp_path: Path) -> None:
-    of = comparison(tmp_path, "context: {deterministic: ON}\naxes: {session.deterministic: [0, 1]}")
-    object.__setattr__(of, "layers", None)
+    text = SMALL + "context: {deterministic: ON}\naxes: {session.deterministic: [0, 1]}"
+    of = replace(made(tmp_path, text), layers=None)
     off, on = (point.name for point in of.points)
-    told = results.result_of(of, Outcome([row("first", 1, 10.0, [cell(off, 2.0), cell(on, 1.0)])]), {})["recommended"]
-    assert told == "context:\n  deterministic: 'OFF'\n"
-
-
-def test_what_a_model_is_told_is_right_everywhere_and_more_than_noise(tmp_path: Path) -> None:
-    of = comparison(tmp_path, "context: {runtime_num_threads: 1}\naxes: {deterministic: [ON, OFF]}")
-    object.__setattr__(of, "layers", None)
-    on, off = (point.name for point in of.points)
-    rows = [row("first", 1, 10.0, [cell(on, 3.0), cell(off, 1.005)]), row("product", 1, 10.0, [cell(on), cell(off, 1.0)])]
-    assert results.result_of(of, Outcome(rows), {})["recommended"] == ""
-    rows[0]["cells"][1] = cell(off, 1.2)
-    told = results.result_of(of, Outcome(rows), {})["recommended"]
-    assert "deterministic: 'OFF'" in told
-    rows = [row("first", 1, 10.0, [cell(on, 1.21, 1e-3), cell(off, 1.2, 1e-6)])]
-    told = results.result_of(of, Outcome(rows), {})["recommended"]
-    assert "deterministic: 'OFF'" in told, "as fast within the noise, and more exact"
-    rows = [row("first", 1, 10.0, [cell(on, 1.41, 1e-3), cell(off, 1.2, 1e-6)])]
-    assert "deterministic: 'ON'" in results.result_of(of, Outcome(rows), {})["recommended"]
-    assert "runtime_num_threads: 1" in told, "what held for all is a part of it"
+    found = result(of, row("first", [cell(off, 2.0), cell(on, 1.0)]))
+    assert found.recommended == "context:\n  deterministic: 'OFF'\n"
 
 
 def test_costs_of_determinism(tmp_path: Path) -> None:
-    of = comparison(tmp_path, "axes: {deterministic: [ON, OFF], conv_allow_tf32: [false, true]}")
+    of = made(tmp_path, SMALL + "axes: {deterministic: [ON, OFF], conv_allow_tf32: [false, true]}")
     names = [point.name for point in of.points]
-    rows = [row("first", 1, 10.0, [cell(names[0], 1.0), cell(names[1], 0.5), cell(names[2], 2.0), cell(names[3])])]
-    (cost,) = results.result_of(of, Outcome(rows), {})["costs"]
-    assert (cost["with"], cost["without"]) == (names[0], names[2])
-    assert cost["geometric_mean"] == pytest.approx(2.0)
+    cells = [cell(name, ratio) for name, ratio in zip(names, (1.0, 0.5, 2.0, None), strict=True)]
+    (cost,) = result(of, row("first", cells)).costs
+    assert (cost.with_, cost.without, cost.geometric_mean) == (names[0], names[2], pytest.approx(2.0))
 
 
-def test_the_result_follows_its_schema(found: dict[str, Any]) -> None:
-    Draft7Validator.check_schema(RESULT)
-    Draft7Validator(RESULT).validate(json.loads(json.dumps(found)))
-    broken = {**found, "rows": [{**found["rows"][0], "cells": [{"point": "a", "asked": {}, "status": "measured"}]}]}
-    assert list(Draft7Validator(RESULT).iter_errors(broken)), "a cell has a figure or a reason"
+def test_the_result_follows_its_schema_and_is_read_again(found: Result, tmp_path: Path) -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    written = json.dumps(found.as_json())
+    Draft202012Validator(SCHEMA).validate(json.loads(written))
+    broken = json.loads(written)
+    broken["rows"][0]["cells"][0] = {"point": "a", "asked": {}, "status": "measured"}
+    assert not Draft202012Validator(SCHEMA).is_valid(broken), "a cell has a figure or a reason"
+    (tmp_path / "result.json").write_text(written)
+    assert results.read(str(tmp_path / "result.json")) == found
+    (without,) = (one for one in found.as_json()["rows"][1]["cells"] if "ratio" not in one)
+    assert without.keys() == {"point", "asked", "ran", "error", "bound", "status", "reason"}
 
 
-def test_csv_has_a_line_for_each_cell_and_no_formulas(found: dict[str, Any]) -> None:
-    found["rows"][0]["name"] = "=1+1"
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_results_of_earlier_versions_are_read(path: Path) -> None:
+    earlier, found = json.loads(path.read_text()), results.read(str(path)).as_json()
+    assert {key: found[key] for key in earlier if key != "best"} == {key: earlier[key] for key in earlier if key != "best"}
+
+
+def test_csv_has_a_line_for_each_cell_and_no_formulas(found: Result) -> None:
+    found.rows[0].name = "=1+1"
     lines = [*csv.DictReader(io.StringIO(results.as_csv(found)))]
     assert len(lines) == 6
     assert lines[0]["name"] == "'=1+1"
     assert (lines[1]["ratio"], lines[1]["baseline_ms"], lines[5]["reason"]) == ("2.0", "10.0", "it cannot")
 
 
-def test_an_earlier_result_beside_it(found: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(found))
-    earlier = results.read(str(path))
-    found["rows"][0]["cells"][1] = cell(B, 1.0)
-    changes = results.against(found, earlier)
-    assert [(one["point"], one["change"]) for one in changes if one["change"] != 1] == [(B, 0.5)]
-    assert results.below({**found, "against": changes}, 0.9) == [f"first fprop, {B}: 0.50 of the earlier ratio"]
-    assert results.below(found, 0.9) == [f"{A}: 0.68 of torch's speed"]
-    found["rows"][0]["cells"][1] = cell(B)
-    (gone,) = (one for one in results.against(found, earlier) if one["change"] is None)
-    assert "had a time, and now: it cannot" in results.below({**found, "against": [gone]}, 0.9)[0]
-    nothing = {**found, "points": [{"name": "another", "options": {}}]}
-    assert "no row and choice in common" in results.below({**nothing, "against": results.against(nothing, earlier)}, 0.9)[0]
-    broken = {**found, "rows": [{**found["rows"][0], "baseline": {}, "cells": [], "reason": "it cannot run: boom"}]}
-    lost = {one["name"]: one["reason"] for one in results.against(broken, earlier)}
-    assert lost == {"first": "it cannot run: boom", "<b>second</b>": "there is no such row today"}
-    assert len(results.below({**broken, "against": results.against(broken, earlier)}, 0.001)) == 3
-    assert results.below({**found, "partial": "interrupted"}, 0.01)[0] == "not everything was measured: interrupted"
-    found["rows"][0]["cells"][1]["status"] = "failed"
-    assert results.below(found, 0.01) == [f"first fprop, {B}: it cannot"]
-    elsewhere = {**earlier, "environment": {"cpu": "another"}, "context": {"seed": 1}}
-    assert results.elsewhere(found, elsewhere) == ["processor: another, now a CPU", "context: {'seed': 1}, now {}"]
-    assert results.below({**found, "totals": []}, 0.9)[0].endswith("has no time in any row")
+def test_an_earlier_result_beside_it(found: Result) -> None:
+    earlier = found.model_copy(deep=True)
+
+    def against(one: Result) -> tuple[list[Any], list[str]]:
+        one.against = summary.against(one, earlier)
+        return one.against, summary.below(one, 0.9, beside_earlier=True)
+
+    assert summary.below(found, 0.9) == [f"{A}: 0.68 of torch's speed"]
+    found.rows[0].cells[1] = cell(B, 1.0)
+    changes, slow = against(found)
+    assert [(one.point, one.change) for one in changes if one.change != 1] == [(B, 0.5)]
+    assert slow == [f"first fprop, {B}: 0.50 of the earlier ratio"]
+    found.rows[0].cells[1] = cell(B)
+    assert against(found)[1] == [f"first fprop, {B}: had a time, and now: it cannot"]
+    found.rows[0].cells[1].status = "failed"
+    assert summary.below(found, 0.01) == [f"first fprop, {B}: it cannot"]
+    broken = found.model_copy(update={"rows": [row("first", [], reason="it cannot run: boom")]})
+    changes, slow = against(broken)
+    assert {one.name: one.reason for one in changes} == {
+        "first": "it cannot run: boom",
+        "<b>second</b>": "there is no such row today",
+    }
+    assert len(slow) == 3
+    nothing = found.model_copy(update={"points": [PointOptions(name="another", options={})], "partial": "interrupted"})
+    assert against(nothing)[1] == [
+        "not everything was measured: interrupted",
+        "the earlier result has no row and choice in common with this one",
+    ]
+    assert summary.below(found.model_copy(update={"totals": []}), 0.9)[0].endswith("has no time in any row")
+    elsewhere = earlier.model_copy(update={"environment": {"cpu": "another"}, "context": {"seed": 1}})
+    assert summary.elsewhere(found, elsewhere) == ["processor: another, now a CPU", "context: {'seed': 1}, now {}"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"format": 1, "rows": [{"name": "", "direction": "", "problem": "", "cells": [{"point": "", "ratio": 0}]}]}',
-        '{"format": 1, "rows": [{"name": "", "direction": "", "problem": "", "cells": [{"point": "", "ratio": NaN}]}]}',
-        "",
-        "[1]",
-        '{"format": 0, "rows": []}',
-        '{"format": 1, "rows": [1]}',
-        '{"format": 1, "rows": [{"name": ""}]}',
-    ],
-)
-def test_what_is_no_result_is_told(text: str, tmp_path: Path) -> None:
-    (tmp_path / "r.json").write_text(text)
-    with pytest.raises(FileError, match=r"r\.json"):
-        results.read(str(tmp_path / "r.json"))
+def test_what_is_no_result_is_an_error(found: Result, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    good = found.as_json()
+
+    def of(ratio: Any) -> str:
+        bad = json.loads(json.dumps(good))
+        bad["rows"][0]["cells"][0]["ratio"] = ratio
+        return json.dumps(bad)
+
+    texts = {
+        "Invalid JSON": "",
+        "of format 1: Input should be an object": "[1]",
+        "of format 1: format": json.dumps(good | {"format": 0}),
+        r"rows\.0": json.dumps(good | {"rows": [1]}),
+        r"ratio: Input should be greater than 0": of(0),
+        r"ratio: Input should be a finite number": of(float("nan")),
+    }
+    for told, text in texts.items():
+        path.write_text(text)
+        with pytest.raises(FileError, match=rf"r\.json.*{told}"):
+            results.read(str(path))
+    path.write_bytes(b"\xff")
+    with pytest.raises(FileError, match="not UTF-8"):
+        results.read(str(path))
     with pytest.raises(FileError, match="No such file"):
         results.read(str(tmp_path / "none.json"))
-
-
-def test_rules_recommended_are_taken_by_a_context(found: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "best.yaml").write_text(found["recommended"])
-    assert msctx.context(str(tmp_path / "best.yaml")).plan is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def wins(one: list[float], other: list[float], by: float = 1.0) -> int:
     return sum(a * by < b for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.full
 def test_what_is_recommended_is_first_in_a_timing_of_its_own() -> None:
     """Times on a busy machine are what they are, so the ranks of a round count, and there are some tries."""
     from msctx.compare.cases import of_model
@@ -55,18 +57,18 @@ def test_what_is_recommended_is_first_in_a_timing_of_its_own() -> None:
     told = []
     for _ in range(TRIES):
         of = read("precision", Given(keys={"seconds": 0.03}))
-        object.__setattr__(of, "phases", ("inference",))
+        of = replace(of, keys=of.keys.model_copy(update={"phases": ("inference",)}))
         if not torch.cpu._is_amx_tile_supported():  # bfloat16 has loops of reference there: no match, and minutes
-            object.__setattr__(of, "points", tuple(point for point in of.points if "precision_mode" not in point.options))
+            of = replace(of, points=tuple(point for point in of.points if "precision_mode" not in point.options))
         found = run(of)
-        cells = {cell["point"]: cell for cell in found["rows"][0]["cells"] if cell.get("spread") is not None}
+        cells = {cell.point: cell for cell in found.rows[0].cells if cell.spread is not None}
         assert cells, "not all choices are hopeless"
-        common = found["context"]
-        (taken,) = set(found["best"]["points"])
-        same = {taken, cells[taken].get("same_as") or taken} if taken else {""}  # the same kernels: no rank between them
-        choices = {"": common} | {name: {**common, **cell["asked"]} for name, cell in cells.items() if not cell.get("same_as")}
+        common = found.context
+        (taken,) = set(found.best.points)
+        same = {taken, cells[taken].same_as or taken} if taken else {""}  # the same kernels: no rank between them
+        choices = {"": common} | {name: {**common, **cell.asked} for name, cell in cells.items() if not cell.same_as}
         choices = {name: options for name, options in choices.items() if name not in same}
-        set_ = yaml.safe_load(found["recommended"])["context"] if taken else common
+        set_ = yaml.safe_load(found.recommended)["context"] if taken else common
         (case,) = of_model(load(of.of, of.file, of.place), ["inference"])
         with case.scope(), torch.no_grad():
             times = ranked({**choices, "taken": set_}, case)
