@@ -25,7 +25,7 @@ PARAMETERS = {
     "runtime.launch_blocking": (),
     "runtime.set_memory": ("init_size", "increase_size", "max_size", "optimize_level", "huge_page_reserve_size"),
 }
-"""Function → its parameters, in order. All others that set something take one value, whatever it is called."""
+"""Function → its parameters, in order. All other setters have one parameter, whatever its name."""
 SPELLINGS = {"set_seed.seed": "seed"}
 """Parameter → its spelling here, where that is not the dotted name itself."""
 IMPLIED: dict[str, dict[str, Any]] = {"set_recursion_limit": {"recursion_limit": 1000}, "runtime.launch_blocking": {"": True}}
@@ -62,7 +62,7 @@ ASKING = (
 
 @dataclass(frozen=True)
 class Given:
-    """One option as a call gives it; *reason*: why its value cannot be taken over."""
+    """One option as a call gives it; *reason*: why it cannot be migrated."""
 
     spelling: str
     value: Any
@@ -84,7 +84,7 @@ class Found:
     given: list[Given] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
     left_out: str = ""
-    """Why nothing of the call can be taken over."""
+    """Why the call cannot be migrated."""
 
 
 class Reader:
@@ -118,7 +118,7 @@ class Reader:
         function = self._function(node)
         if function != "set_context" and function not in functions():
             return None
-        return self._unread(node, "is not called here but handed on: take what it sets over by hand")
+        return self._unread(node, "is passed on here instead of being called: migrate its options by hand")
 
     def _unread(self, node: ast.expr, why: str) -> Found:
         written = one_line(self.script.written(node), 60)
@@ -136,7 +136,7 @@ class Reader:
         elif function in PARAMETERS or (find(function) and function.startswith(("runtime.", "device_context."))):
             self._parameters(call, function, found)
         elif self._is_getattr(call):
-            return self._unread(call, "is looked up by its name: take what it sets over by hand")
+            return self._unread(call, "is looked up by name: migrate its options by hand")
         elif why := self._why_not(call, function):
             found.left_out = why
             found.problems.append(Diagnostic(written, why, mark=mark))
@@ -150,7 +150,7 @@ class Reader:
         return by_name and self.has_mindspore
 
     def _why_not(self, call: ast.Call, function: str) -> str:
-        """Why a call that sets something cannot be taken over; ``""`` for one that does not."""
+        """Why a call that sets something cannot be migrated; ``""`` for one that sets nothing."""
         if function in NO_COUNTERPART:
             return f"no counterpart in msctx: {NO_COUNTERPART[function]}"
         first, _, rest = function.partition(".")
@@ -159,7 +159,7 @@ class Reader:
         base = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "set_context" else None
         if base is not None and self.has_mindspore and not self.names.paths(call.func) and not isinstance(base, ast.Constant):
             what = one_line(self.script.written(base), 60)
-            return f"what {what} is, is {AT_RUN_TIME}; if it is MindSpore's context, take these options over by hand"
+            return f"what {what} is, is {AT_RUN_TIME}; if it is MindSpore's context, migrate these options by hand"
         return ""
 
     # --- arguments ------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Reader:
             self._option(f"{prefix}{key}", place, value, found)
 
     def _option(self, spelling: str, key: ast.AST, node: ast.expr, found: Found) -> None:
-        """One option, or a group of them, each on its own: what is known of a group is taken over."""
+        """One option, or a group of them, each on its own: what is known of a group is migrated."""
         if is_dictionary(spelling):
             try:
                 pairs = self.names.known_pairs(node)
@@ -290,7 +290,7 @@ def _as_written(spelling: str, value: Any) -> Any:
 
 @cache
 def functions() -> list[str]:
-    """The functions of MindSpore's newer vocabulary that can be taken over."""
+    """The functions of MindSpore's newer vocabulary that can be migrated."""
     dotted = {name for option in OPTIONS.values() for name in option.also if name.startswith(("runtime.", "device_context."))}
     inner = {name for name in dotted if name.rpartition(".")[0] in PARAMETERS}
     return sorted({*PARAMETERS, *(dotted - inner)})

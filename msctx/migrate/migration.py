@@ -1,4 +1,4 @@
-"""What a script sets, taken together: its calls merged in order, checked by the options, and what had to be left out."""
+"""All that a script sets: its calls merged in order, checked by the options, and what had to be left out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Migration:
     options: Mapping[str, Any]
     """What the calls come to: the keyword arguments of :func:`msctx.context`, groups as dictionaries."""
     problems: tuple[Diagnostic, ...]
-    """What could not be taken over, each with its place and why."""
+    """What could not be migrated, each with its place and reason."""
     entries: tuple[Entry, ...] = ()
     """The options one by one in the order of the script, with those that stay out."""
     layer: Layer = field(default_factory=Layer)
@@ -134,7 +134,7 @@ class _Merging:
         notes: list[str] = []
         if found.inside and not found.left_out:
             around = ", ".join(f"`{words}`, line {line}" for words, line in found.inside)
-            notes.append(f"inside {around}: taken over unconditionally")
+            notes.append(f"inside {around}: applied unconditionally")
         taken: dict[str, Any] = {}
         if found.left_out:
             arguments = Entry(f"{found.function}(…)", None, "", found.mark, inside=_conditions(found), reason=found.left_out)

@@ -113,7 +113,7 @@ class OneOf:
         for known in self.values:
             if _equal(known, value):
                 if self.binding is not None and not isinstance(value, self.binding):
-                    text = f"{is_a(value)}, which MindSpore's C++ side does not take"
+                    text = f"{is_a(value)}, which MindSpore's C++ side rejects"
                     return look.wrong(RuntimeError, text, self.allowed)
                 return self.values[known] if isinstance(self.values, Mapping) else known
         text = f"{show(value)} is not one of the values"
@@ -176,7 +176,7 @@ class Number:
 
     @property
     def allowed(self) -> str:
-        more = "" if self.most is None else f"; what is more than {self.most} is taken for {self.most}"
+        more = "" if self.most is None else f"; larger values are clipped to {self.most}"
         return f"int from {self.minimum} to {self.top if self.maximum is None else self.maximum}{more}"
 
     def __call__(self, value: Any, look: Look) -> Any:
@@ -189,7 +189,7 @@ class Number:
         if value > self.top:
             return look.wrong(RuntimeError, f"{show(value)} does not fit in {self.top.bit_length()} bits", self.allowed)
         if self.most is not None and value > self.most:
-            look.note(f"{value} is more than msctx takes: {self.most} is taken")
+            look.note(f"{value} is clipped to {self.most}, the most that msctx accepts")
             return self.most
         return int(value)
 
@@ -210,7 +210,7 @@ def threshold(value: Any, look: Look) -> Any:
         return DROP
     taken = min(max(int(value), 0), 2**63 - 1)
     if isinstance(value, bool) or taken != value:
-        look.note(f"{show(value)} is taken for {taken}")
+        look.note(f"{show(value)} is read as {taken}")
     return taken
 
 
@@ -266,7 +266,7 @@ class Size:
         if number is None:
             return f"{show(value)} is not a size in MindSpore's form"
         if self.most is not None and "." in value:
-            return f"{show(value)} is not a whole number of GB: decimals are not taken"
+            return f"{show(value)} is not a whole number of GB: decimals are rejected"
         if number < self.least or (self.most is not None and number > self.most) or number * GB >= 2**63:
             return f"{show(value)} is out of range"
         if number * GB < 1 if self.zero is None else value in self.zero:
@@ -305,17 +305,17 @@ def graph_kernel_flags(value: Any, look: Look) -> Any:
     for flag in value.split():
         name, _, number = flag.partition("=")
         if name == "--opt_level" and number.isdecimal() and int(number) > 3:
-            look.note(f"{flag} is more than there is: 3 is taken")
+            look.note(f"{flag} is clipped to 3")
             flag = "--opt_level=3"
         try:
             make_layer({"graph_kernel_flags": flag}, look.where)
         except OptionError as error:
             problem = error.problems[0]
             known = "" if find(f"graph_kernel_flags.{name.removeprefix('--')}") else "; msctx knows opt_level and dump_as_text"
-            look.drop(f"{show(flag)} is dropped: {problem.text}{known}")
+            look.drop(f"{show(flag)} is ignored: {problem.text}{known}")
             continue
         if name in kept:
-            look.note(f"{name} stands twice: the last one is taken")
+            look.note(f"{name} appears twice: the last one applies")
         kept[name] = flag
     return " ".join(kept.values())
 

@@ -119,7 +119,7 @@ class _Call:
         if key.targets and target not in key.targets:
             return f"MindSpore has it with device_target={' and '.join(key.targets)} alone, and that is {target}"
         if name == "mempool_block_size" and self.options.get("mode", get_value("mode")) == GRAPH_MODE:
-            return "MindSpore does not take it in GRAPH_MODE"
+            return "MindSpore ignores it in GRAPH_MODE"
         return ""
 
 
@@ -136,7 +136,7 @@ def _unknown(name: str, where: str) -> Diagnostic:
 
 @contextmanager
 def _directories(paths: list[str]) -> Iterator[None]:
-    """Make directories, and take them away again if what follows fails."""
+    """Make directories, and remove them again if what follows fails."""
     made: list[str] = []
     try:
         for path in paths:
@@ -243,7 +243,7 @@ def _written(group: str, key: str, inner: Inner) -> Any:
 def _unread(name: str) -> Diagnostic:
     where = state.origin("ms.get_context")
     if name in KEYS:
-        return Diagnostic(name, "MindSpore's get_context does not know it: its value is dropped", where)
+        return Diagnostic(name, "MindSpore's get_context does not know it: its value is ignored", where)
     for group, keys in GROUPS.items():
         if name in keys:
             return Diagnostic(name, f"MindSpore's get_context does not know it; {group} has it", where)

@@ -53,7 +53,7 @@ def set_device(device_target: str, device_id: int | None = None) -> None:
     given = DeviceInfo(device_target, int(device_id or 0))
     if (before := _device_set()) is not None:
         if before != given:
-            text = f"{given} cannot take the place of {before}: it can be set only once"
+            text = f"{given} cannot replace {before}: it can be set only once"
             raise OptionRuntimeError([Diagnostic(what, text, where)])
         return
     options: dict[str, Any] = {"set_device.device_target": device_target}

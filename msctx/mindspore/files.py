@@ -79,7 +79,7 @@ def env_config(value: Any, look: Look) -> Any:
         look.found += [(ValueError, problem) for problem in problems]
         return DROP
     if not isinstance(data, dict):
-        return look.drop(f"{show(data)} is not a dictionary: nothing in {path} is taken")
+        return look.drop(f"{show(data)} is not a dictionary: the contents of {path} are ignored")
     first = problems[0]
     text = f"not everything in the file is right ({first.mark or path}: {first.text})"
     look.note(f"{text}: what is right is set key by key, and get_context shows no path")
@@ -87,9 +87,9 @@ def env_config(value: Any, look: Look) -> Any:
     for section, part in data.items():
         inner = look.inside(section)
         if not is_dictionary(inner.name):
-            inner.drop(f"{look.name} has no such key: it is dropped")
+            inner.drop(f"{look.name} has no such key: it is ignored")
         elif not isinstance(part, dict):
-            inner.drop(f"{show(part)} is not a dictionary: it is dropped")
+            inner.drop(f"{show(part)} is not a dictionary: it is ignored")
         else:
             for key in part:
                 _env_key(key, part, inner.inside(key), options)
@@ -99,12 +99,12 @@ def env_config(value: Any, look: Look) -> Any:
 def _env_key(key: str, part: Mapping[str, Any], look: Look, options: Parts) -> None:
     option = find(look.name)
     if option is not None and look.name != option.name and (same := option.name.rpartition(".")[2]) in part:
-        look.drop(f"{same} stands beside it, and is taken: it is dropped")
+        look.drop(f"{same} is set too, and wins: this one is ignored")
         return
     try:
         make_layer({look.name: part[key]}, look.where)
     except OptionError as error:
-        look.drop(f"{error.problems[0].text}: it is dropped")
+        look.drop(f"{error.problems[0].text}: it is ignored")
     else:
         options[look.name] = part[key]
 
@@ -117,7 +117,7 @@ def ini_file(value: Any, look: Look) -> Any:
     if not os.path.exists(path):
         return look.wrong(ValueError, f"there is no file {show(value)} ({path})")
     if os.path.isdir(path):
-        return look.drop(f"{show(value)} is a directory, in which there is nothing to read: it is dropped")
+        return look.drop(f"{show(value)} is a directory, in which there is nothing to read: it is ignored")
     return value
 
 

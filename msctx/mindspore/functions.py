@@ -24,7 +24,7 @@ class Function:
         argument: what it calls its argument.
         check: its check.
         types: what its decorator lets through, besides None; nothing: anything.
-        target: the one device_target on which it is taken; on others the value is dropped, with a warning at each call.
+        target: the one device_target on which it is taken; on others the value is ignored, with a warning at each call.
         once: a second call is an error.
         equal: but not one with the value that is in force.
         late: the check comes after the rule of the second call.
@@ -134,10 +134,10 @@ def _call(name: str, option: Option, row: Function, value: Any) -> None:
 
 
 def has_target(what: str, target: str) -> bool:
-    """Whether the target is the one a function is for; if not, a note reports that its value is dropped."""
+    """Whether the target is the one a function is for; if not, a note reports that its value is ignored."""
     if (here := state.target()) == target:
         return True
-    text = f"{what}: device_target is {here}, and MindSpore takes this with {target} alone: the value is dropped"
+    text = f"{what}: device_target is {here}, and MindSpore takes this with {target} alone: the value is ignored"
     if state.is_strict():
         raise StrictError.of([text])
     state.report(text)

@@ -91,8 +91,8 @@ class Inner:
 
 BOOL = Bound(bool)
 TRUTH = OneOf((True, False))
-UNHELD = "MindSpore {} has it, and msctx has no such option: it is dropped"
-GONE = "MindSpore drops it, and so does msctx; {} does that now"
+UNHELD = "MindSpore {} has it, and msctx has no such option: it is ignored"
+GONE = "MindSpore ignores it, and so does msctx; {} does that now"
 DUMP = GONE.format("msctx.set_context(session={'enable_dump': True, 'dump_path': DIR})")
 
 THREADS, DEPTH = 1024, 2**31 - 1
@@ -202,7 +202,7 @@ TARGETS = OneOf({"CPU": "CPU", "GPU": "GPU", "Ascend": "Ascend", "Davinci": "Asc
 
 def _target(value: Any, look: Look) -> Any:
     if value == "Davinci":
-        look.note("Davinci is an old name: Ascend is taken")
+        look.note("Davinci is the old name of Ascend")
     return TARGETS(value, look)
 
 
@@ -274,9 +274,11 @@ KEYS: Mapping[str, Key] = {
     "ascend_config": _group("ascend_config", ("Ascend",)),
     "gpu_config": _group("gpu_config", ("GPU",)),
     # what MindSpore takes and drops, and what came later
-    "enable_sparse": Key(check=Unheld(None, "MindSpore drops it, and so does msctx"), hidden=True),
+    "enable_sparse": Key(check=Unheld(None, "MindSpore ignores it, and so does msctx"), hidden=True),
     "auto_tune_mode": Key(check=Unheld(None, GONE.format("set_context(aoe_tune_mode='online')")), hidden=True),
-    "enable_auto_mixed_precision": Key(check=Unheld(None, "MindSpore drops it, and so does msctx"), types=(bool,), hidden=True),
+    "enable_auto_mixed_precision": Key(
+        check=Unheld(None, "MindSpore ignores it, and so does msctx"), types=(bool,), hidden=True
+    ),
     "jit_config": Key(check=Unheld(Group(JIT_CONFIG, "{}"), UNHELD.format("2.3.1")), types=(dict,), hidden=True),
     "exec_order": Key(check=Unheld(OneOf(("bfs", "dfs")), UNHELD.format("2.4")), hidden=True),
 }

@@ -101,7 +101,7 @@ def set_memory(
             if name not in DEFAULTS:
                 options[f"runtime.set_memory.{name}"] = converted
             elif value != DEFAULTS[name]:
-                looks[name].drop("torch's allocators have nothing like it: it is dropped")
+                looks[name].drop("torch's allocators have nothing like it: it is ignored")
     raise_first(found)
     state.tell_all(notes)
     state.store(options, what)
