@@ -87,28 +87,20 @@ def as_with_block(migration: Migration) -> str:
     return "\n".join([*lines, "    ...  # what the options are meant for; ctx.device is the device", ""])
 
 
-def _arguments(tree: Mapping[str, Any]) -> Iterator[str]:
+def _arguments(tree: Mapping[str, Any], indent: str = "    ", is_call: bool = True) -> Iterator[str]:
+    """The lines between the brackets of a call, or between those of a dictionary."""
     for key, value in tree.items():
-        if isinstance(value, Entry) and value.reason:
-            yield f"    # {_left_out(value, '=')},  # {_comment(value)}"
-        elif isinstance(value, dict):
-            yield f"    {key}={{"
-            yield from _items(value, "        ")
-            yield "    },"
-        elif key.isidentifier():
-            yield f"    {key}={_python(value.value)},  # {_comment(value)}"
-        else:
-            yield f"    **{{{_python(key)}: {_python(value.value)}}},  # {_comment(value)}"
-
-
-def _items(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for key, value in tree.items():
+        name = f"{key}=" if is_call else f"{_python(key)}: "
         if isinstance(value, dict):
-            yield f"{indent}{_python(key)}: {{"
-            yield from _items(value, f"{indent}    ")
+            yield f"{indent}{name}{{"
+            yield from _arguments(value, f"{indent}    ", is_call=False)
             yield f"{indent}}},"
+        elif value.reason:
+            yield f"{indent}# {_left_out(value, '=')},  # {_comment(value)}"
+        elif is_call and not key.isidentifier():
+            yield f"{indent}**{{{_python(key)}: {_python(value.value)}}},  # {_comment(value)}"
         else:
-            yield f"{indent}{_python(key)}: {_python(value.value)},  # {_comment(value)}"
+            yield f"{indent}{name}{_python(value.value)},  # {_comment(value)}"
 
 
 def _python(value: Any) -> str:
