@@ -1,6 +1,7 @@
 """``msctx migrate``: reads the context calls of a MindSpore script, running nothing, and writes them as msctx has them."""
 
-from msctx.migrate.migration import Call, Entry, Migration, read
+from msctx.migrate.calls import Call, Entry
+from msctx.migrate.migration import Migration, read
 from msctx.migrate.output import as_dict, as_with_block, as_yaml, planned
 
 __all__ = ["Call", "Entry", "Migration", "as_dict", "as_with_block", "as_yaml", "planned", "read"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -25,7 +26,7 @@ PARAMETERS = {
     "runtime.launch_blocking": (),
     "runtime.set_memory": ("init_size", "increase_size", "max_size", "optimize_level", "huge_page_reserve_size"),
 }
-"""Function → its parameters, in order. All others that set something take one value, whatever it is called."""
+"""Function → its parameters, in order. All other setters have one parameter, whatever its name."""
 SPELLINGS = {"set_seed.seed": "seed"}
 """Parameter → its spelling here, where that is not the dotted name itself."""
 IMPLIED: dict[str, dict[str, Any]] = {"set_recursion_limit": {"recursion_limit": 1000}, "runtime.launch_blocking": {"": True}}
@@ -45,46 +46,67 @@ NO_COUNTERPART = {
 }
 """Functions that set something which no option of msctx stands for, and what to do instead."""
 ASKING = (
-    "available",
-    "count",
-    "synchronize",
-    "stream",
-    "event",
-    "streamctx",
-    "stats",
-    "reserved",
-    "allocated",
-    "summary",
-    "empty_cache",
+    *("available", "count", "synchronize", "stream", "event", "streamctx"),
+    *("stats", "reserved", "allocated", "summary", "empty_cache"),
 )
 """How the names of functions of ``runtime`` and ``device_context`` end that set nothing."""
 
 
+Marks = Callable[[tuple[Any, ...]], Mark | None]
+"""The places inside a value, for :func:`msctx.options.make_layer`."""
+
+
 @dataclass(frozen=True)
-class Given:
-    """One option as a call gives it; *reason*: why its value cannot be taken over."""
+class Entry:
+    """One option as a call gives it; *reason*: why it cannot be migrated."""
 
     spelling: str
     value: Any
     written: str
     mark: Mark
-    marks: Callable[[tuple[Any, ...]], Mark | None]
-    """The places inside the value, for :func:`msctx.options.make_layer`."""
     reason: str = ""
+    marks: Marks | None = None
+    rank: int = 0
+    inside: str = ""
+    """The conditions and loops around the call."""
+
+    @property
+    def place(self) -> str:
+        return f"line {self.mark.line}"
 
 
 @dataclass
-class Found:
-    """A call, and what it sets."""
+class Call:
+    """A call that sets options."""
 
     function: str
     mark: Mark
     inside: list[tuple[str, int]]
     """Functions, conditions and loops around it, with their lines."""
-    given: list[Given] = field(default_factory=list)
+    given: list[Entry] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
     left_out: str = ""
-    """Why nothing of the call can be taken over."""
+    """Why the call cannot be migrated."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What of it msctx takes, by msctx's spelling, though a later call may replace it."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> int:
+        return self.mark.line
+
+    @property
+    def column(self) -> int:
+        return self.mark.column
+
+    def leave_out(self, why: str) -> Call:
+        self.left_out = why
+        self.problems.append(Diagnostic(self.function, why, mark=self.mark))
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("line", "column", "function", "options", "notes")
+        return {name: getattr(self, name) for name in names}
 
 
 class Reader:
@@ -94,7 +116,7 @@ class Reader:
         self.script, self.names = script, Names(script)
         self.has_mindspore = self.names.imports_mindspore()
 
-    def calls(self) -> Iterator[Found]:
+    def calls(self) -> Iterator[Call]:
         """Every call that sets something, in the order in which the script has them."""
         nodes = [node for node in self.script.parents if isinstance(node, ast.Call | ast.Attribute | ast.Name)]
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
@@ -109,7 +131,7 @@ class Reader:
             function = function.removeprefix(home)
         return function
 
-    def _mention(self, node: ast.Attribute | ast.Name) -> Found | None:
+    def _mention(self, node: ast.Attribute | ast.Name) -> Call | None:
         """A function that sets something, and is handed on instead of being called: what it will set cannot be read."""
         parent, field = self.script.parents[node]
         followed = field == "func" or isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr)
@@ -118,28 +140,23 @@ class Reader:
         function = self._function(node)
         if function != "set_context" and function not in functions():
             return None
-        return self._unread(node, "is not called here but handed on: take what it sets over by hand")
+        return self._unread(node, "is passed on here instead of being called: migrate its options by hand")
 
-    def _unread(self, node: ast.expr, why: str) -> Found:
+    def _unread(self, node: ast.expr, why: str) -> Call:
         written = one_line(self.script.written(node), 60)
-        found = Found(written, self.script.mark(node, len(written)), self.script.inside(node))
-        found.left_out = why
-        found.problems.append(Diagnostic(written, why, mark=found.mark))
-        return found
+        return Call(written, self.script.mark(node, len(written)), self.script.inside(node)).leave_out(why)
 
-    def _call(self, call: ast.Call, function: str) -> Found | None:
+    def _call(self, call: ast.Call, function: str) -> Call | None:
         written = self.script.written(call.func)
-        mark = self.script.mark(call, len(written))
-        found = Found(written, mark, self.script.inside(call))
+        found = Call(written, self.script.mark(call, len(written)), self.script.inside(call))
         if function == "set_context":
             self._keywords(call, found)
         elif function in PARAMETERS or (find(function) and function.startswith(("runtime.", "device_context."))):
             self._parameters(call, function, found)
         elif self._is_getattr(call):
-            return self._unread(call, "is looked up by its name: take what it sets over by hand")
+            return self._unread(call, "is looked up by name: migrate its options by hand")
         elif why := self._why_not(call, function):
-            found.left_out = why
-            found.problems.append(Diagnostic(written, why, mark=mark))
+            found.leave_out(why)
         else:
             return None
         return found
@@ -150,7 +167,7 @@ class Reader:
         return by_name and self.has_mindspore
 
     def _why_not(self, call: ast.Call, function: str) -> str:
-        """Why a call that sets something cannot be taken over; ``""`` for one that does not."""
+        """Why a call that sets something cannot be migrated; ``""`` for one that sets nothing."""
         if function in NO_COUNTERPART:
             return f"no counterpart in msctx: {NO_COUNTERPART[function]}"
         first, _, rest = function.partition(".")
@@ -159,12 +176,12 @@ class Reader:
         base = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "set_context" else None
         if base is not None and self.has_mindspore and not self.names.paths(call.func) and not isinstance(base, ast.Constant):
             what = one_line(self.script.written(base), 60)
-            return f"what {what} is, is {AT_RUN_TIME}; if it is MindSpore's context, take these options over by hand"
+            return f"what {what} is, is {AT_RUN_TIME}; if it is MindSpore's context, migrate these options by hand"
         return ""
 
     # --- arguments ------------------------------------------------------------------------------------------------------
 
-    def _keywords(self, call: ast.Call, found: Found) -> None:
+    def _keywords(self, call: ast.Call, found: Call) -> None:
         for part in call.args:
             text = f"set_context takes options by name alone, not {one_line(self.script.written(part), 60)}"
             found.problems.append(Diagnostic(found.function, text, mark=self.script.mark(part)))
@@ -174,52 +191,41 @@ class Reader:
             else:
                 self._option(keyword.arg, keyword, keyword.value, found)
 
-    def _unpacked(self, prefix: str, node: ast.expr, found: Found) -> None:
+    def _unpacked(self, prefix: str, node: ast.expr, found: Call) -> None:
         """What ``**node`` brings in."""
         try:
-            pairs = self.names.known_pairs(node)
+            self._options(prefix, node, found)
         except Unknown as unknown:
-            written = self.script.written(node)
-            found.given.append(self._left_out(f"{prefix}**{written}", written, node, unknown))
-            return
-        for key, place, value in pairs:
+            self._leave_out(f"{prefix}**{self.script.written(node)}", node, found, unknown)
+
+    def _options(self, prefix: str, node: ast.expr, found: Call) -> None:
+        """The items of a dictionary, each on its own: what is known of it is migrated."""
+        for key, place, value in self.names.known_pairs(node):
             self._option(f"{prefix}{key}", place, value, found)
 
-    def _option(self, spelling: str, key: ast.AST, node: ast.expr, found: Found) -> None:
-        """One option, or a group of them, each on its own: what is known of a group is taken over."""
+    def _option(self, spelling: str, key: ast.AST, node: ast.expr, found: Call) -> None:
+        """One option, or a group of them."""
         if is_dictionary(spelling):
-            try:
-                pairs = self.names.known_pairs(node)
-            except Unknown:
-                pass  # not a dictionary, or not known: reported as a whole
-            else:
-                for inner, place, value in pairs:
-                    self._option(f"{spelling}.{inner}", place, value, found)
+            with suppress(Unknown):  # not a dictionary, or not known: reported as a whole
+                self._options(f"{spelling}.", node, found)
                 return
-        written = self.script.written(node)
         try:
-            value = self.names.value(node)
+            value = _as_written(spelling, self.names.value(node))
         except Unknown as unknown:
-            found.given.append(self._left_out(spelling, written, node, unknown))
+            self._leave_out(spelling, node, found, unknown)
             return
-        self._give(spelling, value, key, node, found)
-
-    def _left_out(self, spelling: str, written: str, node: ast.AST, unknown: Unknown) -> Given:
-        more = f": {unknown}" if str(unknown) else ""
-        mark = self.script.mark(node)
-        return Given(spelling, None, written, mark, lambda path: mark, f"{AT_RUN_TIME}{more}")
-
-    def _give(self, spelling: str, value: Any, key: ast.AST, node: ast.expr, found: Found) -> None:
-        key_width = len(key.arg) if isinstance(key, ast.keyword) and key.arg else 0
+        width = len(key.arg) if isinstance(key, ast.keyword) and key.arg else 0
 
         def marks(path: tuple[Any, ...]) -> Mark | None:
-            inner = path[1:]
-            if inner == ("",):
-                return self.script.mark(key, key_width)
-            return self.script.mark(self._at(node, inner))
+            if path[1:] == ("",):
+                return self.script.mark(key, width)
+            return self.script.mark(self._at(node, path[1:]))
 
-        value = _as_written(spelling, value)
-        found.given.append(Given(spelling, value, self.script.written(node), self.script.mark(node), marks))
+        found.given.append(Entry(spelling, value, self.script.written(node), self.script.mark(node), marks=marks))
+
+    def _leave_out(self, spelling: str, node: ast.AST, found: Call, unknown: Unknown) -> None:
+        reason = AT_RUN_TIME + (f": {unknown}" if str(unknown) else "")
+        found.given.append(Entry(spelling, None, self.script.written(node), self.script.mark(node), reason))
 
     def _at(self, node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
         """The part of a value at a path of keys, as far as the value is a dictionary written out."""
@@ -231,43 +237,36 @@ class Reader:
             node = next((value for name, _, value in reversed(pairs) if name == key), node)
         return node
 
-    def _parameters(self, call: ast.Call, function: str, found: Found) -> None:
+    def _parameters(self, call: ast.Call, function: str, found: Call) -> None:
         parameters = PARAMETERS.get(function, ("value",))
         given: list[tuple[str, ast.AST, ast.expr]] = []
         for i, part in enumerate(call.args):
             if isinstance(part, ast.Starred):
-                self._unclear(function, part.value, found)
+                self._leave_out(f"{function}(*{self.script.written(part.value)})", part.value, found, Unknown())
                 return
             given.append((parameters[i] if i < len(parameters) else "", part, part))
         for keyword in call.keywords:
             if keyword.arg is None:
-                self._unclear(function, keyword.value, found)
+                self._leave_out(f"{function}(*{self.script.written(keyword.value)})", keyword.value, found, Unknown())
                 return
             given.append((keyword.arg if function in PARAMETERS else "value", keyword, keyword.value))
         names = [name for name, *_ in given]
         implied = IMPLIED.get(function, {}) if not given else {}
         if len(set(names)) < len(names) or not {*names, *implied} <= {*parameters, *implied} or not (given or implied):
             takes = ", ".join(parameters) if function in PARAMETERS else "one value"
-            found.left_out = f"these are not the arguments of {function.rpartition('.')[2]}: it takes {takes or 'none'}"
-            found.problems.append(Diagnostic(found.function, found.left_out, mark=found.mark))
+            found.leave_out(f"these are not the arguments of {function.rpartition('.')[2]}: it takes {takes or 'none'}")
             return
         for name, key, node in given:
             if isinstance(node, ast.Constant) and node.value is None and name != parameters[0]:
                 continue  # a default: not given
-            self._parameter(_spelling(function, name), key, node, found)
+            spelling = _spelling(function, name)
+            if find(spelling):
+                self._option(spelling, key, node, found)
+            else:
+                why = "no option of msctx stands behind it"
+                found.given.append(Entry(spelling, None, self.script.written(node), self.script.mark(key), why))
         for name, value in implied.items():
-            found.given.append(Given(_spelling(function, name), value, "", found.mark, lambda path: found.mark))
-
-    def _parameter(self, spelling: str, key: ast.AST, node: ast.expr, found: Found) -> None:
-        if find(spelling):
-            self._option(spelling, key, node, found)
-            return
-        mark, why = self.script.mark(key), "no option of msctx stands behind it"
-        found.given.append(Given(spelling, None, self.script.written(node), mark, lambda path: mark, why))
-
-    def _unclear(self, function: str, node: ast.AST, found: Found) -> None:
-        written = self.script.written(node)
-        found.given.append(self._left_out(f"{function}(*{written})", written, node, Unknown()))
+            found.given.append(Entry(_spelling(function, name), value, "", found.mark))
 
 
 def _spelling(function: str, parameter: str) -> str:
@@ -290,7 +289,7 @@ def _as_written(spelling: str, value: Any) -> Any:
 
 @cache
 def functions() -> list[str]:
-    """The functions of MindSpore's newer vocabulary that can be taken over."""
+    """The functions of MindSpore's newer vocabulary that can be migrated."""
     dotted = {name for option in OPTIONS.values() for name in option.also if name.startswith(("runtime.", "device_context."))}
     inner = {name for name in dotted if name.rpartition(".")[0] in PARAMETERS}
     return sorted({*PARAMETERS, *(dotted - inner)})

@@ -1,4 +1,4 @@
-"""What a script sets, taken together: its calls merged in order, checked by the options, and what had to be left out."""
+"""All that a script sets: its calls merged in order, checked by the options, and what had to be left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, OptionError, searching
-from msctx.migrate.calls import Found, Given, Reader
+from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.names import AT_RUN_TIME
 from msctx.migrate.script import Script, load, one_line
 from msctx.options import GROUPS, Layer, device_of, find, make_layer
@@ -15,44 +15,6 @@ from msctx.options.kinds import show
 from msctx.options.option import rank_of
 
 LOOKED_FOR = "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…"
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call that sets options; *options*: what of it msctx takes, by msctx's spelling, though a later call may replace it."""
-
-    line: int
-    column: int
-    function: str
-    options: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "line": self.line,
-            "column": self.column,
-            "function": self.function,
-            "options": dict(self.options),
-            "notes": list(self.notes),
-        }
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The last value that the script gives one option; *reason*: why that stays out."""
-
-    spelling: str
-    value: Any
-    written: str
-    mark: Mark
-    rank: int = 0
-    inside: str = ""
-    """The conditions and loops around the call."""
-    reason: str = ""
-
-    @property
-    def place(self) -> str:
-        return f"line {self.mark.line}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +26,7 @@ class Migration:
     options: Mapping[str, Any]
     """What the calls come to: the keyword arguments of :func:`msctx.context`, groups as dictionaries."""
     problems: tuple[Diagnostic, ...]
-    """What could not be taken over, each with its place and why."""
+    """What could not be migrated, each with its place and reason."""
     entries: tuple[Entry, ...] = ()
     """The options one by one in the order of the script, with those that stay out."""
     layer: Layer = field(default_factory=Layer)
@@ -128,46 +90,46 @@ class _Merging:
         self.problems: list[Diagnostic] = []
         self.entries: dict[str, Entry] = {}
 
-    def add(self, found: Found) -> None:
+    def add(self, call: Call) -> None:
         """One call: its options over those of the calls before it."""
-        self.problems.extend(found.problems)
+        self.calls.append(call)
+        self.problems += call.problems
         notes: list[str] = []
-        if found.inside and not found.left_out:
-            around = ", ".join(f"`{words}`, line {line}" for words, line in found.inside)
-            notes.append(f"inside {around}: taken over unconditionally")
-        taken: dict[str, Any] = {}
-        if found.left_out:
-            arguments = Entry(f"{found.function}(…)", None, "", found.mark, inside=_conditions(found), reason=found.left_out)
-            self.entries[f"{found.mark}"] = arguments
-        for given in found.given:
-            entry = self._checked(given, found)
-            if entry.reason:
-                notes.append(f"{one_line(given.spelling, 80)}: left out: {entry.reason}")
+        inside = ", ".join(words for words, _ in call.inside if not words.startswith("def "))  # functions: in notes alone
+        if call.left_out:
+            self.entries[f"{call.mark}"] = Entry(f"{call.function}(…)", None, "", call.mark, call.left_out, inside=inside)
+        elif call.inside:
+            around = ", ".join(f"`{words}`, line {line}" for words, line in call.inside)
+            notes.append(f"inside {around}: applied unconditionally")
+        for given in call.given:
+            reason = self._why_not(given)
+            entry = replace(
+                given, spelling=canonical(given.spelling), reason=reason, rank=rank_of(given.spelling), inside=inside
+            )
+            if reason:
+                notes.append(f"{one_line(given.spelling, 80)}: left out: {reason}")
             else:
-                taken[entry.spelling] = entry.value
+                call.options[entry.spelling] = entry.value
             notes += self._merge(entry)
-        self.calls.append(Call(found.mark.line, found.mark.column, found.function, taken, tuple(notes)))
+        call.notes = tuple(notes)
 
-    def _checked(self, given: Given, found: Found) -> Entry:
-        """An option, with the reason if it has to stay out, which is reported as a problem too."""
-        entry = Entry(
-            canonical(given.spelling), given.value, given.written, given.mark, rank_of(given.spelling), _conditions(found)
-        )
-        if given.reason:
-            text = f"{given.written} is {given.reason}" if given.reason.startswith(AT_RUN_TIME) else given.reason
-            self.problems.append(Diagnostic(one_line(given.spelling), text, mark=given.mark))
-            return replace(entry, reason=given.reason)
+    def _why_not(self, given: Entry) -> str:
+        """Why an option has to stay out, which is reported as a problem too; ``""`` if it can be migrated."""
         option = find(given.spelling)
-        if option is not None and option.replaced_by:
-            reason = f"deprecated and without effect; instead: {option.replaced_by}"
-            self.problems.append(Diagnostic(given.spelling, reason, mark=given.mark))
-            return replace(entry, reason=reason)
+        reason = text = given.reason
+        if reason.startswith(AT_RUN_TIME):
+            text = f"{given.written} is {reason}"
+        elif not reason and option is not None and option.replaced_by:
+            reason = text = f"deprecated and without effect; instead: {option.replaced_by}"
+        if reason:
+            self.problems.append(Diagnostic(one_line(given.spelling), text, mark=given.mark))
+            return reason
         try:
-            make_layer({given.spelling: given.value}, self.script.file, given.marks)
+            make_layer({given.spelling: given.value}, self.script.file, given.marks or (lambda path: given.mark))
         except OptionError as error:
-            self.problems.extend(replace(p, path=one_line(p.path)) for p in error.problems)
-            return replace(entry, reason=error.problems[0].text)
-        return entry
+            self.problems += (replace(p, path=one_line(p.path)) for p in error.problems)
+            return error.problems[0].text
+        return ""
 
     def _merge(self, new: Entry) -> list[str]:
         """Lay an option over what came before; returns what is to be noted of that."""
@@ -217,14 +179,7 @@ class _Merging:
         return max(owners, key=len) if owners else [*taken][-1]
 
     def _mark(self, path: tuple[Any, ...]) -> Mark | None:
-        spelling = ".".join(str(part) for part in path)
-        owners = [key for key in self.entries if spelling == key or spelling.startswith(f"{key}.")]
-        return self.entries[max(owners, key=len)].mark if owners else None
-
-
-def _conditions(found: Found) -> str:
-    """A comment on where a call stands; functions are named in the notes alone."""
-    return ", ".join(words for words, _ in found.inside if not words.startswith("def "))
+        return self.entries[self._owner(".".join(map(str, path)), self.entries)].mark
 
 
 def _differ(old: Entry, new: Entry) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from operator import add, mul, sub
+from typing import Any, NamedTuple, TypeVar
 
 from msctx.migrate.script import Script, one_line
+
+T = TypeVar("T")
 
 AT_RUN_TIME = "known only when the script runs"
 
@@ -97,11 +100,15 @@ class Names:
                         self._stars.append((module, node.lineno))
                     else:
                         self._put(alias.asname or alias.name, self._scope(node), node, _Binding(f"{module}.{alias.name}"))
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                self._put(name, self._scope(node), node, _Binding())
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                self._put(name, self._scope(node), node, _Binding())
-            case ast.MatchMapping(rest=str(name)):
+            case (
+                ast.FunctionDef(name=str(name))
+                | ast.AsyncFunctionDef(name=str(name))
+                | ast.ClassDef(name=str(name))
+                | ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(name=str(name))
+                | ast.MatchMapping(rest=str(name))
+            ):
                 self._put(name, self._scope(node), node, _Binding())
             case ast.arg(arg=name):
                 function = next(outer for outer, *_ in self.script.around(node) if isinstance(outer, _SCOPES))
@@ -192,9 +199,16 @@ class Names:
         Raises:
             Unknown: the script alone does not show what it is.
         """
+        return self._within_budget(lambda: self._value(node))
+
+    def known_pairs(self, node: ast.expr) -> list[tuple[Any, ast.AST, ast.expr]]:
+        """The items of a dictionary, or of the one that a name stands for; raises :class:`Unknown` as :meth:`value` does."""
+        return self._within_budget(lambda: self.pairs(self.follow(node)))
+
+    def _within_budget(self, find: Callable[[], T]) -> T:
         self._left = _BUDGET
         try:
-            return self._value(node)
+            return find()
         except RecursionError:  # a name that stands for itself, or very deep brackets
             raise Unknown from None
 
@@ -220,16 +234,14 @@ class Names:
             case ast.Name() | ast.Attribute() if (word := self._constant(node)) in CONSTANTS:
                 return Constant.of(word)
             case ast.Name() | ast.Subscript():
-                return self._value_of(node, self.follow(node))
+                meant = self.follow(node)
+                try:
+                    return self._value(meant)
+                except Unknown as unknown:
+                    if str(unknown):
+                        raise
+                    raise Unknown(f"{self.script.written(node)} = {one_line(self.script.written(meant), 80)}") from None
         raise Unknown
-
-    def _value_of(self, name: ast.expr, meant: ast.expr) -> Any:
-        try:
-            return self._value(meant)
-        except Unknown as unknown:
-            if str(unknown) or meant is name:
-                raise
-            raise Unknown(f"{self.script.written(name)} = {one_line(self.script.written(meant), 80)}") from None
 
     def _spend(self) -> None:
         self._left -= 1
@@ -341,14 +353,6 @@ class Names:
         is_plain = isinstance(function, ast.Name) and function.id in _READING_FUNCTIONS and not self._bindings(function)
         return is_plain or bool(self.mindspore(function))
 
-    def known_pairs(self, node: ast.expr) -> list[tuple[Any, ast.AST, ast.expr]]:
-        """The items of a dictionary, or of the one that a name stands for; raises :class:`Unknown` as :meth:`value` does."""
-        self._left = _BUDGET
-        try:
-            return self.pairs(self.follow(node))
-        except RecursionError:
-            raise Unknown from None
-
     def pairs(self, node: ast.expr) -> list[tuple[Any, ast.AST, ast.expr]]:
         """The items of a dictionary, written with braces or as ``dict(…)``: (key, where it stands, value)."""
         found: list[tuple[Any, ast.AST, ast.expr]] = []
@@ -391,16 +395,13 @@ def _is_mutable(node: ast.AST) -> bool:
     return is_dict or isinstance(node, ast.List | ast.Dict)
 
 
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul}
+
+
 def _combine(left: Any, operator: ast.operator, right: Any) -> Any:
     """Sums of texts and simple arithmetic of whole numbers."""
     if isinstance(left, str) and isinstance(right, str) and isinstance(operator, ast.Add):
         return left + right
-    if type(left) is type(right) is int and max(abs(left), abs(right)) < 2**64:
-        match operator:
-            case ast.Add():
-                return left + right
-            case ast.Sub():
-                return left - right
-            case ast.Mult():
-                return left * right
+    if type(left) is type(right) is int and max(abs(left), abs(right)) < 2**64 and type(operator) in _OPERATORS:
+        return _OPERATORS[type(operator)](left, right)
     raise Unknown

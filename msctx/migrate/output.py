@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
+
 from msctx.context import explain
-from msctx.migrate.migration import Entry, Migration, nested
+from msctx.migrate.calls import Entry
+from msctx.migrate.migration import Migration, nested
 from msctx.migrate.script import one_line
 from msctx.options import Settings
 from msctx.plan import Plan
@@ -56,36 +59,24 @@ def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{_scalar(key)}: {_scalar(value.value)}  # {_comment(value)}"
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes text plain only where that reads alike in YAML 1.1 and 1.2."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
 def _scalar(value: Any) -> str:
-    """A value on one line, read alike by YAML 1.1 and 1.2."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else _quoted(value)
-        case float() if "." not in repr(value):
-            return repr(value).replace("e", ".0e")  # 1e-06 is text in YAML 1.1
-        case Mapping():
-            return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(_scalar(v) for v in value) + "]"
-    return repr(value)
-
-
-def _quoted(text: str) -> str:
-    """Text in double quotes; what cannot be printed as YAML's escapes."""
-    parts = []
-    for c in text:
-        code = ord(c)
-        if c in '"\\':
-            parts.append(f"\\{c}")
-        elif c.isprintable():
-            parts.append(c)
-        else:
-            parts.append(f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
-    return f'"{"".join(parts)}"'
+    """A value on one line."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").removesuffix("\n")
 
 
 def as_with_block(migration: Migration) -> str:
@@ -96,28 +87,20 @@ def as_with_block(migration: Migration) -> str:
     return "\n".join([*lines, "    ...  # what the options are meant for; ctx.device is the device", ""])
 
 
-def _arguments(tree: Mapping[str, Any]) -> Iterator[str]:
+def _arguments(tree: Mapping[str, Any], indent: str = "    ", is_call: bool = True) -> Iterator[str]:
+    """The lines between the brackets of a call, or between those of a dictionary."""
     for key, value in tree.items():
-        if isinstance(value, Entry) and value.reason:
-            yield f"    # {_left_out(value, '=')},  # {_comment(value)}"
-        elif isinstance(value, dict):
-            yield f"    {key}={{"
-            yield from _items(value, "        ")
-            yield "    },"
-        elif key.isidentifier():
-            yield f"    {key}={_python(value.value)},  # {_comment(value)}"
-        else:
-            yield f"    **{{{_python(key)}: {_python(value.value)}}},  # {_comment(value)}"
-
-
-def _items(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for key, value in tree.items():
+        name = f"{key}=" if is_call else f"{_python(key)}: "
         if isinstance(value, dict):
-            yield f"{indent}{_python(key)}: {{"
-            yield from _items(value, f"{indent}    ")
+            yield f"{indent}{name}{{"
+            yield from _arguments(value, f"{indent}    ", is_call=False)
             yield f"{indent}}},"
+        elif value.reason:
+            yield f"{indent}# {_left_out(value, '=')},  # {_comment(value)}"
+        elif is_call and not key.isidentifier():
+            yield f"{indent}**{{{_python(key)}: {_python(value.value)}}},  # {_comment(value)}"
         else:
-            yield f"{indent}{_python(key)}: {_python(value.value)},  # {_comment(value)}"
+            yield f"{indent}{name}{_python(value.value)},  # {_comment(value)}"
 
 
 def _python(value: Any) -> str:

@@ -5,22 +5,7 @@ MindSpore's names, values and exceptions; what is set here is msctx's, and shows
 """
 
 from msctx.mindspore import context, device_context, runtime
-from msctx.mindspore.absent import (
-    JitConfig,
-    ParallelMode,
-    Tensor,
-    get_auto_parallel_context,
-    get_offload_context,
-    get_ps_context,
-    jit,
-    nn,
-    ops,
-    reset_auto_parallel_context,
-    reset_ps_context,
-    set_auto_parallel_context,
-    set_offload_context,
-    set_ps_context,
-)
+from msctx.mindspore.absent import OF_TOP as _OF_TOP
 from msctx.mindspore.absent import names as _names
 from msctx.mindspore.context import COMPATIBLE, GRAPH_MODE, LAX, PYNATIVE_MODE, STRICT, get_context, set_context
 from msctx.mindspore.device import (
@@ -32,37 +17,26 @@ from msctx.mindspore.device import (
     set_seed,
 )
 
+globals().update(_OF_TOP)
+
 __all__ = [
     "COMPATIBLE",
     "GRAPH_MODE",
     "LAX",
     "PYNATIVE_MODE",
     "STRICT",
-    "JitConfig",
-    "ParallelMode",
-    "Tensor",
     "context",
     "device_context",
-    "get_auto_parallel_context",
     "get_context",
     "get_current_device",
-    "get_offload_context",
-    "get_ps_context",
     "get_seed",
-    "jit",
-    "nn",
-    "ops",
-    "reset_auto_parallel_context",
-    "reset_ps_context",
     "runtime",
-    "set_auto_parallel_context",
     "set_context",
     "set_deterministic",
     "set_device",
-    "set_offload_context",
-    "set_ps_context",
     "set_recursion_limit",
     "set_seed",
+    *_OF_TOP,
 ]
 
-__getattr__ = _names(__name__, dict.fromkeys(__all__))
+__getattr__ = _names(__name__, __all__)

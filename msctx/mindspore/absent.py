@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msctx.errors import did_you_mean
@@ -18,7 +18,7 @@ ELSEWHERE = {
 """Names of MindSpore that are not here, which scripts may reach for → the message."""
 
 
-def names(module: str, there: Mapping[str, Any]) -> Callable[[str], Any]:
+def names(module: str, there: Iterable[str]) -> Callable[[str], Any]:
     """A module's ``__getattr__``: a missing name gets its reason, or the nearest one that is there."""
 
     def missing(name: str) -> Any:
@@ -30,7 +30,7 @@ def names(module: str, there: Mapping[str, Any]) -> Callable[[str], Any]:
 
 
 class Absent:
-    """A name of MindSpore for which msctx has nothing. It can be imported; to call it or to read an attribute of it is an error."""
+    """A name of MindSpore without counterpart in msctx. It can be imported; calling it or reading its attributes raises."""
 
     def __init__(self, name: str, why: str) -> None:
         self.__module__, _, self.__name__ = name.rpartition(".")
@@ -53,23 +53,37 @@ class Absent:
         return NotCarriedOut(f"{self._full_name}{what} is not carried out by msctx: {self._why}. Nothing was changed.")
 
 
+def _absent(reasons: dict[str, str]) -> dict[str, Absent]:
+    return {name: Absent(f"ms.{name}", why) for name, why in reasons.items()}
+
+
 PARALLEL = "torch.distributed with DistributedDataParallel or FSDP is PyTorch's way to run in parallel, and needs no context"
 SERVERS = "PyTorch has no such parameter servers; torch.distributed with DistributedDataParallel or FSDP is its way"
 OFFLOAD = "set_context(memory_offload='ON') is what there is, and FSDP's CPUOffloadPolicy for models in parallel"
 COMPILE = "torch.compile is PyTorch's way"
 CONTEXT = "this is MindSpore's context alone, while models stay in torch: use"
 
-ParallelMode = Absent("ms.ParallelMode", PARALLEL)
-set_auto_parallel_context = Absent("ms.set_auto_parallel_context", PARALLEL)
-get_auto_parallel_context = Absent("ms.get_auto_parallel_context", PARALLEL)
-reset_auto_parallel_context = Absent("ms.reset_auto_parallel_context", PARALLEL)
-set_ps_context = Absent("ms.set_ps_context", SERVERS)
-get_ps_context = Absent("ms.get_ps_context", SERVERS)
-reset_ps_context = Absent("ms.reset_ps_context", SERVERS)
-set_offload_context = Absent("ms.set_offload_context", OFFLOAD)
-get_offload_context = Absent("ms.get_offload_context", OFFLOAD)
-jit = Absent("ms.jit", COMPILE)
-JitConfig = Absent("ms.JitConfig", f"{COMPILE}, and takes its options itself")
-nn = Absent("ms.nn", f"{CONTEXT} torch.nn")
-ops = Absent("ms.ops", f"{CONTEXT} torch")
-Tensor = Absent("ms.Tensor", f"{CONTEXT} torch.Tensor")
+OF_CONTEXT = _absent(
+    {
+        "ParallelMode": PARALLEL,
+        "set_auto_parallel_context": PARALLEL,
+        "get_auto_parallel_context": PARALLEL,
+        "reset_auto_parallel_context": PARALLEL,
+        "set_ps_context": SERVERS,
+        "get_ps_context": SERVERS,
+        "reset_ps_context": SERVERS,
+        "set_offload_context": OFFLOAD,
+        "get_offload_context": OFFLOAD,
+    }
+)
+"""Absent names of MindSpore's module ``context``, which its top level has too."""
+OF_TOP = OF_CONTEXT | _absent(
+    {
+        "jit": COMPILE,
+        "JitConfig": f"{COMPILE}, and takes its options itself",
+        "nn": f"{CONTEXT} torch.nn",
+        "ops": f"{CONTEXT} torch",
+        "Tensor": f"{CONTEXT} torch.Tensor",
+    }
+)
+"""Absent names of MindSpore's top level."""

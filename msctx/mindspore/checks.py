@@ -1,25 +1,27 @@
-"""The checks that MindSpore makes of values, each a small object: what passes, and which exception the rest is.
+"""MindSpore's checks of values: what passes, and which exception everything else raises.
 
-They follow MindSpore to the letter where it is odd: membership goes by ``==``, so that 1 is True; a bool is an int; what passes
-Python's check may still be refused by the C++ side, with a RuntimeError. A check returns the value in msctx's form.
+They follow MindSpore to the letter where it is odd: membership is by ``==``, so that 1 is True; a bool is an int; what passes
+Python's check may still be rejected by the C++ side, with a RuntimeError. A check returns the value in msctx's form.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 from msctx.errors import Diagnostic, OptionError, nearest
-from msctx.mindspore.errors import Found
+from msctx.mindspore.errors import Problems
 from msctx.options import find, make_layer
 from msctx.options.kinds import BadValue, MemoryKind, show
 
-DROP: Any = type("Drop", (), {"__repr__": lambda self: "nothing to set"})()
-"""What a check returns for a value that is wrong, or accepted and of no effect."""
-
 GB = 2**30
+
+
+class Nothing(Exception):
+    """Raised by a check when nothing is to be set: the value is wrong, or it is accepted and ignored."""
 
 
 class Note(NamedTuple):
@@ -30,43 +32,37 @@ class Note(NamedTuple):
     left_out: bool
 
 
+@dataclass
 class Look:
-    """One value that is looked at: collects what is wrong with it, and notes on it."""
+    """One value that is checked: collects what is wrong with it, and notes on it."""
 
-    def __init__(self, name: str, where: str, found: list[Found], notes: list[Note]) -> None:
-        self.name, self.where, self.found, self.notes = name, where, found, notes
+    name: str
+    where: str
+    problems: Problems
+    notes: list[Note]
 
-    def wrong(self, kind: type[Exception], text: str, allowed: str = "", suggestion: str = "") -> Any:
-        self.found.append((kind, Diagnostic(self.name, text, self.where, allowed, suggestion)))
-        return DROP
+    def wrong(self, kind: type[Exception], text: str, allowed: str = "", suggestion: str = "") -> NoReturn:
+        self.problems.append((kind, Diagnostic(self.name, text, self.where, allowed, suggestion)))
+        raise Nothing
 
     def note(self, text: str) -> None:
         self.notes.append(Note(self.name, text, False))
 
-    def drop(self, text: str) -> Any:
-        """Accept something and leave it out."""
+    def drop(self, text: str) -> NoReturn:
+        """Accept a value and leave it out."""
         self.notes.append(Note(self.name, text, True))
-        return DROP
+        raise Nothing
 
     def inside(self, key: Any) -> Look:
-        return Look(f"{self.name}.{key}", self.where, self.found, self.notes)
+        return Look(f"{self.name}.{key}", self.where, self.problems, self.notes)
 
-    def type(self, value: Any, types: tuple[type, ...]) -> bool:
-        """The check of MindSpore's decorators: None is not looked at, and a bool is an int."""
-        if value is None or not types or isinstance(value, types):
-            return True
-        self.wrong(TypeError, is_a(value), " or ".join(t.__name__ for t in types))
-        return False
+
+Check = Callable[[Any, Look], Any]
+"""A check of one value."""
 
 
 class Parts(dict[str, Any]):
     """What a check returns for several options at once: their values by msctx's spellings; ``UNSET`` takes one back."""
-
-
-class Check(Protocol):
-    """A check of one value."""
-
-    def __call__(self, value: Any, look: Look) -> Any: ...
 
 
 def is_a(value: Any) -> str:
@@ -77,9 +73,26 @@ def is_a(value: Any) -> str:
     return f"{show(value)} is {'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
-def _word(value: Any) -> str:
-    """A value as messages list it; text that looks like a number is quoted."""
-    return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
+def has_type(value: Any, types: tuple[type, ...], look: Look) -> bool:
+    """The check of MindSpore's decorators: None always passes, as does everything if there are no *types*."""
+    if value is None or not types or isinstance(value, types):
+        return True
+    with suppress(Nothing):
+        look.wrong(TypeError, is_a(value), " or ".join(t.__name__ for t in types))
+    return False
+
+
+@dataclass(frozen=True)
+class Is:
+    """A value of one type. The C++ side raises RuntimeError for others."""
+
+    wanted: type
+    kind: type[Exception] = TypeError
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        if not isinstance(value, self.wanted):
+            look.wrong(self.kind, is_a(value), self.wanted.__name__)
+        return value
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -95,68 +108,30 @@ class OneOf:
 
     Attributes:
         values: the list; a dictionary also gives msctx's name for each.
-        kind: what anything else is.
-        binding: what the C++ side takes in the end.
+        kind: what anything else raises.
+        binding: the type that the C++ side requires.
         advice: value → a note on it.
     """
 
     values: tuple[Any, ...] | Mapping[Any, Any]
     kind: type[Exception] = ValueError
-    binding: type | None = None
+    binding: type = object
     advice: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def allowed(self) -> str:
-        return ", ".join(map(_word, self.values))
-
     def __call__(self, value: Any, look: Look) -> Any:
+        allowed = ", ".join(f'"{v}"' if isinstance(v, str) and v.isdigit() else str(v) for v in self.values)
         for known in self.values:
             if _equal(known, value):
-                if self.binding is not None and not isinstance(value, self.binding):
-                    text = f"{is_a(value)}, which MindSpore's C++ side does not take"
-                    return look.wrong(RuntimeError, text, self.allowed)
+                if not isinstance(value, self.binding):
+                    look.wrong(RuntimeError, f"{is_a(value)}, which MindSpore's C++ side rejects", allowed)
                 return self.values[known] if isinstance(self.values, Mapping) else known
-        text = f"{show(value)} is not one of the values"
-        near = nearest(value.lower(), [str(v).lower() for v in self.values]) if isinstance(value, str) else ""
-        hint = next((v for v in self.values if str(v).lower() == near), "") if near else ""
+        text, hint = f"{show(value)} is not one of the values", ""
         if isinstance(value, str) and value in self.advice:
-            text, hint = f"{text}: {self.advice[value]}", ""
-        return look.wrong(self.kind, text, self.allowed, repr(hint) if hint != "" else "")
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What the C++ side checks alone: the type."""
-
-    binding: type
-
-    def __call__(self, value: Any, look: Look) -> Any:
-        if isinstance(value, self.binding):
-            return value
-        return look.wrong(RuntimeError, is_a(value), self.binding.__name__)
-
-
-@dataclass(frozen=True)
-class Is:
-    """What Python's code checks to be of one type."""
-
-    wanted: type
-    kind: type[Exception] = TypeError
-
-    def __call__(self, value: Any, look: Look) -> Any:
-        if isinstance(value, self.wanted):
-            return value
-        return look.wrong(self.kind, is_a(value), self.wanted.__name__)
-
-
-@dataclass(frozen=True)
-class Text:
-    """Text, and one of a list."""
-
-    one_of: OneOf
-
-    def __call__(self, value: Any, look: Look) -> Any:
-        return DROP if Is(str)(value, look) is DROP else self.one_of(value, look)
+            text += f": {self.advice[value]}"
+        elif isinstance(value, str):
+            by_case = {str(v).lower(): repr(v) for v in self.values}
+            hint = by_case.get(nearest(value.lower(), by_case), "")
+        return look.wrong(self.kind, text, allowed, hint)
 
 
 @dataclass(frozen=True)
@@ -164,32 +139,34 @@ class Number:
     """A whole number within limits; what is too large for the C++ side is a RuntimeError.
 
     Attributes:
-        plain: a bool is none.
-        most: the most that msctx takes; what is more is clipped to it, with a note.
+        plain: a bool or a float is a TypeError.
+        most: larger values are clipped to it, with a note.
     """
 
     minimum: int
     maximum: int | None = None
-    top: int = 2**32 - 1
     plain: bool = False
     most: int | None = None
 
+    TOP = 2**32 - 1
+
     @property
     def allowed(self) -> str:
-        more = "" if self.most is None else f"; what is more than {self.most} is taken for {self.most}"
-        return f"int from {self.minimum} to {self.top if self.maximum is None else self.maximum}{more}"
+        more = "" if self.most is None else f"; larger values are clipped to {self.most}"
+        return f"int from {self.minimum} to {self.TOP if self.maximum is None else self.maximum}{more}"
 
     def __call__(self, value: Any, look: Look) -> Any:
+        allowed = self.allowed
         if not isinstance(value, int if self.plain else int | float) or (self.plain and isinstance(value, bool)):
-            return look.wrong(TypeError, is_a(value), self.allowed)
+            look.wrong(TypeError, is_a(value), allowed)
         if value < self.minimum or (self.maximum is not None and value > self.maximum):
-            return look.wrong(ValueError, f"{show(value)} is out of range", self.allowed)
+            look.wrong(ValueError, f"{show(value)} is out of range", allowed)
         if not isinstance(value, int):
-            return look.wrong(RuntimeError, is_a(value), self.allowed)
-        if value > self.top:
-            return look.wrong(RuntimeError, f"{show(value)} does not fit in {self.top.bit_length()} bits", self.allowed)
+            look.wrong(RuntimeError, is_a(value), allowed)
+        if value > self.TOP:
+            look.wrong(RuntimeError, f"{show(value)} does not fit in 32 bits", allowed)
         if self.most is not None and value > self.most:
-            look.note(f"{value} is more than msctx takes: {self.most} is taken")
+            look.note(f"{value} is clipped to {self.most}, the most that msctx accepts")
             return self.most
         return int(value)
 
@@ -198,30 +175,27 @@ def save_graphs(value: Any, look: Look) -> Any:
     """0 to 3, True for 2; negative numbers pass, and mean none."""
     allowed = "0 to 3, False (0), True (2)"
     if not isinstance(value, bool | int):
-        return look.wrong(TypeError, is_a(value), allowed)
+        look.wrong(TypeError, is_a(value), allowed)
     if value > 3:
-        return look.wrong(ValueError, f"{show(value)} is out of range", allowed)
+        look.wrong(ValueError, f"{show(value)} is out of range", allowed)
     return 2 * value if isinstance(value, bool) else max(int(value), 0)
 
 
 def threshold(value: Any, look: Look) -> Any:
     """Any whole number; MindSpore checks the type alone, and a bool is an int."""
-    if Is(int)(value, look) is DROP:
-        return DROP
-    taken = min(max(int(value), 0), 2**63 - 1)
-    if isinstance(value, bool) or taken != value:
-        look.note(f"{show(value)} is taken for {taken}")
-    return taken
+    clipped = min(max(int(Is(int)(value, look)), 0), 2**63 - 1)
+    if isinstance(value, bool) or clipped != value:
+        look.note(f"{show(value)} is read as {clipped}")
+    return clipped
 
 
 def compile_cache(value: Any, look: Look) -> Any:
-    """A bool; without the decorator anything that ``int()`` takes."""
+    """A bool; without the decorator anything that ``int()`` accepts."""
     try:
         return bool(int(value))
-    except ValueError:
-        return look.wrong(ValueError, f"{show(value)} is not a bool", "bool")
-    except (TypeError, OverflowError):  # no number at all; one without end
-        return look.wrong(TypeError, f"{show(value)} is not a bool", "bool")
+    except (ValueError, TypeError, OverflowError) as error:  # text; not a number; infinity
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        look.wrong(kind, f"{show(value)} is not a bool", "bool")
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -235,9 +209,9 @@ class Size:
     """``"4GB"``, ``"3.5GB"``: upper case, GB alone, no blanks; in bytes for msctx.
 
     Attributes:
-        least: the least number of GB.
-        most: the most, which also must be whole.
-        zero: these spellings of nothing are refused (all, where ``None``).
+        least: the smallest number of GB.
+        most: the largest, which also must be whole.
+        zero: these spellings of nothing are rejected (all, where ``None``).
         pattern: what the text must begin with.
     """
 
@@ -246,39 +220,32 @@ class Size:
     zero: tuple[str, ...] | None = None
     pattern: str = SIZE
 
-    @property
-    def allowed(self) -> str:
-        if self.most is not None:
-            return f'a whole number of GB up to {self.most:g}, such as "4GB"'
-        return 'a size in GB such as "4GB" or "3.5GB"' + f", at least {self.least:g}GB" * bool(self.least)
-
     def __call__(self, value: Any, look: Look) -> Any:
+        allowed = 'a size in GB such as "4GB" or "3.5GB"' + f", at least {self.least:g}GB" * bool(self.least)
+        if self.most is not None:
+            allowed = f'a whole number of GB up to {self.most:g}, such as "4GB"'
         if not isinstance(value, str):
-            return look.wrong(TypeError, is_a(value), self.allowed)
+            look.wrong(TypeError, is_a(value), allowed)
         if text := self._wrong(value):
             meant = _size_meant(value)
-            return look.wrong(ValueError, text, self.allowed, f'"{meant}"' if meant and not self._wrong(meant) else "")
+            look.wrong(ValueError, text, allowed, f'"{meant}"' if meant and not self._wrong(meant) else "")
         return int(float(value[:-2]) * GB)
 
     def _wrong(self, value: str) -> str:
         """What is wrong with a text, or nothing."""
-        number = _number(value) if re.match(self.pattern, value, re.ASCII) else None
+        try:
+            number = float(value[:-2]) if re.match(self.pattern, value, re.ASCII) else None
+        except ValueError:
+            number = None
         if number is None:
             return f"{show(value)} is not a size in MindSpore's form"
         if self.most is not None and "." in value:
-            return f"{show(value)} is not a whole number of GB: decimals are not taken"
+            return f"{show(value)} is not a whole number of GB: decimals are rejected"
         if number < self.least or (self.most is not None and number > self.most) or number * GB >= 2**63:
             return f"{show(value)} is out of range"
         if number * GB < 1 if self.zero is None else value in self.zero:
             return f"{show(value)} is not more than zero"
         return ""
-
-
-def _number(size: str) -> float | None:
-    try:
-        return float(size[:-2])
-    except ValueError:
-        return None
 
 
 def _size_meant(value: str) -> str:
@@ -298,24 +265,22 @@ def gigabytes(size: int) -> float:
 
 
 def graph_kernel_flags(value: Any, look: Look) -> Any:
-    """Flags in one text. MindSpore only logs those that it does not understand, and so they are dropped with a warning."""
-    if Bound(str)(value, look) is DROP:
-        return DROP
+    """Flags in one text. MindSpore only logs unknown ones, so they are dropped with a warning."""
     kept: dict[str, str] = {}
-    for flag in value.split():
+    for flag in Is(str, RuntimeError)(value, look).split():
         name, _, number = flag.partition("=")
         if name == "--opt_level" and number.isdecimal() and int(number) > 3:
-            look.note(f"{flag} is more than there is: 3 is taken")
+            look.note(f"{flag} is clipped to 3")
             flag = "--opt_level=3"
         try:
             make_layer({"graph_kernel_flags": flag}, look.where)
         except OptionError as error:
-            problem = error.problems[0]
             known = "" if find(f"graph_kernel_flags.{name.removeprefix('--')}") else "; msctx knows opt_level and dump_as_text"
-            look.drop(f"{show(flag)} is dropped: {problem.text}{known}")
+            with suppress(Nothing):
+                look.drop(f"{show(flag)} is ignored: {error.problems[0].text}{known}")
             continue
         if name in kept:
-            look.note(f"{name} stands twice: the last one is taken")
+            look.note(f"{name} appears twice: the last one applies")
         kept[name] = flag
     return " ".join(kept.values())
 
@@ -325,7 +290,7 @@ def graph_kernel_flags(value: Any, look: Look) -> Any:
 
 @dataclass(frozen=True)
 class Group:
-    """A dictionary of options: ``gpu_config`` and its like. Its check returns what is set by msctx's spellings.
+    """A dictionary with known keys: ``gpu_config`` and its like. Its check returns what is set by msctx's spellings.
 
     Attributes:
         keys: its keys.
@@ -333,61 +298,41 @@ class Group:
     """
 
     keys: Mapping[str, Check]
-    spelled: str
+    spelled: str = "{}"
 
     def __call__(self, value: Any, look: Look) -> Any:
-        if not isinstance(value, dict):
-            return look.wrong(TypeError, is_a(value), "dict")
         options = Parts()
-        for key, part in value.items():
+        for key, part in Is(dict)(value, look).items():
             inner = look.inside(key)
-            if key not in self.keys:
-                hint = nearest(key, self.keys) if isinstance(key, str) else ""
-                inner.wrong(ValueError, f"{look.name} has no such key", ", ".join(self.keys), hint)
-            elif (found := self.keys[key](part, inner)) is not DROP:
-                options[self.spelled.format(key)] = found
+            with suppress(Nothing):
+                if key not in self.keys:
+                    hint = nearest(key, self.keys) if isinstance(key, str) else ""
+                    inner.wrong(ValueError, f"{look.name} has no such key", ", ".join(self.keys), hint)
+                options[self.spelled.format(key)] = self.keys[key](part, inner)
         return options
 
 
-def ge_options(value: Any, look: Look) -> Any:
-    """CANN's own options: two dictionaries of text."""
-    if not isinstance(value, dict):
-        return look.wrong(TypeError, is_a(value), "dict")
-    for level, options in value.items():
-        inner = look.inside(level)
-        if level not in ("global", "session"):
-            inner.wrong(ValueError, "ge_options has no such key", "global, session")
-        elif not isinstance(options, dict):
-            inner.wrong(TypeError, is_a(options), "dict")
-        else:
-            for key, text in options.items():
-                for part in (key, text):
-                    if not isinstance(part, str):
-                        inner.inside(key).wrong(TypeError, is_a(part), "str")
-    return value
+@dataclass(frozen=True)
+class Each:
+    """A dictionary from any text to values that pass one check."""
+
+    check: Check
+
+    def __call__(self, value: Any, look: Look) -> Any:
+        for key, part in Is(dict)(value, look).items():
+            for given, check in ((key, Is(str)), (part, self.check)):
+                with suppress(Nothing):
+                    check(given, look.inside(key))
+        return value
 
 
 @dataclass(frozen=True)
 class Unheld:
-    """A value that is checked as MindSpore checks it, and then dropped with a warning: msctx has nothing for it."""
+    """A value that is checked as MindSpore checks it, and then dropped with a warning: msctx has no option for it."""
 
-    check: Check | None
     text: str
+    check: Check = lambda value, look: value
 
     def __call__(self, value: Any, look: Look) -> Any:
-        before = len(look.found)
-        if self.check is not None:
-            self.check(value, look)
-        return DROP if len(look.found) > before else look.drop(self.text)
-
-
-def topo_order(value: Any, look: Look) -> Any:
-    if Is(dict)(value, look) is not DROP:
-        for key, order in value.items():
-            Is(str)(key, look.inside(key))
-            OneOf(("dfs", "bfs", "rdfs"))(order, look.inside(key))
-    return value
-
-
-Shown = Callable[[Any], Any]
-"""msctx's form of a value → MindSpore's."""
+        self.check(value, look)
+        look.drop(self.text)

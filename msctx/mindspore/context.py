@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from msctx.dynamo import call_outside, untraced
 from msctx.errors import Diagnostic, OptionError, nearest, searching
 from msctx.mindspore import absent, state
-from msctx.mindspore.absent import (
-    ParallelMode,
-    get_auto_parallel_context,
-    get_offload_context,
-    get_ps_context,
-    reset_auto_parallel_context,
-    reset_ps_context,
-    set_auto_parallel_context,
-    set_offload_context,
-    set_ps_context,
-)
-from msctx.mindspore.checks import DROP, Look, Note, Parts
-from msctx.mindspore.errors import Found, OptionTypeError, raise_first
-from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, NEVER_SET, SPEED_UP, Inner, Key
+from msctx.mindspore.checks import Nothing, Parts, has_type
+from msctx.mindspore.errors import OptionTypeError, raise_first
+from msctx.mindspore.keys import DEVICE, FLAT, GE_OPTIONS, GROUP_DEVICE, GROUPS, KEYS, NEVER_SET, SPEED_UP, Key
 from msctx.notices import tell
 from msctx.options import find, is_dictionary
 from msctx.options.unsupported import LATER
@@ -34,8 +23,6 @@ RELEASE, DEBUG = 0, 1
 
 K_CONTEXT: _Context | None = None
 """What :func:`_context` returns; made at the first use."""
-
-WHAT = "ms.set_context"
 
 
 # --- set_context ------------------------------------------------------------------------------------------------------
@@ -69,58 +56,45 @@ vars(set_context)["__wrapped__"] = _unchecked
 @searching()
 def _set(kwargs: dict[str, Any], typed: bool) -> None:
     _context()
-    call = _Call(kwargs, typed)
-    raise_first(call.found)
+    call = state.Call("ms.set_context")
+    options: dict[str, Any] = {}
+    checked = [name for name, value in kwargs.items() if not typed or _has_type(name, value, call)]
+    for name in sorted(checked, key=lambda name: name != "device_target"):
+        with suppress(Nothing):
+            converted = _checked(name, kwargs[name], options, call)
+            options |= converted if isinstance(converted, Parts) else {name: converted}
+    call.raise_first()
     state.tell_all(call.notes)
-    with _directories([call.options[name] for name in call.options if name in KEYS and KEYS[name].made]):
-        state.store(call.options, WHAT)
+    with _directory(options.get("save_graphs_path"), call.where):
+        state.store(options, call.what)
 
 
-class _Call:
-    """One call of set_context: what it sets, what is wrong with it, and the notes on it."""
+def _has_type(name: str, value: Any, call: state.Call) -> bool:
+    return name not in KEYS or has_type(value, KEYS[name].types, call.look(name))
 
-    def __init__(self, kwargs: Mapping[str, Any], typed: bool) -> None:
-        self.where = state.origin(WHAT)
-        self.found: list[Found] = []
-        self.notes: list[Note] = []
-        self.options: dict[str, Any] = {}
-        wrong = {name for name, value in kwargs.items() if typed and not self._has_type(name, value)}
-        for name in sorted(kwargs, key=lambda name: name != "device_target"):
-            if name not in wrong:
-                self._take(name, kwargs[name])
 
-    def _has_type(self, name: str, value: Any) -> bool:
-        return name not in KEYS or self._look(name).type(value, KEYS[name].types)
+def _checked(name: str, value: Any, options: dict[str, Any], call: state.Call) -> Any:
+    """A value in msctx's form; *options*: what the call sets before it."""
+    look, key = call.look(name), KEYS.get(name)
+    if key is None:
+        call.problems.append((ValueError, _unknown(name, call.where)))
+        raise Nothing
+    target = state.target() if state.set_by("set_device.device_target") else options.get("device_target", state.target())
+    if reason := _not_here(key, target):
+        look.drop(f"{reason}: it is skipped")
+    if name == "mempool_block_size" and options.get("mode", get_value("mode")) == GRAPH_MODE:
+        look.drop("MindSpore ignores it in GRAPH_MODE: it is skipped")
+    converted = key.check(value, look)
+    if key.kept_once_read and f"read {name}" in state.marks() and key.shows(converted) != (shown := get_value(name)):
+        look.wrong(TypeError, f"it cannot be changed any more: get_context has read it, as {shown!r}")
+    return converted
 
-    def _look(self, name: str) -> Look:
-        return Look(name, self.where, self.found, self.notes)
 
-    def _take(self, name: str, value: Any) -> None:
-        look = self._look(name)
-        key = KEYS.get(name)
-        if key is None:
-            self.found.append((ValueError, _unknown(name, self.where)))
-        elif reason := self._skipped(name, key):
-            look.drop(f"{reason}: it is skipped")
-        elif (converted := key.check(value, look)) is not DROP:
-            if key.kept_once_read and f"read {name}" in state.MARKS and converted != _value(name):
-                shown = _shown(name, key)
-                look.wrong(TypeError, f"it cannot be changed any more: get_context has read it, as {shown!r}")
-            elif isinstance(converted, Parts):
-                self.options.update(converted)
-            else:
-                self.options[name] = converted
-
-    def _skipped(self, name: str, key: Key) -> str:
-        """Why MindSpore does not look at a value at all."""
-        target = self.options.get("device_target", state.target())
-        if state.set_by("set_device.device_target"):
-            target = state.target()
-        if key.targets and target not in key.targets:
-            return f"MindSpore has it with device_target={' and '.join(key.targets)} alone, and that is {target}"
-        if name == "mempool_block_size" and self.options.get("mode", get_value("mode")) == GRAPH_MODE:
-            return "MindSpore does not take it in GRAPH_MODE"
+def _not_here(key: Key, target: str) -> str:
+    """Why MindSpore does not look at a key with this device_target; ``""`` where it does."""
+    if not key.targets or target in key.targets:
         return ""
+    return f"MindSpore has it with device_target={' and '.join(key.targets)} alone, and that is {target}"
 
 
 def _unknown(name: str, where: str) -> Diagnostic:
@@ -135,12 +109,12 @@ def _unknown(name: str, where: str) -> Diagnostic:
 
 
 @contextmanager
-def _directories(paths: list[str]) -> Iterator[None]:
-    """Make directories, and take them away again if what follows fails."""
+def _directory(path: str | None, where: str) -> Iterator[None]:
+    """Make a directory, and remove it again if what follows fails."""
     made: list[str] = []
     try:
-        for path in paths:
-            _make(path, made)
+        if path is not None:
+            _make(path, made, where)
         yield
     except BaseException:
         for folder in reversed(made):
@@ -148,7 +122,7 @@ def _directories(paths: list[str]) -> Iterator[None]:
         raise
 
 
-def _make(path: str, made: list[str]) -> None:
+def _make(path: str, made: list[str], where: str) -> None:
     missing = [path]
     while not os.path.exists(missing[-1]):
         missing.append(os.path.dirname(missing[-1]))
@@ -157,8 +131,7 @@ def _make(path: str, made: list[str]) -> None:
             os.mkdir(folder, mode=0o700 if folder == path else 0o777)
         except OSError as error:
             kind = ValueError if isinstance(error, PermissionError) else OSError
-            problem = Diagnostic("save_graphs_path", f"the directory cannot be made: {error}", state.origin(WHAT))
-            raise_first([(kind, problem)])
+            raise_first([(kind, Diagnostic("save_graphs_path", f"the directory cannot be made: {error}", where))])
         made.append(folder)
 
 
@@ -180,30 +153,32 @@ def _get(name: str) -> Any:
     if not isinstance(name, str):
         where = state.origin("ms.get_context")
         raise OptionTypeError([Diagnostic("attr_key", f"{name!r} is not the name of an option", where, "str")])
-    key = KEYS.get(name)
-    target = state.target()
-    if key is not None and key.targets and target not in key.targets:
-        text = f"{name}: MindSpore has it with device_target={' and '.join(key.targets)} alone, and that is {target}"
-        tell(f"ms.get_context {name}", target, text)
+    key, target = KEYS.get(name), state.target()
+    if key is not None and (reason := _not_here(key, target)):
+        tell(f"ms.get_context {name}", target, f"{name}: {reason}")
     value = get_value(name)
     if key is not None and key.kept_once_read:
-        state.MARKS.add(f"read {name}")
+        state.marks().add(f"read {name}")
     return value
 
 
 def get_value(name: str) -> Any:
     """:func:`get_context` without what MindSpore remembers of it."""
+    target = state.target()
     if name == "device_target":
-        return state.target()
+        return target
     if name in GROUPS:
-        return {key: value for key, inner in GROUPS[name].items() if (value := _written(name, key, inner)) is not None}
+        return {key: value for key in GROUPS[name] if (value := _written(name, key)) is not None}
     if name in KEYS and not KEYS[name].hidden:
-        return _shown(name, KEYS[name])
+        key = KEYS[name]
+        found = state.in_force(name, DEVICE[target])
+        if found is not None:
+            return key.shows(found.value)
+        return key.default(target) if callable(key.default) else key.default
     if name in FLAT:
-        group, key = FLAT[name]
-        inner = GROUPS[group][key]
-        value = _written(group, key, inner)
-        return inner.default if value is None else inner.flat(value)
+        group, inner = FLAT[name]
+        value = _written(group, inner)
+        return GROUPS[group][inner].default if value is None else GROUPS[group][inner].flat(value)
     if name in SPEED_UP:
         found = state.in_force(f"parallel_speed_up_json_path.{name}", "ascend")
         return SPEED_UP[name] if found is None else found.value
@@ -212,38 +187,21 @@ def get_value(name: str) -> Any:
     raise OptionError([_unread(name)])
 
 
-def _value(name: str) -> Any:
-    """The value of a key of set_context in force, in msctx's form; its default where nobody set it."""
-    found = state.in_force(name, DEVICE[state.target()])
-    if found is not None:
-        return found.value
-    option = find(name)
-    default = KEYS[name].default
-    return default(state.target()) if callable(default) else option.default if option else None
-
-
-def _shown(name: str, key: Key) -> Any:
-    target = state.target()
-    found = state.in_force(name, DEVICE[target])
-    if found is None:
-        return key.default(target) if callable(key.default) else key.default
-    return key.shows(found.value)
-
-
-def _written(group: str, key: str, inner: Inner) -> Any:
+def _written(group: str, key: str) -> Any:
     """The value of a key of a dictionary as it is written there, or None where nobody set it."""
     device = GROUP_DEVICE[group]
-    if inner.levels:
-        parts = {level: state.in_force(f"{key}.{level}", device) for level in inner.levels}
+    if key == "ge_options":
+        parts = {level: state.in_force(f"{key}.{level}", device) for level in GE_OPTIONS}
         return {level: setting.value for level, setting in parts.items() if setting is not None} or None
-    found = state.in_force(inner.option or key, device)
-    return None if found is None else inner.shows(found.value)
+    option = find(f"{group}.{key}")
+    found = state.in_force(option.name, device) if option else None
+    return None if found is None else GROUPS[group][key].shows(found.value)
 
 
 def _unread(name: str) -> Diagnostic:
     where = state.origin("ms.get_context")
     if name in KEYS:
-        return Diagnostic(name, "MindSpore's get_context does not know it: its value is dropped", where)
+        return Diagnostic(name, "MindSpore's get_context does not know it: its value is ignored", where)
     for group, keys in GROUPS.items():
         if name in keys:
             return Diagnostic(name, f"MindSpore's get_context does not know it; {group} has it", where)
@@ -256,7 +214,7 @@ def _unread(name: str) -> Diagnostic:
 
 
 class _Context:
-    """MindSpore's context as an object: every key as an attribute, and a method ``set_<key>`` for each.
+    """MindSpore's context as an object: every key as an attribute, and methods ``get_<key>`` and ``set_<key>`` for each.
 
     It holds nothing itself: all objects show one and the same state, which is that of msctx.
     """
@@ -288,11 +246,13 @@ class _Context:
 def _context() -> _Context:
     """The one object; a new one, over the same state, after ``K_CONTEXT = None``."""
     global K_CONTEXT
-    state.start()
+    state.marks()
     if K_CONTEXT is None:
         K_CONTEXT = _Context()
     return K_CONTEXT
 
+
+globals().update(absent.OF_CONTEXT)
 
 __all__ = [
     "COMPATIBLE",
@@ -300,17 +260,9 @@ __all__ = [
     "LAX",
     "PYNATIVE_MODE",
     "STRICT",
-    "ParallelMode",
-    "get_auto_parallel_context",
     "get_context",
-    "get_offload_context",
-    "get_ps_context",
-    "reset_auto_parallel_context",
-    "reset_ps_context",
-    "set_auto_parallel_context",
     "set_context",
-    "set_offload_context",
-    "set_ps_context",
+    *absent.OF_CONTEXT,
 ]
 
-__getattr__ = absent.names("mindspore.context", dict.fromkeys((*__all__, "DEBUG", "RELEASE", "K_CONTEXT")))
+__getattr__ = absent.names(__name__, (*__all__, "DEBUG", "RELEASE", "K_CONTEXT"))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic
 from msctx.mindspore import state
-from msctx.mindspore.checks import DROP, Look, Note, Number, OneOf
-from msctx.mindspore.errors import Found, OptionRuntimeError, raise_first
-from msctx.mindspore.functions import named, setter
+from msctx.mindspore.checks import Look, Nothing, Number, OneOf
+from msctx.mindspore.errors import OptionRuntimeError
+from msctx.mindspore.functions import described_setter
 from msctx.options.kinds import show
-from msctx.vocabulary import describe
 
 TARGETS = OneOf(("CPU", "GPU", "Ascend"))
 DEVICE_ID = Number(0, 4095)
@@ -38,35 +38,30 @@ def set_device(device_target: str, device_id: int | None = None) -> None:
         ValueError: an unknown target (exact upper and lower case), or a negative number.
         RuntimeError: another device was set before.
     """
-    what = "ms.set_device"
-    found: list[Found] = []
-    notes: list[Note] = []
-    where = state.origin(what)
-    target, number = (Look(name, where, found, notes) for name in ("device_target", "device_id"))
-    target.type(device_target, (str,))
-    number.type(device_id, (int,))
-    if not found:
-        TARGETS(device_target, target)
-        if device_id is not None:
-            _check_id(device_id, number)
-    raise_first(found)
+    call = state.Call("ms.set_device")
+    call.check_types(device_target=(device_target, str), device_id=(device_id, int))
+    with suppress(Nothing):
+        TARGETS(device_target, call.look("device_target"))
+    with suppress(Nothing):
+        _check_id(device_id, call.look("device_id"))
+    call.raise_first()
     given = DeviceInfo(device_target, int(device_id or 0))
     if (before := _device_set()) is not None:
         if before != given:
-            text = f"{given} cannot take the place of {before}: it can be set only once"
-            raise OptionRuntimeError([Diagnostic(what, text, where)])
+            text = f"{given} cannot replace {before}: it can be set only once"
+            raise OptionRuntimeError([Diagnostic(call.what, text, call.where)])
         return
     options: dict[str, Any] = {"set_device.device_target": device_target}
     if device_id is not None:
         options["set_device.device_id"] = given.device_id
-    state.store(options, what)
+    state.store(options, call.what)
 
 
-def _check_id(value: int, look: Look) -> None:
+def _check_id(value: int | None, look: Look) -> None:
     """MindSpore checks the sign alone in Python, and its C++ side takes 32 bits."""
-    if value >= 2**32:
+    if value is not None and value >= 2**32:
         look.wrong(RuntimeError, f"{show(value)} does not fit in 32 bits", DEVICE_ID.allowed)
-    else:
+    if value is not None:
         DEVICE_ID(value, look)
 
 
@@ -83,14 +78,8 @@ def get_current_device() -> DeviceInfo:
     return DeviceInfo(state.target(), get_value("device_id"))
 
 
-set_deterministic = describe(
-    setter("set_deterministic", named("set_deterministic")), "msctx.mindspore.set_deterministic", named("set_deterministic")
-)
-set_recursion_limit = describe(
-    setter("set_recursion_limit", named("set_recursion_limit")),
-    "msctx.mindspore.set_recursion_limit",
-    named("set_recursion_limit"),
-)
+set_deterministic = described_setter("set_deterministic")
+set_recursion_limit = described_setter("set_recursion_limit")
 
 
 @outside_dynamo
@@ -101,11 +90,11 @@ def set_seed(seed: int) -> None:
         TypeError: not a number, or a bool.
         ValueError: negative, or more than 32 bits.
     """
-    found: list[Found] = []
-    look = Look("seed", state.origin("ms.set_seed"), found, [])
-    if Number(0, 2**32 - 1, plain=True)(seed, look) is not DROP:
-        state.store({"seed": seed}, "ms.set_seed")
-    raise_first(found)
+    call = state.Call("ms.set_seed")
+    with suppress(Nothing):
+        Number(0, 2**32 - 1, plain=True)(seed, call.look("seed"))
+    call.raise_first()
+    state.store({"seed": seed}, call.what)
 
 
 def get_seed() -> int | None:

@@ -23,34 +23,23 @@ NOT_CARRIED_OUT = {
 }
 
 
-def _device_count(word: str) -> Callable[[], int]:
+def _questions(word: str) -> tuple[Callable[[], int], Callable[[], bool]]:
+    """The functions of one kind of device that set nothing."""
+
     def device_count() -> int:
         """How many devices of this kind there are; there is always one CPU.
 
         Raises:
             RuntimeError: there is none.
         """
-        if word == "CPU":
-            return 1
-        if not state.is_here(word):
-            raise state.missing(word)
-        return int(state.torch_module(word).device_count())
+        device = state.torch_module(word)
+        return int(device.device_count()) if device else 1
 
-    return device_count
-
-
-def _is_available(word: str) -> Callable[[], bool]:
     def is_available() -> bool:
         """Whether this machine has such a device, and PyTorch can use it."""
         return state.is_here(word)
 
-    return is_available
-
-
-def _add(module: ModuleType, function: Callable[..., Any]) -> None:
-    function.__module__ = module.__name__
-    function.__qualname__ = function.__name__
-    setattr(module, function.__name__, function)
+    return device_count, is_available
 
 
 def _fill(root: ModuleType) -> None:
@@ -59,13 +48,14 @@ def _fill(root: ModuleType) -> None:
         between, _, last = name.rpartition(".")
         setattr(sys.modules[f"{root.__name__}.{between}"], last, Absent(f"ms.device_context.{name}", why))
     for kind, word in (("cpu", "CPU"), ("gpu", "GPU"), ("ascend", "Ascend")):
-        for make in (_device_count, _is_available):
-            _add(sys.modules[f"{root.__name__}.{kind}"], make(word))
+        for function in _questions(word):
+            function.__module__, function.__qualname__ = f"{root.__name__}.{kind}", function.__name__
+            setattr(sys.modules[function.__module__], function.__name__, function)
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{root.__name__}."):
-            vars(module)["__getattr__"] = names(name.removeprefix("msctx."), vars(module))
+            vars(module)["__getattr__"] = names(name, vars(module))
 
 
 _fill(sys.modules[__name__])
 
-__getattr__ = names("mindspore.device_context", dict.fromkeys(("cpu", "gpu", "ascend")))
+__getattr__ = names(__name__, ("cpu", "gpu", "ascend"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msctx.errors import Diagnostic, MsctxError, OptionError, _ProblemsError
 
 
@@ -37,11 +35,11 @@ KINDS: dict[type[Exception], type[_ProblemsError]] = {
 }
 """MindSpore's exception → ours of the same kind."""
 
-Found = tuple[type[Exception], Diagnostic]
-"""Something wrong, and what MindSpore raises for it."""
+Problems = list[tuple[type[Exception], Diagnostic]]
+"""What is wrong, each with what MindSpore raises for it."""
 
 
-def raise_first(found: Sequence[Found]) -> None:
-    """Raise, if anything is wrong, what MindSpore raises for the first of it; the message lists all."""
-    if found:
-        raise KINDS[found[0][0]]([problem for _, problem in found])
+def raise_first(problems: Problems) -> None:
+    """Raise, if anything is wrong, what MindSpore raises for the first problem; the message lists all."""
+    if problems:
+        raise KINDS[problems[0][0]]([problem for _, problem in problems])

@@ -4,45 +4,40 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.errors import Diagnostic, StrictError
+from msctx.errors import StrictError
 from msctx.mindspore import keys, state
-from msctx.mindspore.checks import DROP, Check, Look, Note, Number, OneOf
-from msctx.mindspore.errors import Found, OptionRuntimeError, raise_first
+from msctx.mindspore.checks import Check, Look, Nothing, Number, OneOf
 from msctx.mindspore.files import ini_file
 from msctx.options import UNSET, Option, device_of, find
+from msctx.vocabulary import describe
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Function:
     """One function with one argument.
 
     Attributes:
         argument: what it calls its argument.
         check: its check.
-        types: what its decorator lets through, besides None; nothing: anything.
-        target: the one device_target on which it is taken; on others the value is dropped, with a warning at each call.
-        once: a second call is an error.
-        equal: but not one with the value that is in force.
-        late: the check comes after the rule of the second call.
+        wanted: the type that its decorator requires, unless it is None.
+        target: the only device_target that accepts it; on others the value is ignored, with a warning at each call.
+        once: a second call is an error; on Ascend not one with the value that is in force.
+        checked_first: a wrong value in a second call is reported as such.
         default: a call with this value does not count as one.
     """
 
     argument: str
     check: Check
-    types: tuple[type, ...] = ()
+    wanted: type = object
     target: str = ""
     once: bool = False
-    equal: bool = False
-    late: bool = False
+    checked_first: bool = False
     default: Any = UNSET
-
-
-def _inner(group: str, key: str) -> Check:
-    return keys.GROUPS[group][key].check
 
 
 def _bool(value: Any, look: Look) -> Any:
@@ -50,48 +45,48 @@ def _bool(value: Any, look: Look) -> Any:
     return value if isinstance(value, bool) else look.wrong(TypeError, f"{value!r} is not a bool", "True, False")
 
 
+def _gpu(argument: str, check: Check, wanted: type = object) -> Function:
+    return Function(argument, check, wanted, target="GPU")
+
+
+def _ascend(argument: str, check: Check, wanted: type = object, **rules: Any) -> Function:
+    return Function(argument, check, wanted, target="Ascend", once=True, **rules)
+
+
 THREADS = Number(1, plain=True, most=keys.THREADS)
-ASCEND: dict[str, Any] = {"target": "Ascend", "once": True, "equal": True}
 
 FUNCTIONS: Mapping[str, Function] = {
-    "runtime.dispatch_threads_num": Function(argument="threads_num", check=THREADS, types=(int,), once=True, late=True),
-    "set_recursion_limit": Function(argument="recursion_limit", check=Number(1, plain=True, most=keys.DEPTH)),
-    "set_deterministic": Function(argument="deterministic", check=_bool, types=(bool,), once=True, late=True),
-    "device_context.cpu.op_tuning.threads_num": Function(argument="num", check=THREADS, types=(int,), once=True, late=True),
-    **{
-        f"device_context.gpu.op_precision.{name}": Function(argument="value", check=_bool, types=(bool,), target="GPU")
-        for name in ("matmul_allow_tf32", "conv_allow_tf32")
-    },
-    **{
-        f"device_context.gpu.op_tuning.{name}": Function(argument="mode", check=_inner("gpu_config", name), target="GPU")
-        for name in ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
-    },
-    "device_context.ascend.op_precision.precision_mode": Function(
-        argument="mode", check=_inner("ascend_config", "precision_mode"), late=True, **ASCEND
-    ),
-    "device_context.ascend.op_precision.op_precision_mode": Function(
-        argument="path", check=ini_file, types=(str,), late=True, **ASCEND
-    ),
-    "device_context.ascend.op_precision.matmul_allow_hf32": Function(argument="value", check=keys.TRUTH, **ASCEND),
-    "device_context.ascend.op_precision.conv_allow_hf32": Function(argument="value", check=keys.TRUTH, **ASCEND),
-    "device_context.ascend.op_tuning.op_compile": Function(
-        argument="value", check=OneOf(keys.JIT_COMPILE, kind=TypeError), **ASCEND
-    ),
-    "device_context.ascend.op_tuning.aoe_tune_mode": Function(
-        argument="tune_mode", check=keys.KEYS["aoe_tune_mode"].check, late=True, **ASCEND
-    ),
-    "device_context.ascend.op_tuning.aoe_job_type": Function(
-        argument="config", check=_inner("aoe_config", "job_type"), late=True, default="2", **ASCEND
-    ),
-    "device_context.ascend.op_debug.execute_timeout": Function(
-        argument="op_timeout", check=Number(0), types=(int,), late=True, default=900, **ASCEND
-    ),
+    "runtime.dispatch_threads_num": Function("threads_num", THREADS, int, once=True),
+    "set_recursion_limit": Function("recursion_limit", Number(1, plain=True, most=keys.DEPTH)),
+    "set_deterministic": Function("deterministic", _bool, bool, once=True),
+    "device_context.cpu.op_tuning.threads_num": Function("num", THREADS, int, once=True),
+    "device_context.gpu.op_precision.matmul_allow_tf32": _gpu("value", _bool, bool),
+    "device_context.gpu.op_precision.conv_allow_tf32": _gpu("value", _bool, bool),
+    "device_context.gpu.op_tuning.conv_fprop_algo": _gpu("mode", keys.GPU_CONFIG["conv_fprop_algo"].check),
+    "device_context.gpu.op_tuning.conv_dgrad_algo": _gpu("mode", keys.GPU_CONFIG["conv_dgrad_algo"].check),
+    "device_context.gpu.op_tuning.conv_wgrad_algo": _gpu("mode", keys.GPU_CONFIG["conv_wgrad_algo"].check),
+    "device_context.ascend.op_precision.precision_mode": _ascend("mode", keys.PRECISION_MODES),
+    "device_context.ascend.op_precision.op_precision_mode": _ascend("path", ini_file, str),
+    "device_context.ascend.op_precision.matmul_allow_hf32": _ascend("value", keys.TRUTH, checked_first=True),
+    "device_context.ascend.op_precision.conv_allow_hf32": _ascend("value", keys.TRUTH, checked_first=True),
+    "device_context.ascend.op_tuning.op_compile": _ascend("value", OneOf(keys.JIT_COMPILE, kind=TypeError), checked_first=True),
+    "device_context.ascend.op_tuning.aoe_tune_mode": _ascend("tune_mode", keys.KEYS["aoe_tune_mode"].check),
+    "device_context.ascend.op_tuning.aoe_job_type": _ascend("config", keys.AOE_CONFIG["job_type"].check, default="2"),
+    "device_context.ascend.op_debug.execute_timeout": _ascend("op_timeout", Number(0), int, default=900),
 }
 """msctx's name of the function (``Option.also``) → its rules."""
 
 
+def described_setter(name: str) -> Callable[..., None]:
+    """The function of a row with its help, for MindSpore's top level or one of its modules."""
+    option = find(name)
+    assert option is not None, name
+    described: Callable[..., None] = describe(setter(name, option), f"msctx.mindspore.{name}", option)
+    return described
+
+
 def setter(name: str, option: Option) -> Callable[..., None]:
-    """The function of a row, as one that can be called."""
+    """The function of a row."""
     row = FUNCTIONS[name]
     default = 1000 if name == "set_recursion_limit" else inspect.Parameter.empty
     parameter = inspect.Parameter(row.argument, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
@@ -111,55 +106,33 @@ def setter(name: str, option: Option) -> Callable[..., None]:
 
 
 def _call(name: str, option: Option, row: Function, value: Any) -> None:
-    what = f"ms.{name}"
-    found: list[Found] = []
-    notes: list[Note] = []
-    look = Look(row.argument, state.origin(what), found, notes)
-    look.type(value, row.types)
-    raise_first(found)
-    if row.target and not has_target(what, row.target):
+    call = state.Call(f"ms.{name}")
+    call.check_types(**{row.argument: (value, row.wanted)})
+    if row.target and not _has_target(call.what, row.target):
         return
-    again = row.once and _is_configured(name, row)
-    converted = row.check(value, look)
-    if row.equal and converted is not DROP and _is_in_force(name, option, converted):
+    converted = UNSET
+    with suppress(Nothing):
+        converted = row.check(value, call.look(row.argument))
+    in_force = state.in_force(option.name, device_of(name) or "cpu")
+    if row.target == "Ascend" and in_force is not None and in_force.value == converted:
         return
-    if again and row.late:
-        refuse_again(what)
-    raise_first(found)
-    if again:
-        refuse_again(what)
-    state.tell_all([note._replace(name=f"{name}({note.name})") for note in notes])
-    if converted is not DROP:
-        state.store({name: converted}, what)
+    before = state.set_by(name)
+    if row.checked_first:
+        call.raise_first()
+    if row.once and before is not None and before.value != row.default:
+        call.refuse_again()
+    call.raise_first()
+    state.tell_all([note._replace(name=f"{name}({note.name})") for note in call.notes])
+    if converted is not UNSET:
+        state.store({name: converted}, call.what)
 
 
-def has_target(what: str, target: str) -> bool:
-    """Whether the target is the one a function is for; if not, a note reports that its value is dropped."""
+def _has_target(what: str, target: str) -> bool:
+    """Whether the target is the one a function is for; if not, a note reports that its value is ignored."""
     if (here := state.target()) == target:
         return True
-    text = f"{what}: device_target is {here}, and MindSpore takes this with {target} alone: the value is dropped"
+    text = f"{what}: device_target is {here}, and MindSpore takes this with {target} alone: the value is ignored"
     if state.is_strict():
         raise StrictError.of([text])
     state.report(text)
     return False
-
-
-def refuse_again(what: str) -> None:
-    raise OptionRuntimeError([Diagnostic(what, "it can be set only once", state.origin(what))])
-
-
-def _is_configured(name: str, row: Function) -> bool:
-    """Whether it was called before."""
-    setting = state.set_by(name)
-    return setting is not None and setting.value != row.default
-
-
-def _is_in_force(name: str, option: Option, value: Any) -> bool:
-    found = state.in_force(option.name, device_of(name) or "cpu")
-    return found is not None and found.value == value
-
-
-def named(name: str) -> Option:
-    option = find(name)
-    assert option is not None, name
-    return option

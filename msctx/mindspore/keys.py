@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from msctx.mindspore.checks import (
     GB,
-    Bound,
     Check,
+    Each,
     Group,
     Is,
     Look,
     Number,
     OneOf,
-    Shown,
     Size,
-    Text,
     Unheld,
     compile_cache,
-    ge_options,
     gigabytes,
     graph_kernel_flags,
     save_graphs,
     threshold,
-    topo_order,
 )
 from msctx.mindspore.files import cache_directory, directory, env_config, ini_file, print_file, speed_up_file
 
@@ -39,64 +35,43 @@ def _same(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Key:
-    """One key of set_context.
+    """One key of set_context, or of one of its dictionaries.
 
     Attributes:
         check: its check; the value that it returns is in msctx's form.
-        types: what the decorator lets through, besides None; nothing: anything.
+        types: what the decorator lets through, besides None; nothing: anything. In a dictionary there is no decorator.
         default: what get_context returns when nobody set it, or a function of device_target that returns it.
-        targets: the targets on which it is taken; on others it is skipped with a warning. Nothing: all.
-        shows: msctx's form → what get_context returns.
-        kept_once_read: a value that was read by get_context cannot be changed any more.
-        hidden: get_context does not know it.
-        made: the value is a directory that is made.
+        targets: the targets that accept it; on others it is skipped with a warning. Nothing: all.
+        shows: msctx's form → what get_context returns (for a dictionary: in it).
+        flat: for a key of a dictionary, the form in it → what get_context returns for its flat name.
+        kept_once_read: once get_context has returned the value, it cannot be changed any more.
+        hidden: get_context does not know it (a key of a dictionary: by a flat name).
     """
 
     check: Check
     types: tuple[type, ...] = ()
     default: Any = None
     targets: tuple[str, ...] = ()
-    shows: Shown = _same
+    shows: Callable[[Any], Any] = _same
+    flat: Callable[[Any], Any] = _same
     kept_once_read: bool = False
     hidden: bool = False
-    made: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inner:
-    """One key of a dictionary of set_context.
-
-    Attributes:
-        check: its check.
-        option: msctx's name of the option.
-        default: what get_context returns for its flat name when nobody set it.
-        shows: msctx's form → the form in which it is written in the dictionary.
-        flat: the form in the dictionary → what get_context returns for its flat name.
-        named: its flat name for get_context; empty: its own.
-        hidden: get_context does not know it by a flat name.
-        levels: its keys, where each is an option of msctx.
-    """
-
-    check: Check
-    option: str = ""
-    default: Any = ""
-    shows: Shown = _same
-    flat: Shown = _same
-    named: str = ""
-    hidden: bool = False
-    levels: tuple[str, ...] = ()
-
-
-BOOL = Bound(bool)
 TRUTH = OneOf((True, False))
-UNHELD = "MindSpore {} has it, and msctx has no such option: it is dropped"
-GONE = "MindSpore drops it, and so does msctx; {} does that now"
+UNHELD = "MindSpore {} has it, and msctx has no such option: it is ignored"
+IGNORED = "MindSpore ignores it, and so does msctx"
+GONE = f"{IGNORED}; {{}} does that now"
 DUMP = GONE.format("msctx.set_context(session={'enable_dump': True, 'dump_path': DIR})")
 
 THREADS, DEPTH = 1024, 2**31 - 1
 """The most that msctx takes where MindSpore takes any number of 32 bits."""
+
+
+def _words(words: str) -> OneOf:
+    return OneOf(tuple(words.split()))
 
 
 def _flag(value: Any) -> str:
@@ -106,92 +81,77 @@ def _flag(value: Any) -> str:
 
 # --- the dictionaries -------------------------------------------------------------------------------------------------
 
-PRECISION_MODES = OneOf(
-    (
-        "force_fp16",
-        "allow_fp32_to_fp16",
-        "allow_mix_precision",
-        "must_keep_origin_dtype",
-        "force_fp32",
-        "allow_fp32_to_bf16",
-        "allow_mix_precision_fp16",
-        "allow_mix_precision_bf16",
-    )
+PRECISION_MODES = _words(
+    "force_fp16 allow_fp32_to_fp16 allow_mix_precision must_keep_origin_dtype force_fp32 allow_fp32_to_bf16 "
+    "allow_mix_precision_fp16 allow_mix_precision_bf16"
 )
 JIT_COMPILE: Mapping[Any, str] = {True: "true", False: "false"}
+GE_OPTIONS = {"global": Each(Is(str)), "session": Each(Is(str))}
 
-ASCEND_CONFIG: Mapping[str, Inner] = {
-    "precision_mode": Inner(check=PRECISION_MODES),
-    "jit_compile": Inner(
-        check=OneOf(JIT_COMPILE),
+ASCEND_CONFIG: Mapping[str, Key] = {
+    "precision_mode": Key(PRECISION_MODES, default=""),
+    "jit_compile": Key(
+        OneOf(JIT_COMPILE),
+        default="",
         shows=lambda value: {text: truth for truth, text in JIT_COMPILE.items()}.get(value, value),
         flat=lambda value: _flag(value) if isinstance(value, bool) else "",  # auto: as if nobody had set it
     ),
-    "atomic_clean_policy": Inner(check=OneOf((0, 1)), flat=str),
-    "matmul_allow_hf32": Inner(check=TRUTH, flat=_flag),
-    "conv_allow_hf32": Inner(check=TRUTH, flat=_flag),
-    "exception_dump": Inner(check=OneOf(("0", "1", "2")), default="2"),
-    "op_precision_mode": Inner(check=ini_file),
-    "ge_options": Inner(check=ge_options, levels=("global", "session"), flat=json.dumps),
-    "parallel_speed_up_json_path": Inner(check=speed_up_file, hidden=True),
-    "host_scheduling_max_threshold": Inner(check=threshold, flat=str),
-    "op_debug_option": Inner(check=Unheld(Text(OneOf(("oom",))), UNHELD.format("2.3.1")), hidden=True),
-    "hccl_watchdog": Inner(check=Unheld(Is(bool), UNHELD.format("2.4")), hidden=True),
-    "topo_order": Inner(check=Unheld(topo_order, UNHELD.format("2.3")), hidden=True),
+    "atomic_clean_policy": Key(OneOf((0, 1)), default="", flat=str),
+    "matmul_allow_hf32": Key(TRUTH, default="", flat=_flag),
+    "conv_allow_hf32": Key(TRUTH, default="", flat=_flag),
+    "exception_dump": Key(OneOf(("0", "1", "2")), default="2"),
+    "op_precision_mode": Key(ini_file, default=""),
+    "ge_options": Key(Group(GE_OPTIONS), default="", flat=json.dumps),
+    "parallel_speed_up_json_path": Key(speed_up_file, hidden=True),
+    "host_scheduling_max_threshold": Key(threshold, default="", flat=str),
+    "op_debug_option": Key(
+        Unheld(UNHELD.format("2.3.1"), lambda value, look: OneOf(("oom",))(Is(str)(value, look), look)), hidden=True
+    ),
+    "hccl_watchdog": Key(Unheld(UNHELD.format("2.4"), Is(bool)), hidden=True),
+    "topo_order": Key(Unheld(UNHELD.format("2.3"), Each(_words("dfs bfs rdfs"))), hidden=True),
 }
 
 PRECOMP = {"implicit_precomp_gemm": "MindSpore's word for it is precomp_gemm, whatever its documentation has"}
-FPROP: Mapping[str, str] = {
-    name: "implicit_precomp_gemm" if name == "precomp_gemm" else name
-    for name in (
-        "normal",
-        "performance",
-        "implicit_gemm",
-        "precomp_gemm",
-        "gemm",
-        "direct",
-        "fft",
-        "fft_tiling",
-        "winograd",
-        "winograd_nonfused",
-    )
-}
-DGRAD = ("normal", "performance", "algo_0", "algo_1", "fft", "fft_tiling", "winograd", "winograd_nonfused")
-WGRAD = ("normal", "performance", "algo_0", "algo_1", "algo_3", "fft", "fft_tiling", "winograd_nonfused")
+FPROP = _words("normal performance implicit_gemm precomp_gemm gemm direct fft fft_tiling winograd winograd_nonfused").values
+FPROP_NAMES = {name: name for name in FPROP} | {"precomp_gemm": "implicit_precomp_gemm"}
 
-GPU_CONFIG: Mapping[str, Inner] = {
-    "conv_fprop_algo": Inner(
-        check=OneOf(FPROP, advice=PRECOMP),
+GPU_CONFIG: Mapping[str, Key] = {
+    "conv_fprop_algo": Key(
+        OneOf(FPROP_NAMES, advice=PRECOMP),
         default="normal",
         shows=lambda value: "precomp_gemm" if value == "implicit_precomp_gemm" else value,
     ),
-    "conv_dgrad_algo": Inner(check=OneOf(DGRAD), default="normal"),
-    "conv_wgrad_algo": Inner(check=OneOf(WGRAD), default="normal"),
-    "conv_allow_tf32": Inner(check=OneOf((True, False), binding=bool), default=True),
-    "matmul_allow_tf32": Inner(check=OneOf((True, False), binding=bool), default=False),
+    "conv_dgrad_algo": Key(
+        _words("normal performance algo_0 algo_1 fft fft_tiling winograd winograd_nonfused"), default="normal"
+    ),
+    "conv_wgrad_algo": Key(
+        _words("normal performance algo_0 algo_1 algo_3 fft fft_tiling winograd_nonfused"), default="normal"
+    ),
+    "conv_allow_tf32": Key(OneOf((True, False), binding=bool), default=True),
+    "matmul_allow_tf32": Key(OneOf((True, False), binding=bool), default=False),
 }
 
-AOE_CONFIG: Mapping[str, Inner] = {
-    "job_type": Inner(check=OneOf(("1", "2")), option="aoe_config.job_type", default="2", named="aoe_job_type"),
-}
+AOE_CONFIG: Mapping[str, Key] = {"job_type": Key(OneOf(("1", "2")), default="2")}
 
-JIT_CONFIG = {"jit_level": OneOf(("O0", "O1", "O2")), "infer_boost": OneOf(("on", "off"))}
+JIT_CONFIG = {"jit_level": _words("O0 O1 O2"), "infer_boost": _words("on off")}
 
-GROUPS: Mapping[str, Mapping[str, Inner]] = {
+GROUPS: Mapping[str, Mapping[str, Key]] = {
     "ascend_config": ASCEND_CONFIG,
     "gpu_config": GPU_CONFIG,
     "aoe_config": AOE_CONFIG,
 }
 GROUP_DEVICE = {"ascend_config": "ascend", "gpu_config": "cuda", "aoe_config": "ascend"}
 FLAT: Mapping[str, tuple[str, str]] = {
-    inner.named or key: (group, key) for group, keys in GROUPS.items() for key, inner in keys.items() if not inner.hidden
+    "aoe_job_type" if key == "job_type" else key: (group, key)
+    for group, keys in GROUPS.items()
+    for key, row in keys.items()
+    if not row.hidden
 }
 """The flat names that only get_context knows → the dictionary, and the key in it."""
 
 
 def _group(name: str, targets: tuple[str, ...] = ()) -> Key:
-    checks = {key: inner.check for key, inner in GROUPS[name].items()}
-    return Key(check=Group(checks, f"{name}.{{}}"), types=(dict,), targets=targets)
+    return Key(Group({key: row.check for key, row in GROUPS[name].items()}, f"{name}.{{}}"), (dict,), targets=targets)
 
 
 # --- the keys ---------------------------------------------------------------------------------------------------------
@@ -202,7 +162,7 @@ TARGETS = OneOf({"CPU": "CPU", "GPU": "GPU", "Ascend": "Ascend", "Davinci": "Asc
 
 def _target(value: Any, look: Look) -> Any:
     if value == "Davinci":
-        look.note("Davinci is an old name: Ascend is taken")
+        look.note("Davinci is the old name of Ascend")
     return TARGETS(value, look)
 
 
@@ -213,72 +173,65 @@ def _device_id(target: str) -> int:
 
 
 def _switch(default: bool, targets: tuple[str, ...] = ()) -> Key:
-    """A bool that goes straight to the C++ side."""
-    return Key(check=BOOL, types=(bool,), default=default, targets=targets)
+    """A bool that only the C++ side checks."""
+    return Key(Is(bool, RuntimeError), (bool,), default, targets)
+
+
+def _number(check: Check, default: Any) -> Key:
+    return Key(check, (int,), default)
 
 
 KEYS: Mapping[str, Key] = {
     # the device and its memory
-    "device_target": Key(check=_target, types=(str,)),
-    "device_id": Key(check=Number(0, 4095), types=(int,), default=_device_id, kept_once_read=True),
-    "max_device_memory": Key(
-        check=Size(), types=(str,), default=1024.0, targets=("Ascend", "GPU"), shows=gigabytes, kept_once_read=True
-    ),
+    "device_target": Key(_target, (str,)),
+    "device_id": Key(Number(0, 4095), (int,), _device_id, kept_once_read=True),
+    "max_device_memory": Key(Size(), (str,), 1024.0, ("Ascend", "GPU"), gigabytes, kept_once_read=True),
     "variable_memory_max_size": Key(
-        check=Size(most=31),
-        types=(str,),
-        default="0",
-        targets=("Ascend",),
-        shows=lambda size: f"{size // GB} * 1024 * 1024 * 1024",
-        kept_once_read=True,
+        Size(most=31), (str,), "0", ("Ascend",), lambda size: f"{size // GB} * 1024 * 1024 * 1024", kept_once_read=True
     ),
-    "mempool_block_size": Key(
-        check=Size(least=1.0), types=(str,), default=1.0, targets=("GPU", "Ascend"), shows=gigabytes, kept_once_read=True
-    ),
-    "op_timeout": Key(check=Number(0), types=(int,), default=900),
+    "mempool_block_size": Key(Size(least=1.0), (str,), 1.0, ("GPU", "Ascend"), gigabytes, kept_once_read=True),
+    "op_timeout": _number(Number(0), 900),
     # debugging
-    "save_graphs": Key(check=save_graphs, types=(bool, int), default=0),
-    "save_graphs_path": Key(check=directory, types=(str,), default=".", made=True),
-    "deterministic": Key(check=OneOf(("ON", "OFF")), types=(str,), default="OFF"),
-    "enable_dump": Key(check=Unheld(None, DUMP), types=(bool,), hidden=True),
-    "save_dump_path": Key(check=Unheld(None, DUMP), types=(str,), hidden=True),
-    "print_file_path": Key(check=print_file, types=(str,), default="", targets=("Ascend",)),
-    "env_config_path": Key(check=env_config, types=(str,), default=""),
+    "save_graphs": Key(save_graphs, (bool, int), 0),
+    "save_graphs_path": Key(directory, (str,), "."),
+    "deterministic": Key(_words("ON OFF"), (str,), "OFF"),
+    "enable_dump": Key(Unheld(DUMP), (bool,), hidden=True),
+    "save_dump_path": Key(Unheld(DUMP), (str,), hidden=True),
+    "print_file_path": Key(print_file, (str,), "", ("Ascend",)),
+    "env_config_path": Key(env_config, (str,), ""),
     "precompile_only": _switch(False),
-    "reserve_class_name_in_scope": Key(check=Is(bool, ValueError), types=(bool,), default=True),
+    "reserve_class_name_in_scope": Key(Is(bool, ValueError), (bool,), True),
     "pynative_synchronize": _switch(False),
-    "debug_level": Key(check=OneOf((0, 1), binding=int), types=(int,), default=0),
+    "debug_level": _number(OneOf((0, 1), binding=int), 0),
     # how programs run
-    "mode": Key(check=OneOf((0, 1), binding=int), types=(int,), default=1),
+    "mode": _number(OneOf((0, 1), binding=int), 1),
     "enable_graph_kernel": _switch(False),
-    "graph_kernel_flags": Key(check=graph_kernel_flags, types=(str,), default=""),
+    "graph_kernel_flags": Key(graph_kernel_flags, (str,), ""),
     "enable_reduce_precision": _switch(True, ("Ascend",)),
-    "aoe_tune_mode": Key(check=OneOf(("online", "offline")), types=(str,), default=""),
+    "aoe_tune_mode": Key(_words("online offline"), (str,), ""),
     "aoe_config": _group("aoe_config"),
     "check_bprop": _switch(False),
-    "max_call_depth": Key(check=Number(1, most=DEPTH), types=(int,), default=1000),
+    "max_call_depth": _number(Number(1, most=DEPTH), 1000),
     "grad_for_scalar": _switch(False),
-    "enable_compile_cache": Key(check=compile_cache, types=(bool,)),
-    "compile_cache_path": Key(check=cache_directory, default=""),
-    "inter_op_parallel_num": Key(check=Number(0, most=THREADS), types=(int,), default=0),
-    "runtime_num_threads": Key(
-        check=Number(0, most=THREADS), types=(int,), default=lambda target: min(os.cpu_count() or 1, 30)
-    ),
+    "enable_compile_cache": Key(compile_cache, (bool,)),
+    "compile_cache_path": Key(cache_directory, default=""),
+    "inter_op_parallel_num": _number(Number(0, most=THREADS), 0),
+    "runtime_num_threads": _number(Number(0, most=THREADS), lambda target: min(os.cpu_count() or 1, 30)),
     "disable_format_transform": _switch(False, ("GPU",)),
-    "support_binary": Key(check=Is(bool), default=False),
+    "support_binary": Key(Is(bool), default=False),
     "memory_optimize_level": Key(
-        check=OneOf(("O0", "O1")), default=lambda target: int(target == "Ascend"), shows=lambda level: int(level == "O1")
+        _words("O0 O1"), default=lambda target: int(target == "Ascend"), shows=lambda level: int(level == "O1")
     ),
-    "memory_offload": Key(check=OneOf(("ON", "OFF")), default=False, shows=lambda value: value == "ON"),
-    "jit_syntax_level": Key(check=OneOf((0, 1, 2), binding=int), types=(int,), default=2),
+    "memory_offload": Key(_words("ON OFF"), default=False, shows=lambda value: value == "ON"),
+    "jit_syntax_level": _number(OneOf((0, 1, 2), binding=int), 2),
     "ascend_config": _group("ascend_config", ("Ascend",)),
     "gpu_config": _group("gpu_config", ("GPU",)),
-    # what MindSpore takes and drops, and what came later
-    "enable_sparse": Key(check=Unheld(None, "MindSpore drops it, and so does msctx"), hidden=True),
-    "auto_tune_mode": Key(check=Unheld(None, GONE.format("set_context(aoe_tune_mode='online')")), hidden=True),
-    "enable_auto_mixed_precision": Key(check=Unheld(None, "MindSpore drops it, and so does msctx"), types=(bool,), hidden=True),
-    "jit_config": Key(check=Unheld(Group(JIT_CONFIG, "{}"), UNHELD.format("2.3.1")), types=(dict,), hidden=True),
-    "exec_order": Key(check=Unheld(OneOf(("bfs", "dfs")), UNHELD.format("2.4")), hidden=True),
+    # what MindSpore accepts and ignores, and what came later
+    "enable_sparse": Key(Unheld(IGNORED), hidden=True),
+    "auto_tune_mode": Key(Unheld(GONE.format("set_context(aoe_tune_mode='online')")), hidden=True),
+    "enable_auto_mixed_precision": Key(Unheld(IGNORED), (bool,), hidden=True),
+    "jit_config": Key(Unheld(UNHELD.format("2.3.1"), Group(JIT_CONFIG)), (dict,), hidden=True),
+    "exec_order": Key(Unheld(UNHELD.format("2.4"), _words("bfs dfs")), hidden=True),
 }
 
 SPEED_UP = {

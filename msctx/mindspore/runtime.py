@@ -1,32 +1,19 @@
-"""MindSpore's ``runtime``: memory, threads and streams of the device, through torch."""
+"""MindSpore's ``runtime``: memory, threads, streams and events of the device, through torch."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
+from msctx.errors import Diagnostic, MsctxError
 from msctx.mindspore import state
 from msctx.mindspore.absent import Absent, names
-from msctx.mindspore.checks import DROP, RESERVE, Check, Look, Note, OneOf, Size
-from msctx.mindspore.errors import Found, raise_first
-from msctx.mindspore.functions import named, refuse_again, setter
-from msctx.mindspore.streams import (
-    Event,
-    Stream,
-    StreamCtx,
-    communication_stream,
-    current_stream,
-    default_stream,
-    set_cur_stream,
-    synchronize,
-)
-from msctx.vocabulary import describe
+from msctx.mindspore.checks import GB, RESERVE, Check, Note, Nothing, OneOf, Size, is_a
+from msctx.mindspore.errors import OptionTypeError
+from msctx.mindspore.functions import described_setter
 
-dispatch_threads_num = describe(
-    setter("runtime.dispatch_threads_num", named("runtime.dispatch_threads_num")),
-    f"{__name__}.dispatch_threads_num",
-    named("runtime.dispatch_threads_num"),
-)
+dispatch_threads_num = described_setter("runtime.dispatch_threads_num")
 
 
 @outside_dynamo
@@ -67,45 +54,35 @@ def set_memory(
     """The pool of device memory, in sizes such as ``"4GB"``; only what is given is set. It can be called once.
 
     Args:
-        init_size: there is nothing like it in torch: another value than the default is dropped, with a note.
+        init_size: torch has no counterpart: values other than the default are ignored, with a note.
         increase_size: ``mempool_block_size``.
         max_size: ``max_device_memory``.
         optimize_level: ``memory_optimize_level``, ``"O0"`` or ``"O1"``.
-        huge_page_reserve_size: there is nothing like it in torch, see ``init_size``.
+        huge_page_reserve_size: as ``init_size``.
 
     Raises:
         TypeError: not text.
         ValueError: not a size in MindSpore's form, or another level.
         RuntimeError: the second call.
     """
-    what = "ms.runtime.set_memory"
-    given = {
-        "init_size": init_size,
-        "increase_size": increase_size,
-        "max_size": max_size,
-        "optimize_level": optimize_level,
-        "huge_page_reserve_size": huge_page_reserve_size,
-    }
-    found: list[Found] = []
-    notes: list[Note] = []
-    looks = {name: Look(name, state.origin(what), found, notes) for name in given}
-    for name, value in given.items():
-        looks[name].type(value, (str,))
-    raise_first(found)
-    if what in state.MARKS or any(state.set_by(f"runtime.set_memory.{name}") for name in MEMORY):
-        refuse_again(what)
+    values = (init_size, increase_size, max_size, optimize_level, huge_page_reserve_size)
+    given = dict(zip(MEMORY, values, strict=True))
+    call = state.Call("ms.runtime.set_memory")
+    call.check_types(**{name: (value, str) for name, value in given.items()})
+    if call.what in state.marks() or any(state.set_by(f"runtime.set_memory.{name}") for name in MEMORY):
+        call.refuse_again()
     options = {}
     for name, value in given.items():
-        converted = MEMORY[name](value, looks[name])
-        if converted is not DROP and not isinstance(value, _Default):
-            if name not in DEFAULTS:
+        with suppress(Nothing):
+            converted = MEMORY[name](value, call.look(name))
+            if name in DEFAULTS and value != DEFAULTS[name]:
+                call.look(name).drop("torch's allocators have nothing like it: it is ignored")
+            if name not in DEFAULTS and not isinstance(value, _Default):
                 options[f"runtime.set_memory.{name}"] = converted
-            elif value != DEFAULTS[name]:
-                looks[name].drop("torch's allocators have nothing like it: it is dropped")
-    raise_first(found)
-    state.tell_all(notes)
-    state.store(options, what)
-    state.MARKS.add(what)
+    call.raise_first()
+    state.tell_all(call.notes)
+    state.store(options, call.what)
+    state.marks().add(call.what)
 
 
 STATISTICS = {
@@ -120,36 +97,27 @@ STATISTICS = {
 
 
 def _device() -> Any:
-    """The module of torch for the target; None for the CPU, whose memory torch does not count."""
-    target = state.target()
-    if target == "CPU":
-        return None
-    if not state.is_here(target):
-        raise state.missing(target)
-    return state.torch_module(target)
+    """The module of torch for the target; None for the CPU, whose memory torch does not count, and which has no streams."""
+    return state.torch_module(state.target())
 
 
 def memory_stats() -> dict[str, Any]:
     """The state of the pool of device memory, in bytes; zeros on CPU."""
+    from msctx.mindspore.context import get_value
+
     device = _device()
     counted = device.memory_stats() if device else {}
     found: dict[str, Any] = {name: int(counted.get(key, 0)) for name, key in STATISTICS.items()}
     found["total_idle_memory"] = found["total_reserved_memory"] - found["total_allocated_memory"]
     blocks = int(counted.get("segment.all.current", 0))
-    unit = 0 if device is None else int(_block_size())
+    unit = int(get_value("mempool_block_size") * GB) if device else 0
     found["common_mem_pool_stats"] = {"block_unit_size": unit, "block_counts": blocks, "blocks_info": {}}
     found["persistent_mem_pool_stats"] = {"block_unit_size": unit, "block_counts": 0, "blocks_info": {}}
     return found
 
 
-def _block_size() -> float:
-    from msctx.mindspore.context import get_value
-
-    return float(get_value("mempool_block_size")) * 2**30
-
-
 def memory_reserved() -> int:
-    """How many bytes the pool holds; 0 on CPU."""
+    """Bytes held by the pool; 0 on CPU."""
     return int(memory_stats()["total_reserved_memory"])
 
 
@@ -159,7 +127,7 @@ def max_memory_reserved() -> int:
 
 
 def memory_allocated() -> int:
-    """How many bytes tensors occupy; 0 on CPU."""
+    """Bytes occupied by tensors; 0 on CPU."""
     return int(memory_stats()["total_allocated_memory"])
 
 
@@ -176,7 +144,7 @@ def memory_summary() -> str:
 
 
 def reset_peak_memory_stats() -> None:
-    """Let the most that was held and occupied count from now on."""
+    """Start counting the peaks of held and occupied memory anew."""
     if device := _device():
         device.reset_peak_memory_stats()
 
@@ -198,12 +166,103 @@ def _reset(name: str, other: str) -> None:
 
 
 def empty_cache() -> None:
-    """Give memory that no tensor occupies back to the device; on CPU there is none to give back."""
+    """Return memory that no tensor occupies to the device; on CPU there is none to return."""
     if device := _device():
         device.empty_cache()
 
 
-# --- what is not carried out ------------------------------------------------------------------------------------------
+# --- streams and events: torch's own ------------------------------------------------------------------------------------
+
+
+class NoStreams(MsctxError, RuntimeError):
+    """The target is the CPU, which has no streams."""
+
+
+def _accelerator(what: str) -> Any:
+    """``torch.cuda`` or ``torch.npu``."""
+    if (device := _device()) is None:
+        raise NoStreams(f"ms.runtime.{what}: device_target is CPU, which has no streams; they are there with GPU and Ascend")
+    return device
+
+
+def _need(what: str, name: str, value: Any, kind: Any, allowed: str) -> None:
+    if not isinstance(value, kind):
+        raise OptionTypeError([Diagnostic(name, is_a(value), state.origin(f"ms.runtime.{what}"), allowed)])
+
+
+class _Torch(type):
+    """A class that makes objects of torch, which count as its own."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        import torch
+
+        return isinstance(value, getattr(torch, cls.__name__))
+
+
+class Stream(metaclass=_Torch):
+    """A stream of the device: torch's own, so that it can be used with torch's functions too."""
+
+    def __new__(cls, priority: int = 0, **kwargs: Any) -> Any:
+        _need("Stream", "priority", priority, int, "int")
+        device = _accelerator("Stream")
+        if (stream := kwargs.pop("stream", None)) is not None:
+            return device.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+        _need("Stream", "stream_id", kwargs.get("stream_id", 0), int, "int")
+        return device.Stream(priority=priority, **kwargs)
+
+
+class Event(metaclass=_Torch):
+    """An event of the device: torch's own."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False) -> Any:
+        _need("Event", "enable_timing", enable_timing, bool, "bool")
+        _need("Event", "blocking", blocking, bool, "bool")
+        return _accelerator("Event").Event(enable_timing=enable_timing, blocking=blocking)
+
+
+def synchronize() -> None:
+    """Wait until the device has done everything that it was given."""
+    _accelerator("synchronize").synchronize()
+
+
+def current_stream() -> Any:
+    """The stream that operators are given to now."""
+    return _accelerator("current_stream").current_stream()
+
+
+def default_stream() -> Any:
+    """The stream that operators are given to unless another one is chosen."""
+    return _accelerator("default_stream").default_stream()
+
+
+def set_cur_stream(stream: Any) -> None:
+    """Give operators to another stream from now on; None changes nothing."""
+    _need("set_cur_stream", "stream", stream, (Stream, type(None)), "Stream, None")
+    device = _accelerator("set_cur_stream")
+    if stream is not None:
+        device.set_stream(stream)
+
+
+class StreamCtx:
+    """A with-block in which operators are given to another stream; None changes nothing."""
+
+    def __init__(self, ctx_stream: Any) -> None:
+        _need("StreamCtx", "ctx_stream", ctx_stream, (Stream, type(None)), "Stream, None")
+        _accelerator("StreamCtx")
+        self.stream = ctx_stream
+        self.before: Any = None
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.before = current_stream()
+            set_cur_stream(self.stream)
+
+    def __exit__(self, *error: Any) -> None:
+        if self.stream is not None:
+            set_cur_stream(self.before)
+
+
+# --- not carried out --------------------------------------------------------------------------------------------------
 
 _affinity = Absent("ms.runtime.set_cpu_affinity", "os.sched_setaffinity and OMP_PLACES set on which cores threads run")
 
@@ -214,59 +273,34 @@ def set_cpu_affinity(
     affinity_cpu_list: list[str] | None = None,
     module_to_cpu_dict: dict[str, list[int]] | None = None,
 ) -> None:
-    """Bind threads to cores: msctx has nothing for it. False is taken, and changes nothing. It can be called once.
+    """Bind threads to cores: msctx has no counterpart. False is accepted, and changes nothing. It can be called once.
 
     Raises:
         TypeError: wrong types.
         RuntimeError: the second call.
         NotCarriedOut: True.
     """
-    what = "ms.runtime.set_cpu_affinity"
-    found: list[Found] = []
-    where = state.origin(what)
-    Look("enable_affinity", where, found, []).type(enable_affinity, (bool,))
-    Look("affinity_cpu_list", where, found, []).type(affinity_cpu_list, (list,))
-    Look("module_to_cpu_dict", where, found, []).type(module_to_cpu_dict, (dict,))
-    raise_first(found)
-    if what in state.MARKS:
-        refuse_again(what)
+    call = state.Call("ms.runtime.set_cpu_affinity")
+    call.check_types(
+        enable_affinity=(enable_affinity, bool),
+        affinity_cpu_list=(affinity_cpu_list, list),
+        module_to_cpu_dict=(module_to_cpu_dict, dict),
+    )
+    if call.what in state.marks():
+        call.refuse_again()
     if enable_affinity:
         _affinity()
-    state.MARKS.add(what)
+    state.marks().add(call.what)
 
 
+communication_stream = Absent("ms.runtime.communication_stream", "torch.distributed keeps its streams to itself")
 set_kernel_launch_group = Absent("ms.runtime.set_kernel_launch_group", "PyTorch launches kernels from one thread")
 set_kernel_launch_capture = Absent(
     "ms.runtime.set_kernel_launch_capture", "torch.cuda.graph and torch.compile(mode='reduce-overhead') capture graphs"
 )
 memory_replay = Absent("ms.runtime.memory_replay", "torch.cuda.memory records and shows what was allocated")
 
-__all__ = [
-    "Event",
-    "Stream",
-    "StreamCtx",
-    "communication_stream",
-    "current_stream",
-    "default_stream",
-    "dispatch_threads_num",
-    "empty_cache",
-    "launch_blocking",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "memory_allocated",
-    "memory_replay",
-    "memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "reset_max_memory_allocated",
-    "reset_max_memory_reserved",
-    "reset_peak_memory_stats",
-    "set_cpu_affinity",
-    "set_cur_stream",
-    "set_kernel_launch_capture",
-    "set_kernel_launch_group",
-    "set_memory",
-    "synchronize",
-]
+_HERE = (__name__, "ms.runtime")
+__all__ = [name for name, value in globals().items() if name[0] != "_" and getattr(value, "__module__", "") in _HERE]
 
-__getattr__ = names("mindspore.runtime", dict.fromkeys(__all__))
+__getattr__ = names(__name__, __all__)

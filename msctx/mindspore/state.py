@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from msctx.context import current, set_options
 from msctx.context.base import BASE
-from msctx.errors import DeviceError, MsctxWarning, StrictError
-from msctx.mindspore.checks import Note
+from msctx.errors import DeviceError, Diagnostic, MsctxWarning, StrictError
+from msctx.mindspore.checks import Look, Note, has_type
+from msctx.mindspore.errors import OptionRuntimeError, Problems, raise_first
 from msctx.mindspore.keys import DEVICE
 from msctx.notices import tell, user_frame
 from msctx.options import UNSET, Setting
 
 
-def start() -> None:
-    """What every use begins with: MSCTX_* is read at the first, and what is remembered is forgotten after a reset."""
-    MARKS.renew()
-
-
 def in_force(option: str, device: str) -> Setting | None:
     """The setting of an option that counts on a device, in this thread; also one that yields to another option."""
-    start()
+    BASE.start()
     for layer in reversed(current().settings.layers):
         mine = [s for s in layer.settings.values() if s.option.name == option and s.device in (None, device)]
         if mine:
@@ -33,7 +29,7 @@ def in_force(option: str, device: str) -> Setting | None:
 
 def target() -> str:
     """``device_target``: the one in force, else the accelerator of this machine, else the CPU."""
-    start()
+    BASE.start()
     found = current().settings.get("device_target")
     return default_target() if found is None else found.value
 
@@ -63,9 +59,33 @@ def is_strict() -> bool:
 
 def set_by(spelling: str) -> Setting | None:
     """What this program set for the process under just this spelling: what can be set only once stands here."""
-    start()
+    BASE.start()
     layer = BASE.levels.get("set_context")
     return None if layer is None else layer.settings.get(spelling)
+
+
+class Call:
+    """One call of a function of MindSpore: collects what is wrong with its values, and notes on them."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.where = what, origin(what)
+        self.problems: Problems = []
+        self.notes: list[Note] = []
+
+    def look(self, name: str) -> Look:
+        return Look(name, self.where, self.problems, self.notes)
+
+    def check_types(self, **given: tuple[Any, type]) -> None:
+        """MindSpore's decorators check the types of all arguments before anything else."""
+        for name, (value, wanted) in given.items():
+            has_type(value, (wanted,), self.look(name))
+        self.raise_first()
+
+    def raise_first(self) -> None:
+        raise_first(self.problems)
+
+    def refuse_again(self) -> NoReturn:
+        raise OptionRuntimeError([Diagnostic(self.what, "it can be set only once", self.where)])
 
 
 def store(options: Mapping[str, Any], what: str) -> None:
@@ -73,7 +93,7 @@ def store(options: Mapping[str, Any], what: str) -> None:
 
     A target that is not on this machine is planned only.
     """
-    start()
+    BASE.start()
     if given := {name: value for name, value in options.items() if value is not UNSET}:
         _set(given, what)
     BASE.take_back("set_context", {*options} - {*given})
@@ -107,33 +127,28 @@ def report(text: str) -> None:
     warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
 
 
-class Marks:
+_marks: dict[tuple[int, int], set[str]] = {}
+
+
+def marks() -> set[str]:
     """What MindSpore remembers for the life of the process, until ``msctx.reset_context()``: what was read, what is done."""
-
-    def __init__(self) -> None:
-        self._marks: set[str] = set()
-        self._era = (0, 0)
-
-    def renew(self) -> None:
-        """Forget everything after a reset, and in a forked child."""
-        BASE.start()
-        if self._era != (era := (BASE.resets, os.getpid())):
-            self._marks, self._era = set(), era
-
-    def __contains__(self, name: str) -> bool:
-        start()
-        return name in self._marks
-
-    def add(self, name: str) -> None:
-        start()
-        self._marks.add(name)
-
-
-MARKS = Marks()
+    BASE.start()
+    era = BASE.resets, os.getpid()  # a forked child forgets too
+    if era not in _marks:
+        _marks.clear()
+    return _marks.setdefault(era, set())
 
 
 def torch_module(word: str) -> Any:
-    """``torch.cuda`` or ``torch.npu``."""
+    """``torch.cuda`` or ``torch.npu``; None for the CPU.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    if word == "CPU":
+        return None
+    if not is_here(word):
+        raise missing(word)
     import torch
 
     return getattr(torch, {"GPU": "cuda", "Ascend": "npu"}[word])

@@ -49,7 +49,7 @@ def test_a_script_of_the_model_zoo():
     ]
     notes = {call.line: call.notes for call in migration.calls}
     assert notes[33] == (
-        'inside `def set_parameter()`, line 25, `if args.device_target == "GPU"`, line 32: taken over unconditionally',
+        'inside `def set_parameter()`, line 25, `if args.device_target == "GPU"`, line 32: applied unconditionally',
     )
     assert "save_graphs: 2 replaces False of line 29" in notes[45]
     assert notes[49] == ()  # __name__ == "__main__" needs no word

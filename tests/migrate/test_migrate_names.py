@@ -128,11 +128,11 @@ def test_an_option_beside_a_part_of_it(of, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('getattr(ms, "set_context")(mode=0)', "is looked up by its name"),
-        ("functools.partial(ms.set_context, mode=0)()", "is not called here but handed on"),
-        ("[ms.set_context][0](mode=1)", "is not called here but handed on"),
-        ("ms.set_context.__wrapped__(mode=0)", "is not called here but handed on"),
-        ("apply(ms.set_device)", "is not called here but handed on"),
+        ('getattr(ms, "set_context")(mode=0)', "is looked up by name"),
+        ("functools.partial(ms.set_context, mode=0)()", "is passed on here instead of being called"),
+        ("[ms.set_context][0](mode=1)", "is passed on here instead of being called"),
+        ("ms.set_context.__wrapped__(mode=0)", "is passed on here instead of being called"),
+        ("apply(ms.set_device)", "is passed on here instead of being called"),
     ],
 )
 def test_what_is_called_in_a_roundabout_way_is_told(tmp_path: Path, line: str, said: str) -> None:

@@ -94,7 +94,7 @@ ENV_CONFIG = [
     (
         '{"sys": {"mem_Reuse": true, "mem_reuse": false}}',
         {"env_config_path.sys.mem_reuse": False},
-        ["sys.mem_Reuse: mem_reuse stands beside it"],
+        ["sys.mem_Reuse: mem_reuse is set too, and wins"],
     ),
     ("[1]", {}, [r"env_config_path: \[1\] is not a dictionary"]),
 ]
@@ -173,5 +173,5 @@ def test_flags_that_nobody_knows_are_told_and_dropped() -> None:
         ms.set_context(graph_kernel_flags=flags)
     assert ms.get_context("graph_kernel_flags") == "--opt_level=3 --dump_as_text"
     text = "\n".join(str(warning.message) for warning in told)
-    for part in ("'--enable_expand_ops=MatMul' is dropped", "'nonsense' is dropped", "3 is taken", "stands twice"):
+    for part in ("'--enable_expand_ops=MatMul' is ignored", "'nonsense' is ignored", "clipped to 3", "appears twice"):
         assert part in text

@@ -232,9 +232,9 @@ def test_op_precision_mode(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_more_than_msctx_takes_is_told(name: str, most: int) -> None:
-    with pytest.raises(RuntimeError, match=f"32 bits\n.*to 4294967295; what is more than {most} is taken for {most}"):
+    with pytest.raises(RuntimeError, match=f"32 bits\n.*to 4294967295; larger values are clipped to {most}"):
         function(name)(2**32)
-    with pytest.warns(MsctxWarning, match=rf"{name}\(\w+\): {most + 1} is more than msctx takes: {most} is taken"):
+    with pytest.warns(MsctxWarning, match=rf"{name}\(\w+\): {most + 1} is clipped to {most}"):
         function(name)(most + 1)
     assert msctx.get_context(name) == most
     with pytest.raises(OptionError):

@@ -103,7 +103,7 @@ def test_device_id_begins_with_the_environments(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_old_name_of_ascend_is_told() -> None:
-    with pytest.warns(MsctxWarning, match="Davinci is an old name"):
+    with pytest.warns(MsctxWarning, match="Davinci is the old name of Ascend"):
         ms.set_context(device_target="Davinci")
 
 
