@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import numpy
 import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
@@ -262,16 +264,17 @@ class _Copies(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if not _moved or name in TAKE_ANY_DEVICE or (name == "__get__" and _getter(function) == "grad"):
             return function(*args, **kwargs)
-        tensors = [*_tensors((*args, *kwargs.values()))]
+        tensors = _tensors((args, kwargs))
         if not any(map(_is_elsewhere, tensors)):
             return function(*args, **kwargs)
         written = args[:1] if _is_in_place(name) else ()
         device = _device_of(_tensors(written) if written else tensors)
         if device is not None:
-            copies = {key: value if key == "out" else _copied(device, value) for key, value in kwargs.items()}
-            return function(*written, *_on(device, args[len(written) :]), **copies)
+            copied = partial(tree_map_only, torch.Tensor, partial(_copied, device))
+            copies = {key: value if key == "out" else copied(value) for key, value in kwargs.items()}
+            return function(*written, *copied(args[len(written) :]), **copies)
         result = function(*args, **kwargs)
-        for made in () if written else _tensors((result,)):
+        for made in () if written else _tensors(result):
             if made.device.type == "cpu" and not isinstance(made, torch.nn.Parameter):
                 _derived[made] = True
         return result
@@ -291,26 +294,16 @@ def _device_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
     return next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), None)
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def _is_elsewhere(tensor: torch.Tensor) -> bool:
     return id(tensor) in _moved or tensor in _derived
 
 
-def _on(device: torch.device, values: Any) -> list[Any]:
-    return [_copied(device, value) for value in values]
-
-
-def _copied(device: torch.device, value: Any) -> Any:
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(_on(device, value))
-    if not isinstance(value, torch.Tensor) or not _is_elsewhere(value):
+def _copied(device: torch.device, value: torch.Tensor) -> torch.Tensor:
+    if not _is_elsewhere(value):
         return value
     copy = value.to(device)  # made before the host goes on, which may write to the parameter at once
     saved.remember_copy(copy, value)

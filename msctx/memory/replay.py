@@ -129,7 +129,8 @@ class State:
 
     def _install(self, parts: list[Part], numbers: list[Any]) -> None:
         for module, *tables in parts:
-            for present, wanted in zip((module.__dict__, module._parameters, module._buffers), tables, strict=True):
+            now: list[Any] = [module.__dict__, module._parameters, module._buffers]
+            for present, wanted in zip(now, tables, strict=True):
                 if present.keys() != wanted.keys():
                     present.clear()
                 present.update(wanted)

@@ -35,9 +35,6 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-# --- the switches -----------------------------------------------------------------------------------------------------
-
-
 def is_on(reason: str) -> bool:
     return reason in _thread.reasons
 
@@ -55,9 +52,6 @@ def turn(reason: str, on: bool) -> None:
         _thread.reasons.add(reason)
     else:
         _thread.reasons.discard(reason)
-
-
-# --- the hooks --------------------------------------------------------------------------------------------------------
 
 
 class _Saved:

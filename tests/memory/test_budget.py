@@ -129,7 +129,7 @@ def accumulated(model: nn.Module, x: torch.Tensor, **options: Any) -> int:
 def test_the_cap_holds_when_gradients_are_accumulated_and_the_optimizer_comes_later() -> None:
     x = torch.randn(128, 128)
     optimizer_and_gradients = 3 * sum(p.nbytes for p in stack(6, 128).parameters())
-    for slack in (3, 4, 6, 8):
+    for slack in (3, 8):
         accumulated(model := stack(6, 128), x, max_device_memory=optimizer_and_gradients + slack * MB)
     assert not all(row["recomputed"] for row in rows(model)), "where there is room, some are kept"
 
@@ -152,8 +152,8 @@ def test_the_cap_holds_when_a_model_runs_several_times_in_a_step() -> None:
             return msctx.memory_stats()["caps"][0]["peak_bytes"]
 
     needed = adversaries(2**33)
-    for cap in (needed, int(0.8 * needed), int(0.6 * needed)):
-        assert adversaries(cap) <= cap
+    cap = int(0.6 * needed)
+    assert adversaries(cap) <= cap
 
 
 def test_what_was_not_reached_when_it_was_to_be_measured_is_measured_later() -> None:

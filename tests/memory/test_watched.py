@@ -20,7 +20,7 @@ from trained_blocks import rows
 
 import msctx
 from msctx.errors import MsctxWarning
-from msctx.memory import parameters, recompute, watched
+from msctx.memory import parameters, recompute, replay, watched
 from msctx.native import installed, watching
 from msctx.native import models as registry
 
@@ -76,8 +76,8 @@ def test_contexts_inside_one_that_watches_act_on_its_models() -> None:
 def test_nothing_is_recomputed_for_a_context_that_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 3), nn.Tanh()))
     calls: list[int] = []
-    found = recompute.checkpoint
-    monkeypatch.setattr(recompute, "checkpoint", lambda *args, **options: (calls.append(1), found(*args, **options))[1])
+    found = replay.checkpoint
+    monkeypatch.setattr(replay, "checkpoint", lambda *args, **options: (calls.append(1), found(*args, **options))[1])
 
     def checkpoints() -> int:
         calls.clear()
