@@ -86,7 +86,7 @@ def loop():
 thread = threading.Thread(target=loop)
 thread.start()
 try:
-    for _ in range(30):
+    for _ in range(12):
         time.sleep(0.002)
         child()
 finally:

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from msctx.errors import NativeError
 from msctx.native import cachedir
 
+KINDS = ("native", "objects", "cuda")
 KEEP_DAYS = 30
 """What nobody has used for so long is removed."""
 
@@ -124,10 +125,9 @@ def _clear(before: float, waiting: Callable[[], None] | None) -> int:
         with suppress(Timeout), _locked(lock.stem, waiting):
             _remove_scratch(lock.stem)
             lock.unlink(missing_ok=True)
-    for path in cache.glob("[!t]*/*") if cache else ():
+    for path in [path for kind in KINDS for path in cache.glob(f"{kind}/**/*")] if cache else ():
         note = path.with_suffix(".json")
-        status = (note if note.exists() else path).lstat()
-        if path.is_file() and status.st_mtime < before:
+        if path.is_file() and (note if note.exists() else path).lstat().st_mtime < before:
             size += path.lstat().st_size
             path.unlink()
     return size

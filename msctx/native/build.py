@@ -67,7 +67,7 @@ def build(verbose: bool = False, *, sources: Path | None = None) -> Build:
 def cached(sources: Path | None = None) -> Build | None:
     """The library for torch, if it need not be built."""
     spec = spec_of("library", "", sources)
-    found = artifacts.cached("native", _file(spec), _fits())
+    found = artifacts.cached("native", _file(spec), _fits(spec))
     return _build_of(found) if found else None
 
 
@@ -100,10 +100,10 @@ def _file(spec: BuildSpec) -> str:
     return f"{spec.inputs[:16]}.so"
 
 
-def _fits() -> Callable[[dict[str, Any]], bool]:
+def _fits(spec: BuildSpec) -> Callable[[dict[str, Any]], bool]:
     """Which libraries serve: any compiler's, or that of the one which CXX names."""
-    tool = str(compiler.find()) if os.environ.get("CXX") else ""
-    return lambda note: not tool or note["compiler"] == tool
+    inputs, tool = spec.inputs, str(compiler.find()) if os.environ.get("CXX") else ""
+    return lambda note: note["inputs"] == inputs and tool in ("", note["compiler"])
 
 
 def _build_of(found: Artifact, began: float | None = None, **more: int) -> Build:
@@ -116,7 +116,7 @@ def _obtain(spec: BuildSpec, verbose: bool = False) -> Build:
     counts: dict[str, int] = {}
 
     def make(scratch: Path) -> tuple[bytes, dict[str, Any]]:
-        data, reused = _make(spec, compiler.find(), scratch, verbose)
+        data, reused = _make(spec, tool, scratch, verbose)
         counts.update(compiled=len(spec.units) - reused, reused=reused)
         note = {
             "product": spec.product,
@@ -125,7 +125,7 @@ def _obtain(spec: BuildSpec, verbose: bool = False) -> Build:
             "msctx": __version__,
             "machine": machine(),
             "isas": isas(),
-            "compiler": str(compiler.find()),
+            "compiler": str(tool),
             "torch": spec.torch,
         }
         return data, note
@@ -133,9 +133,9 @@ def _obtain(spec: BuildSpec, verbose: bool = False) -> Build:
     def waiting() -> None:
         _print("msctx: another process is building the native core; waiting for it")
 
-    file, fits = _file(spec), _fits()
+    file, fits = _file(spec), _fits(spec)
     if (found := artifacts.cached("native", file, fits)) is None:
-        compiler.find()
+        tool = compiler.find()
         cachedir.usable()
         made = artifacts.obtain("native", file, make, fits, waiting)
         assert isinstance(made, Artifact)  # a failure raises

@@ -6,6 +6,7 @@ For an interpreter of its own that has the device far (see fake_device.py).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,15 @@ def check(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, **
     return found
 
 
+def refused(compute: Callable[[], object]) -> str:
+    """The error of what must not be computed."""
+    try:
+        compute()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it was computed")
+
+
 def since() -> Tally:
     """For :func:`rows`: what is counted from now on."""
     tally = Tally()
@@ -124,4 +134,4 @@ def rows(counted: Tally | None = None) -> list[Choice]:
     return list(rows_of() if counted is None else counted.choices())
 
 
-__all__ = ["FAR", "ask", "check", "compute", "direct_calls", "log", "on_far", "own_calls", "rows", "since", "start"]
+__all__ = ["FAR", "ask", "check", "compute", "direct_calls", "log", "on_far", "own_calls", "refused", "rows", "since", "start"]

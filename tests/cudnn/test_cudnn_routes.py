@@ -49,22 +49,17 @@ def test_it_is_counted_and_refused(far: Callable[..., str], operator: str) -> No
     right = getattr(function(x.cpu(), w.cpu(), padding=1), "{then}")()
 
     ask(conv_fprop_algo="gemm")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             torch.testing.assert_close(call().cpu(), right)
-    (message,) = (str(one.message) for one in told if "conv_fprop_algo" in str(one.message))
+    (message,) = (str(one.message) for one in caught if "conv_fprop_algo" in str(one.message))
     assert "2x4x7x9 with 4x4x3x3" in message and "aten::{operator} is an operator of its own" in message, message
     (row,) = rows()
     assert (row.asked, row.ran, row.provider, row.calls) == ("gemm", "torch", "torch", 2), row
 
     ask(conv_fprop_algo="gemm", fallback="error")
-    try:
-        call()
-    except RuntimeError as error:
-        assert "aten::{operator}" in str(error)
-    else:
-        raise AssertionError("it was computed")
+    assert "aten::{operator}" in refused(call)
     ask(conv_wgrad_algo="algo_1", fallback="error")
     before = since()
     call()
@@ -135,7 +130,7 @@ const void* addresses[] = {
 
 def test_torchs_kernels_are_looked_for_under_the_names_that_its_headers_give_them(far_library: str, tmp_path: Path) -> None:
     """The headers of a CPU build declare them, too: a torch with other parameters is noticed where there is no GPU. What is not found
-    under its name is called boxed, so nothing else would tell."""
+    under its name is called boxed, so nothing else would show it."""
     assert far_library  # there is a compiler
     file, root = tmp_path / "declared.cpp", Path(__file__).parents[2]
     file.write_text(DECLARED)

@@ -1,17 +1,13 @@
-"""Data made to break a row's bound: blocks of both factors are scaled, set or cleared, and what hurts most is changed further.
-
-``python adversary.py 400`` searches 400 rounds for each row, case and instruction set, and prints the worst ratio of each row.
-"""
+"""Data made to break a row's bound: blocks of both factors are scaled, set or cleared, and what hurts most is changed further."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from cases import Case, case
-from checks import Array, Tensors, distance, largest, stored, takes, terms, truth_of
+from checks import Array, Tensors, distance, largest, stored, terms, truth_of
 
 from kernels import FACTORS, Kernels, Row
 
@@ -112,18 +108,3 @@ def worst(kernels: Kernels, row: Row, each: Case, isa: str, rounds: int, seed: i
         if value > highest:
             best, highest = attack, value
     return highest, best
-
-
-def main(rounds: int) -> None:
-    from msctx.native import build
-
-    kernels = Kernels(str(build.kernels_library()))
-    for row in kernels.rows:
-        for isa in row.isas[:1] if row.same_on_every_isa else row.isas:
-            found = [(*worst(kernels, row, c, isa, rounds), c) for c in ATTACKED if takes(row, c)]
-            value, attack, each = max(found, key=lambda entry: entry[0])
-            print(f"{row!s:45} {isa:20} {value:10.3g}  {each}  {attack}", flush=True)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

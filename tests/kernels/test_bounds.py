@@ -61,7 +61,7 @@ def test_error_is_what_the_row_says(kernels: Kernels, row: Row, kind: str) -> No
     assert not wrong
 
 
-def test_bound_says_something(kernels: Kernels, row: Row) -> None:
+def test_bounds_are_small(kernels: Kernels, row: Row) -> None:
     assert all(2.0**-25 < kernels.error(row, c) < 1e-3 for c in BOUND_CASES if takes(row, c))
 
 

@@ -110,7 +110,7 @@ def test_best_one_is_used_until_another_is_chosen(kernels: Kernels) -> None:
         assert kernels.use_isa(best)
 
 
-def test_all_reasons_are_told(kernels: Kernels) -> None:
+def test_all_reasons_are_reported(kernels: Kernels) -> None:
     """Not the first alone: whoever reads them wants to mend all at once."""
     bad = case(1, 4, 4, (9, 9), 2, 2, 1, 3, dtype="float64")
     for row in kernels.rows:

@@ -1,6 +1,7 @@
 """Extents that are zero, and problems drawn at random."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -75,21 +76,27 @@ def geometries(draw: st.DrawFn) -> Case:
     return Case(n, c * groups, k * groups, size, window, stride, padding, dilation, groups, dtype)
 
 
-@settings(max_examples=70, suppress_health_check=[HealthCheck.too_slow])
-@given(each=geometries(), seed=st.integers(0, 9), threads=st.sampled_from((2, 3, 8)))
-def test_any_geometry(kernels: Kernels, each: Case, seed: int, threads: int) -> None:
+@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.full)])
+def test_any_geometry(kernels: Kernels, examples: int) -> None:
     """Right on one instruction set, the same bits on the others."""
-    values = stored(each, "normal", seed)
-    for op in OPS:
-        right = truth_of(kernels, op, each, values)
-        size = max(largest(right), usual(kernels, op, each, values))
-        for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
-            assert takes(row, each), row
-            results = [kernels.run(row, each, values, isa, t) for isa, t in zip(row.isas, (1, threads, threads), strict=False)]
-            for isa, result in zip(row.isas, results, strict=False):
-                assert distance(result, right) <= kernels.error(row, each) * size, (row, isa)
-            if row.same_on_every_isa:
-                assert len({result.tobytes() for result in results}) == 1, row
+
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    @given(each=geometries(), seed=st.integers(0, 9), threads=st.sampled_from((2, 3, 8)))
+    def check(each: Case, seed: int, threads: int) -> None:
+        values = stored(each, "normal", seed)
+        for op in OPS:
+            right = truth_of(kernels, op, each, values)
+            size = max(largest(right), usual(kernels, op, each, values))
+            for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
+                assert takes(row, each), row
+                runs = zip(row.isas, (1, threads, threads), strict=False)
+                results = {isa: kernels.run(row, each, values, isa, t) for isa, t in runs}
+                for isa, result in results.items():
+                    assert distance(result, right) <= kernels.error(row, each) * size, (row, isa)
+                if row.same_on_every_isa:
+                    assert len({result.tobytes() for result in results.values()}) == 1, row
+
+    check()
 
 
 FAR = (
@@ -102,11 +109,10 @@ FAR = (
 )
 
 
-@pytest.mark.parametrize("each", FAR, ids=str)
-def test_far_apart(kernels: Kernels, each: Case) -> None:
+def test_far_apart(kernels: Kernels) -> None:
     """Nobody takes memory or time for what lies around an image, or between its elements."""
-    values = stored(each)
-    for op in OPS:
+    for each, op in product(FAR, OPS):
+        values = stored(each)
         right = truth_of(kernels, op, each, values)
         for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
             assert kernels.workspace(row, each) < 2**29, row

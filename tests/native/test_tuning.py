@@ -214,22 +214,18 @@ def test_what_others_measure_meanwhile_is_used_by_the_next_scope(own_tuning_file
     assert (row.ran, measured) == ("direct", 0)
 
 
-@pytest.mark.parametrize("field", ["cpu", "flags", "isa", "torch", "kernels"])
-def test_a_result_of_another_machine_or_library_is_not_used(field: str, own_tuning_file: Path) -> None:
-    tuned.write(own_tuning_file, tuned.entry(PROBLEM), **{field: "another"})
-    row, measured = forward()
-    assert measured == 1
-    assert row.reasons[0] == "measured in this process"
-    assert len(tuned.entries(own_tuning_file)) == 2  # each under its stamp
-    assert "another" in own_tuning_file.read_text()
-
-
-@pytest.mark.parametrize("field", ["compiler", "msctx"])
-def test_a_result_of_another_compiler_is_used_and_told(field: str, own_tuning_file: Path) -> None:
-    tuned.write(own_tuning_file, tuned.entry(PROBLEM), **{field: "another"})
-    row, measured = forward()
-    assert (row.ran, measured) == ("direct", 0)
-    assert row.reasons[0].endswith(f"by 1 thread, with {field} another")
+def test_a_result_of_another_machine_or_library_is_not_used_and_one_of_another_compiler_is(tmp_path: Path) -> None:
+    for field in ("cpu", "flags", "isa", "torch", "kernels"):
+        path = tuned.write(tmp_path / f"{field}.json", tuned.entry(PROBLEM), **{field: "another"})
+        row, measured = forward(tuning_file=path)
+        assert (row.reasons[0], measured) == ("measured in this process", 1), field
+        assert len(tuned.entries(path)) == 2, "each under its stamp"
+        assert "another" in path.read_text()
+    for field in ("compiler", "msctx"):
+        path = tuned.write(tmp_path / f"{field}.json", tuned.entry(PROBLEM), **{field: "another"})
+        row, measured = forward(tuning_file=path)
+        assert (row.ran, measured) == ("direct", 0), field
+        assert row.reasons[0].endswith(f"by 1 thread, with {field} another")
 
 
 def test_determinism_uses_the_very_stamp_alone(tmp_path: Path) -> None:
@@ -272,13 +268,12 @@ def test_thread_invariance_takes_neither_torch_nor_a_row_without_a_fixed_order(o
         assert why in rows[direction].reasons[0]
 
 
-@pytest.mark.parametrize("entry", [{"ran": "quantum"}, {"ran": "direct", "math": "tf32"}, {"ran": "reference"}])
-def test_an_entry_that_cannot_be_followed_is_told(entry: dict[str, str], own_tuning_file: Path) -> None:
-    tuned.write(own_tuning_file, tuned.entry(PROBLEM, **entry))
-    row, measured = forward()
-    assert measured == 0
-    assert row.reasons[0].startswith("chosen as by normal: from the tuning file")
-    assert row.reasons[0].endswith("which performance may not take here")
+def test_an_entry_that_cannot_be_followed_is_reported(tmp_path: Path) -> None:
+    for number, entry in enumerate(({"ran": "quantum"}, {"ran": "direct", "math": "tf32"}, {"ran": "reference"})):
+        row, measured = forward(tuning_file=tuned.write(tmp_path / f"{number}.json", tuned.entry(PROBLEM, **entry)))
+        assert measured == 0
+        assert row.reasons[0].startswith("chosen as by normal: from the tuning file"), entry
+        assert row.reasons[0].endswith("which performance may not take here"), entry
 
 
 @pytest.mark.parametrize("options", [{"allow_fp32_emulation": False}, {"conv_workspace_limit": "64MB"}])

@@ -102,19 +102,21 @@ def test_a_link_stays_a_link_and_the_rights_stay(path: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("why", "told"),
+    ("why", "reported"),
     [
         (Timeout("held"), "has been held by another process for 10 seconds.*end that process"),
         (NotImplementedError("no flock"), "its file system has no locks.*name a file elsewhere"),
     ],
     ids=["held", "no-locks"],
 )
-def test_why_it_cannot_be_locked_is_told(path: Path, monkeypatch: pytest.MonkeyPatch, why: Exception, told: str) -> None:
+def test_why_it_cannot_be_locked_is_reported(
+    path: Path, monkeypatch: pytest.MonkeyPatch, why: Exception, reported: str
+) -> None:
     def acquire(lock: FileLock, timeout: float) -> None:
         raise why
 
     monkeypatch.setattr(FileLock, "acquire", acquire)
-    with pytest.raises(FileError, match=f"cannot be locked: .*(?s:{told})"):
+    with pytest.raises(FileError, match=f"cannot be locked: .*(?s:{reported})"):
         tuning_file.merge(path, tuned.groups(ENTRIES[0], stamp=STAMP), override=False)
     assert not path.exists()
 
@@ -184,7 +186,9 @@ def _run(**options: object) -> str:
     return str(ctx.choices()[0].reasons[0])
 
 
-def test_a_broken_file_in_a_context_is_told_once_and_the_context_goes_on(path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_broken_file_in_a_context_is_reported_once_and_the_context_goes_on(
+    path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     path.write_text("{")
     for _ in range(2):
         assert _run(tuning_file=path) == "measured in this process"
@@ -197,7 +201,7 @@ NOWHERE = "/sys/tuning.json"
 """Where nobody can write, root included."""
 
 
-def test_what_cannot_be_written_is_told_once(recwarn: pytest.WarningsRecorder) -> None:
+def test_what_cannot_be_written_is_reported_once(recwarn: pytest.WarningsRecorder) -> None:
     for _ in range(2):
         _run(tuning_file=NOWHERE)
     (warning,) = [str(w.message) for w in recwarn if issubclass(w.category, msctx.MsctxWarning)]

@@ -96,7 +96,7 @@ def build(
         NativeError: there is no compiler, no source, or no cache to write to.
     """
     tool = tool or nvrtc.find()
-    wanted = [(kernel, arch) for kernel in kernels.values() for arch in archs if arch in kernel.archs]
+    wanted = [(kernel, arch) for kernel in kernels.values() for arch in archs]
     work = list(dict.fromkeys((kernel.module, arch) for kernel, arch in wanted))
     files = _read(sources, [module for module, _ in work])
     cachedir.usable()

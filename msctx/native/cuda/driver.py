@@ -45,14 +45,8 @@ class Kernels:
         )
         _check(code, f"{launch.kernel}: cuLaunchKernel")
 
-    def close(self) -> None:
-        """Unload the module; nothing of it may be running any more."""
-        if self._module:
-            _check(self._driver.cuModuleUnload(self._module), "cuModuleUnload")
-            self._module, self._functions = c_void_p(), {}
-
     def function(self, name: str) -> c_void_p:
-        """The CUfunction of a kernel, as long as this is open."""
+        """The CUfunction of a kernel."""
         if name not in self._functions:
             found = c_void_p()
             _check(self._driver.cuModuleGetFunction(byref(found), self._module, name.encode()), f"{name}: cuModuleGetFunction")
@@ -117,7 +111,6 @@ def _driver() -> Any:
     driver.cuThreadExchangeStreamCaptureMode.argtypes = [c_void_p]
     driver.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
     driver.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
-    driver.cuModuleUnload.argtypes = [c_void_p]
     driver.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     driver.cuInit.argtypes = [c_uint]
     _check_with(driver, driver.cuInit(0), "cuInit")

@@ -44,7 +44,6 @@ class Kernel:
     registers: int
     dynamic_shared: int = 0
     spills: int = 0
-    archs: tuple[str, ...] = ARCHS
 
 
 def name(op: str, dtype: str, layout: str, window: int = 0, stride: int = 0) -> str:

@@ -18,63 +18,29 @@ ROUNDING = {"float32": 0.0, "float64": 0.0, "float16": 2**-11, "bfloat16": 2**-8
 BOUNDS = {"float32": 2e-6, "float64": 4e-15, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}
 """Of \\|error\\| / max\\|result\\|: half a unit of the dtype where that is a narrow one, and what the sums lose."""
 
-CASES: dict[str, dict[str, Any]] = {
-    "3x3": {"n": 2, "c": 5, "multiplier": 2, "extent": (9, 8), "window": (3, 3), "pad": (1, 1)},
-    "3x3, stride 2": {"n": 2, "c": 3, "multiplier": 1, "extent": (10, 7), "window": (3, 3), "stride": (2, 2), "pad": (1, 1)},
-    "3x3, stride 2, phases": {
-        "n": 1,
-        "c": 2,
-        "multiplier": 3,
-        "extent": (7, 9),
-        "window": (3, 3),
-        "stride": (2, 2),
-        "pad": (2, 0),
-    },
-    "5x5": {"n": 1, "c": 33, "multiplier": 1, "extent": (6, 11), "window": (5, 5), "pad": (2, 3)},
-    "5x5, stride 2": {"n": 3, "c": 2, "multiplier": 2, "extent": (13, 8), "window": (5, 5), "stride": (2, 2), "pad": (3, 1)},
-    "7x7": {"n": 2, "c": 3, "multiplier": 2, "extent": (8, 13), "window": (7, 7), "pad": (3, 2)},
-    "7x7, no padding": {"n": 1, "c": 2, "multiplier": 1, "extent": (7, 7), "window": (7, 7)},
-    "1x1": {"n": 3, "c": 7, "multiplier": 2, "extent": (5, 3), "window": (1, 1)},
-    "1x1, stride 3": {"n": 1, "c": 4, "multiplier": 1, "extent": (8, 7), "window": (1, 1), "stride": (3, 2), "pad": (1, 0)},
-    "not square": {
-        "n": 2,
-        "c": 3,
-        "multiplier": 2,
-        "extent": (9, 12),
-        "window": (2, 3),
-        "stride": (1, 3),
-        "pad": (2, 4),
-        "dilation": (2, 1),
-    },
-    "dilation 2, stride 2": {
-        "n": 1,
-        "c": 3,
-        "multiplier": 1,
-        "extent": (11, 10),
-        "window": (3, 3),
-        "stride": (2, 2),
-        "pad": (2, 3),
-        "dilation": (2, 2),
-    },
-    "dilation 4, stride 6": {
-        "n": 1,
-        "c": 2,
-        "multiplier": 2,
-        "extent": (21, 20),
-        "window": (4, 3),
-        "stride": (6, 6),
-        "pad": (5, 1),
-        "dilation": (4, 9),
-    },
-    "1-D": {"n": 2, "c": 5, "multiplier": 2, "extent": (1, 37), "window": (1, 5), "stride": (1, 2), "pad": (0, 2)},
-    "31x31": {"n": 1, "c": 2, "multiplier": 1, "extent": (20, 33), "window": (31, 31), "pad": (15, 15)},
-    "several chunks": {"n": 3, "c": 2, "multiplier": 1, "extent": (40, 51), "window": (3, 3), "pad": (1, 1)},
-    "rows that no window reaches": {"n": 1, "c": 2, "multiplier": 1, "extent": (10, 11), "window": (3, 3), "stride": (4, 5)},
+CASES: dict[str, tuple[Any, ...]] = {
+    "3x3": (2, 5, 2, (9, 8), (3, 3), (1, 1), (1, 1)),
+    "3x3, stride 2": (2, 3, 1, (10, 7), (3, 3), (2, 2), (1, 1)),
+    "3x3, stride 2, phases": (1, 2, 3, (7, 9), (3, 3), (2, 2), (2, 0)),
+    "5x5": (1, 33, 1, (6, 11), (5, 5), (1, 1), (2, 3)),
+    "5x5, stride 2": (3, 2, 2, (13, 8), (5, 5), (2, 2), (3, 1)),
+    "7x7": (2, 3, 2, (8, 13), (7, 7), (1, 1), (3, 2)),
+    "7x7, no padding": (1, 2, 1, (7, 7), (7, 7)),
+    "1x1": (3, 7, 2, (5, 3), (1, 1)),
+    "1x1, stride 3": (1, 4, 1, (8, 7), (1, 1), (3, 2), (1, 0)),
+    "not square": (2, 3, 2, (9, 12), (2, 3), (1, 3), (2, 4), (2, 1)),
+    "dilation 2, stride 2": (1, 3, 1, (11, 10), (3, 3), (2, 2), (2, 3), (2, 2)),
+    "dilation 4, stride 6": (1, 2, 2, (21, 20), (4, 3), (6, 6), (5, 1), (4, 9)),
+    "1-D": (2, 5, 2, (1, 37), (1, 5), (1, 2), (0, 2)),
+    "31x31": (1, 2, 1, (20, 33), (31, 31), (1, 1), (15, 15)),
+    "several chunks": (3, 2, 1, (40, 51), (3, 3), (1, 1), (1, 1)),
+    "rows that no window reaches": (1, 2, 1, (10, 11), (3, 3), (4, 5)),
 }
+"""n, c, multiplier, extent, window, stride, padding, dilation."""
 
 
 def problem(case: str, dtype: str, layout: str) -> DepthwiseProblem:
-    return DepthwiseProblem(dtype, layout, **CASES[case])
+    return DepthwiseProblem(dtype, layout, *CASES[case])
 
 
 def shapes(p: DepthwiseProblem) -> dict[str, tuple[int, ...]]:

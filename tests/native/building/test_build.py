@@ -179,6 +179,8 @@ def test_sources_that_are_edited_during_a_build(sources, watched, forked):
 
 
 def test_no_kernels(tmp_path):
+    with pytest.raises(NativeError, match="cannot be read: No such file or directory; install msctx again"):
+        native.library(tmp_path / "empty")
     (tmp_path / "empty").mkdir()
     with pytest.raises(NativeError, match="no kernels are there; msctx is not installed completely"):
         native.library(tmp_path / "empty")

@@ -33,26 +33,16 @@ def refuses(*words):
     assert [word for word in words if str(word) not in text] == []
 
 
-def test_it_is_where_caches_of_users_are(monkeypatch, tmp_path):
-    monkeypatch.delenv("MSCTX_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cachedir.location() == tmp_path / "msctx"
-
-
-def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
+def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MSCTX_CACHE_DIR", "~/mine")
     assert cachedir.location() == tmp_path / "mine"
-
-
-def test_a_relative_path(monkeypatch):
     monkeypatch.setenv("MSCTX_CACHE_DIR", "cache")
     with pytest.raises(NativeError, match="MSCTX_CACHE_DIR=cache: is not an absolute path"):
         cachedir.folder()
-
-
-def test_no_home_folder(monkeypatch):
     monkeypatch.delenv("MSCTX_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cachedir.location() == tmp_path / "msctx"
     monkeypatch.setattr(cachedir, "user_cache_dir", lambda name: f"~/.cache/{name}")
     with pytest.raises(NativeError, match="no home folder; set MSCTX_CACHE_DIR"):
         cachedir.folder()
@@ -76,15 +66,11 @@ def test_looking_makes_nothing(cache):
     assert not cache.exists()
 
 
-@pytest.mark.parametrize(("bits", "who"), [(0o777, "its group and everybody"), (0o770, "its group"), (0o702, "everybody")])
-def test_a_folder_that_others_can_write(cache, bits, who):
+def test_a_folder_that_others_can_write_is_refused_and_one_that_they_can_read_is_used(cache):
     cache.mkdir()
-    cache.chmod(bits)
-    refuses(f"{cache}: can be written by {who},", f"chmod go-w {cache}")
-
-
-def test_a_folder_that_others_can_read_is_used(cache):
-    cache.mkdir()
+    for bits, who in ((0o777, "its group and everybody"), (0o770, "its group"), (0o702, "everybody")):
+        cache.chmod(bits)
+        refuses(f"{cache}: can be written by {who},", f"chmod go-w {cache}")
     cache.chmod(0o755)
     assert cachedir.folder() == cache
 
@@ -122,13 +108,11 @@ def test_a_symlink_is_followed_and_what_it_leads_to_is_checked(cache, tmp_path):
     refuses(f"{target.parent}: can be written by")
 
 
-def test_a_symlink_to_what_is_not_there_yet(cache, tmp_path):
+def test_symlinks_to_what_is_not_there_and_in_a_circle(cache, tmp_path):
     cache.symlink_to(tmp_path / "later")
     assert cachedir.existing() is None
     assert cachedir.folder() == tmp_path / "later"
-
-
-def test_symlinks_in_a_circle(cache):
+    cache.unlink()
     cache.symlink_to(cache)
     refuses(f"{cache}: Too many levels of symbolic links")
 

@@ -80,20 +80,17 @@ def test_another_system(monkeypatch):
     assert native.obstacle() == "the native core is built on Linux alone"
 
 
-@pytest.mark.parametrize(
-    ("cxx", "why"),
-    [
+def test_a_cxx_that_does_not_work_is_an_error_even_if_the_library_is_cached(sources, monkeypatch):
+    native.build(sources=sources)
+    for cxx, why in (
         ("/not/there/g++", "there is no such program"),
         ("false", "does not print a --version"),
         ("g++ '", "cannot be read as a command"),
-    ],
-)
-def test_a_cxx_that_does_not_work_is_told_and_not_passed_over(sources, monkeypatch, cxx, why):
-    native.build(sources=sources)
-    monkeypatch.setenv("CXX", cxx)
-    assert native.obstacle(sources).startswith(f"CXX={cxx}: {why}")
-    with pytest.raises(NativeError, match="correct CXX, or unset it"):
-        native.build(sources=sources)
+    ):
+        monkeypatch.setenv("CXX", cxx)
+        assert native.obstacle(sources).startswith(f"CXX={cxx}: {why}")
+        with pytest.raises(NativeError, match="correct CXX, or unset it"):
+            native.build(sources=sources)
 
 
 def test_a_cxx_with_arguments(sources, monkeypatch, watched):

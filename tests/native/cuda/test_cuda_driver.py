@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ SHAPES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def test_without_a_driver_it_is_said_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_the_error_names_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     driver._driver.cache_clear()
     monkeypatch.setattr(driver, "LIBRARY", "libnothing.so.1")
     with pytest.raises(NativeError, match=r"libnothing\.so\.1 cannot be loaded .*need an NVIDIA GPU and its driver"):
@@ -57,15 +56,12 @@ def test_the_shapes_meet_every_kernel() -> None:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Iterator[dict[str, driver.Kernels]]:
+def loaded() -> dict[str, driver.Kernels]:
     """By the name of a kernel, the module that holds it."""
     torch.zeros(1, device="cuda")  # makes the context
     arch = driver.arch()
     modules = {module: driver.Kernels(build.cubin(module, arch)) for module in {k.module for k in KERNELS.values()}}
-    yield {name: modules[kernel.module] for name, kernel in KERNELS.items()}
-    torch.cuda.synchronize()
-    for module in modules.values():
-        module.close()
+    return {name: modules[kernel.module] for name, kernel in KERNELS.items()}
 
 
 def run(
