@@ -75,7 +75,7 @@ def test_the_details_change_the_recipe_and_mean_nothing_without_it(device: str) 
         "fill_uninitialized_memory": {"torch.deterministic.fill_uninitialized_memory": False},
     }
     for detail, changed in switches.items():
-        value = [*changed.values()][0]
+        value = next(iter(changed.values()))
         found = planned({detail: value, "deterministic": "ON"}, on=device)
         assert found.assignments == ON[device] | changed
         assert {row.status for row in found.rows} == {"honoured"}

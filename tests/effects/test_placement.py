@@ -18,7 +18,11 @@ def test_activations_go_to_the_host_where_that_is_another_place() -> None:
     for device in ACCELERATORS:
         check(
             [
-                (device, {"memory_offload": "ON"}, {"memory_offload": ("approximated", {"models.saved_on_host": True}, always)}),
+                (
+                    device,
+                    {"memory_offload": "ON"},
+                    {"memory_offload": ("approximated", {"models.saved_on_host": True}, always)},
+                ),
                 (device, {"memory_offload": "OFF"}, {"memory_offload": ("honoured", {"models.saved_on_host": False}, "")}),
             ]
         )
