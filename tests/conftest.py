@@ -40,6 +40,22 @@ _slow = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.Hea
 hypothesis.settings.register_profile("msctx", _slow)
 hypothesis.settings.load_profile("msctx")
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Properties are in both tiers: the quick one draws a tenth of their examples, ``-m full`` all of them."""
+    properties = {item.obj: None for item in items if hypothesis.is_hypothesis_test(getattr(item, "obj", None))}
+    if config.option.markexpr != "full":
+        for function in properties:
+            found = function._hypothesis_internal_use_settings
+            few = max(10, found.max_examples // 10)
+            function._hypothesis_internal_use_settings = hypothesis.settings(found, max_examples=few)
+    else:
+        for item in items:
+            if getattr(item, "obj", None) in properties:
+                item.add_marker("full")
+
+
 ROOT = Path(__file__).resolve().parents[1]
 context_module = importlib.import_module("msctx.context")  # the attribute msctx.context is the function
 
