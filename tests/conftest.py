@@ -21,6 +21,7 @@ import pytest
 import sklearn.datasets  # noqa: F401 (sets OpenMP's variables when it is first loaded: here, not inside a test)
 import torch
 from interpreter import Interpreter
+from old_precision import old_flags, precision_nodes, put_precision_back
 from torch import _C
 from torch.nn.modules import module as nn_module
 
@@ -44,16 +45,16 @@ hypothesis.settings.load_profile("msctx")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Properties are tried in both tiers: on all their examples by `make test-all`, on a fifth of them by `make test`."""
-    tier = config.option.markexpr
-    for test in {item.function for item in items if isinstance(item, pytest.Function) and hasattr(item.function, "hypothesis")}:
-        whole = test._hypothesis_internal_use_settings
-        if tier == "not full":
-            count = max(10, whole.max_examples // 5)
-            test._hypothesis_internal_use_settings = hypothesis.settings(whole, max_examples=count)
-    if tier == "full":
+    """Properties are in both tiers: the quick one draws a tenth of their examples, ``-m full`` all of them."""
+    properties = {item.obj: None for item in items if hypothesis.is_hypothesis_test(getattr(item, "obj", None))}
+    if config.option.markexpr != "full":
+        for function in properties:
+            found = function._hypothesis_internal_use_settings
+            few = max(10, found.max_examples // 10)
+            function._hypothesis_internal_use_settings = hypothesis.settings(found, max_examples=few)
+    else:
         for item in items:
-            if isinstance(item, pytest.Function) and hasattr(item.function, "hypothesis"):
+            if getattr(item, "obj", None) in properties:
                 item.add_marker("full")
 
 
@@ -78,40 +79,6 @@ NOT_COMPARED = {
     "env.NCCL_ALGO",  # `msctx run` sets it for the process, as other variables
     "env.TORCHINDUCTOR_CACHE_DIR",  # Dynamo sets it when it is loaded
 }
-NODES = [("generic", "all"), *((b, op) for b in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn"))]
-
-
-def precision_nodes() -> dict[str, str]:
-    """Each node's own value; a getter shows what a node inherits, so the parents step aside one after the other."""
-    get, put = _C._get_fp32_precision_getter, _C._set_fp32_precision_setter
-    own = {"generic.all": get("generic", "all")}
-    put("generic", "all", "none")
-    for backend in ("cuda", "mkldnn"):
-        own[f"{backend}.all"] = get(backend, "all")
-        put(backend, "all", "none")
-        own |= {f"{backend}.{op}": get(backend, op) for op in ("matmul", "conv", "rnn")}
-        put(backend, "all", own[f"{backend}.all"])
-    put("generic", "all", own["generic.all"])
-    return own
-
-
-def old_flags() -> tuple[str | None, bool | None]:
-    """The old precision API's own flags; ``None`` where both APIs were mixed and the getter raises."""
-    found: list[Any] = []
-    for getter in (_C._get_float32_matmul_precision, _C._get_cudnn_allow_tf32):
-        try:
-            found.append(getter())
-        except RuntimeError:
-            found.append(None)
-    return found[0], found[1]
-
-
-def put_precision_back(flags: tuple[str | None, bool | None], nodes: dict[str, str]) -> None:
-    for setter, value in zip((_C._set_float32_matmul_precision, _C._set_cudnn_allow_tf32), flags, strict=True):
-        if value is not None:
-            setter(value)
-    for backend, op in NODES:
-        _C._set_fp32_precision_setter(backend, op, nodes[f"{backend}.{op}"])
 
 
 def inductor_flag() -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""A made-up library for the tests of apply.py."""
+"""A made-up library for the tests of ledger.py."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the tests of apply.py share: a made-up library with globals, and switches that move them."""
+"""What the tests of ledger.py share: a made-up library with globals, and switches that move them."""
 
 import dataclasses
 from collections.abc import Callable

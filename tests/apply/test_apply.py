@@ -1,4 +1,4 @@
-"""apply.py: exact restore on every way out, changes by others, the base, and one thread at a time."""
+"""ledger.py: exact restore on every way out, changes by others, the base, and one thread at a time."""
 
 import warnings
 from collections.abc import Callable

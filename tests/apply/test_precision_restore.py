@@ -1,14 +1,14 @@
 """The precision switches are restored exactly from any state that programs bring about with torch's APIs, old and new."""
 
-import textwrap
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from context_helpers import Passes, State
 from fake_switches import Held
-from old_precision import old_getters
+from old_precision import old_flags, old_getters, precision_nodes, put_precision_back
 
 import msctx
 from msctx.context import ledger
@@ -54,11 +54,12 @@ def start(request: pytest.FixtureRequest, torch_as_found: None) -> str:
 
 
 @pytest.mark.parametrize("start", STARTS, indirect=True)
-@pytest.mark.parametrize("value", [True, False])
-@pytest.mark.parametrize("names", [TF32[:1], TF32[1:], TF32], ids=["conv", "matmul", "both"])
-def test_tf32_is_exactly_restored_from_any_state(
-    held: Held, exact_state: State, start: str, value: bool, names: tuple[str, ...]
-) -> None:
+def test_tf32_is_exactly_restored_from_any_state(held: Held, exact_state: State, start: str) -> None:
+    for names, value in product((TF32[:1], TF32[1:], TF32), (True, False)):
+        check_that_it_is_restored(held, exact_state, names, value)
+
+
+def check_that_it_is_restored(held: Held, exact_state: State, names: tuple[str, ...], value: bool) -> None:
     before, getters = exact_state(), old_getters()
     with held(dict.fromkeys(names, value)):
         state = msctx.state()
@@ -110,12 +111,16 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("start", STARTS, indirect=True)
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-@pytest.mark.parametrize("seen", [False, True], ids=["", "after flags()"])
-def test_the_old_api_answers_where_it_did_and_for_what_was_asked(
-    held: Held, start: str, asked: dict[str, bool], seen: bool
-) -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_the_old_api_answers_where_it_did_and_for_what_was_asked(held: Held, torch_as_found: None, start: str) -> None:
+    found = old_flags(), precision_nodes()
+    for asked, seen in product(ASKED, (False, True)):
+        STARTS[start]()
+        check_answers(held, asked, seen=seen)
+        put_precision_back(*found)
+
+
+def check_answers(held: Held, asked: dict[str, bool], *, seen: bool) -> None:
     """Inside a scope, and after it, beside the whole recipe of determinism; and what was asked holds, whoever used flags()."""
     before = answers() if seen else {}
     options = {"deterministic": "ON", **asked}
@@ -125,7 +130,7 @@ def test_the_old_api_answers_where_it_did_and_for_what_was_asked(
         state = msctx.state()
     after = answers()
     lost = [name for name, answered in before.items() if answered and not (inside[name] and after[name])]
-    assert not lost
+    assert not lost, (asked, seen)
     about = {
         "conv_allow_tf32": ("torch.cudnn.allow_tf32", "cudnn."),
         "matmul_allow_tf32": ("torch.cuda.matmul.allow_tf32", "matmul"),
@@ -149,11 +154,6 @@ def test_matrix_products_keep_theirs_while_a_parent_must_not_allow_convolutions(
     assert matmul.fp32_precision == "tf32"
 
 
-@pytest.mark.parametrize("mode", ["force_fp16", "allow_mix_precision_bf16", "must_keep_origin_dtype"])
-def test_a_precision_mode_touches_none_of_these_flags(mode: str) -> None:
-    assert set(msctx.explain({"precision_mode": mode}, device="cuda").assignments) == {"native.precision.cuda"}
-
-
 PRISTINE = """
 import warnings, torch, msctx
 from msctx.context import ledger
@@ -167,31 +167,21 @@ if not follows_generic():
 """
 
 
-def from_a_start_of_its_own(passes: Passes, code: str) -> None:
-    if passes(PRISTINE + textwrap.dedent(code)) == "set from the start\n":
+def test_cudnns_first_state_stays_or_is_restored_or_the_loss_is_reported(passes: Passes) -> None:
+    """Exact, or reported: by a warning, or in the plan; never a silent difference."""
+    code = """
+msctx.state()
+assert follows_generic(), "reading the state wrote a node"
+ledger.undo(ledger.apply({"torch.cuda.matmul.allow_tf32": True}, "one"))
+assert follows_generic(), "the switch for matmul wrote cuDNN's nodes"
+ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": True}, "one"))
+assert follows_generic(), "nothing was to be written: it was True already"
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": False}, "one"))
+(row,) = msctx.explain({"gpu_config": {"conv_allow_tf32": False}}, device="cuda").rows
+honest = told or "no longer reaches cuDNN" in row.reason
+assert follows_generic() or honest, "torch.backends.fp32_precision no longer reaches cuDNN, and nobody said so"
+"""
+    if passes(PRISTINE + code) == "set from the start\n":
         pytest.skip("this torch has cuDNN's nodes set from the start, and can set them to that again")
-
-
-def test_a_scope_that_changes_nothing_leaves_a_fresh_process_fresh(passes: Passes) -> None:
-    code = """
-        msctx.state()
-        assert follows_generic(), "reading the state wrote a node"
-        ledger.undo(ledger.apply({"torch.cuda.matmul.allow_tf32": True}, "one"))
-        assert follows_generic(), "the switch for matmul wrote cuDNN's nodes"
-        ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": True}, "one"))
-        assert follows_generic(), "nothing was to be written: it was True already"
-    """
-    from_a_start_of_its_own(passes, code)
-
-
-def test_cudnns_first_state_is_restored_or_it_is_told(passes: Passes) -> None:
-    """Exact, or said so: on the switch, by a warning, or in the plan; never a silent difference."""
-    code = """
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": False}, "one"))
-        (row,) = msctx.explain({"gpu_config": {"conv_allow_tf32": False}}, device="cuda").rows
-        honest = told or "no longer reaches cuDNN" in row.reason
-        assert follows_generic() or honest, "torch.backends.fp32_precision no longer reaches cuDNN, and nobody said so"
-    """
-    from_a_start_of_its_own(passes, code)

@@ -3,7 +3,6 @@
 import random
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -161,24 +160,3 @@ def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dic
     with ctx:
         assert watched.models() == [model]
     assert watched.models() == []
-
-
-def test_a_forked_process_keeps_the_scopes_of_other_threads(passes: Callable[..., str]) -> None:
-    """It was born with what is in force there."""
-    assert (
-        passes("""
-    import os, torch, msctx
-    from concurrent.futures import ThreadPoolExecutor
-    from msctx.memory import watched
-
-    model, ctx = torch.nn.Conv2d(1, 1, 1), msctx.context()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(ctx.watch(model).__enter__).result()
-        if os.fork() == 0:
-            msctx.reset_context()
-            os._exit(watched.models() != [model])
-        print(os.waitstatus_to_exitcode(os.wait()[1]))
-        pool.submit(ctx.__exit__).result()
-    """)
-        == "0\n"
-    )

@@ -1,6 +1,7 @@
 """Other processes: contexts bound into spawned ones, and what a forked one can do with those it inherits."""
 
 import multiprocessing
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -72,10 +73,10 @@ def child(function):
 """
 
 
-def test_a_forked_child_can_enter_contexts(passes: Passes) -> None:
+def test_forked_children_enter_contexts_and_keep_what_they_are_born_with(passes: Passes) -> None:
     passes(
         FORK
-        + _dedent("""
+        + textwrap.dedent("""
         def enter():
             before = msctx.state()
             with msctx.context(deterministic="ON", max_call_depth=2000) as ctx:
@@ -117,6 +118,31 @@ def test_a_forked_child_can_enter_contexts(passes: Passes) -> None:
         child(take_over)
         leave.set()
         thread.join()
+
+        import warnings
+        # OpenMP's pool does not survive a fork: torch gives a worker one thread, and computing with more would hang it
+        (torch.ones(4_000_000) + 1).sum()  # the parent has used its pool
+        ctx = msctx.context(runtime_num_threads=2)
+        def work():
+            torch.set_num_threads(1)  # as torch's DataLoader does
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                with ctx:
+                    assert (torch.ones(4_000_000) + 1).sum() == 8_000_000
+            assert told, "runtime_num_threads=2 was dropped in silence"
+        child(work)
+
+        from concurrent.futures import ThreadPoolExecutor
+        from msctx.memory import watched
+
+        model, theirs = torch.nn.Conv2d(1, 1, 1), msctx.context()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(theirs.watch(model).__enter__).result()
+            def keep():  # it was born with what is in force there
+                msctx.reset_context()
+                assert watched.models() == [model]
+            child(keep)
+            pool.submit(theirs.__exit__).result()
     """)
     )
 
@@ -126,7 +152,7 @@ def test_a_forked_child_can_enter_contexts(passes: Passes) -> None:
 def test_a_fork_while_another_thread_is_inside_msctx(passes: Passes, lock: str) -> None:
     passes(
         FORK
-        + _dedent(f"""
+        + textwrap.dedent(f"""
         msctx.get_context("seed")
         locked, release = threading.Event(), threading.Event()
         def hold():
@@ -146,29 +172,3 @@ def test_a_fork_while_another_thread_is_inside_msctx(passes: Passes, lock: str) 
         thread.join()
     """)
     )
-
-
-def test_threads_are_not_raised_in_a_forked_child(passes: Passes) -> None:
-    """OpenMP's pool does not survive a fork: torch gives a worker one thread, and computing with more would hang."""
-    passes(
-        FORK
-        + _dedent("""
-        import warnings
-        (torch.ones(4_000_000) + 1).sum()  # the parent has used its pool
-        ctx = msctx.context(runtime_num_threads=2)
-        def work():
-            torch.set_num_threads(1)  # as torch's DataLoader does
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                with ctx:
-                    assert (torch.ones(4_000_000) + 1).sum() == 8_000_000
-            assert told, "runtime_num_threads=2 was dropped in silence"
-        child(work)
-    """)
-    )
-
-
-def _dedent(code: str) -> str:
-    import textwrap
-
-    return textwrap.dedent(code)

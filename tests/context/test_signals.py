@@ -129,7 +129,7 @@ def enter(kind, watch):
 for kind in KINDS:
     enter(kind, True)
 found, raised = msctx.state(), 0
-for kind in KINDS * 25:
+for kind in KINDS * 5:
     for watch in (False, True):
         signal.signal(signal.SIGALRM, expire)
         try:
@@ -145,7 +145,7 @@ for kind in KINDS * 25:
         left = msctx.diff(found, msctx.state())
         assert not left, (kind, watch, left)
         assert not (stack.scopes or ledger._ledger or BASE.scopes or +models.OPEN or choices._early), (kind, watch)
-assert raised > 50, f"{raised}: the storm did not come"
+assert raised > 20, f"{raised}: the storm did not come"
 """
 
 

@@ -152,7 +152,7 @@ def test_a_text_of_the_users_that_torch_refused_stays_the_users(user: Callable[[
     assert (text(), in_effect()) == ("expandable_segments:yes", before)
 
 
-@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", pytest.param("PYTORCH_CUDA_ALLOC_CONF", marks=pytest.mark.full)])
 def test_the_variables_are_the_users_own(variable: str, passes: Callable[..., str]) -> None:
     code = f"""
         from torch import _C
