@@ -147,37 +147,25 @@ def test_a_backward_pass_after_the_block_computes_in_the_dtype_of_the_forward_pa
         assert {d for dtypes in products for d in dtypes} == {low}, name
 
 
-def test_float64_and_integers_are_left():
-    x, n = torch.randn(4, 4, dtype=torch.float64), torch.arange(16).view(4, 4)
-    with msctx.context(precision_mode="force_fp16"), Recorded() as seen:
-        assert (x @ x).dtype == torch.float64
-        assert (n @ n).dtype == torch.int64
-        assert torch.view_as_complex(torch.randn(4, 2)).exp().dtype == torch.complex64
-    assert seen.casts == 0
-
-
-def test_a_dtype_of_the_call_is_the_callers_word():
-    x = torch.randn(4, 4).bfloat16()
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        assert torch.sum(x, 0, dtype=torch.bfloat16).dtype == torch.bfloat16
-        assert torch.softmax(x, 0, dtype=torch.float64).dtype == torch.float64
-        assert torch.sum(x, 0).dtype == torch.float32
-
-
-def test_inputs_of_several_dtypes():
-    low, full = torch.randn(4, 4).bfloat16(), torch.randn(4, 4)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        assert torch.addcmul(low, full, low).dtype == torch.float32
-        assert torch.cat([low, full]).dtype == torch.float32
-        assert (low @ full).dtype == torch.bfloat16
-        assert (low + full).dtype == torch.float32
-
-
-def test_in_place_operators_keep_their_tensor():
-    x = torch.randn(4, 4)
+def test_what_is_left_and_what_mixed_inputs_become():
+    double, n, full = torch.randn(4, 4, dtype=torch.float64), torch.arange(16).view(4, 4), torch.randn(4, 4)
+    low = full.bfloat16()
     with msctx.context(precision_mode="force_fp16"):
-        x.mul_(2).add_(torch.ones(4, 4).half())
-    assert x.dtype == torch.float32
+        with Recorded() as seen:
+            assert (double @ double).dtype == torch.float64
+            assert (n @ n).dtype == torch.int64
+            assert torch.view_as_complex(torch.randn(4, 2)).exp().dtype == torch.complex64
+        assert seen.casts == 0
+        assert full.clone().mul_(2).add_(torch.ones(4, 4).half()).dtype == FP32, "in place it keeps its dtype"
+        assert torch.softmax(full, -1, dtype=FP32).dtype == FP32, "a dtype of the call is the caller's word"
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        assert torch.sum(low, 0).dtype == FP32
+        assert torch.sum(low, 0, dtype=BF16).dtype == BF16
+        assert torch.softmax(low, 0, dtype=torch.float64).dtype == torch.float64
+        assert [found.dtype for found in (torch.addcmul(low, full, low), torch.cat([low, full]), low + full)] == [FP32] * 3
+        assert (low @ full).dtype == BF16
+        for empty in ((0, 4), (4, 0)):
+            assert fn.linear(torch.randn(*empty), torch.randn(3, empty[1])).dtype == BF16
 
 
 def test_batch_statistics_are_still_updated():
@@ -188,13 +176,6 @@ def test_batch_statistics_are_still_updated():
             y = norm(torch.randn(8, 4) + 3)
         assert y.dtype == (torch.float16 if mode == "force_fp16" else torch.float32)
         assert not torch.equal(norm.running_mean, before)
-
-
-@pytest.mark.parametrize("empty", [(0, 4), (4, 0)])
-def test_empty_tensors(empty):
-    x = torch.randn(*empty)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        assert fn.linear(x, torch.randn(3, empty[1])).dtype == torch.bfloat16
 
 
 without_float16_unit = pytest.mark.skipif("amx_fp16" in Path("/proc/cpuinfo").read_text(), reason="oneDNN computes them here")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from convs import GEMM, PLANE, REFERENCE, asking, assert_near, conv, in_float64
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional as fn
 
 import msctx
@@ -44,17 +43,6 @@ def test_gradcheck_and_gradgradcheck(problem: Any, options: dict[str, str]) -> N
         assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
     assert {row.provider for row in ctx.choices()} == {"msctx"}
     assert {row.direction for row in ctx.choices()} == {"fprop", "dgrad", "wgrad"}
-
-
-@each_options
-def test_forward_mode(options: dict[str, str]) -> None:
-    x, w, b, _ = PLANE.tensors(torch.float64)
-    dx, dw = torch.randn_like(x), torch.randn_like(w)
-    with msctx.context(**options, fallback="error") as ctx, forward_ad.dual_level():
-        y = fn.conv2d(forward_ad.make_dual(x, dx), forward_ad.make_dual(w, dw), b, padding=1)
-        tangent = forward_ad.unpack_dual(y).tangent
-    torch.testing.assert_close(tangent, fn.conv2d(dx, w, padding=1) + fn.conv2d(x, dw, padding=1))
-    assert ran(ctx) == {("fprop", options["conv_fprop_algo"])}
 
 
 # --- torch.func -------------------------------------------------------------------------------------------------------
