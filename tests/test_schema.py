@@ -19,7 +19,7 @@ from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, is_dictionary, make_layer
 from msctx.options.conv_rules import RulesKind
 from msctx.options.grammars import PartsKind
-from msctx.options.kinds import BoolKind, ChoiceKind, FlagKind, MemoryKind, OnOffKind, TextKind, YamlWord
+from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord
 from msctx.options.layers import presets
 from msctx.options.operators import OperatorsKind
 from msctx.options.yamlfile import load, scalar
@@ -52,10 +52,8 @@ def nested(path: str, value: Any) -> Any:
 def written(option: Option) -> list[Any]:
     """Every value of an option that the reference names: allowed ones, other words for them, the default, the example."""
     kind = option.kind
-    closed = [*option.choices, *kind.aliases] if isinstance(kind, ChoiceKind) else []
-    if isinstance(kind, BoolKind | OnOffKind | FlagKind):
-        words = [True, False, *map(YamlWord, ("on", "OFF", "Yes", "no"))]
-        closed = words if isinstance(kind, BoolKind) else [*words, 0, 1, "ON", "OFF"]
+    closed = kind.schema().get("enum", [True, False]) if isinstance(kind, ValueKind) else []
+    closed += [YamlWord(word) for word in ("on", "OFF", "Yes", "no") if kind in (BOOL, ON_OFF, FLAG)]
     return [*closed, option.example, example_of(option), *([option.default] if option.default is not UNSET else [])]
 
 

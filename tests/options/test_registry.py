@@ -220,7 +220,7 @@ def test_the_text_of_an_error() -> None:
         make_layer({"determinstic": "ON", "conv_allow_tf32": "no"}, "train.py:12")
     assert str(error.value) == (
         "train.py:12  determinstic: unknown option; did you mean deterministic?\n"
-        "train.py:12  conv_allow_tf32: 'no' is not a boolean\n"
+        "train.py:12  conv_allow_tf32: 'no' is not one of the values\n"
         "      allowed: true, false\n"
         "2 problems; nothing was changed."
     )
@@ -472,7 +472,7 @@ def test_the_keys_of_a_file_are_options_with_their_place(tmp_path: Path) -> None
         "env_config_path": (str(path), ""),
         "env_config_path.rdr.enable": (True, "env_config_path"),
         "env_config_path.rdr.mode": (2, "env_config_path"),
-        "env_config_path.sys.mem_reuse": (False, "env_config_path"),
+        "env_config_path.sys.mem_Reuse": (False, "env_config_path"),
     }
     assert layer.settings["env_config_path.rdr.mode"].origin == f"{path}:2:11"
 
