@@ -17,7 +17,7 @@ from samples import values
 from torch import _C
 
 from msctx.options import OPTIONS, Option, device_of
-from msctx.options.kinds import BoolKind, FlagKind, IntKind, MemoryKind, ShareKind
+from msctx.options.kinds import BOOL, FLAG, IntKind, MemoryKind, ShareKind, ValueKind
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
 
@@ -187,10 +187,8 @@ def _values_of(option: Option, targets: Sequence[str]) -> st.SearchStrategy[Any]
         return st.sampled_from(targets)
     some = st.sampled_from(values(option))
     match option.kind:
-        case BoolKind():
-            return st.booleans()
-        case FlagKind():
-            return st.integers(0, 1)
+        case ValueKind() as kind if kind in (BOOL, FLAG):
+            return st.sampled_from(kind.choices)
         case IntKind(minimum=low, maximum=high):
             least = low or 0
             return st.integers(least, min(SMALL.get(option.name, least + 2), 2**62 if high is None else high))

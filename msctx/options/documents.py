@@ -7,23 +7,22 @@ after a place where JSON itself breaks off is nothing more found.
 from __future__ import annotations
 
 import json
-import math
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed has it not
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path as File
-from typing import Any, Protocol
+from typing import Any
 
-from msctx.errors import Diagnostic, Mark
-from msctx.options.kinds import INVALID, show
+from msctx.errors import Diagnostic, FileError, Mark
+from msctx.options.kinds import show
 
 Path = tuple[str | int, ...]
+Span = tuple[int, int]
 
-_DEPTH = 50
-"""How deep brackets may nest: far more than any format has, and far less than Python's stack."""
 _LONGEST = 400
 """A longer line is not shown in messages: a minified file is one line of megabytes."""
 
@@ -63,34 +62,19 @@ def read_file(path: str) -> tuple[str, str]:
         return "", str(error)
 
 
-class Format(Protocol):
-    """How a file, or a text, that an option holds is read."""
-
-    @property
-    def is_file(self) -> bool:
-        """Whether the option's value is the path of a file with this content, or the content itself."""
-
-    def parse(self, text: str, file: str) -> Parsed:
-        """Read the content; never raises for what is in it. *file* is how places name it."""
-
-
 class Source:
     """A text that is being read: it keeps the places of what is found, and collects what is wrong."""
 
     def __init__(self, text: str, file: str) -> None:
         self.file, self.text = file, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-        self.values: dict[Path, tuple[int, int]] = {}
-        self.keys: dict[Path, tuple[int, int]] = {}
+        self.values: dict[Path, Span] = {}
+        self.keys: dict[Path, Span] = {}
         self.problems: list[Diagnostic] = []
         self._lines = [0, *(newline.end() for newline in re.finditer("\n", self.text))]
 
-    def line(self, at: int) -> int:
-        """The number of the line that holds an offset."""
-        return bisect_right(self._lines, at)
-
     def place(self, start: int, end: int) -> Mark:
         """The place of what stands between two offsets."""
-        number = self.line(start)
+        number = bisect_right(self._lines, start)
         first = self._lines[number - 1]
         last = self._lines[number] - 1 if number < len(self._lines) else len(self.text)
         shown = "" if last - first > _LONGEST else self.text[first:last]
@@ -106,17 +90,28 @@ class Source:
             found = self.values.get(path)
         return self.place(*found or (0, 0))
 
-    def report(self, path: Path, span: tuple[int, int], text: str, *, allowed: str = "", suggestion: str = "") -> None:
-        problem = Diagnostic(dotted(path), text, allowed=allowed, suggestion=suggestion, mark=self.place(*span))
-        self.problems.append(problem)
+    def report(self, path: Path, span: Span, text: str, *, allowed: str = "", suggestion: str = "") -> None:
+        place = self.place(*span)
+        self.problems.append(Diagnostic(dotted(path), text, allowed=allowed, suggestion=suggestion, mark=place))
 
-    def add_key(self, path: Path, start: int, end: int) -> bool:
-        """Note where a key stands; one that stands twice is a problem, and the answer is ``False``."""
+    def add(self, path: Path, key: Span, value: Span | None = None) -> bool:
+        """Note where a key and its value stand; one that stands twice is a problem, and the answer is ``False``."""
         if path in self.keys:
-            self.report(path, (start, end), f"stands twice; first on line {self.line(self.keys[path][0])}")
+            self.report(path, key, f"stands twice; first on line {self.place(*self.keys[path]).line}")
             return False
-        self.keys[path] = start, end
+        self.keys[path] = key
+        self.values[path] = value or key
         return True
+
+    def add_list(self, path: Path, text: str, start: int) -> list[str]:
+        """What commas separate in a text that begins at an offset, each part with its place and without blanks."""
+        found: list[str] = []
+        for piece in text.split(","):
+            at = start + len(piece) - len(piece.lstrip())
+            self.values[(*path, len(found))] = at, at + len(piece.strip())
+            found.append(piece.strip())
+            start += len(piece) + 1
+        return found
 
     def lines(self) -> Iterator[tuple[str, int]]:
         """Every line that holds more than blanks or a comment, and the offset at which it begins."""
@@ -128,8 +123,9 @@ class Source:
         return Parsed(data, self.mark, in_order(self.problems))
 
 
-def dotted(path: Path) -> str:
-    return ".".join(map(str, path))
+def dotted(path: tuple[Any, ...]) -> str:
+    """A path of keys as one name; keys of a user's dictionary may be anything."""
+    return ".".join(str(key) if isinstance(key, str | int) else show(key) for key in path)
 
 
 def in_order(problems: list[Diagnostic]) -> list[Diagnostic]:
@@ -137,154 +133,64 @@ def in_order(problems: list[Diagnostic]) -> list[Diagnostic]:
     return sorted(problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
 
 
-def pieces(text: str, start: int, separator: str) -> Iterator[tuple[str, int]]:
-    """The parts of a text that begins at offset *start*, each without the blanks around it and with its own offset."""
-    for piece in text.split(separator):
-        yield piece.strip(), start + len(piece) - len(piece.lstrip())
-        start += len(piece) + len(separator)
-
-
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
-_BLANK = re.compile(r"[ \t\n]*")
-_WORD = re.compile(r"[\w.+-]+")
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
+_HINTS = {"'": "JSON knows double quotes only", "/": "JSON has no comments", "#": "JSON has no comments"}
 
 
 def parse_json(text: str, file: str, *, comments: bool = False) -> Parsed:
-    """Read JSON; where it is not JSON, the data is an empty dictionary.
+    """Read JSON; where it is not JSON, the data is an empty dictionary. Places are looked up only when they are asked for.
 
     Args:
         comments: allow ``// …``, ``/* … */`` and ``# …``, which JSON itself does not have.
     """
     source = Source(text, file)
+    text = _STRING_OR_COMMENT.sub(_blanked, source.text) if comments else source.text
+    twice: list[str] = []
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        twice.extend(key for key, count in Counter(key for key, _ in found).items() if count > 1)
+        return dict(found)
+
+    @cache
+    def document() -> Any:
+        from msctx.options import yamlfile
+
+        with suppress(FileError):  # what YAML cannot read of JSON: keys of a thousand letters …
+            return yamlfile.parse(text.replace("\t", " "), file, collect=True)
+        return source
+
+    def mark(path: Path) -> Mark | None:
+        found: Mark | None = document().mark(path)
+        return source.place(0, 0) if found is None else found if len(found.text) <= _LONGEST else replace(found, text="")
+
     try:
-        data = _Json(source, comments).read()
-    except _NotJson as error:
-        at = min(error.at, len(source.text.rstrip()))  # not the empty line after the last one
-        source.report((), (at, at + error.width), f"this is not JSON: {error.text}", suggestion=error.suggestion)
-        data = {}
-    return source.parsed(data)
+        data = json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        _not_json(source, text, error)
+        return source.parsed({})
+    except (ValueError, RecursionError):
+        source.report((), (0, 1), "nested too deeply, or a number of thousands of digits")
+        return source.parsed({})
+    if twice and not (problems := [p for p in document().problems if p.text.startswith("stands twice")]):
+        problems = [Diagnostic(twice[0], "stands twice", mark=mark(()))]
+    return Parsed(data, mark, problems if twice else [])
 
 
-class _NotJson(Exception):
-    def __init__(self, at: int, text: str, suggestion: str = "", width: int = 1) -> None:
-        super().__init__(text)
-        self.at, self.text, self.suggestion, self.width = at, text, suggestion, width
-
-
-class _Json:
-    """Reads JSON by its grammar: ``json`` alone reports neither where a value stands nor that a key stands twice."""
-
-    def __init__(self, source: Source, comments: bool) -> None:
-        self.source, self.comments = source, comments
-        self.text = _STRING_OR_COMMENT.sub(_blanked, source.text) if comments else source.text
-
-    def read(self) -> Any:
-        at = self._skip(0)
-        if at == len(self.text):
-            raise _NotJson(at, "there is nothing in it")
-        data, at = self._value(at, ())
-        if (at := self._skip(at)) < len(self.text):
-            raise self._unexpected(at, "nothing may follow the value")
-        return data
-
-    def _skip(self, at: int) -> int:
-        blank = _BLANK.match(self.text, at)
-        return blank.end() if blank else at
-
-    def _is(self, at: int, sign: str) -> bool:
-        return self.text[at : at + 1] == sign
-
-    def _value(self, at: int, path: Path) -> tuple[Any, int]:
-        if len(path) > _DEPTH:
-            raise _NotJson(at, f"nested more than {_DEPTH} levels deep")
-        read = {"{": self._object, "[": self._list, '"': self._text}.get(self.text[at : at + 1], self._word)
-        value, end = read(at, path)
-        self.source.values.setdefault(path, (at, end))
-        return value, end
-
-    def _object(self, at: int, path: Path) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
-
-        def pair(at: int) -> int:
-            if not self._is(at, '"'):
-                raise self._unexpected(at, 'a key in "double quotes" is missing')
-            key, end = self._text(at, path)
-            self.source.add_key((*path, key), at, end)
-            if not self._is(colon := self._skip(end), ":"):
-                raise self._unexpected(colon, "a colon is missing after the key")
-            value, end = self._value(self._skip(colon + 1), (*path, key))
-            found.setdefault(key, value)
-            return end
-
-        return found, self._items(at, "}", pair)
-
-    def _list(self, at: int, path: Path) -> tuple[list[Any], int]:
-        found: list[Any] = []
-
-        def item(at: int) -> int:
-            value, end = self._value(at, (*path, len(found)))
-            found.append(value)
-            return end
-
-        return found, self._items(at, "]", item)
-
-    def _items(self, at: int, closing: str, read: Callable[[int], int]) -> int:
-        """Read what stands between brackets; returns the offset behind them."""
-        at = self._skip(at + 1)
-        while not self._is(at, closing):
-            at = self._skip(read(at))
-            if self._is(at, ","):
-                comma, at = at, self._skip(at + 1)
-                if self._is(at, closing):
-                    raise _NotJson(comma, f"no comma may stand before {closing}", "remove the comma")
-            elif not self._is(at, closing):
-                raise self._unexpected(at, f"a comma or {closing} is missing")
-        return at + 1
-
-    def _text(self, at: int, path: Path) -> tuple[str, int]:
-        try:
-            text, end = scanstring(self.text, at + 1, True)
-        except json.JSONDecodeError as error:
-            what = error.msg.removesuffix(" at").removesuffix(" starting").lower()
-            raise _NotJson(error.pos, what) from None
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            self.source.report(path, (at, end), "half of a surrogate pair is not a character")
-            text = text.encode(errors="replace").decode()
-        return text, end
-
-    def _word(self, at: int, path: Path) -> tuple[Any, int]:
-        if not (match := _WORD.match(self.text, at)):
-            raise self._unexpected(at, "a value is missing")
-        word, end = match[0], match.end()
-        try:
-            value = json.loads(word, parse_constant=_refuse)
-        except json.JSONDecodeError:
-            shown = word if len(word) < 40 else f"{word[:40]}…"
-            quoted = _PYTHON.get(word) or (f'"{word}"' if len(word) < 40 else "")
-            raise _NotJson(at, f"{shown} is neither a number nor quoted text", quoted, end - at) from None
-        except ValueError:  # Python refuses to read numbers of thousands of digits
-            value = math.inf
-        if isinstance(value, float) and math.isinf(value):
-            self.source.report(path, (at, end), "the number is too large")
-            value = INVALID
-        return value, end
-
-    def _unexpected(self, at: int, text: str) -> _NotJson:
-        sign = self.text[at : at + 1]
-        if sign == "'":
-            return _NotJson(at, text, "JSON knows double quotes only")
-        if sign and sign in "/#":
-            hint = "/* is never closed" if self.comments else "JSON has no comments"
-            return _NotJson(at, text, hint)
-        return _NotJson(at, text)
-
-
-def _refuse(word: str) -> Any:
-    """NaN and the infinities, which Python would read, are not JSON."""
-    raise json.JSONDecodeError("no number", word, 0)
+def _not_json(source: Source, text: str, error: json.JSONDecodeError) -> None:
+    end = len(text.rstrip())
+    at = min(error.pos, end)  # not the empty line after the last one
+    what, hint = error.msg.partition(":")[0].lower(), _HINTS.get(text[at : at + 1], "")
+    if comma := re.compile(r",\s*[]}]").match(text, text.rfind(",", 0, at + 1)):
+        at, what, hint = comma.start(), f"no comma may stand before {comma[0][-1]}", "remove the comma"
+    word = re.compile(r"[A-Za-z]\w{0,40}").match(text, at)
+    width = len(word[0]) if word else 1
+    if word:
+        hint = {"True": "true", "False": "false", "None": "null"}.get(word[0], f'"{word[0]}"')
+    source.report(
+        (), (at, at + width), f"this is not JSON: {what if text.strip() else 'there is nothing in it'}", suggestion=hint
+    )
 
 
 def _blanked(match: re.Match[str]) -> str:
@@ -292,54 +198,102 @@ def _blanked(match: re.Match[str]) -> str:
     return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
 
 
-# --- lines of key=value -----------------------------------------------------------------------------------------------
+# --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def parse_ini(text: str, file: str, *, first: str | None = None, flat: bool = False, lists: Container[str] = ()) -> Parsed:
+def parse_ini(
+    text: str, file: str, *, sections: tuple[str, ...] = (), flat: bool = False, lists: Container[str] = ()
+) -> Parsed:
     """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
 
     Args:
-        first: the section of lines before the first heading; without it such a line is a problem.
+        sections: those that the data has in any case, the first of them for lines before the first heading; without any such
+            a line is a problem.
         flat: there are no sections: ``{key: text}``.
         lists: keys whose value is a list of texts, separated by commas.
     """
     source = Source(text, file)
-    data: dict[str | int, Any] = {}
-    section: Path | None = () if flat else None if first is None else (first,)
+    data: dict[str, Any] = {name: {} for name in sections}
+    section: tuple[str, ...] | None = () if flat else sections[:1] or None
     for line, start in source.lines():
+        end = start + len(line)
         if line[0] == "[" and not flat:
-            section = _heading(source, line, start)
+            section = (line[1:].removesuffix("]").strip(),)
+            if line[-1] != "]":
+                source.report(section, (start, end), "the heading has no closing ]", suggestion=f"[{section[0]}]")
+            source.keys.setdefault(section, (start, end))
+            source.values.setdefault(section, (start, end))
             data.setdefault(section[0], {})
             continue
-        key, sign, value = line.partition("=")
-        key = key.rstrip()
+        name, sign, value = line.partition("=")
+        key = name.rstrip()
+        path, span = (*(section or ()), key), (start, start + len(key))
         if not sign or not key:
-            text = f"{show(line)} is not key=value"
-            source.report(section or (), (start, start + len(line)), text, allowed="key=value, one to a line")
+            source.report(path[:-1], (start, end), f"{show(line)} is not key=value", allowed="key=value, one to a line")
         elif section is None:
-            source.report((key,), (start, start + len(key)), "stands before the first [section]")
-        elif source.add_key((*section, key), start, start + len(key)):
-            under = data.setdefault(section[0], {}) if section else data
-            under[key] = _setting(source, (*section, key), value, start + len(line) - len(value), key in lists)
+            source.report(path, span, "stands before the first [section]")
+        elif source.add(path, span, (end - len(value.lstrip()), end)):
+            under = data[section[0]] if section else data
+            under[key] = source.add_list(path, value, end - len(value)) if key in lists else value.strip()
     return source.parsed(data)
 
 
-def _heading(source: Source, line: str, start: int) -> tuple[str]:
-    section = (line[1:].removesuffix("]").strip(),)
-    span = start, start + len(line)
-    if line[-1] != "]":
-        source.report(section, span, "the heading has no closing ]", suggestion=f"[{section[0]}]")
-    source.keys.setdefault(section, span)
-    source.values.setdefault(section, span)
-    return section
+_OF_TYPE = re.compile(r"optype\s*::\s*([^:]*[^:\s])\s*:", re.IGNORECASE)
+_OF_NAME = re.compile(r"(?!optype\s*::)(.*?\S)\s*::", re.IGNORECASE)
 
 
-def _setting(source: Source, path: Path, value: str, start: int, is_list: bool) -> str | list[str]:
-    """What stands behind the sign of equality, from offset *start* to the end of the line."""
-    found = list(pieces(value, start, "," if is_list else "\n"))
-    source.values[path] = found[0][1], start + len(value)
-    if not is_list:
-        return found[0][0]
-    for number, (item, at) in enumerate(found):
-        source.values[(*path, number)] = at, at + len(item)
-    return [item for item, _ in found]
+def parse_dtypes(text: str, file: str) -> Parsed:
+    """Read the dtypes of operators, one operator to a line: ``{ByOpType or ByNodeName: {name: {label: [dtypes]}}}``."""
+    source = Source(text, file)
+    data: dict[str, Any] = {"ByOpType": {}, "ByNodeName": {}}
+    allowed = "name::InputDtype:float16,…,OutputDtype:float16,… or OpType::Type:InputDtype:…,OutputDtype:…"
+    for line, start in source.lines():
+        section, end = "ByOpType" if (head := _OF_TYPE.match(line)) else "ByNodeName", start + len(line)
+        if not (head := head or _OF_NAME.match(line)):
+            source.report((), (start, end), "the line does not begin with name:: or OpType::Type:", allowed=allowed)
+            continue
+        path, rest, at = (section, head[1]), line[head.end() :], start + head.end()
+        if not source.add(path, (start + head.start(1), start + head.end(1)), (at, end)):
+            continue
+        labels = list(re.finditer(r"([^\s,:]*)\s*:", rest))
+        if not labels or rest[: labels[0].start()].strip():
+            source.report(path, (at, end), "neither InputDtype: nor OutputDtype: follows", allowed=allowed)
+            continue
+        found = data[section].setdefault(head[1], {})
+        for label, following in zip(labels, [*labels[1:], None], strict=True):
+            listed = rest[label.end() : following.start() if following else None].rstrip()
+            listed = listed.removesuffix(",") if following else listed  # the comma before the next label
+            span = at + label.end(), at + label.end() + len(listed)
+            if source.add((*path, label[1]), (at + label.start(), at + label.end(1)), span):
+                found[label[1]] = source.add_list((*path, label[1]), listed, span[0])
+    return source.parsed(data)
+
+
+def parse_flags(text: str, file: str) -> Parsed:
+    """Read ``--name=value --name …``; ``--path=file.json`` reads further flags from a file. A bare flag is ``True``."""
+    source = Source(text, file)
+    data: dict[str, Any] = {}
+    files: dict[str, Parsed] = {}
+    for token in re.finditer(r"\S+", source.text):
+        (start, end), (name, sign, value) = token.span(), token[0].removeprefix("--").partition("=")
+        place = (end - len(value), end) if sign else (start, end)
+        if not token[0].startswith("--") or not name:
+            hint = f"--{token[0].lstrip('-')}" if name.strip("-") else ""
+            what = f"{show(token[0])} is not a flag"
+            source.report((), (start, end), what, allowed="--name or --name=value", suggestion=hint)
+        elif name == "path":
+            content, why_not = read_file(value)
+            parsed = parse_json(content, value)
+            if why_not:
+                source.report((name,), place, f"{show(value)} cannot be read: {why_not}")
+            elif not isinstance(parsed.data, dict):
+                source.report((name,), place, "the file holds no dictionary of flags")
+            else:
+                twice = [key for key in parsed.data if key in data or key == "path"]
+                again = [Diagnostic(key, "stands twice", mark=parsed.mark((key, ""))) for key in twice]
+                source.problems += [*parsed.problems, *again]
+                data |= parsed.data
+                files |= dict.fromkeys(parsed.data, parsed)
+        elif source.add((name,), (start, start + 2 + len(name)), place):
+            data[name] = value if sign else True
+    return Parsed(data, lambda path: (files.get(str(path[0]), source) if path else source).mark(path), source.problems)

@@ -1,4 +1,4 @@
-"""What the files and texts hold that options name: one format each, described as data and checked completely.
+"""What the files and texts hold that options name: one format each, a reader and a type.
 
 The keys of some are options of their own (``env_config_path.rdr.mode``); of these only the form is checked here, their values
 where every option's are.
@@ -7,215 +7,158 @@ where every option's are.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import GenericAlias
+from typing import Annotated, Any
 
-from msctx.errors import Diagnostic, Mark, nearest
+from typing_extensions import Required, TypedDict
+
+from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Format, Parsed, Path, Source, dotted, in_order, parse_ini, parse_json, pieces
-from msctx.options.flags import GraphKernelFlags
-from msctx.options.grammars import DigitsKind, MegabytesKind, NameOrTypeKind
-from msctx.options.kinds import INVALID, BadValue, ChoiceKind, Kind, TextKind, show
+from msctx.options.documents import Parsed, dotted, in_order, parse_dtypes, parse_flags, parse_ini, parse_json
+from msctx.options.kinds import BadValue, IntKind, Kind, TextKind, ValueKind, show
 from msctx.options.operators import OperatorKind
-
-# --- how a format is described ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Anything:
-    """What is checked elsewhere."""
+from msctx.options.validation import Wrong, adapter, check
 
 
 @dataclass(frozen=True)
-class Each:
-    """A list."""
+class Format:
+    """How a file, or (not *is_file*) a text, that an option holds is read and checked.
 
-    item: Shape
-
-
-@dataclass(frozen=True)
-class Names:
-    """Keys of the user's own, all of one kind and with the same sort of value."""
-
-    value: Shape
-    key: Kind | None = None
-
-
-@dataclass(frozen=True)
-class Keys:
-    """A closed set of keys.
-
-    Attributes:
-        also: another spelling of a key → the key.
-        needed: keys that must stand there.
-        always: dictionaries that the data has in any case.
-        open: other keys are options, and checked elsewhere.
+    *rule* is what a type cannot express: how parts of a document go together. It is asked where all parts are right.
     """
 
-    keys: Mapping[str, Shape]
-    also: Mapping[str, str] = field(default_factory=dict)
-    needed: tuple[str, ...] = ()
-    always: tuple[str, ...] = ()
-    open: bool = False
-
-
-Shape = Anything | Each | Names | Keys | Kind
-
-
-class _Check:
-    """Walks through a document along its shape; collects what is wrong, and returns the canonical data."""
-
-    def __init__(self, parsed: Parsed) -> None:
-        self.data, self.place, self.problems = parsed.data, parsed.mark, [*parsed.problems]
-        self.written: dict[Path, Path] = {}
-
-    def mark(self, path: Path) -> Mark | None:
-        """The place of a canonical path, in a document that may spell it otherwise."""
-        for end in range(len(path), 0, -1):
-            if path[:end] in self.written:
-                return self.place((*self.written[path[:end]], *path[end:]))
-        return self.place(path)
-
-    def report(self, path: Path, text: str, *, allowed: str = "", suggestion: Any = "", at_key: bool = False) -> None:
-        mark = self.mark((*path, "") if at_key else path)
-        hint = json.dumps(suggestion) if isinstance(suggestion, bool) else str(suggestion)
-        self.problems.append(Diagnostic(dotted(path), text, allowed=allowed, suggestion=hint, mark=mark))
-
-    def value(self, shape: Shape, value: Any, path: Path) -> Any:
-        match shape:
-            case _ if value is INVALID or isinstance(shape, Anything):
-                return value
-            case Kind():
-                return self._scalar(shape, value, path)
-            case Each(item) if isinstance(value, list):
-                parts = [self.value(item, part, (*path, i)) for i, part in enumerate(value)]
-                return [part for part in parts if part is not INVALID]
-            case Each():
-                hint = f'["{value}"]' if isinstance(value, str) and len(value) < 40 else ""
-                self.report(path, f"{show(value)} is not a list", allowed='["a", "b"]', suggestion=hint)
-            case Names(inner, key) if isinstance(value, dict):
-                if key:
-                    for name in value:
-                        self._key(key, name, (*path, name))
-                return _readable({name: self.value(inner, part, (*path, name)) for name, part in value.items()})
-            case Keys() if isinstance(value, dict):
-                return self._keys(shape, value, path)
-            case _:
-                self.report(path, f"{show(value)} is not a dictionary", allowed='{"key": value}')
-        return INVALID
-
-    def _scalar(self, kind: Kind, value: Any, path: Path) -> Any:
-        try:
-            return kind.parse(value)
-        except BadValue as bad:
-            self.report(path, bad.text, allowed=bad.allowed, suggestion=bad.suggestion)
-            return INVALID
-
-    def _key(self, kind: Kind, name: str, path: Path) -> None:
-        try:
-            kind.parse(name)
-        except BadValue as bad:
-            self.report(path, bad.text, allowed=bad.allowed, suggestion=bad.suggestion, at_key=True)
-
-    def _keys(self, shape: Keys, value: dict[str, Any], path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, part in value.items():
-            name = shape.also.get(key, key)
-            if name not in shape.keys and not shape.open:
-                hint = nearest(key, [*shape.keys, *shape.also])
-                allowed = ", ".join(shape.keys)
-                self.report((*path, key), "there is no such key", allowed=allowed, suggestion=hint, at_key=True)
-            elif name in found:
-                self.report((*path, key), f"{name} and {key} are one key; it is set twice", at_key=True)
-            else:
-                found[name] = self.value(shape.keys.get(name, Anything()), part, (*path, key))
-                if name != key:
-                    self.written[(*path, name)] = (*path, key)
-        for name in shape.needed:
-            if name not in found:
-                self.report(path, f"{name} is missing")
-        return {**{name: {} for name in shape.always}, **_readable(found)}
-
-
-def _readable(data: dict[str, Any]) -> dict[str, Any]:
-    """Without the values that are reported already."""
-    return {key: value for key, value in data.items() if value is not INVALID}
-
-
-CrossCheck = Callable[[_Check, Any], None]
-"""What a shape cannot express: how parts of a document go together. It runs where all parts are right."""
-
-
-@dataclass(frozen=True)
-class Described:
-    """A format that is read in one of the common ways, and checked against a shape."""
-
     read: Callable[[str, str], Parsed]
-    shape: Shape
-    rule: CrossCheck | None = None
+    kind: Any
+    rule: Callable[[Any], Iterator[Wrong]] | None = None
     is_file: bool = True
 
     def parse(self, text: str, file: str) -> Parsed:
+        """Read the content; never raises for what is in it. *file* is how places name it."""
         parsed = self.read(text, file)
         if parsed.problems and not parsed.data:  # not even its form is right
             return parsed
-        check = _Check(parsed)
-        data = check.value(self.shape, parsed.data, ())
-        if self.rule and not check.problems:
-            self.rule(check, data)
-        return Parsed({} if data is INVALID else data, check.mark, in_order(check.problems))
+        data, wrong = check(adapter(self.kind), parsed.data)
+        if self.rule and not (wrong or parsed.problems):
+            wrong = list(self.rule(data))
+        problems = [*parsed.problems, *(_problem(one, parsed) for one in wrong)]
+        return Parsed({} if data is None else data, parsed.mark, in_order(problems))
+
+
+def _problem(wrong: Wrong, parsed: Parsed) -> Diagnostic:
+    bad, mark = wrong.bad, parsed.mark((*wrong.path, "") if wrong.at_key else wrong.path)
+    hint = json.dumps(bad.suggestion) if isinstance(bad.suggestion, bool) else str(bad.suggestion)
+    return Diagnostic(dotted(wrong.path), bad.text, allowed=bad.allowed, suggestion=hint, mark=mark)
+
+
+def _keys(fields: Mapping[str, Any], needed: Sequence[str] = ()) -> Any:
+    """A closed set of keys, of which some must stand there."""
+    kind: Any = TypedDict("kind", {k: Required[v] if k in needed else v for k, v in fields.items()}, total=False)  # type: ignore
+    setattr(kind, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010  # mypy takes it for a type
+    return kind
+
+
+def _each(item: Any) -> Any:
+    return GenericAlias(list, item)
+
+
+def _named(value: Any, key: Any = str) -> Any:
+    return GenericAlias(dict, (key, value))
+
+
+def _one_of(words: str) -> Any:
+    return Annotated[str, ValueKind(tuple(words.split()))]
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _one_of(words: str) -> ChoiceKind:
-    return ChoiceKind(tuple(words.split()))
+@dataclass(frozen=True)
+class DigitsKind(IntKind):
+    """A whole number in a file that knows nothing but text."""
+
+    def parse(self, value: Any) -> int:
+        is_number = isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 19
+        return super().parse(int(value) if is_number else value)
 
 
-ON_OFF = ChoiceKind(("on", "off"), {True: "on", False: "off"})
-NAME = TextKind("the name of an operator")
-TYPE = TextKind("the type of an operator")
-OPERATOR = OperatorKind()
+@dataclass(frozen=True)
+class MegabytesKind(Kind):
+    """An amount of disk as CANN's profiler has it."""
 
+    allowed: str = '"<n>MB" with n from 200 to 4294967295'
+
+    def parse(self, value: Any) -> str:
+        digits = str(value).removesuffix("MB")
+        if not (isinstance(value, str) and digits != value and digits.isdecimal() and len(digits) < 19):
+            hint = f"{digits}MB" if digits.isdecimal() else ""
+            raise BadValue(f"{show(value)} is not an amount", allowed=self.allowed, suggestion=hint)
+        if not 200 <= int(digits) <= 2**32 - 1:
+            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
+        return value
+
+
+@dataclass(frozen=True)
+class NameOrTypeKind(Kind):
+    """An operator by its name, or all of a type as ``OpType::Type``; CANN's own samples also write ``opType::``."""
+
+    allowed: str = "the name of an operator, or OpType::Type"
+
+    def parse(self, value: Any) -> str:
+        before, sign, name = str(value).rpartition("::")
+        if not name:
+            raise BadValue(f"{show(value)} names no operator", allowed=self.allowed)
+        if sign and before.lower() != "optype":
+            raise BadValue(f"{show(value)} has no meaning", allowed=self.allowed, suggestion=f"OpType::{name}")
+        return f"OpType::{name}" if sign else name
+
+
+_SWITCH = ValueKind(("on", "off"), {True: "on", False: "off"})
+OnOff = Annotated[str, _SWITCH]
+Text = Annotated[str, TextKind()]
+AnyName = Annotated[str, TextKind("the name of an operator, or nothing for the first or the last", empty=True)]
+Operator = Annotated[str, OperatorKind()]
+Way = _one_of(
+    "high_precision high_performance support_out_of_bound_index enable_float_32_execution enable_hi_float_32_execution "
+    "keep_fp16 super_performance"
+)
+_DTYPES = "float16 float32 bfloat16 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool complex64 complex128"
+Dtypes = _each(Annotated[str, ValueKind(tuple(_DTYPES.split()), {"float": "float32", "double": "float64"})])
 
 # --- rules between parts ----------------------------------------------------------------------------------------------
 
 
-def _moved_once(check: _Check, data: dict[str, dict[str, list[str]]]) -> None:
+def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Wrong]:
     """An operator can leave one list and join another; it cannot join two, nor join the list that it leaves."""
     moves: dict[str, list[tuple[str, str, str]]] = {}
     for colour, lists in data.items():
         for move, names in lists.items():
             for number, name in enumerate(names):
                 before = [m for key in _rivals(name) for m in moves.get(key, ())]
-                clash = next((m for m in before if m[0] == colour or m[1] == move == "to-add"), None)
-                if clash:
-                    check.report((colour, move, number), f"{name} stands in {dotted(clash[:2])} already" + _as(name, clash[2]))
+                if clash := next((m for m in before if m[0] == colour or m[1] == move == "to-add"), None):
+                    other = f" as {clash[2]}" if clash[2] != name else ""
+                    text = f"{name} stands in {dotted(clash[:2])} already{other}"
+                    yield Wrong((colour, move, number), BadValue(text))
                 for key in _meanings(name):
                     moves.setdefault(key, []).append((colour, move, name))
 
 
-def _one_way(check: _Check, data: dict[str, dict[str, str]]) -> None:
+def _one_way(data: Mapping[str, Mapping[str, Any]]) -> Iterator[Wrong]:
     """An operator goes by several names; all of them must have the same value."""
-    modes = data["ByOpType"]
-    for name, other in _contrary(modes):
-        text = f"{name} and {other} are one operator: {modes[name]} and {modes[other]} exclude each other"
-        check.report(("ByOpType", name), text)
-
-
-def _contrary(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names of one operator with different values: the later and the earlier one."""
     said: dict[str, str] = {}
-    found: list[tuple[str, str]] = []
-    for name, value in data.items():
+    modes = data["ByOpType"]
+    for name, value in modes.items():
         others = dict.fromkeys(said[key] for key in _rivals(name) if key in said)
-        found += [(name, other) for other in others if data[other] != value][:1]
+        if other := next((other for other in others if modes[other] != value), None):
+            text = f"{name} and {other} are one operator, and their values differ: {_words(value)} and {_words(modes[other])}"
+            yield Wrong(("ByOpType", name), BadValue(text))
         said |= dict.fromkeys(_meanings(name), name)
-    return found
+
+
+def _words(value: Any) -> str:
+    return str(value) if isinstance(value, str) else ", ".join(f"{k}:{','.join(v)}" for k, v in value.items())
 
 
 def _meanings(name: str) -> list[str]:
@@ -230,187 +173,85 @@ def _rivals(name: str) -> list[str]:
     return [name, *ops, *(() if name in operators.CANN else (f"CANN's {op}" for op in ops))]
 
 
-def _as(name: str, other: str) -> str:
-    return f" as {other}" if other != name else ""
-
-
-def _no_o0_with_oom(check: _Check, data: dict[str, list[str]]) -> None:
+def _no_o0_with_oom(data: Mapping[str, Sequence[str]]) -> Iterator[Wrong]:
     if {"ccec_O0", "oom"} <= {*data["op_debug_config"]}:
-        check.report(("op_debug_config",), "ccec_O0 and oom exclude each other", suggestion="leave one of the two out")
+        bad = BadValue("ccec_O0 and oom exclude each other", suggestion="leave one of the two out")
+        yield Wrong(("op_debug_config",), bad)
 
 
-def _tasks_need_training(check: _Check, data: dict[str, str]) -> None:
-    if data.get("task_trace") == "on" and data.get("training_trace") != "on":
-        check.report(("task_trace",), "on needs training_trace", suggestion='"training_trace": "on" must stand beside it')
+def _tasks_need_training(data: Mapping[str, str]) -> Iterator[Wrong]:
+    names = [name for name in ("task_trace", "task_time") if name in data]
+    if len(names) > 1:
+        yield Wrong((names[1],), BadValue(f"{' and '.join(names)} are one key; it is set twice"), True)
+    elif names and data[names[0]] == "on" and data.get("training_trace") != "on":
+        bad = BadValue("on needs training_trace", suggestion='"training_trace": "on" must stand beside it')
+        yield Wrong((names[0],), bad)
 
 
 # --- the formats ------------------------------------------------------------------------------------------------------
 
-_MOVES = Keys({"to-add": Each(OPERATOR), "to-remove": Each(OPERATOR)})
-_MODE = _one_of(
-    "high_precision high_performance support_out_of_bound_index enable_float_32_execution enable_hi_float_32_execution "
-    "keep_fp16 super_performance"
-)
+_SECTIONS = ("ByOpType", "ByNodeName")
+_MOVES = _keys({"to-add": _each(Operator), "to-remove": _each(Operator)})
+_OF_OPERATOR = _keys(dict.fromkeys(("InputDtype", "OutputDtype"), Dtypes))
+_CACHE = {
+    "max_op_cache_size": Annotated[int, DigitsKind(-1, 2**31 - 2, zero=False)],
+    "remain_cache_size_ratio": Annotated[int, DigitsKind(1, 100)],
+    **dict.fromkeys(("adk_version", "ops_version"), Text),  # which CANN itself writes into the file
+}
 
-ENV_CONFIG: Format = Described(
-    parse_json,
-    Keys({"sys": Keys({}, also={"mem_Reuse": "mem_reuse"}, open=True), "rdr": Names(Anything())}, open=True),
+ENV_CONFIG = SPEED_UP = Format(parse_json, dict[str, Any])
+GRAPH_KERNEL_FLAGS = Format(parse_flags, dict[str, Any], is_file=False)
+OP_PRECISION_MODE = Format(
+    partial(parse_ini, sections=_SECTIONS), _keys({"ByOpType": _named(Way, Operator), "ByNodeName": _named(Way)}), _one_way
 )
-SPEED_UP: Format = Described(parse_json, Names(Anything()))
-OP_PRECISION_MODE: Format = Described(
-    partial(parse_ini, first="ByOpType"),
-    Keys({"ByOpType": Names(_MODE, OPERATOR), "ByNodeName": Names(_MODE)}, always=("ByOpType", "ByNodeName")),
-    _one_way,
+CUSTOMIZE_DTYPES = Format(
+    parse_dtypes, _keys({"ByOpType": _named(_OF_OPERATOR, Operator), "ByNodeName": _named(_OF_OPERATOR)}), _one_way
 )
-MIXLIST: Format = Described(
-    partial(parse_json, comments=True), Keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
+MIXLIST = Format(
+    partial(parse_json, comments=True), _keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
 )
-OP_DEBUG: Format = Described(
+OP_DEBUG = Format(
     partial(parse_ini, flat=True, lists=("op_debug_config", "op_debug_list")),
-    Keys(
+    _keys(
         {
-            "op_debug_config": Each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")),
-            "op_debug_list": Each(NameOrTypeKind()),
+            "op_debug_config": _each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")),
+            "op_debug_list": _each(Annotated[str, NameOrTypeKind()]),
         },
         needed=("op_debug_config",),
     ),
     _no_o0_with_oom,
 )
-FUSION_SWITCH: Format = Described(
-    parse_json,
-    Keys({"Switch": Keys({"GraphFusion": Names(ON_OFF), "UBFusion": Names(ON_OFF)})}, needed=("Switch",)),
+FUSION_SWITCH = Format(
+    parse_json, _keys({"Switch": _keys(dict.fromkeys(("GraphFusion", "UBFusion"), _named(OnOff)))}, needed=("Switch",))
 )
-AOE: Format = Described(
+AOE = Format(
     parse_json,
-    Keys(
+    _keys(
         {
-            "tune_ops_name": Each(NAME),
-            "tune_ops_type": Each(TYPE),
+            "tune_ops_name": _each(Annotated[str, TextKind("the name of an operator")]),
+            "tune_ops_type": _each(Annotated[str, TextKind("the type of an operator")]),
             "tune_optimization_level": _one_of("O1 O2"),
-            "feature": Each(_one_of("deeper_opat nonhomo_split")),
+            "feature": _each(_one_of("deeper_opat nonhomo_split")),
         }
     ),
 )
-OP_CACHE: Format = Described(
-    parse_ini,
-    Keys(
-        {
-            "op_compiler_cache": Keys(
-                {
-                    "max_op_cache_size": DigitsKind(-1, 2**31 - 2, without=(0,)),
-                    "remain_cache_size_ratio": DigitsKind(1, 100),
-                    # CANN itself writes these two into the file
-                    "adk_version": TextKind(),
-                    "ops_version": TextKind(),
-                },
-                needed=("max_op_cache_size", "remain_cache_size_ratio"),  # CANN ignores the file unless both are there
-            )
-        },
-        needed=("op_compiler_cache",),
-    ),
+OP_CACHE = Format(  # CANN ignores the file unless both numbers are there
+    parse_ini, _keys({"op_compiler_cache": _keys(_CACHE, needed=tuple(_CACHE)[:2])}, needed=("op_compiler_cache",))
 )
-PROFILING: Format = Described(
+PROFILING = Format(
     parse_json,
-    Keys(
+    _keys(
         {
-            "output": TextKind("a path"),
-            "storage_limit": MegabytesKind(),
-            "training_trace": ON_OFF,
-            "task_trace": ChoiceKind(("on", "off", "l0", "l1"), ON_OFF.aliases),
-            "hccl": ON_OFF,
-            "aicpu": ON_OFF,
-            "msproftx": ON_OFF,
-            "fp_point": TextKind("the name of an operator, or nothing for the first", empty=True),
-            "bp_point": TextKind("the name of an operator, or nothing for the last", empty=True),
+            "output": Annotated[str, TextKind("a path")],
+            "storage_limit": Annotated[str, MegabytesKind()],
+            **dict.fromkeys(("task_trace", "task_time"), Annotated[str, ValueKind(("on", "off", "l0", "l1"), _SWITCH.aliases)]),
+            **dict.fromkeys(("training_trace", "hccl", "aicpu", "msproftx"), OnOff),
+            **dict.fromkeys(("fp_point", "bp_point"), AnyName),
             "aic_metrics": _one_of(
                 "ArithmeticUtilization PipeUtilization Memory MemoryL0 MemoryUB ResourceConflictRatio L2Cache"
             ),
-        },
-        also={"task_time": "task_trace"},
+        }
     ),
     _tasks_need_training,
     is_file=False,
 )
-
-
-# --- dtypes of operators ----------------------------------------------------------------------------------------------
-
-
-class _Dtypes:
-    """The dtypes of single operators, one to a line, by name or by type."""
-
-    is_file = True
-    LINE = "name::InputDtype:float16,…,OutputDtype:float16,… or OpType::Type:InputDtype:…,OutputDtype:…"
-    LABELS = {"InputDtype": "input", "OutputDtype": "output"}
-    WORDS = "float16 float32 bfloat16 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool complex64 complex128"
-    DTYPE = ChoiceKind(tuple(WORDS.split()), {"float": "float32", "double": "float64"})
-
-    def parse(self, text: str, file: str) -> Parsed:
-        source = Source(text, file)
-        data: dict[str, dict[str, Any]] = {"ByOpType": {}, "ByNodeName": {}}
-        for line, start in source.lines():
-            head, sign, rest = line.partition("::")
-            section = "ByNodeName"
-            if is_type := head.strip().lower() == "optype":
-                section = "ByOpType"
-                head, sign, rest = rest.partition(":")
-            name, at = head.strip(), start + len(line) - len(rest)
-            path = (section, name)
-            if not sign or not name:
-                text = f"the line does not begin with {'OpType::Type:' if is_type else 'name::'}"
-                source.report((), (start, start + len(line)), text, allowed=self.LINE)
-            elif source.add_key(path, start, at):
-                source.values[path] = at, start + len(line)
-                if is_type:
-                    self._check_type(source, path, name, at - len(sign) - len(name))
-                data[section][name] = self._dtypes(source, path, rest, at)
-        for name, other in _contrary(data["ByOpType"]):
-            path = ("ByOpType", name)
-            source.report(path, source.values[path], f"{name} and {other} are one operator, and have other dtypes")
-        return source.parsed(data)
-
-    @staticmethod
-    def _check_type(source: Source, path: Path, name: str, start: int) -> None:
-        try:
-            OPERATOR.parse(name)
-        except BadValue as bad:
-            span = (start, start + len(name))
-            source.report(path, span, bad.text, allowed=bad.allowed, suggestion=str(bad.suggestion))
-
-    def _dtypes(self, source: Source, path: Path, text: str, start: int) -> dict[str, list[str]]:
-        """Read ``InputDtype:…,OutputDtype:…``, which begins at offset *start*."""
-        found: dict[str, list[str]] = {}
-        labels = list(re.finditer(r"([^\s,:]*)\s*:", text))
-        if not labels or text[: labels[0].start()].strip():
-            source.report(path, (start, start + len(text)), "neither InputDtype: nor OutputDtype: follows", allowed=self.LINE)
-            return found
-        for label, following in zip(labels, [*labels[1:], None], strict=True):
-            end = following.start() if following else len(text)
-            span = start + label.start(), start + label.end(1)
-            key = self.LABELS.get(label[1])
-            if key is None:
-                hint = nearest(label[1], self.LABELS)
-                source.report(path, span, f"{show(label[1])} is unknown", allowed=", ".join(self.LABELS), suggestion=hint)
-            elif source.add_key((*path, key), *span):
-                listed = text[label.end() : end].rstrip()
-                listed = listed.removesuffix(",") if following else listed  # the comma before the next label
-                source.values[(*path, key)] = start + label.end(), start + label.end() + len(listed)
-                found[key] = self._listed(source, (*path, key), listed, start + label.end())
-        return found
-
-    def _listed(self, source: Source, path: Path, text: str, start: int) -> list[str]:
-        found = []
-        for number, (word, at) in enumerate(pieces(text, start, ",")):
-            source.values[(*path, number)] = at, at + len(word)
-            try:
-                found.append(self.DTYPE.parse(word))
-            except BadValue as bad:
-                what = f"{show(word)} is not a dtype" if word else "a dtype is missing"
-                hint = str(bad.suggestion) if word else ""
-                source.report((*path, number), (at, at + len(word)), what, allowed=bad.allowed, suggestion=hint)
-        return found
-
-
-CUSTOMIZE_DTYPES: Format = _Dtypes()
-
-GRAPH_KERNEL_FLAGS: Format = GraphKernelFlags()

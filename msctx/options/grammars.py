@@ -1,41 +1,50 @@
-"""The options whose text has a grammar of its own: steps, shapes, engines … checked part by part, and written one way only.
-
-With them stand the kinds of single values inside the files that options name (:mod:`msctx.options.formats`).
-"""
+"""The options whose text has a grammar of its own: steps, shapes, engines … as patterns with one check across the parts."""
 
 from __future__ import annotations
 
-import ast
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from msctx.errors import nearest
-from msctx.options.kinds import BadValue, IntKind, Kind, TextKind, show
+from msctx.options.kinds import BadValue, TextKind, show
 
 _ = r"\s*"
-_NUMBER = "[0-9]{1,18}"
+_NUMBER = "(0|[1-9][0-9]{0,17})"
 """A whole number that fits 64 bits."""
-_SIZE = "0{0,9}[1-9][0-9]{0,17}"
+_SIZE = "[1-9][0-9]{0,17}"
+
+Fault = tuple[str, str]
+"""What is wrong with parts, and what to write instead, if that is known."""
 
 
 @dataclass(frozen=True)
 class PartsKind(TextKind):
-    """Parts joined by a separator; a list of them is taken too, and so is one number where a part may be one.
+    """Parts joined by a separator; a list of them is taken too. Blanks around signs mean nothing.
 
-    Subclasses define what a part is, and what applies to all of them together.
+    Attributes:
+        part: what a part looks like, as a pattern without blanks; each sign of it stands alone between two spaces.
+        what: what a part is, for messages.
+        least, most: how many parts there may be; 0 means any number.
+        numbers: whether one part may be a plain number, and whether there may be a number in place of the text.
+        repeats: whether a part, or what stands before its colon, may stand twice.
+        words: what a part may begin with, where that is a closed set.
+        check: what else is wrong with parts that fit the pattern.
     """
 
     comma_list: bool = True
-    PART = ""
-    """What a part looks like, as a pattern."""
-    MOST = 0
-    """How many parts there may be; 0 means any number."""
-    NUMBERS = False
-    """Whether one part may be a plain number."""
+    part: str = ""
+    what: str = ""
+    least: int = 1
+    most: int = 0
+    numbers: bool = False
+    repeats: bool = False
+    words: tuple[str, ...] = ()
+    check: Callable[[list[str]], Iterator[Fault]] | None = None
 
     def parse(self, value: Any) -> str:
-        if self.NUMBERS and type(value) is int:
+        if self.numbers and type(value) is int:
             value = [value]
         if not isinstance(value, str | list | tuple):  # TextKind would propose a number as a text of digits
             raise BadValue(f"{show(value)} is not text", allowed=self.allowed)
@@ -45,252 +54,152 @@ class PartsKind(TextKind):
             raise
         except ValueError:  # Python refuses to write out numbers of thousands of digits
             raise BadValue(f"{show(value)} is out of range", allowed=self.allowed) from None
-        written = [part.strip() for part in text.split(self.separator)]
-        if not all(written):
-            hint = self.separator.join(filter(None, written))
-            raise BadValue(f"a part of {show(text)} is empty", allowed=self.allowed, suggestion=hint)
-        if self.MOST and len(written) > self.MOST:
-            raise BadValue(f"{len(written)} parts are too many", allowed=self.allowed)
-        parts = [self.part(part) for part in written]
-        self.together(parts)
+        parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in text.split(self.separator)]
+        for text, hint in self._faults(parts):
+            raise BadValue(text, allowed=self.allowed, suggestion=hint)
         return self.separator.join(parts)
 
-    def part(self, text: str) -> str:
-        """The canonical form of one part, or :class:`BadValue`."""
-        raise NotImplementedError
-
-    def together(self, parts: list[str]) -> None:
-        """Raise :class:`BadValue` where canonical parts do not go together."""
-
-    def wrong(self, text: str, suggestion: str = "", allowed: str = "") -> NoReturn:
-        raise BadValue(text, allowed=allowed or self.allowed, suggestion=suggestion)
-
-    def once(self, names: list[str]) -> None:
-        seen: set[str] = set()
-        for name in names:
-            if name in seen:
-                self.wrong(f"{show(name)} stands twice")
-            seen.add(name)
-
-    def schema(self) -> dict[str, Any]:
-        separator = re.escape(self.separator)
-        more = f"{{0,{self.MOST - 1}}}" if self.MOST else "*"
-        pattern = f"^{_}{self.PART}{_}({separator}{_}{self.PART}{_}){more}$"
-        item: dict[str, Any] = {"type": "string", "pattern": pattern}  # an item may itself be several parts
-        number = {"minimum": 0, "maximum": 10**18 - 1}
-        if self.NUMBERS:
-            item = {"type": ["string", "integer"], "pattern": pattern, **number}
-        forms = [{"type": "string", "pattern": pattern}, {"type": "array", "items": item, "minItems": 1}]
-        return {"anyOf": [*forms, {"type": "integer", **number}] if self.NUMBERS else forms}
-
-
-class DumpStepKind(PartsKind):
-    """Steps and ranges of steps: ``0|3-5|10``."""
-
-    PART = rf"{_NUMBER}({_}-{_}{_NUMBER})?"
-    MOST = 100
-    NUMBERS = True
-
-    def __init__(self) -> None:
-        super().__init__(
-            allowed="at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10",
-            separator="|",
-        )
-
-    def part(self, text: str) -> str:
-        match = re.fullmatch(rf"({_NUMBER})(?:{_}-{_}({_NUMBER}))?", text)
-        if not match:
-            self.wrong(f"{show(text)} is neither a step nor a range of steps")
-        first, last = int(match[1]), int(match[2]) if match[2] else None
-        if last is not None and first >= last:
-            fixed = f"{last}-{first}" if last < first else str(first)
-            self.wrong(f"the range {show(text)} does not end after it begins", fixed)
-        return str(first) if last is None else f"{first}-{last}"
-
-
-class InputShapeKind(PartsKind):
-    """The shape of each input: ``data:1,-1;mask:0``; -1 is a size that dynamic_dims lists, 0 alone a scalar."""
-
-    PART = rf"[^;\s][^;]*:{_}(0{{1,18}}|(-1|{_SIZE})({_},{_}(-1|{_SIZE}))*)"
-
-    def __init__(self) -> None:
-        super().__init__(
-            allowed="name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, 0 alone for a scalar",
-            separator=";",
-        )
-
-    def part(self, text: str) -> str:
-        name, sign, listed = (p.strip() for p in text.rpartition(":"))
-        if not sign or not name:
-            self.wrong(f"{show(text)} is not name:sizes")
-        sizes = [size.strip() for size in listed.split(",")]
-        for size in sizes:
-            if not re.fullmatch(rf"-1|0{{1,18}}|{_SIZE}", size):
-                self.wrong(f"{show(size)} in {show(text)} is not a size")
-            if int(size) == 0 and len(sizes) > 1:
-                self.wrong(f"the size 0 in {show(text)} must stand alone: it means a scalar")
-        return f"{name}:{','.join(str(int(size)) for size in sizes)}"
-
-    def together(self, parts: list[str]) -> None:
-        self.once([part.rpartition(":")[0] for part in parts])
-
-
-class DynamicDimsKind(PartsKind):
-    """Gears, in each one size per -1 of input_shape: ``20,20;40,40``."""
-
-    PART = rf"{_SIZE}({_},{_}{_SIZE})*"
-    MOST = 100
-    NUMBERS = True
-
-    def __init__(self) -> None:
-        super().__init__(
-            allowed="2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40",
-            separator=";",
-        )
-
-    def part(self, text: str) -> str:
-        sizes = [size.strip() for size in text.split(",")]
-        for size in sizes:
-            if not re.fullmatch(_SIZE, size):
-                self.wrong(f"{show(size)} in the gear {show(text)} is not a size")
-        return ",".join(str(int(size)) for size in sizes)
-
-    def together(self, parts: list[str]) -> None:
-        if len(parts) < 2:
-            self.wrong(f"{show(parts[0])} is a single gear; one shape alone is not dynamic")
+    def _faults(self, parts: list[str]) -> Iterator[Fault]:
+        if not all(parts):
+            yield "a part of it is empty", self.separator.join(filter(None, parts))
+        if len(parts) < self.least or (self.most and len(parts) > self.most):
+            yield f"there are too {'few' if len(parts) < self.least else 'many'} parts ({len(parts)})", ""
         for part in parts:
-            if part.count(",") != parts[0].count(","):
-                self.wrong(f"the gear {show(part)} has not as many sizes as {show(parts[0])}")
+            if not re.fullmatch(self._pattern(""), part):
+                word = re.split(r"\W", part)[0]
+                yield f"{show(part)} is not {self.what}", "" if word in self.words else nearest(word, self.words)
+        names = [part.rpartition(":")[0] or part for part in parts]
+        yield from ((f"{show(name)} stands twice", "") for name in names if names.count(name) > 1 and not self.repeats)
+        if self.check is not None:
+            yield from self.check(parts)
+
+    def _pattern(self, blank: str) -> str:
+        return self.part.replace(" ", blank)
 
     def schema(self) -> dict[str, Any]:
-        text, listed, _number = super().schema()["anyOf"]
-        text = {**text, "pattern": text["pattern"].replace("{0,99}", "{1,99}")}
-        return {"anyOf": [text, {**listed, "items": {**listed["items"], "minimum": 1}}]}
+        part, separator = self._pattern(_), re.escape(self.separator)
+        more = f"{{{self.least - 1},{self.most - 1 if self.most else ''}}}"
+        text = {"type": "string", "pattern": f"^{_}{part}{_}({separator}{_}{part}{_}){more}$"}
+        item: dict[str, Any] = {"type": "string", "pattern": f"^{_}{part}{_}({separator}{_}{part}{_})*$"}
+        number = {"minimum": 0 if self.least == 1 else 1, "maximum": 10**18 - 1}
+        if self.numbers:
+            item = {**item, "type": ["string", "integer"], **number}
+        forms: list[dict[str, Any]] = [text, {"type": "array", "items": item, "minItems": 1}]
+        return {"anyOf": [*forms, {"type": "integer", **number}] if self.numbers and self.least == 1 else forms}
 
 
-class StreamParallelKind(PartsKind):
-    """How many operators each engine may run at a time: ``DNN_VM_AICPU:2,AIcoreEngine:4``."""
+def _ascending(sign: str, strictly: bool) -> Callable[[list[str]], Iterator[Fault]]:
+    def check(parts: list[str]) -> Iterator[Fault]:
+        for low, high in re.findall(rf"(\d+){sign}(\d+)", " ".join(parts)):
+            if int(low) > int(high) or (strictly and low == high):
+                yield f"the range '{low}{sign}{high}' does not ascend", low if low == high else f"{high}{sign}{low}"
 
-    ENGINES = ("DNN_VM_AICPU", "AIcoreEngine")
-    PART = rf"({'|'.join(ENGINES)}){_}:{_}{_SIZE}"
-
-    def __init__(self) -> None:
-        super().__init__(allowed="DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on")
-
-    def part(self, text: str) -> str:
-        engine, sign, number = (p.strip() for p in text.partition(":"))
-        if engine not in self.ENGINES:
-            near = next((e for e in self.ENGINES if e.lower() == engine.lower()), nearest(engine, self.ENGINES))
-            self.wrong(f"{show(engine)} is not an engine", near, ", ".join(self.ENGINES))
-        if not sign:
-            self.wrong(f"{show(text)} is not engine:number", f"{engine}:1")
-        if not re.fullmatch(_SIZE, number):
-            self.wrong(f"{show(number)} in {show(text)} is not a number from 1 on")
-        return f"{engine}:{int(number)}"
-
-    def together(self, parts: list[str]) -> None:
-        self.once([part.partition(":")[0] for part in parts])
+    return check
 
 
-class DeviceListKind(PartsKind):
-    """Numbers of devices: ``0,1``."""
+def _as_many_sizes(gears: list[str]) -> Iterator[Fault]:
+    for gear in gears:
+        if gear.count(",") != gears[0].count(","):
+            yield f"the gear {show(gear)} has not as many sizes as {show(gears[0])}", ""
 
-    PART = _NUMBER
-    NUMBERS = True
 
-    def __init__(self) -> None:
-        super().__init__(allowed="numbers of devices from 0 on, separated by commas, none twice")
+_DIM = f"(-1|{_NUMBER}( ~ {_NUMBER})?)"
+_SHAPE = rf"\[ ({_DIM}( , {_DIM})*)? \]"
 
-    def part(self, text: str) -> str:
-        if not re.fullmatch(_NUMBER, text):
-            self.wrong(f"{show(text)} is not the number of a device")
-        return str(int(text))
-
-    def together(self, parts: list[str]) -> None:
-        self.once(parts)
+DumpStep = Annotated[
+    str,
+    PartsKind(
+        "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10",
+        separator="|",
+        part=f"{_NUMBER}( - {_NUMBER})?",
+        what="a step or a range of steps",
+        most=100,
+        numbers=True,
+        repeats=True,
+        check=_ascending("-", strictly=True),
+    ),
+]
+InputShape = Annotated[
+    str,
+    PartsKind(
+        "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, 0 alone for a scalar",
+        separator=";",
+        part=rf"[^;\s][^;]* : (0|(-1|{_SIZE})( , (-1|{_SIZE}))*)",
+        what="name:sizes",
+    ),
+]
+DynamicDims = Annotated[
+    str,
+    PartsKind(
+        "2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40",
+        separator=";",
+        part=f"{_SIZE}( , {_SIZE})*",
+        what="a gear of sizes",
+        least=2,
+        most=100,
+        numbers=True,
+        repeats=True,
+        check=_as_many_sizes,
+    ),
+]
+StreamParallel = Annotated[
+    str,
+    PartsKind(
+        "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on",
+        part=f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}",
+        what="an engine with a number",
+        words=("DNN_VM_AICPU", "AIcoreEngine"),
+    ),
+]
+DeviceList = Annotated[
+    str,
+    PartsKind(
+        "numbers of devices from 0 on, separated by commas, none twice",
+        part=_NUMBER,
+        what="the number of a device",
+        numbers=True,
+    ),
+]
+ShapeRange = Annotated[
+    str,
+    PartsKind(
+        "getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar",
+        separator=";",
+        part=f"(getnext|data) : {_SHAPE}( , {_SHAPE})*",
+        what="a group of inputs with its shapes",
+        words=("getnext", "data"),
+        check=_ascending("~", strictly=False),
+    ),
+]
 
 
 class AccelerateTrainModeKind(TextKind):
     """How training in low precision begins and when it ends: ``fast|step|0.9``."""
 
-    SPEEDS = ("fast", "fast1")
     RATIOS = {"step": (0.2, 0.9, 0.9), "loss": (1.01, 1.5, 1.05)}
     """What ends the phase → lowest, highest and default ratio."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            allowed="fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)",
-            separator="|",
-        )
-
     def parse(self, value: Any) -> str:
-        if not isinstance(value, str):
-            raise BadValue(f"{show(value)} is not text", allowed=self.allowed)
-        text = super().parse(value)
-        fields = [field.strip() for field in text.split("|")]
-        if not 2 <= len(fields) <= 3:
-            raise BadValue(f"{show(text)} has not two or three fields", allowed=self.allowed)
-        for field, words in zip(fields, (self.SPEEDS, self.RATIOS), strict=False):
-            if field not in words:
-                hint = nearest(field.lower(), words)
-                raise BadValue(f"{show(field)} in {show(text)} is unknown", allowed=", ".join(words), suggestion=hint)
-        speed, end, *rest = fields
+        text = re.sub(r"\s", "", value) if isinstance(value, str) else ""
+        match = re.fullmatch(r"(fast1?)\|(step|loss)(?:\|([0-9]{1,18}(?:\.[0-9]{1,18})?))?", text)
+        if not match:
+            raise BadValue(f"{show(value)} is no such mode", allowed=self.allowed)
+        speed, end, ratio = match.groups()
         low, high, default = self.RATIOS[end]
-        if not rest:
-            return f"{speed}|{end}|{default}"
-        if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", rest[0]) or not low <= float(rest[0]) <= high:
-            text = f"{show(rest[0])} is not a ratio for {end}"
-            raise BadValue(text, allowed=f"{low} to {high}", suggestion=f"{speed}|{end}|{default}")
-        return f"{speed}|{end}|{float(rest[0])}"
+        if not low <= float(ratio or default) <= high:
+            raise BadValue(
+                f"{ratio} is not a ratio for {end}", allowed=f"{low} to {high}", suggestion=f"{speed}|{end}|{default}"
+            )
+        return f"{speed}|{end}|{float(ratio or default)}"
 
     def schema(self) -> dict[str, Any]:
-        ratio = rf"({_}\|{_}[0-9]+(\.[0-9]+)?)?"
-        return {"type": "string", "pattern": rf"^{_}(fast|fast1){_}\|{_}(step|loss){ratio}{_}$"}
+        return {"type": "string", "pattern": rf"^{_}fast1?{_}\|{_}(step|loss)({_}\|{_}[0-9]+(\.[0-9]+)?)?{_}$"}
 
 
-_DIM = rf"(-1|{_NUMBER}({_}~{_}{_NUMBER})?)"
-_SHAPE = rf"\[{_}({_DIM}({_},{_}{_DIM})*)?{_}\]"
-
-
-class ShapeRangeKind(PartsKind):
-    """The shapes that inputs may take: ``getnext:[128,3~5,-1],[64];data:[]``."""
-
-    GROUPS = ("getnext", "data")
-    PART = rf"({'|'.join(GROUPS)}){_}:{_}{_SHAPE}({_},{_}{_SHAPE})*"
-
-    def __init__(self) -> None:
-        super().__init__(
-            allowed="getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar",
-            separator=";",
-        )
-
-    def part(self, text: str) -> str:
-        group, sign, listed = (p.strip() for p in text.partition(":"))
-        if not sign:
-            self.wrong(f"{show(text)} is not group:shapes")
-        if group not in self.GROUPS:
-            self.wrong(f"{show(group)} is not a group of inputs", nearest(group.lower(), self.GROUPS), ", ".join(self.GROUPS))
-        shapes = re.findall(r"\[([^\[\]]*)\]", listed)
-        if not re.fullmatch(rf"\[[^\[\]]*\]({_},{_}\[[^\[\]]*\])*", listed):
-            self.wrong(f"{show(listed)} is not a list of shapes in brackets, separated by commas")
-        return f"{group}:{','.join(f'[{self._shape(shape)}]' for shape in shapes)}"
-
-    def _shape(self, text: str) -> str:
-        return ",".join(self._dimension(dim.strip(), text) for dim in text.split(",")) if text.strip() else ""
-
-    def _dimension(self, text: str, shape: str) -> str:
-        if text == "-1":
-            return text
-        match = re.fullmatch(rf"({_NUMBER})(?:{_}~{_}({_NUMBER}))?", text)
-        if not match:
-            self.wrong(f"{show(text)} in [{shape}] is neither a size, a range nor -1")
-        low, high = int(match[1]), int(match[2] or match[1])
-        if low > high:
-            self.wrong(f"the range {show(text)} runs backwards", f"{high}~{low}")
-        return f"{low}~{high}" if match[2] else str(low)
-
-    def together(self, parts: list[str]) -> None:
-        self.once([part.partition(":")[0] for part in parts])
+_NAME = r"""[^\s'"\\]+"""
+_QUOTED = rf"""('{_NAME}'|"{_NAME}")"""
+_NAMES = rf"\[{_}{_QUOTED}({_},{_}{_QUOTED})*{_},?{_}\]"
+_PAIR = rf"\[{_}{_NAMES}{_},{_}{_NAMES}{_}\]"
 
 
 class InOutPairKind(TextKind):
@@ -299,114 +208,28 @@ class InOutPairKind(TextKind):
     CANN's own samples write a list of such pairs, of which there may be but one; that is taken too.
     """
 
-    def __init__(self) -> None:
-        super().__init__(allowed="one pair of lists with names of operators: [['first', …], ['last', …]]")
-
     def parse(self, value: Any) -> str:
-        pair = self._read(value) if isinstance(value, str) else value
-        if _is_list(pair) and len(pair) == 1 and _is_list(pair[0]) and any(map(_is_list, pair[0])):
-            pair = pair[0]
-        if not _is_list(pair) or not all(map(_is_list, pair)):
-            raise BadValue(f"{show(value)} is not a pair of lists", allowed=self.allowed)
-        if len(pair) != 2 or any(_is_list(name) for names in pair for name in names):
-            raise BadValue(f"{show(value)} is not exactly one pair", allowed=self.allowed)
-        for name in (name for names in pair for name in names):
-            if not isinstance(name, str) or not _NAME.fullmatch(name) or not name.isprintable():
-                raise BadValue(f"{show(name)} is not the name of an operator", allowed=self.allowed)
-        if not all(pair):
-            raise BadValue(f"a list of {show(value)} names no operator", allowed=self.allowed)
-        return str([[str(name) for name in names] for names in pair])
-
-    def _read(self, text: str) -> Any:
-        if not text.strip():
-            raise BadValue("the text is empty", allowed=self.allowed)
-        if not _LISTS.fullmatch(text):  # so that Python is shown nothing but brackets, commas and quoted names
-            quoted = _BARE.sub(r"'\g<0>'", text)
-            hint = quoted if _LISTS.fullmatch(quoted) else ""
-            raise BadValue(f"{show(text)} is not lists of quoted names", allowed=self.allowed, suggestion=hint)
         try:
-            return ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            raise BadValue(f"the brackets and commas of {show(text)} do not fit", allowed=self.allowed) from None
+            text = str(value) if isinstance(value, str | list) else ""
+        except (ValueError, RecursionError):  # numbers of thousands of digits, nesting without end
+            text = ""
+        if not re.fullmatch(rf"{_}({_PAIR}|\[{_}{_PAIR}{_}\]){_}", text) or not text.isprintable():
+            raise BadValue(f"{show(value)} is not one pair of lists with quoted names", allowed=self.allowed)
+        first, last = re.findall(_NAMES.replace("(", "(?:"), text)
+        return str([[name[1:-1] for name in re.findall(_QUOTED, names)] for names in (first, last)])
 
     def schema(self) -> dict[str, Any]:
-        names = {"type": "array", "items": {"type": "string", "pattern": f"^{_NAME.pattern}$"}, "minItems": 1}
+        names = {"type": "array", "items": {"type": "string", "pattern": f"^{_NAME}$"}, "minItems": 1}
         pair = {"type": "array", "items": names, "minItems": 2, "maxItems": 2}
-        text = {"type": "string", "pattern": rf"^\s*\[\s*\[({_LISTS.pattern})\]\s*\]\s*$"}
-        wrapped = {"type": "array", "maxItems": 1}
-        lists = {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 2,
-            "if": wrapped,
-            "then": {"items": pair},
-            "else": {"items": names},
-        }
-        return {"anyOf": [text, lists]}
+        text = {"type": "string", "pattern": rf"^{_}({_PAIR}|\[{_}{_PAIR}{_}\]){_}$"}
+        lists = {"if": {"type": "array", "maxItems": 1}, "then": {"items": pair}, "else": {"items": names}}
+        return {"anyOf": [text, {"type": "array", "minItems": 1, "maxItems": 2, **lists}]}
 
 
-_NAME = re.compile(r"""[^\s'"\\]+""")
-_LISTS = re.compile(rf"""([\[\]\s,]|'{_NAME.pattern}'|"{_NAME.pattern}")*""")
-_BARE = re.compile(r"""[^\s'"\\\[\],]+""")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
-# --- values inside files, which know nothing but text ------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DigitsKind(IntKind):
-    """A whole number in a file that knows nothing but text; never one of *without*."""
-
-    without: tuple[int, ...] = ()
-
-    def parse(self, value: Any) -> int:
-        if not re.fullmatch(r"-?[0-9]{1,18}", value):
-            raise BadValue(f"{show(value)} is not a whole number", allowed=self.allowed)
-        if int(value) in self.without:
-            raise BadValue(f"{value} has no meaning", allowed=f"{self.allowed}, but not {value}")
-        return super().parse(int(value))
-
-
-@dataclass(frozen=True)
-class MegabytesKind(Kind):
-    """An amount of disk as CANN's profiler has it."""
-
-    allowed: str = '"<n>MB" with n from 200 to 4294967295'
-
-    def parse(self, value: Any) -> str:
-        match = re.fullmatch(r"\s*0*([0-9]{1,18})\s*(MB)?\s*", str(value), re.IGNORECASE)
-        size = f"{match[1]}MB" if match else ""
-        if not match or value != size:
-            raise BadValue(f"{show(value)} is not an amount", allowed=self.allowed, suggestion=size)
-        if not 200 <= int(match[1]) <= 2**32 - 1:
-            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
-        return size
-
-
-@dataclass(frozen=True)
-class NameOrTypeKind(Kind):
-    """An operator by its name, or all of a type as ``OpType::Type``; CANN's own samples also write ``opType::``."""
-
-    allowed: str = "the name of an operator, or OpType::Type"
-
-    def parse(self, value: str) -> str:
-        before, sign, name = value.rpartition("::")
-        if not name:
-            raise BadValue(f"{show(value)} names no operator", allowed=self.allowed)
-        if sign and before.lower() != "optype":
-            raise BadValue(f"{show(value)} has no meaning", allowed=self.allowed, suggestion=f"OpType::{name}")
-        return f"OpType::{name}" if sign else name
-
-
-DumpStep = Annotated[str, DumpStepKind()]
-InputShape = Annotated[str, InputShapeKind()]
-DynamicDims = Annotated[str, DynamicDimsKind()]
-StreamParallel = Annotated[str, StreamParallelKind()]
-DeviceList = Annotated[str, DeviceListKind()]
-AccelerateTrainMode = Annotated[str, AccelerateTrainModeKind()]
-ShapeRange = Annotated[str, ShapeRangeKind()]
-InOutPair = Annotated[str, InOutPairKind()]
+AccelerateTrainMode = Annotated[
+    str,
+    AccelerateTrainModeKind(
+        "fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)"
+    ),
+]
+InOutPair = Annotated[str, InOutPairKind("one pair of lists with names of operators: [['first', …], ['last', …]]")]

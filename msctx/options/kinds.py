@@ -76,7 +76,7 @@ class Kind:
 
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of what a YAML file may hold."""
-        raise NotImplementedError
+        return {}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -88,75 +88,78 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class BoolKind(Kind):
-    """``True`` or ``False``; 0 and 1 are numbers here, not truth values."""
+class ValueKind(Kind):
+    """One of a closed set of strings, numbers or truth values; other spellings lead to the canonical one."""
 
-    allowed: str = "true, false"
+    choices: tuple[Any, ...]
+    aliases: dict[Any, Any] = field(default_factory=dict, hash=False)
+    meanings: dict[Any, str] = field(default_factory=dict, hash=False)
+    zero_one: bool = False
+    """Whether the numbers 1 and 0 stand for true and false."""
 
-    def parse(self, value: Any) -> bool:
-        if isinstance(value, bool):
-            return value
+    @property
+    def others(self) -> list[tuple[Any, Any]]:
+        """The other spellings, each with the choice it leads to."""
+        numbers = [(int(alias), choice) for alias, choice in self.aliases.items() if isinstance(alias, bool)]
+        return [*self.aliases.items(), *(numbers if self.zero_one else [])]
+
+    @property
+    def allowed(self) -> str:
+        other: dict[Any, list[str]] = {}
+        for alias, choice in self.others:
+            if (text := _spelled(alias)) != _spelled(choice):
+                other.setdefault(choice, []).append(text)
+        return ", ".join(f"{_spelled(c)} (also {', '.join(other[c])})" if c in other else _spelled(c) for c in self.choices)
+
+    @property
+    def takes_truth(self) -> bool:
+        """Whether ``True`` and ``False`` are values."""
+        return any(value is True for value in (*self.choices, *self.aliases))
+
+    def parse(self, value: Any) -> Any:
+        if isinstance(value, str) and type(value) not in (str, YamlWord):
+            value = plain(value)
+        for given, choice in [*((c, c) for c in self.choices), *self.others]:
+            if type(given) is type(value) and given == value:  # by type too: 1 == True, and neither is the other here
+                return choice
         if isinstance(value, YamlWord):
-            return value.truth
-        hint = "quotes make it text: write it without" if isinstance(value, str) and value.lower() in ("true", "false") else ""
-        raise BadValue(f"{show(value)} is not a boolean", allowed=self.allowed, suggestion=hint)
+            try:
+                return self.parse(str(value) if str(value) in self.choices else value.truth)
+            except BadValue:
+                value = str(value)
+        raise BadValue(f"{show(value)} is not one of the values", allowed=self.allowed, suggestion=self._nearest(value))
+
+    def _nearest(self, value: Any) -> Any:
+        """The choice or alias whose spelling is nearest, as a value that can be written."""
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) > 2**63):
+            return ""
+        spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)}
+        return spelled.get(nearest(str(value).lower(), spelled), "")
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "boolean"}
+        if self.choices == (True, False):
+            return {"type": "boolean"}
+        meant = {choice: self.meanings.get(choice, "") for choice in self.choices}
+        same = [f"the same as {choice}" + f": {meant[choice]}" * bool(meant[choice]) for _, choice in self.others]
+        return {"enum": [*meant, *(other for other, _ in self.others)], "enumDescriptions": [*meant.values(), *same]}
 
 
-@dataclass(frozen=True)
-class OnOffKind(Kind):
-    """The strings ``"ON"`` and ``"OFF"``; booleans and 0/1, CANN's way to write the same, are accepted too."""
-
-    allowed: str = "ON, OFF (also true/false, 1/0)"
-
-    def parse(self, value: Any) -> str:
-        if isinstance(value, YamlWord):
-            value = value.truth
-        if isinstance(value, bool) or (type(value) is int and value in (0, 1)):
-            return "ON" if value else "OFF"
-        if isinstance(value, str) and value in ("ON", "OFF"):
-            return plain(value)
-        near = value.upper() if isinstance(value, str) and value.upper() in ("ON", "OFF") else ""
-        raise BadValue(f"{show(value)} is neither ON nor OFF", allowed=self.allowed, suggestion=near)
-
-    def schema(self) -> dict[str, Any]:
-        same = {True: "ON", False: "OFF"}
-        other = [True, False, 0, 1]
-        return _described({"ON": "switched on", "OFF": "switched off"}, [(value, same[bool(value)]) for value in other])
+def _spelled(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@dataclass(frozen=True)
-class FlagKind(Kind):
-    """The numbers 0 and 1; booleans and ON/OFF are taken too."""
-
-    allowed: str = "0, 1 (also true/false, ON/OFF)"
-
-    def parse(self, value: Any) -> int:
-        try:
-            return int(OnOffKind().parse(value) == "ON")
-        except BadValue:
-            raise BadValue(f"{show(value)} is neither 0 nor 1", allowed=self.allowed) from None
-
-    def schema(self) -> dict[str, Any]:
-        return _described({0: "", 1: ""}, [(True, 1), (False, 0), ("ON", 1), ("OFF", 0)])
+class ChoiceKind(ValueKind):
+    """The values of an option that has a set of its own."""
 
 
-@dataclass(frozen=True)
-class TextFlagKind(Kind):
-    """The strings ``"0"`` and ``"1"``, as some of CANN's options have them; what a flag takes is taken too."""
-
-    allowed: str = '"0", "1" (also 0/1, true/false, ON/OFF)'
-
-    def parse(self, value: Any) -> str:
-        if isinstance(value, str) and value in ("0", "1"):
-            return str(value)
-        return str(FlagKind(self.allowed).parse(value))
-
-    def schema(self) -> dict[str, Any]:
-        other = [0, 1, True, False, "ON", "OFF"]
-        return _described({"0": "", "1": ""}, [(value, self.parse(value)) for value in other])
+BOOL = ValueKind((True, False))
+"""0 and 1 are numbers here, not truth values."""
+ON_OFF = ValueKind(("ON", "OFF"), {True: "ON", False: "OFF"}, {"ON": "switched on", "OFF": "switched off"}, zero_one=True)
+FLAG = ValueKind((0, 1), {True: 1, False: 0, "ON": 1, "OFF": 0})
+TEXT_FLAG = ValueKind(("0", "1"), {True: "1", False: "0", "ON": "1", "OFF": "0"}, zero_one=True)
+"""As some of CANN's options have a flag."""
 
 
 @dataclass(frozen=True)
@@ -172,15 +175,9 @@ class IntKind(Kind):
     @property
     def allowed(self) -> str:
         but = "" if self.zero else ", not 0"
-        match self.minimum, self.maximum:
-            case None, None:
-                return f"a whole number{but}"
-            case low, None:
-                return f"a whole number, {low} or more{but}"
-            case None, high:
-                return f"a whole number, {high} or less{but}"
-            case low, high:
-                return f"a whole number from {low} to {high}{but}"
+        if self.maximum is not None:
+            return f"a whole number from {self.minimum} to {self.maximum}{but}"
+        return "a whole number" + f", {self.minimum} or more" * (self.minimum is not None) + but
 
     def parse(self, value: Any) -> int:
         if type(value) is not int:
@@ -218,11 +215,8 @@ class ShareKind(Kind):
 
     def parse(self, value: Any) -> float:
         if not isinstance(value, float) and (isinstance(value, (bool, str)) or not isinstance(value, SupportsFloat)):
-            hint = (
-                "write it without quotes"
-                if isinstance(value, str) and re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", value, re.I)
-                else ""
-            )
+            is_quoted = isinstance(value, str) and re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", value, re.I)
+            hint = "write it without quotes" if is_quoted else ""
             raise BadValue(f"{show(value)} is not a number", allowed=self.allowed, suggestion=hint)
         try:
             number = float(value)
@@ -234,62 +228,6 @@ class ShareKind(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
-
-
-@dataclass(frozen=True)
-class ChoiceKind(Kind):
-    """One of a closed set of strings or numbers; other spellings lead to the canonical one."""
-
-    choices: tuple[Any, ...]
-    aliases: dict[Any, Any] = field(default_factory=dict, hash=False)
-    meanings: dict[Any, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def allowed(self) -> str:
-        other: dict[Any, list[str]] = {}
-        for alias, choice in self.aliases.items():
-            if (text := str(alias).lower() if isinstance(alias, bool) else str(alias)) != str(choice):
-                other.setdefault(choice, []).append(text)
-        return ", ".join(f"{c} (also {', '.join(other[c])})" if c in other else str(c) for c in self.choices)
-
-    def parse(self, value: Any) -> Any:
-        if isinstance(value, str) and type(value) not in (str, YamlWord):
-            value = plain(value)
-        for choice in self.choices:  # by type too: 1 == True, and neither is the other here
-            if type(choice) is type(value) and choice == value:
-                return choice
-        for alias, choice in self.aliases.items():
-            if type(alias) is type(value) and alias == value:
-                return choice
-        if isinstance(value, YamlWord):
-            try:
-                return self.parse(str(value) if str(value) in self.choices else value.truth)
-            except BadValue:
-                value = str(value)
-        raise BadValue(f"{show(value)} is not one of the values", allowed=self.allowed, suggestion=self._nearest(value))
-
-    def _nearest(self, value: Any) -> Any:
-        """The choice or alias whose spelling is nearest, as a value that can be written."""
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) > 2**63):
-            return ""
-        spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)}
-        return spelled.get(nearest(str(value).lower(), spelled), "")
-
-    def schema(self) -> dict[str, Any]:
-        return _described({choice: self.meanings.get(choice, "") for choice in self.choices}, list(self.aliases.items()))
-
-
-def _described(meanings: dict[Any, str], same: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """The schema of a closed set of values, with what editors show beside each.
-
-    Args:
-        meanings: value → a few words, or none.
-        same: other values, each with the one that it stands for.
-    """
-    texts = [f"the same as {value}" + f": {meanings[value]}" * bool(meanings[value]) for _, value in same]
-    return {"enum": [*meanings, *(other for other, _ in same)], "enumDescriptions": [*meanings.values(), *texts]}
 
 
 @dataclass(frozen=True)
@@ -366,10 +304,10 @@ class TextKind(Kind):
         return {"anyOf": [text, listed if self.empty else {**listed, "minItems": 1}]}
 
 
-Bool = Annotated[bool, BoolKind()]
-OnOff = Annotated[str, OnOffKind()]
-Flag = Annotated[int, FlagKind()]
-TextFlag = Annotated[str, TextFlagKind()]
+Bool = Annotated[bool, BOOL]
+OnOff = Annotated[str, ON_OFF]
+Flag = Annotated[int, FLAG]
+TextFlag = Annotated[str, TEXT_FLAG]
 Memory = Annotated[int, MemoryKind()]
 Share = Annotated[float, ShareKind()]
 Text = Annotated[str, TextKind()]

@@ -9,9 +9,8 @@ from typing import Any
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
 from msctx.locks import imported
-from msctx.options.kinds import BoolKind
 from msctx.options.layer import Layer, Setting
-from msctx.options.registry import OPTIONS, Marks, contradictions, find, ge_key, ge_name, is_dictionary, make_layer
+from msctx.options.registry import OPTIONS, Marks, contradictions, find, from_text, ge_key, ge_name, is_dictionary, make_layer
 from msctx.shipped import CONFIGS
 
 LEVELS = ("preset", "yaml", "environment", "command line", "set_context")
@@ -64,18 +63,6 @@ def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None
     if problems:
         raise OptionError(problems)
     return layer
-
-
-def from_text(spelling: str, text: str) -> Any:
-    """The value that a bare word of the environment or the command line means for an option.
-
-    A word for a text option is that text: there are no quotes that would make ``5`` a text.
-    """
-    imported("msctx.options.yamlfile")
-    from msctx.options.yamlfile import scalar
-
-    option = find(spelling)
-    return text if ge_key(spelling)[1] or (option is not None and option.is_text) else scalar(text)
 
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
@@ -158,8 +145,7 @@ def _flag(spelling: str, text: str) -> Any:
     option = find(spelling)
     if option is not None and option.kind is None and text[:1] == "{":
         return parse(text, "environment").data
-    is_flag = option is not None and isinstance(option.kind, BoolKind) and text in ("0", "1")
-    return text == "1" if is_flag else from_text(spelling, text)
+    return from_text(spelling, text, bits=True)
 
 
 def _environment_names() -> list[str]:

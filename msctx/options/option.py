@@ -7,11 +7,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from msctx.locks import imported, no_fork
+from msctx.locks import imported
 from msctx.options.kinds import ChoiceKind, Kind, TextKind
+from msctx.options.validation import adapter
 
 if TYPE_CHECKING:
-    from msctx.options.documents import Format
+    from msctx.options.formats import Format
 
 DEVICES = ("cpu", "cuda", "ascend")
 GROUPS = {"cpu_config": "cpu", "gpu_config": "cuda", "ascend_config": "ascend"}
@@ -168,7 +169,4 @@ class Option:
 
 @cache
 def _adapter(option: Option) -> Any:
-    with no_fork:  # pydantic does, here too
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(option.type)
+    return adapter(option.type)

@@ -285,4 +285,5 @@ def _by_way(way: str, op: str, before: PrecisionRule, why: str) -> PrecisionRule
 
 
 def _custom(dtypes: Mapping[str, Iterable[str]], why: str) -> PrecisionRule:
-    return PrecisionRule(inputs=tuple(dtypes.get("input", ())), outputs=tuple(dtypes.get("output", ())), whole=True, why=why)
+    inputs, outputs = dtypes.get("InputDtype", ()), dtypes.get("OutputDtype", ())
+    return PrecisionRule(inputs=tuple(inputs), outputs=tuple(outputs), whole=True, why=why)

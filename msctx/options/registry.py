@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, OptionError, nearest, searching
+from msctx.locks import imported
 from msctx.options import ascend, debug, execution, extensions, gpu, rules, session, system
-from msctx.options.kinds import INVALID, BadValue, BoolKind, FlagKind, IntKind, OnOffKind, show
+from msctx.options.documents import dotted, read_file
+from msctx.options.kinds import BOOL, INVALID, BadValue, IntKind, ValueKind
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
 from msctx.options.unsupported import LATER
+from msctx.options.validation import check
 
 FAMILIES = (system, debug, execution, gpu, ascend, session, extensions)
 
@@ -156,13 +160,11 @@ class _Reading:
     def _set(
         self, option: Option, spelling: str, value: Any, mark: Mark | None, inside: Callable[[Any], Any], via: str = ""
     ) -> Setting | None:
-        value, wrong = _check(option, value)
+        value, wrong = check(option.adapter, value)
         where = self.origin
         if wrong:
-            for at, bad in wrong:
-                self.problems.append(
-                    Diagnostic(".".join((spelling, *at)), bad.text, where, bad.allowed, shown(bad), inside(at))
-                )
+            for at, bad, _ in wrong:
+                self.problems.append(Diagnostic(dotted((spelling, *at)), bad.text, where, bad.allowed, shown(bad), inside(at)))
             return None
         first = self.settings.get(spelling)
         if first is not None and first.value != value and bool(first.via) == bool(via):
@@ -183,8 +185,6 @@ class _Reading:
             if mark is not None and (beside := Path(mark.file).parent / value).exists():  # as the entry of an experiment
                 value = str(beside)
                 setting = self.settings[spelling] = replace(setting, value=value)
-            from msctx.options.documents import read_file
-
             (text, why_not), file = read_file(value), value
             if why_not:
                 text = f"{value!r} cannot be read: {why_not}"
@@ -203,6 +203,8 @@ class _Reading:
             if option is None:
                 self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
             elif inner not in self.settings or self.settings[inner].via:  # what stands beside the file wins
+                with suppress(ValueError):  # of a number that is none: its kind says so
+                    found = from_text(inner, found, bits=True) if setting.option.content == "GRAPH_KERNEL_FLAGS" else found
                 key = self._set(
                     option, inner, found, inside, partial(lambda p, at: parsed.mark((*p, *at)), keys[1:]), via=spelling
                 )
@@ -226,6 +228,20 @@ class _Reading:
             self.problems.append(replace(problem, mark=self.places.get(problem.path)))
 
 
+def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:
+    """The value that a bare word of the environment or the command line means for an option; what is no text, as it is.
+
+    A word for a text option is that text: there are no quotes that would make ``5`` a text. *bits*: 1 and 0 mean true and false.
+    """
+    imported("msctx.options.yamlfile")
+    from msctx.options.yamlfile import scalar
+
+    option = find(spelling)
+    if not isinstance(text, str) or ge_key(spelling)[1] or (option is not None and option.is_text):
+        return text
+    return text == "1" if bits and option is not None and option.kind is BOOL and text in ("0", "1") else scalar(text)
+
+
 _GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}
 """Option → what the graph engine calls its values, where those are words of its own."""
 
@@ -233,7 +249,7 @@ _GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}
 def _from_ge(option: Option, text: str) -> Any:
     """The value of an option in CANN's form, where everything is text: ``"1"``, ``"true"``, ``"16"``."""
     text = _GE_WORDS.get(option.name, {}).get(text, text)
-    if isinstance(option.kind, BoolKind | OnOffKind | FlagKind):
+    if isinstance(option.kind, ValueKind) and option.kind.takes_truth and not option.choices:
         return {"1": True, "0": False, "true": True, "false": False}.get(text.lower(), text)
     is_number = isinstance(option.kind, IntKind) or any(isinstance(choice, int) for choice in option.choices)
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
@@ -245,11 +261,6 @@ def ge_key(spelling: str) -> tuple[str, str]:
     return (level, f"ge.{key}") if found and level in _SPELLINGS else ("", "")
 
 
-def dotted(path: tuple[Any, ...]) -> str:
-    """A path of keys as one name; keys of a user's dictionary may be anything."""
-    return ".".join(key if isinstance(key, str) else show(key) for key in path)
-
-
 def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:
     """What dictionaries within dictionaries set: path of keys, the same as one dotted name, value."""
     for key, value in values.items():
@@ -259,26 +270,6 @@ def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tup
             yield from _flatten(value, path)
         else:
             yield path, spelling, value
-
-
-def _check(option: Option, value: Any) -> tuple[Any, list[tuple[tuple[str, ...], BadValue]]]:
-    """The canonical value, or what is wrong and where inside the value."""
-    adapter = option.adapter  # first: a fork waits for what it imports
-    from pydantic import ValidationError
-
-    try:
-        return adapter.validate_python(value, strict=True), []
-    except ValidationError as error:
-        wrong = []
-        for found in error.errors(include_url=False):
-            at = tuple(str(part) for part in found["loc"] if part != "[key]")
-            bad = found.get("ctx", {}).get("error")
-            if found["input"] is None and isinstance(bad, BadValue):
-                bad = BadValue("the value is empty", allowed=bad.allowed)
-            allowed = "{key: value}" if found["type"] == "dict_type" else "a value of another type"
-            own = BadValue(f"{show(found['input'])} is not of the right type", allowed=allowed)
-            wrong.append((at, bad if isinstance(bad, BadValue) else own))
-        return None, wrong
 
 
 def shown(bad: BadValue) -> str:

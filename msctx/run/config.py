@@ -13,8 +13,8 @@ from typing import Any
 from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
-from msctx.options.layers import environment_layers, flatten, from_text, preset_layer
-from msctx.options.registry import Marks, shown
+from msctx.options.layers import environment_layers, flatten, preset_layer
+from msctx.options.registry import Marks, from_text, shown
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
 from msctx.shipped import CONFIGS
 

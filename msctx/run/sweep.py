@@ -16,8 +16,8 @@ import yaml
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.children import Children
 from msctx.options import OPTIONS, find
-from msctx.options.layers import from_text
 from msctx.options.option import device_of
+from msctx.options.registry import from_text
 from msctx.options.yamlfile import parse
 from msctx.run.record import Record, plain
 

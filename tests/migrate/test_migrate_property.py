@@ -15,13 +15,10 @@ from msctx import migrate
 from msctx.errors import OptionError
 from msctx.migrate.migration import canonical
 from msctx.options import OPTIONS, UNSET, Option, find, make_layer
+from msctx.options.kinds import ValueKind
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 BY_KIND = {
-    "BoolKind": st.booleans(),
-    "OnOffKind": st.sampled_from(["ON", "OFF", True, False, 0, 1]),
-    "FlagKind": st.sampled_from([0, 1, True, False, "ON"]),
-    "TextFlagKind": st.sampled_from(["0", "1", 0, True]),
     "IntKind": st.integers(-2, 5000),
     "ShareKind": st.floats(-1, 2),
     "MemoryKind": st.sampled_from(["1GB", "4GB", "2.5GiB", 2**31, "nothing"]),
@@ -31,8 +28,8 @@ BY_KIND = {
 
 def values(option: Option) -> st.SearchStrategy[Any]:
     examples = st.just(option.example) if option.example is not UNSET else st.nothing()
-    if option.choices:
-        return st.one_of(examples, st.sampled_from([*option.choices, *option.kind.aliases]))
+    if isinstance(option.kind, ValueKind):
+        return st.one_of(examples, st.sampled_from(option.kind.schema().get("enum", [True, False])))
     return st.one_of(examples, BY_KIND.get(type(option.kind).__name__, st.nothing()))
 
 

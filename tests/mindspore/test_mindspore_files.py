@@ -85,7 +85,11 @@ RIGHT = {"env_config_path.rdr.mode": 2}
 ENV_CONFIG = [
     # what the file holds, what is set of it, what is told of each part
     ('{"foo": 1, "rdr": {"mode": 2}}', RIGHT, ["env_config_path.foo: env_config_path has no such key"]),
-    ('{"rdr": {"mode": 2, "enable": 1, "x": 0}}', RIGHT, ["rdr.enable: 1 is not a boolean", "rdr.x: .* has no such key"]),
+    (
+        '{"rdr": {"mode": 2, "enable": 1, "x": 0}}',
+        RIGHT,
+        ["rdr.enable: 1 is not one of the values", "rdr.x: .* has no such key"],
+    ),
     ('{"rdr": {"mode": 2}, "sys": 5}', RIGHT, ["env_config_path.sys: 5 is not a dictionary"]),
     ('{"rdr": {"mode": 2, "path": ""}}', RIGHT, ["env_config_path.rdr.path: the text is empty"]),
     ('{"rdr": {"mode": 3}}', {}, ["env_config_path.rdr.mode: 3 is not one of the values"]),

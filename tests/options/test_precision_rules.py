@@ -188,7 +188,7 @@ def test_what_rounds_nothing_has_one_implementation():
 
 
 def test_customize_dtypes():
-    content = {"ByOpType": {"MatMul": {"input": ["float32", "float32"], "output": ["float16"]}}, "ByNodeName": {}}
+    content = {"ByOpType": {"MatMul": {"InputDtype": ["float32", "float32"], "OutputDtype": ["float16"]}}, "ByNodeName": {}}
     rule = rules(precision_mode="force_fp16", customize_dtypes=content)["mm"]
     assert (rule.inputs, rule.outputs) == (("float32", "float32"), ("float16",))
 

@@ -430,10 +430,10 @@ digits.yaml:8:12  session: needs a dictionary of options
     8 |   session: 5
       |            ^
       allowed: {key: value}
-digits.yaml:9:26  session.deterministic: 2 is neither ON nor OFF
+digits.yaml:9:26  session.deterministic: 2 is not one of the values
     9 |   session.deterministic: 2
       |                          ^
-      allowed: ON, OFF (also true/false, 1/0)
+      allowed: ON (also true, 1), OFF (also false, 0)
 7 problems; nothing was changed."""
 
 

@@ -1,0 +1,76 @@
+"""Checks plain data against a type by pydantic; everything that is wrong is found at once, with its path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from msctx.errors import nearest
+from msctx.locks import no_fork
+from msctx.options.kinds import INVALID, BadValue, show
+
+Path = tuple[Any, ...]
+
+
+class Wrong(NamedTuple):
+    """What is wrong at a path of keys: with the value there, or (*at_key*) with its key."""
+
+    path: Path
+    bad: BadValue
+    at_key: bool = False
+
+
+@cache
+def adapter(kind: Any) -> Any:
+    """The validator of a type."""
+    with no_fork:  # pydantic does, here too
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(kind)
+
+
+def check(validator: Any, value: Any) -> tuple[Any, list[Wrong]]:
+    """The canonical value, or ``None`` and what is wrong; what could not be read is reported already."""
+    from pydantic import ValidationError
+
+    try:
+        return validator.validate_python(value, strict=True), []
+    except ValidationError as error:
+        found = [_wrong(one, validator) for one in error.errors(include_url=False) if one["input"] is not INVALID]
+        return None, found
+
+
+def _wrong(error: Mapping[str, Any], validator: Any) -> Wrong:
+    path = tuple(part for part in error["loc"] if part != "[key]")
+    value, bad, shown = error["input"], error.get("ctx", {}).get("error"), show(error["input"])
+    match error["type"]:
+        case "missing":
+            return Wrong(path[:-1], BadValue(f"{path[-1]} is missing"))
+        case "extra_forbidden":
+            keys = _keys(validator.json_schema(), path[:-1])
+            bad = BadValue("there is no such key", allowed=", ".join(keys), suggestion=nearest(str(path[-1]), keys))
+            return Wrong(path, bad, True)
+        case "list_type":
+            hint = f'["{value}"]' if isinstance(value, str) and len(value) < 40 else ""
+            return Wrong(path, BadValue(f"{shown} is not a list", allowed='["a", "b"]', suggestion=hint))
+        case "dict_type":
+            return Wrong(path, BadValue(f"{shown} is not a dictionary", allowed='{"key": value}'))
+    if not isinstance(bad, BadValue):
+        bad = BadValue(f"{shown} is not of the right type", allowed="a value of another type")
+    elif value is None:
+        bad = BadValue("the value is empty", allowed=bad.allowed)
+    return Wrong(path, bad, "[key]" in error["loc"])
+
+
+def _keys(schema: Mapping[str, Any], path: Path) -> list[str]:
+    """The keys that a dictionary within a schema may have."""
+    definitions, at = schema.get("$defs", {}), schema
+    for part in (*path, None):
+        at = definitions[at["$ref"].rpartition("/")[2]] if "$ref" in at else at
+        if isinstance(part, int):
+            at = at["items"]
+        elif part is not None:
+            named: Any = at.get("additionalProperties") or next(iter(at.get("patternProperties", {}).values()), {})
+            at = at.get("properties", {}).get(part, named)
+    return list(at["properties"])
