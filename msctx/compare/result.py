@@ -17,12 +17,15 @@ from msctx.compare.choose import measured
 from msctx.compare.comparison import FAILED, Outcome
 from msctx.compare.config import Comparison, canonical, pairs
 from msctx.compare.grid import algorithms
-from msctx.compare.workload import DEFAULTS, Convolution
+from msctx.compare.layer_rules import as_matched, rules_of
+from msctx.compare.workload import Convolution
 from msctx.errors import Diagnostic, FileError
+from msctx.options.conv_rules import RulesKind
 from msctx.run.record import plain
 from msctx.run.sweep import unformulated
 
 FORMAT = 1
+RULES = "conv_algo_rules"
 COSTS = ("deterministic", "thread_invariant", "batch_invariant")
 """Options whose cost has a view of its own: the time with them over that without."""
 
@@ -74,11 +77,12 @@ def totals(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 def best(comparison: Comparison, result: Mapping[str, Any]) -> dict[str, Any]:
     """What to take: for layers the best choice of each, which rules bring about; else one choice for all rows."""
     rows, points = result["rows"], result["points"]
-    plans = choose.for_all(rows, points) if comparison.layers is None else choose.by_row(rows, points)
+    plans = choose.for_all(rows, points) if comparison.layers is None else choose.by_row(rows, points, _keys(comparison, rows))
     plan, ratio = choose.best(rows, plans)
     if plan is None:
         return {"ratio": 1.0, "points": [""] * len(rows), "options": {}}
-    options = canonical(plan.rest) | ({} if comparison.layers is None else _rules(comparison, result, plan.points))
+    options = canonical(plan.rest)
+    options |= {} if comparison.layers is None else _rules(comparison, result, plan.points, options)
     return {"ratio": ratio, "points": list(plan.points), "options": options}
 
 
@@ -112,34 +116,32 @@ def _is_on(value: Any) -> bool:
     return str(value).upper() in ("ON", "TRUE", "1", "YES")
 
 
-def _rules(comparison: Comparison, result: Mapping[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
-    """conv_algo_rules: conditions that name a layer's problem → the algorithms that were fastest there."""
+def _layers(comparison: Comparison, rows: Sequence[Mapping[str, Any]]) -> list[Convolution | None]:
+    """The layer of each row as rules see it; ``None`` where it is no convolution."""
     assert comparison.layers is not None
-    convolutions = [layer for layer in comparison.layers.layers if isinstance(layer, Convolution)]
-    layers = {(layer.name, str(layer)): layer for layer in convolutions}
+    layers = {(one.name, str(one)): as_matched(one) for one in comparison.layers.layers if isinstance(one, Convolution)}
+    return [layers.get((row["name"], row["problem"])) for row in rows]
+
+
+def _keys(comparison: Comparison, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Equal for rows that no rule can separate."""
+    layers = _layers(comparison, rows)
+    return [(layer, row["direction"]) if layer else n for n, (layer, row) in enumerate(zip(layers, rows, strict=True))]
+
+
+def _rules(comparison: Comparison, result: Mapping[str, Any], chosen: Sequence[str], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """conv_algo_rules that run the chosen algorithms. Rules that were in force when these were measured come first, as they won."""
+    assert comparison.layers is not None
     options = {point["name"]: point["options"] for point in result["points"]}
-    rules: dict[str, dict[str, str]] = {}
-    for row, point in zip(result["rows"], chosen, strict=True):
-        layer = layers.get((row["name"], row["problem"]))
+    asked: dict[Convolution, dict[str, str]]
+    asked = {as_matched(layer): {} for layer in comparison.layers.layers if isinstance(layer, Convolution)}
+    for row, layer, point in zip(result["rows"], _layers(comparison, result["rows"]), chosen, strict=True):
         if layer is not None and (algorithm := algorithms(options.get(point, {})).get(row["direction"])):
-            rules.setdefault(_condition(layer, convolutions), {})[row["direction"]] = algorithm
-    return {"conv_algo_rules": rules} if rules else {}
-
-
-def _condition(layer: Convolution, layers: Sequence[Convolution]) -> str:
-    """A layer's problem whatever the batch: its image, weight and what else sets it apart from the other layers."""
-
-    def along(values: Sequence[int]) -> str:
-        return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
-
-    words = [f"input=*x{'x'.join(map(str, layer.input[1:]))}", f"weight={'x'.join(map(str, layer.weight))}"]
-    alike = [other for other in layers if (other.input[1:], other.weight) == (layer.input[1:], layer.weight)]
-    for field, default in {**DEFAULTS, "groups": 1, "transposed": False, "dtype": layer.dtype, "layout": layer.layout}.items():
-        value = getattr(layer, field)
-        is_default = set(value) == {default} if isinstance(value, tuple) else value == default
-        if field != "output_padding" and (not is_default or any(getattr(other, field) != value for other in alike)):
-            words.append(f"{field}={along(value) if isinstance(value, tuple) else str(value).lower()}")
-    return " ".join(words)
+            asked[layer][row["direction"]] = algorithm
+    if not (rules := rules_of(asked)):
+        return {}
+    first = rest.get(RULES) or result["context"].get(RULES)
+    return {RULES: f"{first}; {RulesKind().parse(rules)}" if first else rules}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
