@@ -43,8 +43,17 @@ std::shared_ptr<Conditions> Conditions::of(const RuleText& rule) {
 bool Conditions::hold_for(const ConvText& t) const {
   const std::string dims = std::to_string(std::count(t.weight.begin(), t.weight.end(), 'x') - 1);
   const std::pair<const char*, const std::string*> fields[] = {
-      {"module", &t.module},     {"input", &t.input},   {"weight", &t.weight},         {"stride", &t.stride}, {"padding", &t.padding},
-      {"dilation", &t.dilation}, {"groups", &t.groups}, {"transposed", &t.transposed}, {"dtype", &t.dtype},   {"layout", &t.layout},
+      {"module", &t.module},
+      {"input", &t.input},
+      {"weight", &t.weight},
+      {"stride", &t.stride},
+      {"padding", &t.padding},
+      {"dilation", &t.dilation},
+      {"output_padding", &t.output_padding},
+      {"groups", &t.groups},
+      {"transposed", &t.transposed},
+      {"dtype", &t.dtype},
+      {"layout", &t.layout},
       {"dims", &dims},
   };
   for (const auto& [name, pattern] : all_)

@@ -9,7 +9,7 @@ precision is not given away for nothing, and what sets the fewest options is the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,13 +121,21 @@ def for_all(rows: Sequence[Row], points: Iterable[PointOptions]) -> list[Plan]:
     ]
 
 
-def by_row(rows: Sequence[Row], points: Sequence[PointOptions]) -> list[Plan]:
+def by_row(rows: Sequence[Row], points: Sequence[PointOptions], keys: Sequence[Hashable] | None = None) -> list[Plan]:
     """For each set of options beside algorithms the plan with the best choice of each row, of those that have these options.
 
     So what is gained is what one file of settings gains: rules choose algorithms by layer, and the other options hold everywhere.
+    Each choice also has a plan that takes it in all rows where it has a time: what is within the noise of every single row may be a
+    gain on the whole.
+
+    Args:
+        keys: of each row; rows with equal keys get the same choice.
     """
-    plans = (_with(rows, points, rest) for rest in rests(point.options for point in points))
-    return [plan for plan in plans if plan is not None]
+    groups: dict[Hashable, list[int]] = {}
+    for number, key in enumerate(range(len(rows)) if keys is None else keys):
+        groups.setdefault(key, []).append(number)
+    different = rests(point.options for point in points)
+    return [plan for rest in different for plan in _with(rows, points, rest, list(groups.values()))]
 
 
 def rests(options: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -139,17 +147,45 @@ def rests(options: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _with(rows: Sequence[Row], points: Sequence[PointOptions], rest: Mapping[str, Any]) -> Plan | None:
-    wanted = {point.name for point in points if besides(point.options) == rest}
-    chosen: list[str] = []
-    for row in rows:
-        cells = [cell for cell in row.cells if cell.point in wanted]
-        timed = [cell for cell in cells if cell.ratio]
-        plan, _ = best([row], [Plan((cell.point,), {}, len(cell.asked)) for cell in timed])
-        point = plan.points[0] if plan else ""
-        if rest and plan is None and row.cells:  # the options hold here, too, whatever they do
-            if not timed and any(cell.status != NO_SAY for cell in cells):
-                return None
-            point = max(timed, key=lambda cell: cell.ratio).point if timed else ""
-        chosen.append(point)
-    return Plan(tuple(chosen), rest, len(rest) + sum(map(bool, chosen)))
+def _with(
+    rows: Sequence[Row], points: Sequence[PointOptions], rest: Mapping[str, Any], groups: Sequence[Sequence[int]]
+) -> list[Plan]:
+    """Of the points with these options: the plan with the best of each group of rows, and one for each point."""
+    wanted = [point.name for point in points if besides(point.options) == rest]
+    parts = [[rows[number] for number in group if rows[number].cells] for group in groups]
+    own = [name for part in parts if (name := _best_of(part, wanted, holds=bool(rest))) is not None]
+    if len(own) < len(parts):
+        return []
+    plans = [own]
+    for name in wanted:
+        plans.append([name if part and _is_timed(part, name) else other for part, other in zip(parts, own, strict=True)])
+    found: dict[tuple[str, ...], Plan] = {}
+    for names in plans:
+        by_number = {number: name for group, name in zip(groups, names, strict=True) for number in group}
+        chosen = tuple(by_number[number] for number in range(len(rows)))
+        found[chosen] = Plan(chosen, rest, len(rest) + sum(map(bool, chosen)))
+    return list(found.values())
+
+
+def _is_timed(rows: Sequence[Row], point: str) -> bool:
+    """Whether a choice has a time in all of these rows, and was not stopped early."""
+    return all((cell := row.cell_of(point)) is not None and cell.spread is not None for row in rows)
+
+
+def _best_of(rows: Sequence[Row], names: Sequence[str], holds: bool) -> str | None:
+    """The best choice for rows that have to share one, ``""``: torch's own path. ``None``: there is none that is right.
+
+    Args:
+        holds: whether the choices have options that apply to these rows whatever is chosen, so that torch's own path is no choice.
+    """
+    plans = [
+        Plan((name,) * len(rows), {}, len(cell.asked))
+        for name in names
+        if rows and all(row.cell_of(name) for row in rows) and (cell := rows[0].cell_of(name))
+    ]
+    plan, _ = best(rows, plans)
+    if plan is None and holds:
+        plan = max(plans, key=lambda one: estimate(rows, one).ratio, default=None)
+        if plan is None and any(cell.status != NO_SAY for row in rows for cell in row.cells if cell.point in names):
+            return None
+    return plan.points[0] if plan else ""

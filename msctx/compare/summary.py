@@ -11,11 +11,13 @@ import yaml
 from msctx.compare import choose
 from msctx.compare.config import Comparison, canonical, pairs
 from msctx.compare.grid import algorithms
-from msctx.compare.result import FAILED, FORMAT, Best, Change, Cost, CostOfRow, Outcome, PointOptions, Result, Total
-from msctx.compare.workload import beside_defaults, text
+from msctx.compare.layer_rules import as_matched, rules_of
+from msctx.compare.result import FAILED, FORMAT, Best, Change, Cost, CostOfRow, Outcome, PointOptions, Result, Row, Total
 from msctx.native.choices import ConvProblem
+from msctx.options.conv_rules import RulesKind
 from msctx.run.record import plain
 
+RULES = "conv_algo_rules"
 COSTS = ("deterministic", "thread_invariant", "batch_invariant")
 """Options whose cost has a view of its own: the time with them over that without."""
 
@@ -71,11 +73,17 @@ def totals(result: Result) -> list[Total]:
 def best(comparison: Comparison, result: Result) -> Best:
     """What to take: for layers the best choice of each, which rules bring about; else one choice for all rows."""
     rows, points = result.rows, result.points
-    plans = choose.for_all(rows, points) if comparison.layers is None else choose.by_row(rows, points)
+    if comparison.layers is None:
+        plans = choose.for_all(rows, points)
+    else:
+        problems = _problems(comparison, rows)
+        keys = [(one, row.direction) if one else n for n, (one, row) in enumerate(zip(problems, rows, strict=True))]
+        plans = choose.by_row(rows, points, keys)
     plan, ratio = choose.best(rows, plans)
     if plan is None:
         return nothing(result)
-    options = canonical(plan.rest) | ({} if comparison.layers is None else _rules(comparison, result, plan.points))
+    options = canonical(plan.rest)
+    options |= {} if comparison.layers is None else _rules(comparison, result, plan.points, options)
     return Best(ratio=ratio, points=list(plan.points), options=options)
 
 
@@ -112,32 +120,27 @@ def _is_on(value: Any) -> bool:
     return str(value).upper() in ("ON", "TRUE", "1", "YES")
 
 
-def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dict[str, Any]:
-    """conv_algo_rules: conditions that name a layer's problem → the algorithms that were fastest there."""
+def _problems(comparison: Comparison, rows: Sequence[Row]) -> list[ConvProblem | None]:
+    """The problem of each row as rules see it; ``None`` where it is no convolution."""
     assert comparison.layers is not None
-    problems = {(one.name, str(one.problem)): one.problem for one in comparison.layers.layers}
-    convolutions = [problem for problem in problems.values() if isinstance(problem, ConvProblem)]
+    layers = comparison.layers.layers
+    found = {(one.name, str(one.problem)): as_matched(one.problem) for one in layers if isinstance(one.problem, ConvProblem)}
+    return [found.get((row.name, row.problem)) for row in rows]
+
+
+def _rules(comparison: Comparison, result: Result, chosen: Sequence[str], rest: Mapping[str, Any]) -> dict[str, Any]:
+    """conv_algo_rules that run the chosen algorithms. Rules that were in force when these were measured come first, as they won."""
+    assert comparison.layers is not None
     options = {point.name: point.options for point in result.points}
-    rules: dict[str, dict[str, str]] = {}
-    for row, point in zip(result.rows, chosen, strict=True):
-        problem = problems.get((row.name, row.problem))
-        if isinstance(problem, ConvProblem) and (algorithm := algorithms(options.get(point, {})).get(row.direction)):
-            rules.setdefault(_condition(problem, convolutions), {})[row.direction] = algorithm
-    return {"conv_algo_rules": rules} if rules else {}
-
-
-def _condition(problem: ConvProblem, others: Sequence[ConvProblem]) -> str:
-    """A problem whatever the batch: its image, weight and what else sets it apart from the other layers."""
-    words = [f"input=*x{text(problem.input[1:])}", f"weight={text(problem.weight)}"]
-    alike = [one for one in others if (one.input[1:], one.weight) == (problem.input[1:], problem.weight)]
-    set_apart = beside_defaults(problem)
-    for field in ("stride", "padding", "dilation", "groups", "transposed", "dtype", "layout"):
-        value = getattr(problem, field)
-        is_own = field in set_apart and field not in ("dtype", "layout")
-        if is_own or any(getattr(one, field) != value for one in alike):
-            along = value if isinstance(value, tuple) and len(set(value)) > 1 else value[:1] if isinstance(value, tuple) else ()
-            words.append(f"{field}={text(along) if along else str(value).lower()}")
-    return " ".join(words)
+    asked: dict[ConvProblem, dict[str, str]]
+    asked = {as_matched(one.problem): {} for one in comparison.layers.layers if isinstance(one.problem, ConvProblem)}
+    for row, problem, point in zip(result.rows, _problems(comparison, result.rows), chosen, strict=True):
+        if problem is not None and (algorithm := algorithms(options.get(point, {})).get(row.direction)):
+            asked[problem][row.direction] = algorithm
+    if not (rules := rules_of(asked)):
+        return {}
+    first = rest.get(RULES) or result.context.get(RULES)
+    return {RULES: f"{first}; {RulesKind().parse(rules)}" if first else rules}
 
 
 # --- an earlier result ------------------------------------------------------------------------------------------------

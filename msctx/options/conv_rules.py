@@ -12,7 +12,20 @@ from msctx.options import gpu
 from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
-FIELDS = ("module", "input", "weight", "stride", "padding", "dilation", "groups", "transposed", "dtype", "layout", "dims")
+FIELDS = (
+    "module",
+    "input",
+    "weight",
+    "stride",
+    "padding",
+    "dilation",
+    "output_padding",
+    "groups",
+    "transposed",
+    "dtype",
+    "layout",
+    "dims",
+)
 """What of a problem a condition can name: the text that choices() shows, and how many axes an image has."""
 
 

@@ -126,6 +126,17 @@ def test_each_layer_has_its_own() -> None:
     assert ratio == pytest.approx(3 / (1 / 1.5 + 1 / 3 + 1), rel=0.05)
 
 
+@pytest.mark.parametrize("rest", [{}, {"conv_allow_tf32": True}])
+def test_what_no_row_shows_alone_may_be_a_gain_on_the_whole(rest: dict[str, Any]) -> None:
+    """The table of totals shows that gain, so it cannot stand beside the advice to leave all to torch."""
+    found = rows(*[{"gemm": (1.06, 0.08), "fft": (0.5, 0.01)}] * 50, {"gemm": (0, 0), "fft": (0.9, 0.01)})
+    points = [PointOptions(name=name, options={"conv_fprop_algo": name, **rest}) for name in ("gemm", "fft")]
+    plan, ratio = choose.best(found, choose.by_row(found, points))
+    assert plan is not None
+    assert plan.points == ("gemm",) * 50 + ("fft" if rest else "",)
+    assert ratio == pytest.approx(1.06, abs=0.02)
+
+
 def test_whatever_is_taken_is_one_thing(tmp_path: Path) -> None:
     """What ``best`` says and what is recommended: the same choice, its speed and its options."""
     text = SMALL + "context: {seed: 3}\naxes: {way: {a: {deterministic: ON}, b: {conv_allow_tf32: true}}}"
