@@ -137,6 +137,7 @@ def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["nowhere:make"], 4, "no module named 'nowhere'"),
         (["matmul", "--shape", "8x8x8", "--axis", "deterministic=ON,ON"], 2, "two choices are named 'deterministic=ON'"),
         (["vgg16", "--axis", "deterministic=ON", "--axis", "deterministic=OFF"], 2, "deterministic is named twice"),
+        (["vgg16", "--axis", "runtime_num_threads=01"], 2, "write the number without the leading zero"),
         (["vgg16", "--axis", "deterministic=[]"], 2, "is not KEY=VALUE,VALUE"),
         (["matmul", "--shape", "1" * 5000 + "x1x1"], 2, "is no shape of a product"),
         (["conv", "--workload", "transformer"], 2, "has no convolutions to compare"),
