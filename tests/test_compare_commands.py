@@ -124,7 +124,10 @@ def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     ("words", "code", "told"),
     [
         (["resnet5"], 3, "did you mean resnet50"),
-        (["conv"], 2, "--workload NAME"),
+        (["conv"], 2, "--workload NAME: convnext_t"),
+        (["matmul"], 2, "--workload NAME or --shape MxKxN"),
+        (["conf.yaml"], 3, "No such file"),
+        ([""], 3, "is nothing that can be compared"),
         (["conv", "--workload", "vgg"], 2, "did you mean vgg16?"),
         (["matmul", "--shape", "8x8"], 2, "'8x8' is no shape of a product"),
         (["vgg16", "--axis", "conv_fprop_algo=gem"], 2, "did you mean 'gemm'?"),
