@@ -65,7 +65,7 @@ def refuse_or_take(give: Callable[[], Any], exact_state: State) -> None:
     assert (exact_state(), generators()) == before
 
 
-@settings(max_examples=600, **common)
+@settings(max_examples=100, **common)
 @given(spelling=st.sampled_from(SPELLINGS), value=garbage)
 def test_garbage_is_refused_and_changes_nothing(exact_state: State, spelling: str, value: Any) -> None:
     refuse_or_take(lambda: msctx.context(**{spelling: value}), exact_state)
@@ -95,7 +95,7 @@ def test_things_that_are_no_plain_data(exact_state: State, kind: str) -> None:
 GROUPS = {spelling[:end] for spelling in SPELLINGS for end, letter in enumerate(spelling) if letter == "."}
 
 
-@settings(max_examples=150, **common)
+@settings(max_examples=80, **common)
 @given(names=st.dictionaries(st.text(max_size=20), garbage, min_size=1, max_size=3))
 def test_unknown_names_are_refused(exact_state: State, names: dict[str, Any]) -> None:
     refuse_or_take(lambda: msctx.context(**names), exact_state)
@@ -162,7 +162,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-@settings(max_examples=400, **common)
+@settings(max_examples=80, **common)
 @given(options=dictionaries, nest=st.booleans())
 def test_a_dictionary_is_taken_whole_or_not_at_all(exact_state: State, options: dict[str, Any], nest: bool) -> None:
     options = nested(options) if nest else options
@@ -179,7 +179,7 @@ def test_a_dictionary_is_taken_whole_or_not_at_all(exact_state: State, options: 
     assert (exact_state(), generators(), msctx.get_context()) == before
 
 
-@settings(max_examples=200, **common)
+@settings(max_examples=100, **common)
 @example(first={"function": None, "self": 1}, second={"args": 1, "kwargs": 1, "options": 1, "preset": None})
 @given(first=dictionaries, second=dictionaries)
 def test_set_context_takes_a_dictionary_whole_or_not_at_all(

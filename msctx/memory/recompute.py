@@ -23,8 +23,6 @@ from msctx.native.installed import Held
 from msctx.notices import tell
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
 LONG = 4
 """Modules in a row, from which on they are worth grouping."""
 
