@@ -103,32 +103,25 @@ def test_the_table_has_every_function() -> None:
 # --- each function ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "given", "value"), [(n, *pair) for n, case in CASES.items() for pair in case.good])
-def test_a_good_value_is_set(name: str, given: Any, value: Any) -> None:
-    set_target(CASES[name])
-    assert function(name)(given) is None
-    found = msctx.get_context(name, origin=True)
-    assert found.value == value
-    assert found.origin.startswith(f"ms.{name} at test_mindspore_functions.py:")
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "kind"),
-    [
-        (name, value, kind)
-        for name, case in CASES.items()
-        for kind, values in ((TypeError, case.types), (ValueError, case.values))
-        for value in values
-    ],
-)
-def test_a_wrong_value_is_mindspores_exception(name: str, given: Any, kind: type[Exception]) -> None:
-    set_target(CASES[name])
+@pytest.mark.parametrize("name", CASES)
+def test_good_and_wrong_values(name: str) -> None:
+    case = CASES[name]
+    set_target(case)
     before = msctx.get_context()
-    with pytest.raises(kind) as caught:
-        function(name)(given)
-    assert isinstance(caught.value, MsctxError)
-    assert isinstance(caught.value, ValueError) == (kind is ValueError)
-    assert msctx.get_context() == before
+    for kind, values in ((TypeError, case.types), (ValueError, case.values)):
+        for given in values:
+            with pytest.raises(kind) as caught:
+                function(name)(given)
+            assert isinstance(caught.value, MsctxError)
+            assert isinstance(caught.value, ValueError) == (kind is ValueError), given
+            assert msctx.get_context() == before
+    for given, value in case.good:
+        msctx.reset_context()
+        set_target(case)
+        assert function(name)(given) is None
+        found = msctx.get_context(name, origin=True)
+        assert found.value == value
+        assert found.origin.startswith(f"ms.{name} at test_mindspore_functions.py:")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -231,7 +224,7 @@ def test_op_precision_mode(tmp_path: Path) -> None:
         ("set_recursion_limit", 2**31 - 1),
     ],
 )
-def test_what_is_more_than_msctx_takes_is_told(name: str, most: int) -> None:
+def test_values_above_the_maximum_are_clipped_with_a_warning(name: str, most: int) -> None:
     with pytest.raises(RuntimeError, match=f"32 bits\n.*to 4294967295; larger values are clipped to {most}"):
         function(name)(2**32)
     with pytest.warns(MsctxWarning, match=rf"{name}\(\w+\): {most + 1} is clipped to {most}"):
@@ -258,7 +251,7 @@ def test_set_device_and_the_current_one() -> None:
     assert ms.get_current_device().device_id == 1
 
 
-def test_set_device_takes_a_target_that_is_not_here(absent: str) -> None:
+def test_set_device_accepts_a_target_that_is_not_here(absent: str) -> None:
     ms.set_device(absent, 2)
     assert ms.get_current_device() == (absent, 2)
     assert ms.get_context("device_target") == absent
@@ -279,7 +272,7 @@ def test_set_device_takes_a_target_that_is_not_here(absent: str) -> None:
         (("CPU", 2**40), RuntimeError),
     ],
 )
-def test_set_device_refuses(args: tuple[Any, ...], kind: type[Exception]) -> None:
+def test_set_device_rejects(args: tuple[Any, ...], kind: type[Exception]) -> None:
     with pytest.raises(kind):
         ms.set_device(*args)
     assert not msctx.get_context()
@@ -347,7 +340,7 @@ def test_wrong_seeds(seed: Any, kind: type[Exception]) -> None:
         "runtime.communication_stream",
     ],
 )
-def test_what_is_not_carried_out_says_so(name: str) -> None:
+def test_what_is_not_carried_out_raises(name: str) -> None:
     with pytest.raises(NotCarriedOut, match=rf"ms\.{name}\(\) is not carried out") as caught:
         function(name)(True)
     assert isinstance(caught.value, NotImplementedError)

@@ -27,7 +27,7 @@ from msctx.errors import MsctxWarning, StrictError
         ("host_scheduling_max_threshold", 2**70, 2**63 - 1),
     ],
 )
-def test_what_msctx_makes_of_a_value_is_told_once(key: str, given: Any, taken: int) -> None:
+def test_a_changed_value_is_reported_once(key: str, given: Any, taken: int) -> None:
     is_inner = key == "host_scheduling_max_threshold"
     options: dict[str, Any] = {"ascend_config": {key: given}} if is_inner else {key: given}
     ms.set_context(device_target="Ascend")
@@ -41,7 +41,7 @@ def test_what_msctx_makes_of_a_value_is_told_once(key: str, given: Any, taken: i
 
 
 @pytest.mark.parametrize("key", ["runtime_num_threads", "inter_op_parallel_num", "max_call_depth"])
-def test_what_is_allowed_is_what_is_taken(key: str) -> None:
+def test_messages_give_the_range_that_is_accepted(key: str) -> None:
     for wrong, kind in ((2**32, RuntimeError), (-1, ValueError)):
         with pytest.raises(kind, match=r"to 4294967295; larger values are clipped to"):
             ms.set_context(**{key: wrong})
@@ -98,7 +98,7 @@ def test_contents_that_mindspore_does_not_look_at_are_value_errors(key: str, giv
         ("mempool_block_size", "512MB", "not a size"),
     ],
 )
-def test_a_hint_never_repeats_what_is_refused(key: str, value: str, text: str) -> None:
+def test_a_hint_never_repeats_what_is_rejected(key: str, value: str, text: str) -> None:
     ms.set_context(device_target="Ascend")
     with pytest.raises(ValueError, match=text) as caught:
         ms.set_context(**{key: value})
@@ -137,10 +137,10 @@ def test_articles(options: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize("options", [{"enable_dump": True}, {"save_dump_path": "dumps"}])
 def test_what_does_that_now_can_be_written_so(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.warns(MsctxWarning) as told:
+    with pytest.warns(MsctxWarning) as reported:
         ms.set_context(**options)
     assert not msctx.get_context()
-    (text,) = (str(w.message) for w in told)
+    (text,) = (str(w.message) for w in reported)
     call = "msctx.set_context(session={'enable_dump': True, 'dump_path': DIR})"
     assert text == f"{next(iter(options))}: MindSpore ignores it, and so does msctx; {call} does that now"
     eval(call, {"msctx": msctx, "DIR": str(tmp_path)})
@@ -167,7 +167,7 @@ def test_an_error_changes_nothing(wrong: dict[str, Any], tmp_path: Path) -> None
     assert not graphs.parent.exists()
 
 
-def test_the_message_tells_everything_that_is_wrong() -> None:
+def test_the_message_lists_everything_that_is_wrong() -> None:
     with pytest.raises(TypeError) as caught:
         ms.set_context(deterministic="on", foo=1, mode="x")
     for part in ("mode: 'x' is a str", "did you mean 'ON'", "foo: there is no such key", "3 problems; nothing was changed"):
@@ -206,7 +206,7 @@ def test_mempool_block_size_in_graph_mode_is_skipped() -> None:
     assert ms.get_context("mempool_block_size") == 2.0
 
 
-def test_strict_refuses_what_would_be_dropped() -> None:
+def test_strict_rejects_what_would_be_ignored() -> None:
     msctx.set_context(strict=True)
     for options in ({"max_device_memory": "4GB", "device_target": "CPU"}, {"enable_sparse": True}):
         with pytest.raises(StrictError, match=r"max_device_memory|enable_sparse"):
