@@ -123,7 +123,9 @@ def origin(what: str) -> str:
 
 
 def report(text: str) -> None:
-    """Warn at each call, not only at the first."""
+    """Warn at each call, not only at the first; under ``strict=True`` raise."""
+    if is_strict():
+        raise StrictError.of([text])
     warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
 
 

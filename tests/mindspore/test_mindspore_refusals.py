@@ -1,4 +1,4 @@
-"""What ms.set_context refuses: where msctx takes less than MindSpore, what the messages say, and all or nothing."""
+"""What ms.set_context rejects: where msctx accepts less than MindSpore, what the messages say, and all or nothing."""
 
 import warnings
 from pathlib import Path
@@ -75,7 +75,7 @@ STRICTER = [
 
 @pytest.mark.parametrize(("key", "given", "text"), STRICTER)
 def test_contents_that_mindspore_does_not_look_at_are_value_errors(key: str, given: Any, text: str, tmp_path: Path) -> None:
-    """Decided so: what msctx cannot read it cannot carry out, and a script should hear of it where it says it."""
+    """Decided so: msctx cannot carry out what it cannot read, and the script should fail where it sets it."""
     ms.set_context(device_target="Ascend")
     if isinstance(given, str):
         path = tmp_path / "content"
