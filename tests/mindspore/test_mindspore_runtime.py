@@ -72,6 +72,7 @@ def test_set_memory_is_stricter_than_mindspore_here(name: str, value: str) -> No
     with pytest.raises(ValueError, match='allowed: a size in GB such as "4GB"') as caught:
         ms.runtime.set_memory(**{name: value})
     assert "MB" not in str(caught.value).replace(value, "")
+    assert "GiB" not in str(caught.value)
 
 
 def test_set_memory_accepts_all_of_mindspores_forms() -> None:
