@@ -12,7 +12,7 @@ class OptionTypeError(_ProblemsError, TypeError):
 
 
 class OptionRuntimeError(_ProblemsError, RuntimeError):
-    """What MindSpore's C++ side refuses: numbers that do not fit, and what can be set only once. Nothing was changed."""
+    """What MindSpore's C++ side rejects: numbers that do not fit, and what can be set only once. Nothing was changed."""
 
     exit_code = 2
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.errors import StrictError
 from msctx.mindspore import keys, state
 from msctx.mindspore.checks import Check, Look, Nothing, Number, OneOf
 from msctx.mindspore.files import ini_file
@@ -108,7 +107,10 @@ def setter(name: str, option: Option) -> Callable[..., None]:
 def _call(name: str, option: Option, row: Function, value: Any) -> None:
     call = state.Call(f"ms.{name}")
     call.check_types(**{row.argument: (value, row.wanted)})
-    if row.target and not _has_target(call.what, row.target):
+    if row.target and (here := state.target()) != row.target:
+        state.report(
+            f"{call.what}: device_target is {here}, and MindSpore takes this with {row.target} alone: the value is ignored"
+        )
         return
     converted = UNSET
     with suppress(Nothing):
@@ -125,14 +127,3 @@ def _call(name: str, option: Option, row: Function, value: Any) -> None:
     state.tell_all([note._replace(name=f"{name}({note.name})") for note in call.notes])
     if converted is not UNSET:
         state.store({name: converted}, call.what)
-
-
-def _has_target(what: str, target: str) -> bool:
-    """Whether the target is the one a function is for; if not, a note reports that its value is ignored."""
-    if (here := state.target()) == target:
-        return True
-    text = f"{what}: device_target is {here}, and MindSpore takes this with {target} alone: the value is ignored"
-    if state.is_strict():
-        raise StrictError.of([text])
-    state.report(text)
-    return False

@@ -38,13 +38,6 @@ def default_target() -> str:
     return next((word for word in DEVICE if word != "CPU" and is_here(word)), "CPU")
 
 
-def missing(word: str) -> DeviceError:
-    """The error for a device that is not on this machine."""
-    from msctx import devices
-
-    return DeviceError.missing(word, [word for word, device in DEVICE.items() if device in devices.here()])
-
-
 def is_here(word: str) -> bool:
     from msctx import devices
 
@@ -123,7 +116,9 @@ def origin(what: str) -> str:
 
 
 def report(text: str) -> None:
-    """Warn at each call, not only at the first."""
+    """Warn at each call, not only at the first; under ``strict=True`` raise."""
+    if is_strict():
+        raise StrictError.of([text])
     warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
 
 
@@ -147,8 +142,8 @@ def torch_module(word: str) -> Any:
     """
     if word == "CPU":
         return None
-    if not is_here(word):
-        raise missing(word)
     import torch
 
+    if not is_here(word):
+        raise DeviceError.missing(word, [known for known in DEVICE if is_here(known)])
     return getattr(torch, {"GPU": "cuda", "Ascend": "npu"}[word])

@@ -1,4 +1,4 @@
-"""What the tests of `msctx migrate` share: what a migration means, what it told, and whether its outputs say the same."""
+"""What the tests of `msctx migrate` share: what a migration means, what it reported, and whether its outputs say the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def meaning(layer: Layer) -> dict[str, dict[str, Any]]:
     return {device: {name: found.on(device)[name][0].value for name in sorted(found.on(device))} for device in DEVICES}
 
 
-def told(migration: migrate.Migration) -> list[str]:
+def reported(migration: migrate.Migration) -> list[str]:
     """The problems, each as its line and text."""
     return [f"{p.mark.line if p.mark else '-'} {p.path}: {p.text}" for p in migration.problems]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from migrations import check_outputs, problem_of, told
+from migrations import check_outputs, problem_of, reported
 
 from msctx import migrate
 
@@ -71,7 +71,7 @@ def test_a_file_without_calls(write):
     (problem,) = migrate.read(write("import torch\n")).problems
     assert problem.text == "no call that sets MindSpore's context was found; this file does not import it"
     migration = migrate.read(write("import mindspore\nx = mindspore.get_context('mode')\n"))
-    assert told(migration) == ["- : no call that sets MindSpore's context was found"]
+    assert reported(migration) == ["- : no call that sets MindSpore's context was found"]
     assert migrate.as_yaml(migration).endswith("context: {}\n")
     assert migrate.read(write("")).calls == ()
     compile(migrate.as_with_block(migration), "block", "exec")

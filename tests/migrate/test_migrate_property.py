@@ -1,4 +1,4 @@
-"""`msctx migrate`: any options mean the same as in Python, and any text is read or refused with a message."""
+"""`msctx migrate`: any options mean the same as in Python, and any text is read or rejected with a message."""
 
 from __future__ import annotations
 

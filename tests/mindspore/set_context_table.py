@@ -21,7 +21,7 @@ class Case(NamedTuple):
     values: list[Any] = []
     runtime: list[Any] = []
     target: str = ""
-    """One on which it is taken, where that is not so on all."""
+    """One that accepts it, where that is not so on all."""
     off: str = ""
     """One on which it is not."""
 
@@ -140,7 +140,7 @@ UNHELD = {
     "jit_config": ({"jit_level": "O1"}, ["O1"], [{"jit_level": ""}, {"level": "O1"}]),
     "exec_order": ("bfs", [], ["BFS", 1]),
 }
-"""Key → what is taken and dropped, wrong types, wrong values."""
+"""Key → what is accepted and ignored, wrong types, wrong values."""
 
 GPU_ALGORITHMS = {
     "conv_fprop_algo": "normal performance implicit_gemm precomp_gemm gemm direct fft fft_tiling winograd winograd_nonfused",

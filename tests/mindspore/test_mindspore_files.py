@@ -83,7 +83,7 @@ def test_env_config_path(tmp_path: Path) -> None:
 
 RIGHT = {"env_config_path.rdr.mode": 2}
 ENV_CONFIG = [
-    # what the file holds, what is set of it, what is told of each part
+    # what the file holds, what is set of it, what is reported of each part
     ('{"foo": 1, "rdr": {"mode": 2}}', RIGHT, ["env_config_path.foo: env_config_path has no such key"]),
     (
         '{"rdr": {"mode": 2, "enable": 1, "x": 0}}',
@@ -104,23 +104,23 @@ ENV_CONFIG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "options", "told"), ENV_CONFIG)
-def test_what_is_wrong_in_env_config_is_told_and_dropped(
-    text: str, options: dict[str, Any], told: list[str], tmp_path: Path
+@pytest.mark.parametrize(("text", "options", "reported"), ENV_CONFIG)
+def test_mistakes_in_env_config_are_reported_and_ignored(
+    text: str, options: dict[str, Any], reported: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "env.json"
     path.write_text(text)
     with pytest.warns(MsctxWarning) as warned:
         ms.set_context(env_config_path=str(path))
-    for part in told:
+    for part in reported:
         assert len([w for w in warned if re.search(part, str(w.message))]) == 1
     assert msctx.get_context() == options
     assert ms.get_context("env_config_path") == ""
-    if "twice" in told[0]:  # nothing is dropped there
+    if "twice" in reported[0]:  # nothing is dropped there
         return
     msctx.reset_context()
     msctx.set_context(strict=True)
-    with pytest.raises(StrictError, match=told[0]):
+    with pytest.raises(StrictError, match=reported[0]):
         ms.set_context(env_config_path=str(path))
 
 
@@ -171,11 +171,11 @@ def test_parallel_speed_up_json_path(tmp_path: Path) -> None:
     assert ms.get_context("enable_task_opt") is False
 
 
-def test_flags_that_nobody_knows_are_told_and_dropped() -> None:
+def test_unknown_flags_are_reported_and_ignored() -> None:
     flags = "--opt_level=2 --enable_expand_ops=MatMul --dump_as_text nonsense --opt_level=7"
-    with pytest.warns(MsctxWarning) as told:
+    with pytest.warns(MsctxWarning) as reported:
         ms.set_context(graph_kernel_flags=flags)
     assert ms.get_context("graph_kernel_flags") == "--opt_level=3 --dump_as_text"
-    text = "\n".join(str(warning.message) for warning in told)
+    text = "\n".join(str(warning.message) for warning in reported)
     for part in ("'--enable_expand_ops=MatMul' is ignored", "'nonsense' is ignored", "clipped to 3", "appears twice"):
         assert part in text

@@ -83,7 +83,7 @@ def test_absent_names_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize("name", [*ABSENT, "jit", "JitConfig"])
-def test_absent_names_say_so_when_they_are_used(name: str) -> None:
+def test_absent_names_raise_when_they_are_used(name: str) -> None:
     found = getattr(ms, name)
     why = r"torch\.compile" if "jit" in name.lower() else "memory_offload" if "offload" in name else r"torch\.distributed with"
     for use, what in ((lambda: found(parallel_mode="x"), r"\(\)"), (lambda: found.DATA_PARALLEL, r"\.DATA_PARALLEL")):
@@ -116,7 +116,7 @@ def test_public_names_are_there_and_documented(module: Any) -> None:
         (lambda: ms.device_context.npu, "npu"),
     ],
 )
-def test_missing_names_say_so(look_up: Callable[[], Any], text: str) -> None:
+def test_missing_names_raise_with_the_reason(look_up: Callable[[], Any], text: str) -> None:
     with pytest.raises(AttributeError, match=text):
         look_up()
 

@@ -102,7 +102,7 @@ def test_device_id_begins_with_the_environments(monkeypatch: pytest.MonkeyPatch)
     assert ms.get_context("device_id") == 0
 
 
-def test_the_old_name_of_ascend_is_told() -> None:
+def test_the_old_name_of_ascend_is_reported() -> None:
     with pytest.warns(MsctxWarning, match="Davinci is the old name of Ascend"):
         ms.set_context(device_target="Davinci")
 
