@@ -318,7 +318,7 @@ Extent* alone(Pool& all, size_t bytes) {
   auto extent = std::make_unique<Extent>(Extent{nullptr, bytes, nullptr});
   Piece* piece = fresh_piece(all, whole(bytes, unit), whole(bytes, unit));
   if (!piece) return nullptr;
-  madvise(piece->start, bytes / unit * unit, MADV_HUGEPAGE);  // a kernel that has none says so, and that is all right
+  madvise(piece->start, bytes / unit * unit, MADV_HUGEPAGE);  // a kernel without them returns an error, which does no harm
   extent->start = piece->start;
   extent->piece = piece;
   return extent.release();

@@ -1,4 +1,4 @@
-// Decides, for each call, which algorithm runs: what is named, what a rule says, what the heuristic of `normal` expects.
+// Decides, for each call, which algorithm runs: what is named, what a rule names, what the heuristic of `normal` expects.
 #include "msctx/policy.h"
 
 #include <algorithm>
@@ -150,7 +150,7 @@ void Policy::note(const std::vector<bool>& held, int64_t books) const {
   for (size_t i = 0; i < rules_.size(); i++) rules_[i].conditions->note(held[i], books);
 }
 
-// The first rule that matches and speaks of the direction, else the option.
+// The first rule that matches and applies to the direction, else the option.
 std::string Policy::asked_for(Direction direction, const std::vector<bool>& held) const {
   for (size_t i = 0; i < rules_.size(); i++)
     if (held[i] && !rules_[i].asked[int(direction)].empty()) return rules_[i].asked[int(direction)];
@@ -231,7 +231,7 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || std::strcmp(row.name, "reference") == 0) continue;
     if (!allows_math(row) || !obstacles(row, call).empty()) continue;
-    // The same under another name; or a later row of one label, which a result could not tell from the first.
+    // The same under another name; or a later row of one label, which a result could not distinguish from the first.
     const auto same = [&](const ConvRow* other) { return other->algorithm == row.algorithm || label_of(*other) == label_of(row); };
     if (std::any_of(found.begin(), found.end(), same)) continue;
     const Op op = op_of(direction, call.transposed);

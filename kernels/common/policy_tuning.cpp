@@ -1,4 +1,4 @@
-// `performance`: what a tuning result says, else what `normal` would take, and whether the problem is still to be measured.
+// `performance`: what a tuning result names, else what `normal` would take, and whether the problem is still to be measured.
 #include <cstdio>
 
 #include "msctx/policy.h"
@@ -48,13 +48,13 @@ void Policy::tune(
   choice.reasons.insert(choice.reasons.begin(), "chosen as by normal: " + why);
 }
 
-// Takes the row of a result where this policy may; else says why not.
+// Takes the row of a result where this policy may; else gives the reason.
 bool Policy::follows(
     const Tuned& known, const ConvCall& call, Direction direction, Choice& choice, Decision& decision) const {
   const std::string label = label_of(known.name, known.math);
   const std::string refused = known.source + ": " + label + ", which ";
   if (known.name != "torch") {
-    for (const ConvRow* row : candidates(call, direction))  // a file may say anything
+    for (const ConvRow* row : candidates(call, direction))  // a file may contain anything
       if (known.name == row->name && known.math == row->algorithm->math) decision.row = row;
     if (!decision.row) {
       choice.reasons.push_back(refused + "performance may not take here");

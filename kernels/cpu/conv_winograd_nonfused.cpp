@@ -194,7 +194,7 @@ void run_weight(const ConvProblem& p, const ConvTensors& t, float* workspace, co
   }
 }
 
-// --- what it says of itself ----------------------------------------------------------------------------------------------
+// --- what it declares ----------------------------------------------------------------------------------------------------
 
 void reasons(const ConvProblem& p, Op, Reasons& reasons) { winograd_reasons(p, reasons); }
 

@@ -28,7 +28,7 @@ std::map<int64_t, std::string>& origins() {  // of caps
   return *all;
 }
 
-std::string in_words(int64_t bytes) {  // as msctx/effects/memory.py does: a cap is told with the same figure by both
+std::string in_words(int64_t bytes) {  // as msctx/effects/memory.py does: both report a cap with the same figure
   constexpr const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double value = double(bytes);
   int unit = 0;

@@ -1,5 +1,5 @@
 // What a thread has entered of torch.autocast since its precision policies: which of them it overrules, and what a backward pass computes
-// again. torch tells of each autocast that is entered or left while some policy is in force: see msctx/native/autocasts.py.
+// again. torch reports each autocast that is entered or left while a policy is in force: see msctx/native/autocasts.py.
 #pragma once
 
 #include "glue/precision_policy.h"

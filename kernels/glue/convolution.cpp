@@ -66,7 +66,7 @@ struct Traced {
   ~Traced() { is_traced = false; }
 };
 
-// What an operator of torch's is told beside its context's flags.
+// What an operator of torch's is passed beside its context's flags.
 struct Told {
   bool benchmark = false, deterministic = false, cudnn_enabled = true, allow_tf32 = true;
 };

@@ -31,7 +31,7 @@ const ConvCall& call_in_question();
 // Problem, layout and device, as a key.
 std::string key_of(const ConvProblem&, const ConvCall&);
 
-// A run was refused after all. Unless that is for good (there is no compiler, say), it may succeed another time.
+// A run was refused after all. Unless that is for good (there is no compiler, for example), it may succeed another time.
 struct CudaFailed : std::runtime_error {
   explicit CudaFailed(const std::string& why, bool for_good = false) : std::runtime_error(why), is_for_good(for_good) {}
   bool is_for_good;
@@ -43,7 +43,7 @@ void add_failure(const ConvAlgorithm&, const ConvProblem&, Op, Reasons&);
 const char* kept(const std::string&);
 
 // Runs a row. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
-// Throws CudaFailed, and from then on the row says so of this problem.
+// Throws CudaFailed, and from then on the row gives that reason for this problem.
 at::Tensor run_on_cuda(const ConvRow&, const ConvCall&, int64_t policy, const at::Tensor& first, const at::Tensor& second);
 
 // The memory format in which a convolution is computed: torch's own rule for cuDNN, which its shape functions follow.

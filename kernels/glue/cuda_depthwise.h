@@ -1,5 +1,5 @@
 // Depthwise convolutions of CUDA tensors by kernels of our own (kernels/cuda), as rows. Which kernels run, and where they are loaded,
-// Python says once for each problem (msctx/native/cuda/plans.py); what is asked again is answered, and launched, from here.
+// Python answers once for each problem (msctx/native/cuda/plans.py); what is asked again is answered, and launched, from here.
 #pragma once
 
 #include <vector>

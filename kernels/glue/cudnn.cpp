@@ -21,7 +21,7 @@ namespace {
 
 using Handle = void*;
 using Descriptor = void*;
-enum { success = 0, not_supported = 3000, beyond_not_supported = 4000 };  // cudnnStatus_t of cuDNN 9: 3001, 3002 say why
+enum { success = 0, not_supported = 3000, beyond_not_supported = 4000 };  // cudnnStatus_t of cuDNN 9: 3001, 3002 give the reason
 enum Math { tf32_allowed = 0, tensor_op = 1, fma = 3 };                   // cudnnMathType_t: the first is CUDNN_DEFAULT_MATH
 enum { cross_correlation = 1 };                                           // cudnnConvolutionMode_t
 enum { nchw = 0, nhwc = 1 };                                              // cudnnTensorFormat_t
@@ -61,10 +61,10 @@ Cudnn cudnn;
 
 // --- descriptors -----------------------------------------------------------------------------------------------------
 
-// One problem and algorithm's arithmetic as cuDNN is told of it. Those of a thread are kept: to make them takes longer than many a launch.
+// One problem and algorithm's arithmetic as cuDNN gets it. Those of a thread are kept: to make them takes longer than many a launch.
 struct Described {
   Descriptor x = nullptr, w = nullptr, y = nullptr, convolution = nullptr;
-  std::vector<int> ranking[3];  // by Op: what the heuristic says, once it has been asked
+  std::vector<int> ranking[3];  // by Op: the heuristic's order, once it has been requested
   bool is_ranked[3] = {};
   std::map<std::pair<Op, int>, std::pair<int, size_t>> support;  // status and workspace
 

@@ -48,7 +48,7 @@ struct InsideTorch {
   ~InsideTorch() { inside_torch--; }
 };
 
-// Warns of a fallback, or raises, as the policy says. Call it before the work, and with no lock held.
+// Warns of a fallback, or raises, depending on the policy. Call it before the work, and with no lock held.
 void complain(const Policy&, const Decision&);
 
 }  // namespace msctx::glue

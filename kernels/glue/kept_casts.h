@@ -1,4 +1,4 @@
-// Weights in the dtype that a precision policy computes in, kept from call to call while frozen_weights says that they do not change.
+// Weights in the dtype that a precision policy computes in, kept from call to call while frozen_weights promises that they do not change.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -38,7 +38,7 @@ at::Tensor cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : at::_ops::to_dtype::call(tensor, dtype, false, false, std::nullopt);
 }
 
-// Whether an error says that an operator has no kernel for its dtype.
+// Whether an error means that an operator has no kernel for its dtype.
 bool lacks_kernel(const c10::Error& error) {
   const std::string_view text = error.what_without_backtrace();
   for (const char* part :
@@ -103,7 +103,7 @@ class Governed final : public c10::OperatorKernel {
     return kind < 3 && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
   }
 
-  // Calls `see(tensor, position)` for each tensor among the inputs, by reference; lists are unpacked and packed again where it says so.
+  // Calls `see(tensor, position)` for each tensor among the inputs, by reference; lists are unpacked, and packed again where it returns true.
   template <class See>
   void each(Stack& stack, size_t base, const See& see) const {
     int position = 0;
@@ -362,7 +362,7 @@ using namespace msctx::glue;
 
 // Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors. `keeps`: those
 // of whose frozen weights casts may be kept.
-// Returns how many overloads; -1: something went wrong, which `problem` tells.
+// Returns how many overloads; -1: something went wrong, which `problem` describes.
 MSCTX_API int msctx_precision_install(int device, const char* const* names, const uint8_t* keeps, int count, const char** problem) {
   static std::string text;
   try {

@@ -18,13 +18,13 @@ namespace msctx::glue {
 constexpr int precision_devices = 3;  // CPU, CUDA, Ascend
 constexpr int most_listed = 8;        // inputs or outputs whose dtypes a rule can name
 
-// From Python: what a policy says of one operator. A dtype is 0 (as it is) or a place in `dtypes`, from 1 on.
+// From Python: what a policy sets for one operator. A dtype is 0 (as it is) or a place in `dtypes`, from 1 on.
 struct PrecisionRule {
   int32_t op;
   uint8_t to[3];          // what float32, float16 and bfloat16 become
   uint8_t output;         // 0: as computed; origin: the inputs' own, the widest of them; else a dtype
   uint8_t widest;         // inputs of several dtypes become the widest: 1: of them all, 2: of those that operators have computed
-  uint8_t through;        // inputs are rounded to this dtype before they become what `to` says
+  uint8_t through;        // inputs are rounded to this dtype before they are cast to `to`
   uint8_t checks_index;   // indices are checked before they are used
   uint8_t whole;          // it holds for all that the operator is made of, also where nothing is cast
   uint8_t inputs[most_listed], outputs[most_listed];  // dtypes by position, over `to` and `output`
@@ -51,7 +51,7 @@ struct PrecisionPolicy {
   const PrecisionRule& rule(int op) const { return distinct[place[size_t(op)]]; }
   PrecisionCounts& counts(int op) const;                                             // made when it is first asked for
   const PrecisionCounts* counted(int op) const { return made[size_t(op)].load(std::memory_order_acquire); }  // nullptr: nothing yet
-  int retries;                       // 1: what has no kernel for 16 bits is computed in float32, and that is told; 2: without a word
+  int retries;                       // 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: silently
   std::optional<c10::ScalarType> low;  // that its mode lowers to
   bool frozen;                         // weights do not change while it is in force
   bool lowers_to_half = false;
@@ -64,7 +64,7 @@ struct PrecisionPolicy {
   std::unique_ptr<std::atomic<PrecisionCounts*>[]> made;
 };
 
-// The policies of the devices. Where a torch.autocast overrules some of them, that too has a number, so that compiled code is told apart.
+// The policies of the devices. Where a torch.autocast overrules some of them, that too has a number, so that compiled code is kept apart.
 struct Combination {
   std::array<const PrecisionPolicy*, precision_devices> policies;
   int first, overruled;  // the number while nothing is overruled; a bit for each device that is

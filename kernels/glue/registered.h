@@ -12,7 +12,7 @@
 
 namespace msctx::glue {
 
-constexpr const char* mark = "msctx native core";  // what the dispatcher's own tables say of our kernels
+constexpr const char* mark = "msctx native core";  // how the dispatcher's own tables show our kernels
 
 // The kernel that was in force at a key before ours, if there was one.
 struct Before {
@@ -29,7 +29,7 @@ Before anothers(const c10::OperatorHandle&, c10::DispatchKey);
 torch::Library& library(const char* ns, c10::DispatchKey);
 
 // Kernels of ours, and whether the dispatcher still calls them: another library may register over them at any time. They are registered by
-// TORCH_FN: code of their own is what tells them from others.
+// TORCH_FN: code of their own distinguishes them from others.
 class InForce {
  public:
   // Call it once the kernels are registered.

@@ -24,7 +24,7 @@ struct Choice {
   int64_t computed_again = 0;
 };
 
-// The one in the log that says the same, or this one from now on.
+// The equal one in the log, or this one from now on.
 std::shared_ptr<Choice> record(std::unique_ptr<Choice>);
 
 // What is counted of a choice.

@@ -1,4 +1,4 @@
-// Backward passes that start after the with-block in which their forward ran: torch computes them its own way, and that is told once.
+// Backward passes that start after the with-block in which their forward ran: torch computes them its own way, with one warning.
 #pragma once
 
 namespace msctx {

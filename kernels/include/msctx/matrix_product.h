@@ -100,7 +100,7 @@ static inline int64_t blocks(int64_t rows, int64_t columns) {
 }
 
 // The bound that block_product's sums keep: see Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2 (blocked sums).
-// It speaks of the sum of |products|; over data without massive cancellation that is within a small factor of max|result|.
+// It applies to the sum of |products|; over data without massive cancellation that is within a small factor of max|result|.
 // `more`: additions that follow.
 static inline double sum_error(DType dtype, int64_t depth, int64_t more = 0) {
   const double unit = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;

@@ -19,7 +19,7 @@ constexpr int places = 2;
 
 enum class Fallback : int32_t { warn, error, silent };
 
-// What a policy says beside algorithms. The flags are those of ConvPolicy (msctx/options/conv_policy.py), in its order.
+// What a policy sets beside algorithms. The flags are those of ConvPolicy (msctx/options/conv_policy.py), in its order.
 struct PolicyOptions {
   int64_t workspace_limit;  // bytes; negative: none
   double max_error;         // that a row may have for `normal` and `performance`; 0: see largest_error
@@ -40,7 +40,7 @@ struct PolicyText {
   const RuleText* rule;
 };
 
-// `normal` and `performance` take only rows whose bound is at most this, where no other is said; TF32, once allowed, may have more.
+// `normal` and `performance` take only rows whose bound is at most this, where no other is given; TF32, once allowed, may have more.
 constexpr double largest_error = 3e-5;
 // `performance` tries no algorithm with a larger workspace: 1 GB.
 constexpr size_t largest_trial = size_t(1) << 30;
@@ -52,7 +52,7 @@ struct Decision {
   std::shared_ptr<Choice> choice;  // nullptr: nothing is asked for
   std::vector<bool> held;        // for which rules of the policy: their conditions
   bool fell_back = false;        // the named algorithm did not run
-  bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is what `normal` says
+  bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is what `normal` takes
   std::string message;           // for the warning or the error of a fallback
   mutable std::atomic<int64_t> told{0};  // the warning was given, among those of this number: see tell_again
 };

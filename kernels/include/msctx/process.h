@@ -15,7 +15,7 @@ extern bool forked;
 // renewed in the child, since the thread that held them did not come along.
 std::mutex& fork_safe_mutex(bool is_short = true);
 
-// Tells Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
+// Warns through Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
 bool tell(const std::string& kind, const std::string& text);
 void set_teller(PythonFunction);
 

@@ -24,10 +24,10 @@ struct ConvRow {
   const char* name;  // the option's value
   const ConvAlgorithm* algorithm;
   Merit (*merit)(const ConvProblem&, Op);
-  bool (*exists)(Op) = nullptr;  // null: for all; another Op has none of this name, and does not speak of it
+  bool (*exists)(Op) = nullptr;  // null: for all; another Op has none of this name, and it does not concern that one
 };
 
-// What tells two weights apart, by all of their bytes: see cpu/fingerprint.cpp.
+// What distinguishes two weights, by all of their bytes: see cpu/fingerprint.cpp.
 struct Fingerprint {
   uint64_t low, high;
   bool operator==(const Fingerprint&) const = default;

@@ -36,7 +36,7 @@ void learn(const TuningKey&, int threads, Tuned);
 // A result for Python to keep in the file.
 void report(const TuningKey&, int threads, const Tuned&);
 
-// What Python says when a problem is about to be measured, and while it is.
+// What Python answers when a problem is about to be measured, and while it is.
 enum class Permission : int32_t {
   now,
   later,         // not for a second, in no thread: memory is near its cap
