@@ -58,7 +58,7 @@ class Race {
   double time(const Contender& c) const {
     try {
       return run_.seconds(c.row);
-    } catch (const std::exception&) {  // out of memory, say
+    } catch (const std::exception&) {  // such as out of memory
       return never;
     }
   }

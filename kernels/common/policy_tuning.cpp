@@ -54,7 +54,7 @@ bool Policy::follows(
   const std::string label = label_of(known.name, known.math);
   const std::string refused = known.source + ": " + label + ", which ";
   if (known.name != "torch") {
-    for (const ConvRow* row : candidates(call, direction))  // a file may say anything
+    for (const ConvRow* row : candidates(call, direction))  // a file may contain anything
       if (known.name == row->name && known.math == row->algorithm->math) decision.row = row;
     if (!decision.row) {
       choice.reasons.push_back(refused + "performance may not take here");

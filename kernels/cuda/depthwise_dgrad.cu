@@ -7,7 +7,7 @@
 namespace msctx {
 
 constexpr int threads = 128;
-// Blocks that a processor is to have room for, which says how many registers there are. Left alone, ptxas spills some bytes of one kernel
+// Blocks that a processor is to have room for, which sets how many registers there are. Left alone, ptxas spills some bytes of one kernel
 // or another to make room for one more.
 template <int window>
 constexpr int least_blocks = window < 5 ? 6 : 4;

@@ -1,5 +1,5 @@
 // The gradient of w from x and that of y, in two passes and without atomics. Positions (blocks of `rows` results below each other, over
-// all images) are cut into chunks, as the problem alone says. The first pass sums each chunk for each channel: a thread every `lanes`-th
+// all images) are cut into chunks, as the problem alone determines. The first pass sums each chunk for each channel: a thread every `lanes`-th
 // position of it, then the threads in a tree. The second adds up the chunks, some at a time. So the bits are the same in every run.
 
 #include "depthwise.cuh"

@@ -36,7 +36,7 @@ c10::Stream current_stream(int device) {
   return c10::impl::VirtualGuardImpl(where.type()).getStream(where);
 }
 
-// Why an algorithm cannot run a problem though it had said that it could, by both, the Op and the policy (0: any).
+// Why an algorithm cannot run a problem though it had reported that it could, by both, the Op and the policy (0: any).
 std::map<std::string, const char*>& failures() {
   static auto* all = new std::map<std::string, const char*>;
   return *all;

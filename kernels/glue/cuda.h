@@ -31,7 +31,7 @@ const ConvCall& call_in_question();
 // Problem, layout and device, as a key.
 std::string key_of(const ConvProblem&, const ConvCall&);
 
-// A run was refused after all. Unless that is for good (there is no compiler, say), it may succeed another time.
+// A run was refused after all. Unless that is for good (there is no compiler, for example), it may succeed another time.
 struct CudaFailed : std::runtime_error {
   explicit CudaFailed(const std::string& why, bool for_good = false) : std::runtime_error(why), is_for_good(for_good) {}
   bool is_for_good;

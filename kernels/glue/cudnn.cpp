@@ -21,7 +21,7 @@ namespace {
 
 using Handle = void*;
 using Descriptor = void*;
-enum { success = 0, not_supported = 3000, beyond_not_supported = 4000 };  // cudnnStatus_t of cuDNN 9: 3001, 3002 say why
+enum { success = 0, not_supported = 3000, beyond_not_supported = 4000 };  // cudnnStatus_t of cuDNN 9: 3001, 3002 give the reason
 enum Math { tf32_allowed = 0, tensor_op = 1, fma = 3 };                   // cudnnMathType_t: the first is CUDNN_DEFAULT_MATH
 enum { cross_correlation = 1 };                                           // cudnnConvolutionMode_t
 enum { nchw = 0, nhwc = 1 };                                              // cudnnTensorFormat_t

@@ -59,7 +59,7 @@ Before before(const c10::OperatorHandle& op, c10::DispatchKey key) {
 }
 
 Before anothers(const c10::OperatorHandle& op, c10::DispatchKey key) {
-  // Those that torch generates say: registered at …/build/aten/src/ATen/RegisterCUDA_3.cpp:123
+  // Those that torch generates read: registered at …/build/aten/src/ATen/RegisterCUDA_3.cpp:123
   constexpr std::string_view torchs = "aten/src/ATen/Register";
   Before found = before(op, key);
   const bool is_torchs = found.kernel && found.kernel->debug().find(torchs) != std::string::npos;

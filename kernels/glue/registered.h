@@ -12,7 +12,7 @@
 
 namespace msctx::glue {
 
-constexpr const char* mark = "msctx native core";  // what the dispatcher's own tables say of our kernels
+constexpr const char* mark = "msctx native core";  // how the dispatcher's own tables show our kernels
 
 // The kernel that was in force at a key before ours, if there was one.
 struct Before {

@@ -44,7 +44,7 @@ class Product {
 
   static bool takes(const Lowered<S>& l) { return l.deep * l.count_taps(0) <= S::most_depth; }
 
-  // Computes the strips of which `states` says `wanted`, unless the crests of the factors are together above `most`.
+  // Computes the strips whose `states` are `wanted`, unless the crests of the factors are together above `most`.
   // The largest value that was done goes into `largest`.
   void run(
       State wanted, double most, Strip* strips, char* slots, size_t slot_bytes, const Parallel& parallel, double& largest) const {

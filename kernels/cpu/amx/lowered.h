@@ -142,7 +142,7 @@ struct Lowered {
   int64_t weight_bytes(int64_t result_phase) const { return blocks * count_taps(result_phase) * step_bytes; }
 };
 
-// --- what all algorithms on lowered problems say of themselves -----------------------------------------------------------------
+// --- what all algorithms on lowered problems declare --------------------------------------------------------------------------
 
 constexpr int64_t most_taps = 1024;
 constexpr const char* too_far = "its planes would be mostly zeros: its strides, padding or dilated window reach too far";

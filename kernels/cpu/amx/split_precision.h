@@ -101,7 +101,7 @@ struct Halves : Format {
   static void split_words(Floats v[], char* to, int64_t apart) {
     for (int p = 0; p < parts; p++, to += apart) _mm512_storeu_si512(to, word_of<Format>(v));
   }
-  // b holds [part][column tile], or those are as far apart as is said.
+  // b holds [part][column tile], or at the distances that are passed.
   static void step(
       const char* a, int64_t apart, int64_t down, int64_t stride, const char* b, int64_t b_apart = 2 * tile_size,
       int64_t across = tile_size) {

@@ -224,7 +224,7 @@ class Results {
   bool channels_last_;
 };
 
-// --- what both algorithms say of themselves ------------------------------------------------------------------------------------
+// --- what both algorithms declare ---------------------------------------------------------------------------------------------
 
 static inline void winograd_reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");

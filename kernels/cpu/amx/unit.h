@@ -86,7 +86,7 @@ static inline void tile_store(void* to, int64_t stride = tile_bytes) {
 
 static inline __m512i row_of(int t, int64_t i) { return _mm512_load_si512(tile(t).bytes + i * tile_bytes); }
 
-// Adds to row i of the sum what `add(sum, word of a, row of b)` says, for each word of a's row i.
+// Adds to row i of the sum the result of `add(sum, word of a, row of b)`, for each word of a's row i.
 template <class Add>
 static inline void for_words(int sum, int a, int b, const Add& add) {
   for (int64_t i = 0; i < tile_rows; i++) {

@@ -16,7 +16,7 @@ struct ConvCall {
   int32_t transposed;
   int32_t channels_last;
   int32_t device;  // its number among those of its kind; 0 on the CPU
-  int32_t torch_is_deterministic;  // what torch's own flags say
+  int32_t torch_is_deterministic;  // torch's own flags
   // The same of CUDA alone; allows_tf32: nor does the policy forbid it.
   int32_t torch_allows_tf32, allows_tf32, torch_allows_cudnn, torch_benchmarks;
 };

@@ -81,7 +81,7 @@ struct ConvAlgorithm {
   size_t (*workspace)(const ConvProblem&, Op, int threads);
   // Bound of |error| in units of the largest result or, where results cancel, of the largest sum of |products| behind one: of any data.
   double (*error)(const ConvProblem&, Op);
-  // workspace is aligned to 64 bytes and holds what workspace() said. Problems without reasons that are not empty only. false: these values are
+  // workspace is aligned to 64 bytes and holds what workspace() returned. Problems without reasons that are not empty only. false: these values are
   // beyond its arithmetic (Inf, NaN), and nothing of use was written: conv_run has gemm compute them.
   bool (*run)(const ConvProblem&, Op, const ConvTensors&, const Prepared&, void* workspace, const Parallel&);
   // An Inf or NaN, or an overflow inside, reaches results that do not depend on it: where a result is not finite, conv_run

@@ -40,7 +40,7 @@ struct PolicyText {
   const RuleText* rule;
 };
 
-// `normal` and `performance` take only rows whose bound is at most this, where no other is said; TF32, once allowed, may have more.
+// `normal` and `performance` take only rows whose bound is at most this, where no other is given; TF32, once allowed, may have more.
 constexpr double largest_error = 3e-5;
 // `performance` tries no algorithm with a larger workspace: 1 GB.
 constexpr size_t largest_trial = size_t(1) << 30;

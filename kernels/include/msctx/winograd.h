@@ -267,7 +267,7 @@ static inline void winograd_prepare(
   transform(Mapping(p, op, {}), static_cast<const float*>(w), static_cast<float*>(prepared), parallel);
 }
 
-// --- what both say of themselves -----------------------------------------------------------------------------------------
+// --- what both declare --------------------------------------------------------------------------------------------------
 
 static inline void winograd_reasons(const ConvProblem& p, Reasons& reasons) {
   const int64_t taps = p.window[1];

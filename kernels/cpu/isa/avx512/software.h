@@ -1,5 +1,5 @@
 // The intrinsics of AVX-512 that vec.h and ../../tiles use, lane by lane: so that a processor without AVX-512 can test what uses them.
-// Only their names and what Intel's manual says of them matter here; see there.
+// Only their names and how Intel's manual describes them matter here; see there.
 #pragma once
 
 #include <cmath>
