@@ -9,7 +9,7 @@ from typing import Any
 
 from msctx import locks
 from msctx.native import core
-from msctx.native.rows import Row, Rows, size
+from msctx.native.rows import Row, Rows, ScopeCounter, size
 from msctx.options.conv_rules import ConvRule, rules_of
 
 Shape = tuple[int, ...]
@@ -126,32 +126,28 @@ def _rows(book: int | None) -> Choices:
     return Choices(map(_choice, found["rows"]), found["dropped"])
 
 
-class Tally:
+class Tally(ScopeCounter):
     """The calls made while a context was open, by whichever of its scopes: a call inside several of them counts once.
 
-    *rules* are its own, canonical texts: see :meth:`close`.
+    *rules* are its own, canonical texts. :meth:`close` returns the conditions of those that no convolution matched, though some ran
+    under them.
     """
 
     def __init__(self, rules: Iterable[str] = ()) -> None:
+        super().__init__()
         self._rules = tuple(rules)
-        self._lock = locks.plain()
-        self._open = 0
         self._book: int | None = None
 
     def __reduce__(self) -> tuple[type[Tally], tuple[tuple[str, ...]]]:
         return Tally, (self._rules,)  # what was counted in one process means nothing in another
 
-    def open(self) -> None:
-        """A scope opens."""
-        with self._lock:
-            if not self._open:
-                with _early_lock:
-                    _early.append(self)
-                if (library := core.loaded()) is not None:
-                    _begin_early(library)
-            self._open += 1
+    def _begin(self) -> None:
+        with _early_lock:
+            _early.append(self)
+        if (library := core.loaded()) is not None:
+            _begin_early(library)
 
-    def _begin(self, library: core.Core) -> None:
+    def begin_in(self, library: core.Core) -> None:
         if self._book is None:
             rules = self._parsed()
             self._book = library.c.msctx_book_new(core.rules_of(rules), len(rules))
@@ -161,21 +157,16 @@ class Tally:
     def _parsed(self) -> tuple[ConvRule, ...]:
         return tuple(rule for text in self._rules for rule in rules_of(text))
 
-    def close(self) -> list[str]:
-        """A scope closes; returns the conditions of the rules that no convolution matched, though some ran under them."""
-        with self._lock:
-            self._open -= 1
-            if self._open:
-                return []
-            with _early_lock:
-                if self in _early:
-                    _early.remove(self)
-            if self._book is None or (library := core.loaded()) is None:
-                return []
-            unmatched: list[int] = []
-            while (place := library.c.msctx_book_unmatched(self._book, unmatched[-1] + 1 if unmatched else 0)) >= 0:
-                unmatched.append(place)
-            library.c.msctx_book_close(self._book)
+    def _end(self) -> list[str]:
+        with _early_lock:
+            if self in _early:
+                _early.remove(self)
+        if self._book is None or (library := core.loaded()) is None:
+            return []
+        unmatched: list[int] = []
+        while (place := library.c.msctx_book_unmatched(self._book, unmatched[-1] + 1 if unmatched else 0)) >= 0:
+            unmatched.append(place)
+        library.c.msctx_book_close(self._book)
         return [str(self._parsed()[place]).partition(": ")[0] for place in unmatched]
 
     def choices(self) -> Choices:
@@ -191,7 +182,7 @@ _early: list[Tally] = []
 def _begin_early(library: core.Core) -> None:
     with _early_lock:
         while _early:
-            _early.pop(0)._begin(library)  # out first: a child that is forked in between must not open a book twice
+            _early.pop(0).begin_in(library)  # out first: a child that is forked in between must not open a book twice
 
 
 core.ON_LOAD.append(_begin_early)

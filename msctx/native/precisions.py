@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from msctx import locks
 from msctx.native import named_modules, precision, precision_switch
-from msctx.native.rows import Row, Rows
+from msctx.native.rows import Row, Rows, ScopeCounter
 from msctx.options.precision_rules import LEAVE, precision_of
 
 if TYPE_CHECKING:
@@ -58,36 +57,30 @@ class Precisions(Rows[Computed]):
         return columns, ([str(getattr(row, name)) for name in columns] for row in self)
 
 
-class Tally:
+class Tally(ScopeCounter):
     """What was counted while a context was open, by whichever of its scopes."""
 
     def __init__(self) -> None:
-        self._lock = locks.plain()
-        self._open = 0
+        super().__init__()
         self._since: Counts = {}  # where the policies stood that were in force since
         self._made: Counts = {}
 
     def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
         return Tally, ()
 
-    def open(self) -> None:
-        with self._lock:
-            if not self._open:
-                precision_switch.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
-                self._since = precision.counts(precision_switch.numbers)
-            self._open += 1
+    def _begin(self) -> None:
+        precision_switch.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
+        self._since = precision.counts(precision_switch.numbers)
 
     def _note(self, number: int) -> None:
         with self._lock:
             if number not in self._since:
                 self._since |= precision.counts([number])
 
-    def close(self) -> None:
-        with self._lock:
-            self._open -= 1
-            if not self._open:
-                precision_switch.ON_ENTRY.remove(self._note)
-                self._made, self._since = self._sum(), {}
+    def _end(self) -> list[str]:
+        precision_switch.ON_ENTRY.remove(self._note)
+        self._made, self._since = self._sum(), {}
+        return []
 
     def _sum(self) -> Counts:
         made = {number: found - self._since[number] for number, found in precision.counts(self._since).items()}

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from msctx import locks
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -14,6 +16,32 @@ R = TypeVar("R", bound=Any)
 WIDTH = 200
 NUMBERS = ("error", "workspace", "calls", "kept", "casts")
 """Columns that are aligned on the right."""
+
+
+class ScopeCounter:
+    """Counts while some scope of a context is open: from when the first opens until the last closes."""
+
+    def __init__(self) -> None:
+        self._lock = locks.plain()
+        self._open = 0
+
+    def open(self) -> None:
+        with self._lock:
+            if not self._open:
+                self._begin()
+            self._open += 1
+
+    def close(self) -> list[str]:
+        """Returns what is to be reported."""
+        with self._lock:
+            self._open -= 1
+            return [] if self._open else self._end()
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> list[str]:
+        raise NotImplementedError
 
 
 class Row:
