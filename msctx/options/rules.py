@@ -104,15 +104,8 @@ MIXED = (
     When("precision_mode_v2", ("mixed_float16", "mixed_bfloat16", "mixed_hif8")),
 )
 PRECISION_MODES = (
-    "force_fp16",
-    "force_fp32",
-    "cube_fp16in_fp32out",
-    "allow_fp32_to_fp16",
-    "allow_fp32_to_bf16",
-    "allow_mix_precision",
-    "allow_mix_precision_fp16",
-    "allow_mix_precision_bf16",
-    "must_keep_origin_dtype",
+    *("force_fp16", "force_fp32", "cube_fp16in_fp32out", "allow_fp32_to_fp16", "allow_fp32_to_bf16"),
+    *("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16", "must_keep_origin_dtype"),
 )
 IMPLMODE_LIST = When(
     "atc.builtin_impl_mode_ini",
@@ -127,9 +120,10 @@ SAME_BITS = (
 
 OVERRIDES = (
     Overrides(When("graph_kernel_flags.opt_level", (0, 1, 2, 3)), When("enable_graph_kernel", (True, False))),
-    Overrides(When("op_precision_mode"), When("op_select_implmode")),
-    Overrides(When("op_precision_mode"), When("optypelist_for_implmode")),
-    Overrides(When("op_precision_mode"), IMPLMODE_LIST),
+    *(
+        Overrides(When("op_precision_mode"), loser)
+        for loser in (When("op_select_implmode"), When("optypelist_for_implmode"), IMPLMODE_LIST)
+    ),
     Overrides(When("op_select_implmode"), IMPLMODE_LIST),
     Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
     Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),
@@ -189,11 +183,10 @@ NEEDS = (
     Needs(When("local_device_list"), (When("local_rank_id", test=lambda v: True),)),
     Needs(When("frozen_variable"), (When("graph_run_mode", (0,)),)),
     Needs(When("graph_max_parallel_model_num", test=_more_than_one, words="above 1"), (When("graph_run_mode", (0,)),)),
-    Needs(When("dump_mode"), (When("session.enable_dump", TRUE),), "inert"),
-    Needs(When("dump_step"), (When("session.enable_dump", TRUE),), "inert"),
-    Needs(When("dump_data"), (When("session.enable_dump", TRUE),), "inert"),
-    Needs(When("dump_layer"), (When("session.enable_dump", TRUE),), "inert"),
-    Needs(When("quant_dumpable"), (When("session.enable_dump", TRUE),), "inert"),
+    *(
+        Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
+        for name in ("dump_mode", "dump_step", "dump_data", "dump_layer", "quant_dumpable")
+    ),
     Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
     Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),
     Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
@@ -331,9 +324,7 @@ def sentences(name: str) -> list[str]:
         if name in (e.first.name, e.second.name):
             found.append(f"{e.first} and {e.second}: {e.why}")
     for n in NEEDS:
-        if n.option.name == name:
-            found.append(f"{n.option} {'needs' if n.status == 'refused' else 'has no effect without'} {n.others_text}")
-        if name in [w.name for w in n.others]:
+        if name in (n.option.name, *(other.name for other in n.others)):
             found.append(f"{n.option} {'needs' if n.status == 'refused' else 'has no effect without'} {n.others_text}")
     for f in FORBIDS:
         if name in (f.option.name, f.other.name):
