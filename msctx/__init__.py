@@ -71,7 +71,7 @@ def memory_stats() -> dict[str, Any]:
     ``current_bytes`` and ``peak_bytes`` are what tensors asked for, ``reserved_bytes`` is what the pool holds, in use or not.
     ``saved_on_host`` is what ``memory_offload`` has moved so far, ``parameters`` shows where those of watched models are and how many
     had to be left; ``recomputed`` has a row for each block of models that were watched under ``memory_optimize_level="O1"``: what its
-    forward pass keeps, how long it takes, whether it is computed again, and why.
+    forward pass keeps, how long it takes, whether its last forward pass under O1 was computed again, and why.
     """
     from msctx.memory import parameters, recompute, saved
     from msctx.native import memory

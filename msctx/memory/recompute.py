@@ -336,7 +336,7 @@ def write(on: bool) -> None:
 
 
 def decisions() -> list[dict[str, Any]]:
-    """For each block of each model that was watched under O1: what was found, and whether it is recomputed."""
+    """For each block of each model that was watched under O1: what was found, and whether it was recomputed when it last ran so."""
     with watched.lock:
         budgets = [(type(model).__name__, budget) for model, budget in _budgets.items()]
     rows = [(name, row) for name, budget in budgets for row in budget.rows()]

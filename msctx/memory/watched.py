@@ -36,10 +36,13 @@ class Watched:
 
         if not isinstance(model, nn.Module):
             raise TypeError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
+        if "_orig_mod" in model._modules:  # of torch.compile's wrapper; a scripted model's have no get()
+            model = model._modules["_orig_mod"]  # type: ignore[assignment]
         with lock:
             found = models_.record(model)
-            named_modules.watch(found, model)
-            watching.watch(found, model)
+            if not found.is_as_it_was(model):
+                named_modules.watch(found, model)
+                watching.watch(found, model)
             if found in self._models:
                 return
             self._models = {known: None for known in self._models if known.module() is not None or self._entries}

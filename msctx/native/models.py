@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -25,10 +26,36 @@ class Model:
         self.number = next(_numbers)
         self.paths: frozenset[str] = frozenset()
         self.module = weakref.ref(model, lambda _: GONE.append(self))
+        self._seen: list[Any] = []
+
+    def is_as_it_was(self, model: nn.Module) -> bool:
+        """Whether its modules, their names and the places of their weights are those of the last call. It costs a microsecond a
+        module, so that a context may watch a model anew in every step.
+        """
+        before, self._seen = self._seen, _modules_of(model)
+        return before == self._seen
 
     @property
     def is_open(self) -> bool:
         return self in OPEN
+
+
+def _modules_of(model: nn.Module) -> list[Any]:
+    found, todo, met = [], [("", model)], set()
+    while todo:
+        name, module = todo.pop()
+        if id(module) not in met:
+            met.add(id(module))
+            found.append((name, weakref.ref(module), *map(_place_of, module._parameters.values())))
+            todo += [(key, child) for key, child in module._modules.items() if child is not None]
+    return found
+
+
+def _place_of(parameter: torch.Tensor | None) -> int:
+    try:
+        return parameter.data_ptr() if parameter is not None else 0
+    except RuntimeError:  # it has none: not initialised yet, or no memory of its own
+        return 0
 
 
 _numbers = itertools.count(1)

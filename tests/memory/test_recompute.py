@@ -168,16 +168,16 @@ def test_an_error_in_a_block_leaves_all_as_it_was() -> None:
     assert same(train(failing(memory_optimize_level="O1"))[0], train(failing(memory_optimize_level="O0"))[0])
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_compiled_models_are_left_alone_and_said_to_be(in_place: bool) -> None:
+@pytest.mark.parametrize("how", ["wrapped", "wrapped and watched", "in place"])
+def test_compiled_models_are_left_alone_with_a_warning(how: str) -> None:
     model = network(2).eval()
     expected = model(X)
     with msctx.context(memory_optimize_level="O1") as ctx:
-        ctx.watch(model)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        if in_place:
+        if how == "in place":
             model.compile(fullgraph=True, backend="aot_eager")
             compiled = model
+        ctx.watch(compiled if how == "wrapped and watched" else model)
         with pytest.warns(MsctxWarning, match="Sequential runs compiled, where none of its blocks are computed again"):
             found = compiled(X)
         assert {(row["recomputed"], row["reason"]) for row in rows(model)} == {(False, NOT_CALLED)}

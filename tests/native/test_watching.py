@@ -225,6 +225,27 @@ def test_a_weight_that_got_a_new_storage_is_found_again() -> None:
     assert {row.module for row in ctx.choices()} == {*PATHS}, "by shape"
 
 
+def test_a_model_is_looked_at_again_only_where_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that watches it anew in every step costs little, and still knows what was exchanged between the steps."""
+    model, looks, look = Net(), [], watching.watch
+    monkeypatch.setattr(watching, "watch", lambda *given: (looks.append(given), look(*given)))
+
+    def step() -> list[str]:
+        with msctx.context(conv_algo_rules={"head": "gemm"}) as ctx:
+            ctx.watch(model)
+            model(X)
+        return [row.module for row in ctx.choices() if row.ran == "gemm"]
+
+    assert [step() for _ in range(3)] == [["head"]] * 3
+    assert len(looks) == 1
+    model.head.weight.data = model.head.weight.data.clone()
+    assert (step(), len(looks)) == (["head"], 2)
+    model.head = nn.ConvTranspose2d(5, 2, 2)
+    assert (step(), len(looks)) == (["head"], 3)
+    model.load_state_dict(Net().state_dict(), assign=True)
+    assert (step(), step(), len(looks)) == (["head"], ["head"], 4)
+
+
 def test_a_model_that_died_is_forgotten() -> None:
     model = Net()
     before = len(watching._modules)
