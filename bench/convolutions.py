@@ -270,7 +270,8 @@ def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
         for group in groups:
             found = [p for p in result["problems"] if p["group"] == group.name]
             ratios = [p["ratio"] for p in found]
-            cells.append(f"{figure(found)}, layers {min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
+            again = " to ".join(f"{end(p['control'] for p in found):.2f}" for end in (min, max)) if found else ""
+            cells.append(f"{figure(found)}, layers {min(ratios):.2f} to {max(ratios):.2f}, A/A {again}" if ratios else "")
         lines.append("| " + " | ".join(cells) + " |")
     processes = min(result["processes"] for result in results)
     threads, batches = (sorted({p[of] for result in results for p in result["problems"]}) for of in ("threads", "batch"))
