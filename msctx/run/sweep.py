@@ -18,7 +18,7 @@ from msctx.native.children import Children
 from msctx.options import OPTIONS, find
 from msctx.options.option import device_of
 from msctx.options.registry import from_text
-from msctx.options.yamlfile import parse
+from msctx.options.yamlfile import AmbiguousNumber, parse
 from msctx.run.record import Record, plain
 
 
@@ -77,6 +77,9 @@ def _values(key: str, text: str, problems: list[Diagnostic]) -> list[Any] | None
     """:func:`values_of`; ``None``, and a problem of ``--sweep``, where the text cannot be read."""
     try:
         values = values_of(key, text)
+    except AmbiguousNumber as error:
+        problems.append(Diagnostic("--sweep", f"{key}={text}: {error}", "command line"))
+        return None
     except (OptionError, FileError) as error:
         problems += [Diagnostic("--sweep", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
         return None

@@ -81,6 +81,7 @@ def test_a_run_that_fails_does_not_end_it(experiment: str, tmp_path: Path, capsy
         (["deterministic"], "is not KEY=VALUE,VALUE"),
         (["seed=1,2", "seed=3"], "seed is named twice"),
         (["experiment.sed=1,2"], "unknown key"),
+        (["runtime_num_threads=01,2"], "write the number without the leading zero"),
         (["args.scale=[]"], "args.scale has no values"),
     ],
 )
