@@ -196,7 +196,8 @@ def block_size(want: Want) -> int | None:
 
 def is_limited(want: Want) -> bool:
     """Whether torch_npu's limit applies: the setting is one for all accelerators of the process."""
-    return want.device == "ascend" or "ascend" in want.facts.devices
+    target = want.settings.get("device_target")
+    return "ascend" in (want.device, *want.facts.devices) or (target is not None and target.value == "Ascend")
 
 
 def allocator(want: Want) -> dict[str, Any]:

@@ -44,7 +44,13 @@ SWITCHES = (
     _precision("native.precision.cpu"),
     _precision("native.precision.cuda"),
     _precision("native.precision.ascend"),
-    Switch(name="native.memory_pool", read=memory.read_pool, write=memory.write_pool, prepare=core.load),
+    Switch(
+        name="native.memory_pool",
+        read=memory.read_pool,
+        write=memory.write_pool,
+        load=memory.write_pool,  # always: while another allocator is in force, there is a pool that does not show
+        prepare=core.load,
+    ),
     Switch(
         name="native.memory_caps",
         read=memory.read_caps,

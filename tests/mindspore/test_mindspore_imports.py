@@ -137,7 +137,7 @@ def test_models_stay_in_torch(use: Callable[[], Any], text: str) -> None:
         use()
 
 
-def test_it_is_not_loaded_with_msctx_and_cheap_to_load(passes: Callable[..., str]) -> None:
+def test_it_is_not_loaded_with_msctx_and_cheap_to_load(passes_fresh: Callable[..., str]) -> None:
     code = """
         import sys, msctx
         assert not [m for m in sys.modules if m.startswith("msctx.mindspore")]
@@ -148,4 +148,4 @@ def test_it_is_not_loaded_with_msctx_and_cheap_to_load(passes: Callable[..., str
         assert ms.context.K_CONTEXT is None
         print(msctx.mindspore is ms)
     """
-    assert passes(code).strip() == "True"
+    assert passes_fresh(code).strip() == "True"

@@ -207,7 +207,7 @@ def test_a_dotted_name_and_dictionaries_are_the_same(option: Option) -> None:
 def test_every_alias_leads_to_a_choice(option: Option) -> None:
     for alias, choice in getattr(option.kind, "aliases", {}).items():
         assert canonical(option.name, alias) == choice
-        assert choice in option.choices
+        assert choice in option.kind.choices
 
 
 @each([o for o in OPTIONS.values() if o.choices])

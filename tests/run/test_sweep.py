@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any
     code, text, err = run(capsys, experiment, "--sweep", "args.scale=1,2", "--out", str(tmp_path / "out"), "--json")
     found = json.loads(text)
     assert (code, found["partial"], len(found["points"])) == (130, True, 1)
-    assert "holds what was run, marked as partial" in err
+    assert "holds the finished runs, marked as partial" in err
 
 
 WAITS = """
