@@ -7,24 +7,26 @@ after a place where JSON itself breaks off is nothing more found.
 from __future__ import annotations
 
 import json
+import math
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed has it not
 from pathlib import Path as File
 from typing import Any
 
-from msctx.errors import Diagnostic, FileError, Mark
-from msctx.options.kinds import show
+from msctx.errors import Diagnostic, Mark
+from msctx.options.kinds import INVALID, show
 
 Path = tuple[str | int, ...]
 Span = tuple[int, int]
 
 _LONGEST = 400
 """A longer line is not shown in messages: a minified file is one line of megabytes."""
+_DEPTH = 50
+"""How many levels JSON may be nested."""
 
 
 @dataclass(frozen=True)
@@ -135,62 +137,146 @@ def in_order(problems: list[Diagnostic]) -> list[Diagnostic]:
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
+_BLANK = re.compile(r"[ \t\n]*")
+_WORD = re.compile(r"[\w.+-]+")
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
-_HINTS = {"'": "JSON knows double quotes only", "/": "JSON has no comments", "#": "JSON has no comments"}
 
 
 def parse_json(text: str, file: str, *, comments: bool = False) -> Parsed:
-    """Read JSON; where it is not JSON, the data is an empty dictionary. Places are looked up only when they are asked for.
+    """Read JSON; where it is not JSON, the data is an empty dictionary.
 
     Args:
         comments: allow ``// …``, ``/* … */`` and ``# …``, which JSON itself does not have.
     """
     source = Source(text, file)
-    text = _STRING_OR_COMMENT.sub(_blanked, source.text) if comments else source.text
-    twice: list[str] = []
-
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        twice.extend(key for key, count in Counter(key for key, _ in found).items() if count > 1)
-        return dict(found)
-
-    @cache
-    def document() -> Any:
-        from msctx.options import yamlfile
-
-        with suppress(FileError):  # what YAML cannot read of JSON: keys of a thousand letters …
-            return yamlfile.parse(text.replace("\t", " "), file, collect=True)
-        return source
-
-    def mark(path: Path) -> Mark | None:
-        found: Mark | None = document().mark(path)
-        return source.place(0, 0) if found is None else found if len(found.text) <= _LONGEST else replace(found, text="")
-
     try:
-        data = json.loads(text, object_pairs_hook=pairs)
-    except json.JSONDecodeError as error:
-        _not_json(source, text, error)
-        return source.parsed({})
-    except (ValueError, RecursionError):
-        source.report((), (0, 1), "nested too deeply, or a number of thousands of digits")
-        return source.parsed({})
-    if twice and not (problems := [p for p in document().problems if p.text.startswith("stands twice")]):
-        problems = [Diagnostic(twice[0], "stands twice", mark=mark(()))]
-    return Parsed(data, mark, problems if twice else [])
+        data = _Json(source, comments).read()
+    except _NotJson as error:
+        at = min(error.at, len(source.text.rstrip()))  # not the empty line after the last one
+        source.report((), (at, at + error.width), f"this is not JSON: {error.text}", suggestion=error.suggestion)
+        data = {}
+    return source.parsed(data)
 
 
-def _not_json(source: Source, text: str, error: json.JSONDecodeError) -> None:
-    end = len(text.rstrip())
-    at = min(error.pos, end)  # not the empty line after the last one
-    what, hint = error.msg.partition(":")[0].lower(), _HINTS.get(text[at : at + 1], "")
-    if comma := re.compile(r",\s*[]}]").match(text, text.rfind(",", 0, at + 1)):
-        at, what, hint = comma.start(), f"no comma may stand before {comma[0][-1]}", "remove the comma"
-    word = re.compile(r"[A-Za-z]\w{0,40}").match(text, at)
-    width = len(word[0]) if word else 1
-    if word:
-        hint = {"True": "true", "False": "false", "None": "null"}.get(word[0], f'"{word[0]}"')
-    source.report(
-        (), (at, at + width), f"this is not JSON: {what if text.strip() else 'there is nothing in it'}", suggestion=hint
-    )
+class _NotJson(Exception):
+    def __init__(self, at: int, text: str, suggestion: str = "", width: int = 1) -> None:
+        super().__init__(text)
+        self.at, self.text, self.suggestion, self.width = at, text, suggestion, width
+
+
+class _Json:
+    """Reads JSON by its grammar: ``json`` alone reports neither where a value stands nor that a key stands twice."""
+
+    def __init__(self, source: Source, comments: bool) -> None:
+        self.source, self.comments = source, comments
+        self.text = _STRING_OR_COMMENT.sub(_blanked, source.text) if comments else source.text
+
+    def read(self) -> Any:
+        at = self._skip(0)
+        if at == len(self.text):
+            raise _NotJson(at, "there is nothing in it")
+        data, at = self._value(at, ())
+        if (at := self._skip(at)) < len(self.text):
+            raise self._unexpected(at, "nothing may follow the value")
+        return data
+
+    def _skip(self, at: int) -> int:
+        blank = _BLANK.match(self.text, at)
+        return blank.end() if blank else at
+
+    def _is(self, at: int, sign: str) -> bool:
+        return self.text[at : at + 1] == sign
+
+    def _value(self, at: int, path: Path) -> tuple[Any, int]:
+        if len(path) > _DEPTH:
+            raise _NotJson(at, f"nested more than {_DEPTH} levels deep")
+        read = {"{": self._object, "[": self._list, '"': self._text}.get(self.text[at : at + 1], self._word)
+        value, end = read(at, path)
+        self.source.values.setdefault(path, (at, end))
+        return value, end
+
+    def _object(self, at: int, path: Path) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+
+        def pair(at: int) -> int:
+            if not self._is(at, '"'):
+                raise self._unexpected(at, 'a key in "double quotes" is missing')
+            key, end = self._text(at, path)
+            if self.source.add((*path, key), (at, end)):
+                del self.source.values[(*path, key)]  # its value follows
+            if not self._is(colon := self._skip(end), ":"):
+                raise self._unexpected(colon, "a colon is missing after the key")
+            value, end = self._value(self._skip(colon + 1), (*path, key))
+            found.setdefault(key, value)
+            return end
+
+        return found, self._items(at, "}", pair)
+
+    def _list(self, at: int, path: Path) -> tuple[list[Any], int]:
+        found: list[Any] = []
+
+        def item(at: int) -> int:
+            value, end = self._value(at, (*path, len(found)))
+            found.append(value)
+            return end
+
+        return found, self._items(at, "]", item)
+
+    def _items(self, at: int, closing: str, read: Callable[[int], int]) -> int:
+        """Read what stands between brackets; returns the offset behind them."""
+        at = self._skip(at + 1)
+        while not self._is(at, closing):
+            at = self._skip(read(at))
+            if self._is(at, ","):
+                comma, at = at, self._skip(at + 1)
+                if self._is(at, closing):
+                    raise _NotJson(comma, f"no comma may stand before {closing}", "remove the comma")
+            elif not self._is(at, closing):
+                raise self._unexpected(at, f"a comma or {closing} is missing")
+        return at + 1
+
+    def _text(self, at: int, path: Path) -> tuple[str, int]:
+        try:
+            text, end = scanstring(self.text, at + 1, True)
+        except json.JSONDecodeError as error:
+            what = error.msg.removesuffix(" at").removesuffix(" starting").lower()
+            raise _NotJson(error.pos, what) from None
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            self.source.report(path, (at, end), "half of a surrogate pair is not a character")
+            text = text.encode(errors="replace").decode()
+        return text, end
+
+    def _word(self, at: int, path: Path) -> tuple[Any, int]:
+        if not (match := _WORD.match(self.text, at)):
+            raise self._unexpected(at, "a value is missing")
+        word, end = match[0], match.end()
+        try:
+            value = json.loads(word, parse_constant=_refuse)
+        except json.JSONDecodeError:
+            shown = word if len(word) < 40 else f"{word[:40]}…"
+            quoted = _PYTHON.get(word) or (f'"{word}"' if len(word) < 40 else "")
+            raise _NotJson(at, f"{shown} is neither a number nor quoted text", quoted, end - at) from None
+        except ValueError:  # Python refuses to read numbers of thousands of digits
+            value = math.inf
+        if isinstance(value, float) and math.isinf(value):
+            self.source.report(path, (at, end), "the number is too large")
+            value = INVALID
+        return value, end
+
+    def _unexpected(self, at: int, text: str) -> _NotJson:
+        sign = self.text[at : at + 1]
+        if sign == "'":
+            return _NotJson(at, text, "JSON knows double quotes only")
+        if sign and sign in "/#":
+            hint = "/* is never closed" if self.comments else "JSON has no comments"
+            return _NotJson(at, text, hint)
+        return _NotJson(at, text)
+
+
+def _refuse(word: str) -> Any:
+    """NaN and the infinities, which Python would read, are not JSON."""
+    raise json.JSONDecodeError("no number", word, 0)
 
 
 def _blanked(match: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ where every option's are.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,7 +81,7 @@ class DigitsKind(IntKind):
     """A whole number in a file that knows nothing but text."""
 
     def parse(self, value: Any) -> int:
-        is_number = isinstance(value, str) and value.removeprefix("-").isdecimal() and len(value) < 19
+        is_number = isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value)
         return super().parse(int(value) if is_number else value)
 
 
@@ -91,11 +92,11 @@ class MegabytesKind(Kind):
     allowed: str = '"<n>MB" with n from 200 to 4294967295'
 
     def parse(self, value: Any) -> str:
-        digits = str(value).removesuffix("MB")
-        if not (isinstance(value, str) and digits != value and digits.isdecimal() and len(digits) < 19):
-            hint = f"{digits}MB" if digits.isdecimal() else ""
+        if not (isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,17}MB", value)):
+            digits = re.fullmatch("0*([0-9]{1,18})(MB)?", str(value), re.IGNORECASE)
+            hint = f"{digits[1]}MB" if digits else ""
             raise BadValue(f"{show(value)} is not an amount", allowed=self.allowed, suggestion=hint)
-        if not 200 <= int(digits) <= 2**32 - 1:
+        if not 200 <= int(value.removesuffix("MB")) <= 2**32 - 1:
             raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
         return value
 

@@ -13,6 +13,8 @@ from msctx.options.kinds import BadValue, TextKind, show
 _ = r"\s*"
 _NUMBER = "(0|[1-9][0-9]{0,17})"
 """A whole number that fits 64 bits."""
+_LONG = f"0*{_NUMBER}"
+"""The same, perhaps with zeros before it, which mean nothing."""
 _SIZE = "[1-9][0-9]{0,17}"
 
 Fault = tuple[str, str]
@@ -55,6 +57,8 @@ class PartsKind(TextKind):
         except ValueError:  # Python refuses to write out numbers of thousands of digits
             raise BadValue(f"{show(value)} is out of range", allowed=self.allowed) from None
         parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in text.split(self.separator)]
+        if self.part.startswith(_LONG):
+            parts = [re.sub(r"\b0+(?=[0-9])", "", part) for part in parts]
         for text, hint in self._faults(parts):
             raise BadValue(text, allowed=self.allowed, suggestion=hint)
         return self.separator.join(parts)
@@ -111,7 +115,7 @@ DumpStep = Annotated[
     PartsKind(
         "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10",
         separator="|",
-        part=f"{_NUMBER}( - {_NUMBER})?",
+        part=f"{_LONG}( - {_LONG})?",
         what="a step or a range of steps",
         most=100,
         numbers=True,
@@ -155,7 +159,7 @@ DeviceList = Annotated[
     str,
     PartsKind(
         "numbers of devices from 0 on, separated by commas, none twice",
-        part=_NUMBER,
+        part=_LONG,
         what="the number of a device",
         numbers=True,
     ),

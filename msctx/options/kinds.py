@@ -130,7 +130,9 @@ class ValueKind(Kind):
         raise BadValue(f"{show(value)} is not one of the values", allowed=self.allowed, suggestion=self._nearest(value))
 
     def _nearest(self, value: Any) -> Any:
-        """The choice or alias whose spelling is nearest, as a value that can be written."""
+        """The choice or alias whose spelling is nearest, as a value that can be written; or what to do instead."""
+        if isinstance(value, str) and value.lower() in ("true", "false") and self.takes_truth:
+            return "quotes make it text: write it without"
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) > 2**63):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -200,11 +199,13 @@ class _Reading:
         for keys, inner, found in _flatten(parsed.data, (spelling,)):
             inside = parsed.mark(keys[1:])
             option = None if any("." in str(key) for key in keys[1:]) else _SPELLINGS.get(inner)
-            if option is None:
+            if option is None and inner in _DICTIONARIES:
+                text = "needs a dictionary of options"
+                self.problems.append(Diagnostic(inner, text, self.origin, "{key: value}", mark=inside))
+            elif option is None:
                 self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
             elif inner not in self.settings or self.settings[inner].via:  # what stands beside the file wins
-                with suppress(ValueError):  # of a number that is none: its kind says so
-                    found = from_text(inner, found, bits=True) if setting.option.content == "GRAPH_KERNEL_FLAGS" else found
+                found = _flag(option, found) if setting.option.content == "GRAPH_KERNEL_FLAGS" else found
                 key = self._set(
                     option, inner, found, inside, partial(lambda p, at: parsed.mark((*p, *at)), keys[1:]), via=spelling
                 )
@@ -226,6 +227,18 @@ class _Reading:
         """What single values do not show: two spellings of one option, and pairs that exclude each other."""
         for problem in contradictions(self.settings, self.origin):
             self.problems.append(replace(problem, mark=self.places.get(problem.path)))
+
+
+_TRUTH = {**dict.fromkeys(("true", "True", "on", "1"), True), **dict.fromkeys(("false", "False", "off", "0"), False)}
+
+
+def _flag(option: Option, text: Any) -> Any:
+    """The value of a flag of the graph kernel; what is neither a truth value nor a number is for the option's kind to report."""
+    if not isinstance(text, str):
+        return text
+    if option.kind is BOOL:
+        return _TRUTH.get(text, text)
+    return int(text) if not option.is_text and re.fullmatch("-?[0-9]{1,18}", text) else text
 
 
 def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:

@@ -56,6 +56,8 @@ def _wrong(error: Mapping[str, Any], validator: Any) -> Wrong:
             return Wrong(path, BadValue(f"{shown} is not a list", allowed='["a", "b"]', suggestion=hint))
         case "dict_type":
             return Wrong(path, BadValue(f"{shown} is not a dictionary", allowed='{"key": value}'))
+        case "string_unicode":
+            bad = BadValue("half of a surrogate pair is not a character", allowed="text")
     if not isinstance(bad, BadValue):
         bad = BadValue(f"{shown} is not of the right type", allowed="a value of another type")
     elif value is None:

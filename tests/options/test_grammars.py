@@ -103,7 +103,7 @@ BAD = [
     ("StreamParallel", "AIcoreEngine:1,AIcoreEngine:2", "'AIcoreEngine' stands twice", ""),
     ("DeviceList", "0,a", "'a' is not the number of a device", ""),
     ("DeviceList", [0, -1], "'-1' is not the number of a device", ""),
-    ("DeviceList", "0,1,00", "'00' is not the number of a device", ""),
+    ("DeviceList", "0,1,00", "'0' stands twice", ""),
     ("DeviceList", "0,,1", "a part of it is empty", "0,1"),
     ("DeviceList", [0.5], "[0.5] is not text", ""),
     ("AccelerateTrainMode", "fast", "'fast' is no such mode", ""),

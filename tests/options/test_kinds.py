@@ -146,7 +146,7 @@ def test_memory_limits() -> None:
 SUGGESTIONS = [
     (ON_OFF, "on", "ON"),
     (ON_OFF, "maybe", ""),
-    (BOOL, "True", "True"),
+    (BOOL, "True", "quotes make it text: write it without"),
     (MemoryKind(), "4OGB", "40GB"),
     (MemoryKind(), "l6GB", "16GB"),
     (MemoryKind(), "4XB", ""),

@@ -545,3 +545,22 @@ def test_an_option_pickles_as_its_name_and_a_layer_whole(tmp_path: Path) -> None
     again = pickle.loads(pickle.dumps(layer))
     assert again.key == layer.key
     assert again.settings["deterministic"].option is OPTIONS["deterministic"]
+
+
+def test_what_files_and_flags_take_and_what_not(tmp_path: Path) -> None:
+    """Found by comparing two releases: what was accepted stays accepted, and what was refused is refused."""
+    values = [("session.local_device_list", "007", "7"), ("session.dump_step", "007|010-12", "7|10-12")]
+    for name, text, canonical in values:
+        (setting,) = make_layer({name: text}, "test").settings.values()
+        assert setting.value == canonical
+    assert make_layer({"graph_kernel_flags": "--opt_level=02"}, "t").settings["graph_kernel_flags.opt_level"].value == 2
+    for flags in ("--dump_as_text=yes", "--dump_as_text=TRUE", "--opt_level=+1", "--opt_level=0x2"):
+        assert problems_of(graph_kernel_flags=flags), flags
+    file = tmp_path / "env.json"
+    file.write_text('{"rdr": 5}')
+    (problem,) = problems_of(env_config_path=str(file))
+    assert (problem.path, problem.text) == ("env_config_path.rdr", "needs a dictionary of options")
+    assert problem.mark is not None
+    assert (problem.mark.line, problem.mark.column) == (1, 9)
+    (problem,) = problems_of(profiling_options='{"storage_limit": "0200MB"}')
+    assert "did you mean '200MB'" in str(problem) or "did you mean 200MB" in str(problem)
