@@ -54,7 +54,7 @@ def _modules_of(model: nn.Module) -> list[Any]:
 def _place_of(parameter: torch.Tensor | None) -> int:
     try:
         return parameter.data_ptr() if parameter is not None else 0
-    except RuntimeError:  # it has none: not initialised yet, or no memory of its own
+    except (RuntimeError, ValueError):  # no memory of its own; not initialised yet
         return 0
 
 
