@@ -35,6 +35,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LIMIT = 100_000
 """The most values that a file may come to once its aliases are followed."""
 _DEPTH = 200
+_LONGEST = 2**24
+"""Characters in a file: a device may never end."""
 
 _DIGITS = 4000
 """Python reads no longer numbers."""
@@ -117,7 +119,7 @@ class Document:
         self._values[path] = node
         self._nodes += 1
         if self._nodes > _LIMIT:  # aliases of aliases grow without end
-            raise RecursionError
+            raise RecursionError(f"more than {_LIMIT:,} values, those behind aliases counted each time")
         if id(node) in above:
             self._problem(path, node, "an alias that contains itself")
             return INVALID
@@ -183,7 +185,7 @@ def _composed(text: str) -> yaml.Node | None:
         for event in yaml.parse(text, Loader=_LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEPTH:
-                raise RecursionError
+                raise RecursionError(f"nested more than {_DEPTH} levels deep")
         return yaml.compose(text, Loader=_LOADER)
     except (yaml.YAMLError, UnicodeError):
         return yaml.compose(text, Loader=yaml.SafeLoader)  # its errors say more, and show the place
@@ -209,10 +211,8 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
         raise FileError([Diagnostic("", f"this is not YAML: {what}", where=file, mark=mark)]) from None
     except yaml.YAMLError as error:
         raise FileError([Diagnostic("", f"this is not YAML: {str(error).splitlines()[0]}", where=file)]) from None
-    except RecursionError:
-        raise FileError(
-            [Diagnostic("", f"nested more than {_DEPTH} levels deep, or more than {_LIMIT} values", where=file)]
-        ) from None
+    except RecursionError as error:
+        raise FileError([Diagnostic("", str(error), where=file)]) from None
     if document.problems and not collect:
         raise FileError(document.problems)
     return document
@@ -221,9 +221,12 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
 def load(path: str | Path, *, collect: bool = False) -> Document:
     """Read a YAML file; raises :class:`FileError` when it is missing, unreadable or not YAML."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        with Path(path).open(encoding="utf-8-sig") as file:  # a pipe is read as well
+            text = file.read(_LONGEST + 1)
     except UnicodeDecodeError as error:
         raise FileError([Diagnostic("", f"not UTF-8 text (byte {error.start})", where=str(path))]) from None
     except (OSError, ValueError) as error:  # ValueError: a path that no system takes
         raise FileError([Diagnostic("", f"cannot be read: {getattr(error, 'strerror', error)}", where=str(path))]) from None
+    if len(text) > _LONGEST:
+        raise FileError([Diagnostic("", f"cannot be read: it has more than {_LONGEST:,} characters", where=str(path))])
     return parse(text, str(path), collect=collect)
