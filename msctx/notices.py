@@ -1,25 +1,47 @@
-"""Warnings that are issued once, at the user's line."""
+"""Warnings, each issued once under one state of Python's own filters, at the user's line."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from msctx.errors import MsctxWarning
 
-_told: set[int] = set()
 FORGOTTEN: list[Callable[[], object]] = []
 """Called when every warning is to be issued again, by those who remember for themselves which were."""
+_KEPT = 8
+_warned: list[tuple[Any, set[int]]] = []
+"""Lists of Python's filters, the latest last, and what was issued under each: catch_warnings() and pytest.warns() begin a new one."""
+_more: Counter[str] = Counter()
+"""Option → how many warnings of it were not issued, since there was one already."""
 
 
-def tell(option: str, reason: str, text: str) -> None:
-    """Warn once per (option, reason)."""
+def tell(option: str, reason: str, text: str) -> bool:
+    """Warn once per (option, reason); returns whether it did."""
+    warned = _under_these_filters()
     key = hash((option, reason))  # the reasons themselves may be long, and many
-    if key not in _told:
-        warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
-        _told.add(key)
+    if key in warned:
+        return False
+    warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
+    warned.add(key)
+    return True
+
+
+def tell_first(option: str, text: str) -> None:
+    """Warn once per option, and count what follows; see :func:`counted`."""
+    if not tell(option, "", text):
+        _more[option] += 1
+
+
+def counted() -> list[tuple[str, int]]:
+    """The options of which there was more to warn of than the first time since this was last asked, and how much more."""
+    found = [*_more.items()]
+    _more.clear()
+    return found
 
 
 def user_frame() -> tuple[str, int]:
@@ -34,8 +56,25 @@ def user_frame() -> tuple[str, int]:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level
 
 
+def look() -> None:
+    """Let those who remember for themselves know where the filters are others."""
+    if not _warned or _warned[-1][0] is not warnings.filters:
+        _under_these_filters()
+        for again in FORGOTTEN:
+            again()
+
+
+def _under_these_filters() -> set[int]:
+    filters = warnings.filters
+    if not _warned or _warned[-1][0] is not filters:
+        found = next((entry for entry in _warned if entry[0] is filters), (filters, set[int]()))
+        _warned[:] = [*(entry for entry in _warned if entry is not found), found][-_KEPT:]
+    return _warned[-1][1]
+
+
 def forget() -> None:
     """Let every warning be issued again."""
-    _told.clear()
+    _warned.clear()
+    _more.clear()
     for again in FORGOTTEN:
         again()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from msctx.effects import AS_FOUND, NAMED, Facts, Outcome, Want, translate
 from msctx.options import DEVICES, Layer, Setting, Settings, rules
 from msctx.options.conv_policy import plain
+from msctx.tables import Table
 
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """MindSpore's names of devices → ours."""
@@ -36,7 +37,7 @@ class Row:
     winner: str = ""
     """The spelling of the setting that took its place."""
     shadowed: bool = False
-    """That is as whoever set the winner meant it: no warning."""
+    """That is as whoever set it, or the winner, meant it: no warning."""
 
     def __str__(self) -> str:
         return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
@@ -55,9 +56,11 @@ class Row:
         }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What options come to on this machine: rows for people, assignments for :mod:`msctx.context.ledger`."""
+@dataclass(frozen=True, repr=False)
+class Plan(Table):
+    """What options come to on this machine: rows for people, assignments for :mod:`msctx.context.ledger`. Prints as a table."""
+
+    EMPTY = "no options are set"
 
     rows: tuple[Row, ...]
     target: str | None
@@ -66,7 +69,7 @@ class Plan:
     main_device: str
     """The device that counts most: the target's, else the accelerator's that is here, else the CPU."""
     missing: bool
-    """Whether the target is not on this machine: such a plan can be looked at, not entered."""
+    """Whether the target is not on this machine: such a plan is a preview, and cannot be entered."""
     strict: bool
 
     @cached_property
@@ -129,13 +132,26 @@ class Plan:
             return self
         return replace(self, rows=tuple(_without(row, late) for row in self.rows))
 
+    def _table(self) -> tuple[list[str], Iterator[list[str]]]:
+        def cells(row: Row) -> list[str]:
+            does = [f"{switch} = {value}" for switch, value in row.assignments.items()]
+            return [row.spelling, str(row.value), row.origin, row.device, row.status, "\n".join([*does, row.reason]).strip()]
+
+        return ["option", "value", "from", "device", "status", "switches, or why"], map(cells, self.rows)
+
+    def _notes(self) -> list[str]:
+        return [f"preview only: no {self.target} here"] if self.missing else []
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [row.as_dict() for row in self.rows]
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "device_target": self.target,
             "device_id": self.device_id,
             "target_is_here": not self.missing,
             "strict": self.strict,
-            "options": [row.as_dict() for row in self.rows],
+            "options": self.as_dicts(),
         }
 
 
@@ -215,10 +231,10 @@ def _row(setting: Setting, device: str, outcome: Outcome, winner: str = "", *, s
 
 
 def _absent(settings: Settings, devices: Iterable[str]) -> Iterable[Row]:
-    """Groups of devices that are not here: what they hold is refused, never dropped."""
+    """Groups of devices that are not here: they wait for a machine that has one, and no warning is due."""
     words = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
     for device in sorted(settings.devices - set(devices)):
         mine = [found[0] for found in settings.on(device).values()] + [o.setting for o in settings.overridden(device)]
         for setting in mine:
             if setting.device == device:
-                yield _row(setting, device, Outcome("refused", {}, f"no {words[device]} device"))
+                yield _row(setting, device, Outcome("inert", {}, f"no {words[device]} device here"), shadowed=True)

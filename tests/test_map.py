@@ -155,7 +155,7 @@ def test_switches_are_declared_soundly() -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 LAYERS = (
-    ("_version", "dynamo", "errors", "locks", "shipped", "signals"),
+    ("_version", "dynamo", "errors", "locks", "shipped", "signals", "tables"),
     ("notices", "options", "torch_config"),
     ("effects", "native", "recorded"),
     ("memory",),

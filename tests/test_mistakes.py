@@ -18,7 +18,7 @@ TRAIN = "def train():\n    pass\n"
 MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
     "a misspelt option": ("explain x.yaml", {"x.yaml": "context:\n  determinstic: ON\n  runtime_threads: 4\n"}),
     "a misspelt value": ("explain conv_fprop_algo=winogard gpu_config.conv_dgrad_algo=algo_2", {}),
-    "lower case": ("explain device_target=gpu memory_optimize_level=o1", {}),
+    "lower case": ("explain deterministic=on memory_optimize_level=o1", {}),
     "text for a number": ("explain x.yaml", {"x.yaml": 'context:\n  runtime_num_threads: "8"\n  op_timeout: 1m\n'}),
     "a number that YAML 1.1 and 1.2 read differently": ("explain x.yaml", {"x.yaml": "context:\n  runtime_num_threads: 010\n"}),
     "memory": ("explain max_device_memory=4OGB mempool_block_size=512MB variable_memory_max_size=40GB", {}),

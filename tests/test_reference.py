@@ -45,8 +45,8 @@ def test_what_is_set_shows_in_its_rows() -> None:
 
 def test_a_group_for_one_device_earns_nothing_on_another() -> None:
     rows = {r["path"]: r for r in catalogue("cpu", Settings([make_layer({"gpu_config": {"conv_allow_tf32": False}}, "x")]))}
-    assert rows["gpu_config.conv_allow_tf32"]["status"] == "refused"
-    assert rows["gpu_config.conv_allow_tf32"]["reason"] == "no CUDA device"
+    assert rows["gpu_config.conv_allow_tf32"]["status"] == "inert"
+    assert rows["gpu_config.conv_allow_tf32"]["reason"] == "no CUDA device here"
 
 
 def test_every_option_has_its_page() -> None:
@@ -97,8 +97,8 @@ def test_another_target_means_nothing_on_a_device(device: str, target: str) -> N
 def test_what_else_a_path_comes_to_is_shown_beside() -> None:
     rows = {row["path"]: row for row in catalogue("cpu")}
     found = {path: (rows[path]["status"], rows[path]["otherwise"]) for path in rows}
-    assert found["gpu_config.conv_fprop_algo"] == ("refused", {"honoured": "as conv_fprop_algo"})
-    assert found["ascend_config.precision_mode"] == ("refused", {"honoured": "as precision_mode"})
+    assert found["gpu_config.conv_fprop_algo"] == ("inert", {"honoured": "as conv_fprop_algo"})
+    assert found["ascend_config.precision_mode"] == ("inert", {"honoured": "as precision_mode"})
     assert found["session.optypelist_for_implmode"] == ("refused", {"honoured": "beside what it goes with"})
     assert found["device_id"] == ("inert", {"honoured": "with 0"})
     assert found["deterministic"] == ("honoured", {})

@@ -40,7 +40,7 @@ def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
         for _ in range(3):
             work()
     assert [str(w.message) for w in told] == [
-        f"{name}={value}: no model was watched; it applies to models given to ctx.watch(model)"
+        f"{name}={value} did nothing to any model: call ctx.watch(model) inside the block"
     ]
 
 
@@ -72,7 +72,7 @@ def test_a_model_of_a_context_that_was_left_is_not_of_the_next() -> None:
     model = nn.Linear(2, 2)
     with msctx.context(memory_optimize_level="O1") as ctx:
         ctx.watch(model)
-    with pytest.warns(MsctxWarning, match="no model was watched"), msctx.context(memory_optimize_level="O1"):
+    with pytest.warns(MsctxWarning, match="did nothing to any model"), msctx.context(memory_optimize_level="O1"):
         pass
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -90,7 +90,7 @@ def test_parameters_on_the_host_of_an_accelerator() -> None:
 def test_a_run_is_told_at_its_end(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("def main():\n    pass\n")
     (tmp_path / "job.yaml").write_text("context: {memory_optimize_level: O1}\nexperiment: {entry: job.py:main}\n")
-    with pytest.warns(MsctxWarning, match="memory_optimize_level=O1: no model was watched"):
+    with pytest.warns(MsctxWarning, match="memory_optimize_level=O1 did nothing to any model"):
         run_experiment(read(str(tmp_path / "job.yaml")), str(tmp_path / "run"))
 
 

@@ -106,8 +106,9 @@ def test_set_device() -> None:
     msctx.set_device("CPU")
     assert msctx.get_current_device() == ("CPU", 0)
     msctx.set_device("CPU", 0)
+    msctx.set_device("cpu")
     with pytest.raises(OptionError, match="did you mean 'CPU'"):
-        msctx.set_device("cpu")
+        msctx.set_device("cpus")
 
 
 def test_set_recursion_limit_and_launch_blocking() -> None:

@@ -27,7 +27,7 @@ std::string sentence(const std::vector<std::string>& parts) {
 
 std::string brief(const ConvText& t) {
   std::string words = t.transposed == "true" ? "transposed convolution of " : "convolution of ";
-  words += t.input + " with " + t.weight + " (" + t.dtype;
+  words += t.input + (t.weight.empty() ? "" : " with " + t.weight) + " (" + t.dtype;
   const std::pair<const char*, const std::string&> rest[] = {
       {", stride ", t.stride}, {", padding ", t.padding}, {", dilation ", t.dilation}, {", groups ", t.groups}};
   for (const auto& [name, value] : rest)
@@ -36,11 +36,20 @@ std::string brief(const ConvText& t) {
   return t.module.empty() ? words : words + " of " + t.module;
 }
 
+std::string option_of(const Choice& choice) {
+  return choice.asked == "thread_invariant" ? choice.asked : "conv_" + choice.direction + "_algo=" + choice.asked;
+}
+
 bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || row.exists(op_of(row.direction, call.transposed)); }
 
 bool is(const ConvRow& row, const char* math) { return std::strcmp(row.algorithm->math, math) == 0; }
 
 }  // namespace
+
+std::string in_short(const Choice& choice) {
+  const std::string option = option_of(choice), what = brief(choice.problem), why = sentence(choice.reasons);
+  return option + "\n" + option + " cannot compute the " + what + ", PyTorch does: " + why + ". choices() lists all that it cannot compute";
+}
 
 std::string label_of(const std::string& name, const std::string& math) {
   return math == "strict" || math == "float64" || math == "torch" ? name : name + " (" + math + ")";
@@ -379,19 +388,18 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
 
 // Every row of the direction, with all of its reasons.
 std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direction direction) const {
-  const std::string option = choice.asked == "thread_invariant" ? choice.asked : "conv_" + choice.direction + "_algo=" + choice.asked;
-  std::string words = option + " cannot take the " + brief(choice.problem) + ":\n";
+  std::string words = option_of(choice) + " cannot compute the " + brief(choice.problem) + ":\n";
   std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || !allows_math(row) || !(exists(row, call) || choice.asked == row.name)) continue;
     std::vector<std::string> why = obstacles(row, call);
     if (why.empty() && choice.asked == "thread_invariant" && !is_exact(row, call)) why.push_back(too_inexact());
-    const std::string label = label_of(row), text = why.empty() ? "could take it" : sentence(why);
+    const std::string label = label_of(row), text = why.empty() ? "could compute it" : sentence(why);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == label; });
     if (same == lines.end())
       lines.emplace_back(label, text);
-    else if (same->second != "could take it")
+    else if (same->second != "could compute it")
       same->second = text;
   }
   for (const auto& [label, text] : lines) words += "  " + label + ": " + text + "\n";
@@ -409,10 +417,9 @@ Decided Policy::refuse(Direction direction, const ConvText& problem, const std::
   choice->ran = choice->provider = choice->math = "torch";
   choice->reasons.push_back(reason);
   const bool fell_back = choice->asked != "normal" && choice->asked != "performance";
-  const std::string option = choice->asked == "thread_invariant" ? choice->asked : "conv_" + choice->direction + "_algo=" + choice->asked;
   auto decision = std::make_shared<Decision>();
   decision->fell_back = fell_back;
-  decision->message = option + " cannot take the " + brief(problem) + ": " + reason + "\n";
+  decision->message = option_of(*choice) + " cannot compute the " + brief(problem) + ": " + reason + "\n";
   decision->choice = record(std::move(choice));
   const std::string key = "refused " + std::to_string(decision->choice->number);
   if (Decided found = known(key)) return found;

@@ -63,7 +63,7 @@ void complain(const Policy& policy, const Decision& decision) {
   if (policy.fallback == Fallback::warn) {
     const int64_t now = times_warned_again.load(std::memory_order_relaxed);
     if (decision.warned.load(std::memory_order_relaxed) == now) return;
-    if (!warn("fallback", decision.message)) {
+    if (!warn("fallback", in_short(*decision.choice))) {
       decision.warned.store(now, std::memory_order_relaxed);
       return;
     }

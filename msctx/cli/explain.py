@@ -80,7 +80,7 @@ def _write_list(option: str, file: str, json_: bool) -> None:
 def schema(
     result: Annotated[bool, typer.Option("--result", help="Of the result.json of msctx compare.")] = False, json_: Json = False
 ) -> None:
-    """The JSON Schema of experiment files, for editors: completion, hover texts and checks. The output is always JSON."""
+    """The JSON Schema of experiment files, for editors: completion, hover texts and checks. Output is always JSON."""
     if result:
         from msctx.compare.result import schema as schema_of_result
 

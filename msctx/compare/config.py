@@ -417,7 +417,9 @@ def _kind_of(subject: str) -> str:
     names = sorted({*_shipped("compare"), *_shipped("experiments"), *workload.known()})
     allowed = f"a YAML file; conv, matmul; package.module:function; {', '.join(names)}"
     hint = nearest(subject, [*names, *ONE_KIND])
-    raise FileError([Diagnostic("", "is nothing that can be compared", subject, allowed, hint)])
+    raise FileError(
+        [Diagnostic("", "cannot be compared: there is no such file, model, workload or experiment", subject, allowed, hint)]
+    )
 
 
 def _spellings() -> list[str]:

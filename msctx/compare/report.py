@@ -16,7 +16,7 @@ import jinja2
 from msctx.compare.comparison import EXACT, ROUNDED
 from msctx.compare.result import Cell, Result, Row
 from msctx.compare.terminal import kind, notes
-from msctx.native.rows import size
+from msctx.tables import size
 
 Chart = dict[str, Any]
 """Its ``title`` and ``height``, and ``data`` and ``layout`` as plotly has them."""

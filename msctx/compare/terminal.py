@@ -12,7 +12,7 @@ from rich.text import Text
 from msctx.compare.choose import is_gain
 from msctx.compare.result import Budget, Cell, Result, Row
 from msctx.compare.summary import changed
-from msctx.native.rows import size
+from msctx.tables import size
 
 MANY = 12
 """Lines of reasons."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from html import escape
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from msctx import notices
 from msctx.context.base import BASE, KEPT, explain, make_ready, plan_here, refuse, tell_failing, tell_late, unwatched, within
 from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, outside_dynamo, untraced
@@ -129,6 +132,13 @@ class Context:
                 self.__exit__(kind, error, trace)
             raise
 
+    def __repr__(self) -> str:
+        options = [f"{s.spelling}={s.value!r}" for layer in self.layers for s in layer.settings.values()]
+        return f"<msctx.Context {', '.join(options) or 'without options'}; {self.origin}{', open' * bool(self._scope)}>"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>{self.plan._repr_html_()}"
+
     def __call__(self, function: F) -> F:
         """Decorate a function: each call runs inside the context."""
         if isclass(function) or not callable(function):
@@ -214,6 +224,8 @@ class Context:
         rules = [f"conv_algo_rules: no convolution matched {rule}" for rule in scope.end()]
         (found.extend if self._unmatched is None else self._unmatched)(rules)
         since = self._watched.since()
+        for asked, count in notices.counted():
+            found.append(f"{asked} could not compute {count} more problems; choices() lists them, with reasons")
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
     def watch(self, model: nn.Module) -> Context:
@@ -239,6 +251,7 @@ def _enter(context: Context, entered: list[Scope]) -> None:
     if stack.scopes and stack.scopes[-1].leaving:
         with uninterrupted():
             _close_late(stack.scopes)
+    notices.look()
     if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
@@ -345,7 +358,7 @@ def _carried(scopes: tuple[Scope, ...], layers: tuple[Layer, ...]) -> Iterator[N
 
 
 @outside_dynamo
-def context(preset: str | None = None, /, **options: Any) -> Context:
+def context(preset: str | PathLike[str] | None = None, /, **options: Any) -> Context:
     """Options that hold inside a with-block, or during each call of a decorated function.
 
     Args:
@@ -386,7 +399,7 @@ def _layers(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
 
 
 @outside_dynamo
-def set_context(preset: str | None = None, /, **options: Any) -> None:
+def set_context(preset: str | PathLike[str] | None = None, /, **options: Any) -> None:
     """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them."""
     set_options(with_preset(preset, options), "set_context")
 
@@ -407,7 +420,10 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
 @outside_dynamo
 def reset_context() -> None:
     """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back; and what
-    scopes could not put back, since something was raised while they were left, or their threads ended inside them."""
+    scopes could not put back, since something was raised while they were left, or their threads ended inside them.
+
+    Every warning is issued again from then on."""
+    notices.forget()
     _close_late(stack.scopes)
     try:
         BASE.reset([scope.hold for scope in stack.scopes if scope.hold is not None])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from msctx import devices, locks
@@ -15,7 +16,7 @@ from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
 from msctx.memory import watched
 from msctx.notices import tell
 from msctx.options import DEVICES, Layer, Settings
-from msctx.options.layers import environment_layers, flatten, layer_of
+from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
@@ -81,15 +82,25 @@ def make_ready(settings: Settings) -> None:
         ledger.prepare(plan_here(settings).written)
 
 
-def explain(settings: Settings | Mapping[str, Any], device: str | None = None) -> Plan:
+def explain(
+    preset: str | PathLike[str] | Settings | Mapping[str, Any] | None = None,
+    /,
+    device: str | None = None,
+    **options: Any,
+) -> Plan:
     """What options would come to, without entering anything.
 
     Args:
-        settings: options by name, or layers already checked.
+        preset: a preset, as :func:`context` takes it; or options as a dictionary.
         device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for such a machine, whatever is here. Default: this machine.
+        options: options by name.
     """
-    if not isinstance(settings, Settings):
-        settings = Settings([layer_of(settings, "explain")])
+    if isinstance(preset, Settings):
+        settings = preset
+    elif isinstance(preset, Mapping):
+        settings = Settings([layer_of({**preset, **options}, "explain")])
+    else:
+        settings = Settings([layer_of(with_preset(preset, options), "explain")])
     if device is None:
         bring()
         free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
@@ -131,7 +142,7 @@ def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
         return []
     own = {spelling for layer in layers for spelling in layer.settings}
     asking = [row for row in plan.rows if row.spelling in own and (row.option, row.value) in WATCHING and row.assignments]
-    found = (f"{r.spelling}={r.value}: no model was watched; it applies to models given to ctx.watch(model)" for r in asking)
+    found = (f"{r.spelling}={r.value} did nothing to any model: call ctx.watch(model) inside the block" for r in asking)
     return [*dict.fromkeys(found)]
 
 

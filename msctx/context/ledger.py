@@ -261,8 +261,8 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         failed, interruption = _put_back(hold)
     _raise_failed(failed, interruption)
     if foreign:
-        text = "somebody else changed, inside the scope, what the context had set; what was found at entry is back:\n"
-        text += "\n".join(f"  {line}" for line in foreign)
+        text = f"Other code changed inside the {hold.owner} what it had set: part of the block ran without it. "
+        text += "\n".join(["The values from before the block are restored:", *(f"  {line}" for line in foreign)])
         if strict:
             raise RestoreError(text)
         warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
@@ -277,7 +277,7 @@ def _changed(hold: Hold) -> list[str]:
         except Exception:  # putting it back shows what is wrong
             continue
         if now != record.wrote:
-            found.append(f"{name}: {hold.owner} wrote {record.wrote!r}, found {now!r} at exit")
+            found.append(f"{name}: set {record.wrote!r}, found {now!r} at exit")
     return found
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from msctx import locks
 from msctx.native import core
-from msctx.native.rows import Row, Rows, ScopeCounter, size
+from msctx.native.scope_counter import ScopeCounter
 from msctx.options.conv_rules import ConvRule, rules_of
+from msctx.tables import Row, Rows, size
 
 Shape = tuple[int, ...]
 
@@ -96,6 +97,7 @@ class Choices(Rows[Choice]):
     """
 
     EMPTY = "no convolution has run under a policy"
+    NESTED = ("problem",)
 
     def _table(self) -> tuple[list[str], Iterator[list[Any]]]:
         from rich.text import Text

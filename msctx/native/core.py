@@ -271,7 +271,10 @@ def _warn(message: bytes) -> int:
     try:
         if kind in WORDED and not (text := WORDED[kind]()):
             return 0
-        notices.tell(kind, text, text.rstrip())
+        if kind == "fallback":  # one for all convolutions of an algorithm
+            notices.tell_first(*text.split("\n", 1))
+        else:
+            notices.tell(kind, text, text.rstrip())
     except Warning:  # warnings turned into errors
         return 1
     return 0

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msctx.native import named_modules, precision, precision_switch
-from msctx.native.rows import Row, Rows, ScopeCounter
+from msctx.native.scope_counter import ScopeCounter
 from msctx.options.precision_rules import LEAVE, precision_of
+from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,6 +30,10 @@ OPTIONS = (
             "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
             "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
             "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
+        }, hints={
+            "bf16": "allow_mix_precision_bf16", "bfloat16": "allow_mix_precision_bf16", "amp": "allow_mix_precision_bf16",
+            "fp16": "allow_mix_precision_fp16", "float16": "allow_mix_precision_fp16", "half": "allow_mix_precision_fp16",
+            "fp32": "force_fp32", "float32": "force_fp32",
         }), example="allow_mix_precision_bf16", groups=("ascend_config", "session"),
         also=("device_context.ascend.op_precision.precision_mode",), ge="ge.exec.precision_mode", source=SOURCE,
         help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, "

@@ -10,6 +10,14 @@ NORMAL = "a choice by shape and dtype, without measuring"
 PERFORMANCE = "all that can take the shape are measured, the fastest is taken"
 REFERENCE = "ours: slow and readable; the others are checked against it"
 
+CUDNN_NUMBERS = {
+    f"algo_{number}": name
+    for number, name in enumerate(
+        ("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling", "winograd", "winograd_nonfused")
+    )
+}
+"""cuDNN's numbers of forward algorithms, which MindSpore gives by name; those of gradients it gives by number."""
+
 gpu_option = partial(Option, groups=("gpu_config", "cpu_config"), devices=("cpu", "cuda"), source=SOURCE)
 """An option of gpu_config; the CPU has the same."""
 
@@ -27,7 +35,7 @@ OPTIONS = (
             "winograd": "by Winograd transforms of tiles, in one kernel",
             "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels",
             "reference": REFERENCE,
-        }, {"precomp_gemm": "implicit_precomp_gemm"}), default="normal", example="winograd",
+        }, {"precomp_gemm": "implicit_precomp_gemm"}, CUDNN_NUMBERS), default="normal", example="winograd",
         also=("device_context.gpu.op_tuning.conv_fprop_algo",),
         help="The algorithm of the forward convolution. A shape that the named one does not support runs torch's own path, "
              "with a warning."),

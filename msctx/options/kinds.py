@@ -11,6 +11,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Integral
 from os import PathLike, fspath
 from typing import Annotated, Any, SupportsFloat, SupportsIndex
 
@@ -96,6 +97,8 @@ class ValueKind(Kind):
     meanings: dict[Any, str] = field(default_factory=dict, hash=False)
     zero_one: bool = False
     """Whether the numbers 1 and 0 stand for true and false."""
+    hints: dict[str, Any] = field(default_factory=dict, hash=False)
+    """A word that is none of the values → the choice that is probably meant."""
 
     @property
     def others(self) -> list[tuple[Any, Any]]:
@@ -137,7 +140,7 @@ class ValueKind(Kind):
             value = value[0]
         if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) > 2**63):
             return ""
-        spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)}
+        spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)} | self.hints
         return spelled.get(nearest(str(value).lower(), spelled), "")
 
     def schema(self) -> dict[str, Any]:
@@ -182,6 +185,8 @@ class IntKind(Kind):
         return "a whole number" + f", {self.minimum} or more" * (self.minimum is not None) + but
 
     def parse(self, value: Any) -> int:
+        if isinstance(value, Integral) and not isinstance(value, bool):  # numpy's, too
+            value = int(value)
         if type(value) is not int:
             hint: Any = ""
             if isinstance(value, str) and re.fullmatch(r"\d+(:[0-5]?\d)+", value):
@@ -190,7 +195,7 @@ class IntKind(Kind):
                 hint = f"write it without quotes: {int(value)}"
             elif isinstance(value, float) and value.is_integer():
                 hint = int(value)
-            elif isinstance(value, SupportsIndex) and not isinstance(value, bool):  # numpy's; an array of one, too
+            elif isinstance(value, SupportsIndex) and not isinstance(value, bool):  # an array of one
                 with suppress(Exception):
                     hint = value.__index__()
             raise BadValue(f"{show(value)} is not a whole number", allowed=self.allowed, suggestion=hint)
@@ -245,8 +250,8 @@ class MemoryKind(Kind):
 
     def parse(self, value: Any) -> int:
         size: float
-        if type(value) is int:
-            size = value
+        if isinstance(value, Integral) and not isinstance(value, bool):
+            size = value = int(value)
         elif not isinstance(value, str):
             raise BadValue(f"{show(value)} is not an amount of memory", allowed=self.allowed)
         elif not (match := _SIZE.fullmatch(value.strip())):
@@ -255,6 +260,10 @@ class MemoryKind(Kind):
         else:
             number, unit, plain = match.groups()
             size = int(plain) if plain else float(number) * 1024 ** ("KMGT".index(unit.upper()) + 1)
+        if self.minimum and 0 < size < _SMALL and str(value).strip().isdecimal():
+            unit = "GB" if size <= 256 else "MB"
+            text = f"{show(value)} is a number of bytes; for that few, write {int(size)}B"
+            raise BadValue(text, allowed=self.allowed, suggestion=f"{int(size)}{unit}")
         if size < min(1, self.minimum):
             raise BadValue(f"{show(value)} is {'not more' if self.minimum else 'less'} than zero", allowed=self.allowed)
         if not self.minimum <= size <= (self.maximum or 2**63 - 1):
@@ -262,12 +271,20 @@ class MemoryKind(Kind):
         return int(size)
 
     def schema(self) -> dict[str, Any]:
-        number = {"type": "integer", "minimum": self.minimum, "maximum": self.maximum or 2**63 - 1}
+        number = {
+            "type": "integer",
+            "minimum": self.minimum and max(self.minimum, _SMALL),
+            "maximum": self.maximum or 2**63 - 1,
+        }
         size = r"([0-9]{1,19}(\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|[0-9]{1,19}\s*[Bb]?)"
-        some = "" if self.minimum == 0 else "(?=[0-9.]*[1-9])"  # 0GB is none
+        some = (
+            "" if self.minimum == 0 else r"(?=[0-9.]*[1-9])(?!0*[0-9]{1,6}\s*$)"
+        )  # 0GB is none, and 4 without a unit a mistake
         return {"anyOf": [number, {"type": "string", "pattern": rf"^\s*{some}{size}\s*$"}]}
 
 
+_SMALL = 10**6
+"""A smaller number without a unit was hardly meant as bytes."""
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|([0-9]{1,19})\s*B?", re.IGNORECASE)
 
 
@@ -325,14 +342,15 @@ def Int(minimum: int | None = None, maximum: int | None = None, *, zero: bool = 
     return Annotated[int, IntKind(minimum, maximum, zero)]
 
 
-def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> Any:
+def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None, hints: dict[str, Any] | None = None) -> Any:
     """A closed set of values, each with what it means: ``Choice({"O0": "speed first", "O1": "memory first"})``.
 
     Args:
         meanings: value → a few words.
         aliases: another spelling → the value it stands for.
+        hints: a word that is not accepted → the value that messages suggest instead.
     """
-    return Annotated[Any, ChoiceKind(tuple(meanings), aliases or {}, meanings)]
+    return Annotated[Any, ChoiceKind(tuple(meanings), aliases or {}, meanings, hints=hints or {})]
 
 
 def TextList(allowed: str, separator: str = ",") -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted((CONFIGS / "presets").glob("*.yaml"))}
 
 
-def with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def with_preset(preset: str | PathLike[str] | None, options: dict[str, Any]) -> dict[str, Any]:
     """Options with the preset that was given beside them."""
     if preset is None:
         return options
@@ -71,6 +72,7 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     from msctx.options.yamlfile import load
 
     known = presets()
+    preset = fspath(preset) if isinstance(preset, PathLike) else preset
     mark = marks(("preset",)) if marks else None
     if not isinstance(preset, str) or (preset not in known and not preset.endswith((".yaml", ".yml"))):
         names = ", ".join(known)

@@ -99,6 +99,8 @@ OPTIONS = (
             "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
             "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
             "cube_hif8": "matrix operators in HiFloat8, a dtype that torch does not have",
+        }, hints={
+            "bf16": "mixed_bfloat16", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16", "fp32": "origin",
         }), example="mixed_bfloat16", ge="ge.exec.precision_mode_v2",
         help="precision_mode in newer words. Excludes precision_mode."),
     session_option("modify_mixlist", Path, example="mixlist.json", ge="ge.exec.modify_mixlist", content="MIXLIST",

@@ -14,7 +14,9 @@ OPTIONS = (
     Option("device_target", Choice({
             "CPU": "the processor of this machine, torch's cpu", "GPU": "an NVIDIA GPU, torch's cuda",
             "Ascend": "an Ascend NPU, torch_npu's npu",
-        }, {"Davinci": "Ascend"}), example="GPU", also=("set_device.device_target",),
+        }, {
+            "Davinci": "Ascend", "cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "ascend": "Ascend", "npu": "Ascend",
+        }), example="GPU", also=("set_device.device_target",),
         help="The kind of device that work is meant for (Davinci is the old name of Ascend). It gives ctx.device and "
              "decides whose plan decides when an option is honoured on one device and not on another."),
     Option("max_device_memory", Memory, default=1024 * GB, example="4GB", also=("runtime.set_memory.max_size",),

@@ -61,7 +61,7 @@ def _wrong(error: Mapping[str, Any], validator: Any) -> Wrong:
     if not isinstance(bad, BadValue):
         bad = BadValue(f"{shown} is not of the right type", allowed="a value of another type")
     elif value is None:
-        bad = BadValue("the value is empty", allowed=bad.allowed)
+        bad = BadValue("None is not a value; omit the option to leave PyTorch as it is", allowed=bad.allowed)
     return Wrong(path, bad, "[key]" in error["loc"])
 
 

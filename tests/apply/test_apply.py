@@ -170,8 +170,9 @@ def test_a_foreign_change_is_told_with_both_values(library: Globals) -> None:
         ledger.undo(hold)
     assert len(told) == 1
     text = str(told[0].message)
-    assert "a: with-block at train.py:12 wrote 1, found 'foreign a' at exit" in text
-    assert "b: with-block at train.py:12 wrote 2, found 'foreign b' at exit" in text
+    assert text.startswith("Other code changed inside the with-block at train.py:12 what it had set")
+    assert "a: set 1, found 'foreign a' at exit" in text
+    assert "b: set 2, found 'foreign b' at exit" in text
     assert "c: " not in text
     assert library == FOUND
 
@@ -179,7 +180,7 @@ def test_a_foreign_change_is_told_with_both_values(library: Globals) -> None:
 def test_a_foreign_change_is_an_error_under_strict_once_all_is_back(library: Globals) -> None:
     hold = ledger.apply(NEW, "one")
     library["b"] = "foreign"
-    with pytest.raises(RestoreError, match="wrote 2, found 'foreign'"):
+    with pytest.raises(RestoreError, match="set 2, found 'foreign'"):
         ledger.undo(hold, strict=True)
     assert library == FOUND
 
@@ -187,12 +188,14 @@ def test_a_foreign_change_is_an_error_under_strict_once_all_is_back(library: Glo
 def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
     before = exact_state()
     with (
-        pytest.warns(MsctxWarning, match=r"torch\.num_threads: with-block at test_apply\.py:\d+ wrote 1, found 2 at exit"),
+        pytest.warns(
+            MsctxWarning, match=r"(?s)with-block at test_apply\.py:\d+ .*  torch\.num_threads: set 1, found 2 at exit"
+        ),
         msctx.context(runtime_num_threads=1),
     ):
         torch.set_num_threads(2)
     assert exact_state() == before
-    with pytest.raises(RestoreError, match="wrote 1, found 2"), msctx.context(runtime_num_threads=1, strict=True):
+    with pytest.raises(RestoreError, match="set 1, found 2"), msctx.context(runtime_num_threads=1, strict=True):
         torch.set_num_threads(2)
     assert exact_state() == before
 

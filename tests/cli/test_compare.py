@@ -127,7 +127,7 @@ def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["conv"], 2, "--workload NAME: convnext_t"),
         (["matmul"], 2, "--workload NAME or --shape MxKxN"),
         (["conf.yaml"], 3, "No such file"),
-        ([""], 3, "is nothing that can be compared"),
+        ([""], 3, "cannot be compared"),
         (["conv", "--workload", "vgg"], 2, "did you mean vgg16?"),
         (["matmul", "--shape", "8x8"], 2, "'8x8' is no shape of a product"),
         (["vgg16", "--axis", "conv_fprop_algo=gem"], 2, "did you mean 'gemm'?"),

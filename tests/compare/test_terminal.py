@@ -9,7 +9,7 @@ from comparisons import SMALL, cell, made, result, row
 
 from msctx.compare import terminal
 from msctx.compare.result import Best, Budget, ByLayer, Change, Cost, CostOfRow, ForAll, Total
-from msctx.native.rows import plain
+from msctx.tables import plain
 
 
 def text(tmp_path: Path, points: list[str], **more: Any) -> str:

@@ -128,7 +128,7 @@ def test_a_function_that_is_bound_has_the_models_of_its_context() -> None:
         bound = ctx.bind(moved)
     assert bound() == 4
     assert moved() == 0
-    with pytest.warns(MsctxWarning, match="no model was watched"):
+    with pytest.warns(MsctxWarning, match="did nothing to any model"):
         assert pickle.loads(pickle.dumps(bound))() == 0
 
 

@@ -207,7 +207,7 @@ def test_it_prints_as_a_table() -> None:
     assert "2x3x8x23 * 4x3x3x3, float32, channels_first" in first
     assert first.split()[-7:-3] == ["winograd", "winograd", "msctx", "strict"] or " msctx " in first
     assert " torch " in second
-    assert reason.strip() == "winograd: its stride is 1"
+    assert reason.strip() == "winograd: it needs stride 1"
 
 
 def test_names_are_spelled_as_mindspore_does() -> None:
@@ -239,7 +239,7 @@ def test_normal_shows_why_each_row_ahead_did_not_run() -> None:
     if row.ran == "torch":
         ahead = {reason.partition(":")[0] for reason in row.reasons}
         assert {"winograd", "winograd_nonfused", "implicit_gemm", "direct", "gemm", "fft", "fft_tiling"} <= ahead
-    assert any("its stride is 1" in reason for reason in row.reasons if reason.startswith("winograd"))
+    assert any("it needs stride 1" in reason for reason in row.reasons if reason.startswith("winograd"))
 
 
 def test_what_was_computed_again_is_shown() -> None:

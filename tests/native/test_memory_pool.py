@@ -73,7 +73,7 @@ SIZES = (2, 999, 1023, 1024, 1025, 10239, 2**20 - 1, 2**20 + 1, 123456789, 3 * 2
 
 def test_sizes_read_as_in_the_plan() -> None:
     for size in SIZES:
-        with msctx.context(max_device_memory=1), pytest.raises(torch.OutOfMemoryError) as caught:
+        with msctx.context(max_device_memory="1B"), pytest.raises(torch.OutOfMemoryError) as caught:
             torch.empty(size, dtype=torch.uint8)
         assert f"tried to allocate {in_words(size)}. " in str(caught.value)
 

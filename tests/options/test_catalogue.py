@@ -309,7 +309,9 @@ def test_a_value_of_a_wrong_type_is_told_and_changes_nothing(option: Option) -> 
 @each([o for o in OPTIONS.values() if o.choices])
 def test_a_value_that_is_no_choice_is_told_with_the_choices(option: Option) -> None:
     wrong: list[Any] = ["no such value", "", 99, -1, *(f"{choice}x" for choice in option.choices)]
-    wrong += [c.swapcase() for c in option.choices if isinstance(c, str) and c.swapcase() != c]
+    wrong += [
+        c.swapcase() for c in option.choices if isinstance(c, str) and c.swapcase() != c and option.name != "device_target"
+    ]
     for value in wrong:
         with pytest.raises(OptionError) as error:
             make_layer({option.name: value}, "test")

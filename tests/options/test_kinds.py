@@ -86,7 +86,7 @@ def test_all_else_is_rejected() -> None:
 MEMORY = [
     ("4GB", 4 * GB), ("4gb", 4 * GB), ("4 GB", 4 * GB), (" 4GB ", 4 * GB), ("4GiB", 4 * GB), ("4G", 4 * GB),
     ("1.5GiB", 3 * GB // 2), ("0.5GB", GB // 2), ("512MB", 512 * 2**20), ("64KB", 64 * 2**10), ("1TB", 2**40),
-    ("1024", 1024), ("1024B", 1024), (1024, 1024), (1, 1),
+    ("1048576", 2**20), ("1024B", 1024), (2**20, 2**20), ("1B", 1),
 ]
 # fmt: on
 BAD_MEMORY = [
@@ -138,9 +138,30 @@ def test_memory() -> None:
 def test_memory_limits() -> None:
     kind = MemoryKind("between 1GB and 31GB", GB, 31 * GB)
     assert [kind.parse("1GB"), kind.parse("31GB")] == [GB, 31 * GB]
-    for given in ("1023MB", "32GB", 1):
+    for given in ("1023MB", "32GB", 2**20):
         with pytest.raises(BadValue, match="out of range"):
             kind.parse(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [(4, "4GB"), ("4", "4GB"), (np.int64(16), "16GB"), (512, "512MB"), ("4000", "4000MB")]
+)
+def test_few_bytes_without_a_unit_are_a_mistake(given: object, meant: str) -> None:
+    with pytest.raises(BadValue, match="is a number of bytes; for that few, write") as error:
+        MemoryKind().parse(given)
+    assert error.value.suggestion == meant
+    assert MemoryKind().parse(f"{given}B") == int(str(given))
+    assert MemoryKind(minimum=0).parse(given) == int(str(given)), "a limit on workspaces may be small"
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    for kind in (np.int8, np.uint16, np.int64):
+        found = IntKind(0, 9).parse(kind(7))
+        assert (type(found), found) == (int, 7)
+    assert MemoryKind().parse(np.int64(2**30)) == 2**30
+    for wrong in (np.bool_(True), np.float64(3.5), np.array([3])):
+        with pytest.raises(BadValue):
+            IntKind(0, 9).parse(wrong)
 
 
 SUGGESTIONS = [

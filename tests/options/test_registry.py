@@ -371,8 +371,11 @@ def test_every_wrong_value_is_answered_with_what_is_allowed() -> None:
         ("deterministic", "on", "ON"),
         ("max_device_memory", "4OGB", "40GB"),
         ("conv_fprop_algo", "winogard", "winograd"),
-        ("device_target", "gpu", "GPU"),
-        ("device_target", "ascend", "Ascend"),
+        ("device_target", "gpus", "GPU"),
+        ("precision_mode", "bf16", "allow_mix_precision_bf16"),
+        ("precision_mode_v2", "bf16", "mixed_bfloat16"),
+        ("conv_fprop_algo", "algo_1", "implicit_precomp_gemm"),
+        ("max_device_memory", 4, "4GB"),
     ],
 )
 def test_a_suggested_value_can_be_written_as_it_stands(name: str, wrong: object, suggested: object) -> None:

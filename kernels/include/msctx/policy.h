@@ -47,6 +47,9 @@ constexpr size_t largest_trial = size_t(1) << 30;
 
 std::string in_words(double number);  // the fewest digits that give it back
 
+// The option that named an algorithm which did not run, and on the next line a warning of it.
+std::string in_short(const Choice&);
+
 struct Decision {
   const ConvRow* row = nullptr;  // null: torch's own path
   std::shared_ptr<Choice> choice;  // nullptr: nothing is asked for
