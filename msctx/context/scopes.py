@@ -25,7 +25,11 @@ class Scope:
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
         context._tally.open()
-        context._computed.open()
+        try:
+            context._computed.open()
+        except BaseException:
+            context._tally.close()
+            raise
 
     @property
     def settings(self) -> Settings:

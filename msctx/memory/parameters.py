@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
 from msctx.memory import saved, watched
+from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,7 +75,7 @@ def write(place: str | None) -> None:
 
 def placed() -> dict[str, Any]:
     """Where the parameters of watched models are: how many were moved there, their bytes, and how many had to be left."""
-    with watched.lock, _plainly():
+    with uninterrupted(), watched.lock, _plainly():
         known = {id(parameter): parameter for model in watched.models() for parameter in model.parameters()}
         moved = [parameter for before in list(_moved.values()) if (parameter := before.parameter()) is not None]
         left = [p for number, p in known.items() if _place and number not in _moved and not _is_there(p)]
@@ -84,6 +85,7 @@ def placed() -> dict[str, Any]:
 @contextmanager
 def _plainly() -> Iterator[None]:
     """Moving is no part of what the program does: it makes ordinary tensors, records nothing, and is not itself given copies."""
+    # not to be interrupted: the guard of inference_mode, kept alive by a traceback, would put back later what was set by then
     with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
         yield
 

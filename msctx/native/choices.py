@@ -11,6 +11,7 @@ from msctx import locks
 from msctx.native import core
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.conv_rules import ConvRule, rules_of
+from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows, size
 
 Shape = tuple[int, ...]
@@ -172,7 +173,7 @@ class Tally(ScopeCounter):
         return [str(self._parsed()[place]).partition(": ")[0] for place in unmatched]
 
     def choices(self) -> Choices:
-        with self._lock:
+        with uninterrupted(), self._lock:
             return Choices() if self._book is None else _rows(self._book)
 
 

@@ -278,7 +278,7 @@ def counts(numbers: Iterable[int]) -> dict[int, Any]:
     import numpy as np
 
     found: dict[int, Any] = {}
-    for number in numbers:
+    for number in [*numbers]:  # a copy: other threads put policies in force meanwhile
         found[number] = np.zeros((len(OPS), len(COUNTED)), np.int64)
         library().msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
     return found

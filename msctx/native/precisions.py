@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msctx.native import named_modules, precision, precision_switch
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.precision_rules import LEAVE, precision_of
+from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -71,10 +72,14 @@ class Tally(ScopeCounter):
 
     def _begin(self) -> None:
         precision_switch.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
-        self._since = precision.counts(precision_switch.numbers)
+        try:
+            self._since = precision.counts(precision_switch.numbers)
+        except BaseException:
+            precision_switch.ON_ENTRY.remove(self._note)
+            raise
 
     def _note(self, number: int) -> None:
-        with self._lock:
+        with uninterrupted(), self._lock:
             if number not in self._since:
                 self._since |= precision.counts([number])
 
@@ -88,7 +93,7 @@ class Tally(ScopeCounter):
         return self._made | {number: self._made.get(number, 0) + found for number, found in made.items()}
 
     def precisions(self) -> Precisions:
-        with self._lock:
+        with uninterrupted(), self._lock:
             return Precisions(_rows(self._sum()))
 
 

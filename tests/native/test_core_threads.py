@@ -31,6 +31,26 @@ def resident():
 """
 
 
+def test_threads_that_enter_contexts_of_their_own_precision(passes: Passes) -> None:
+    """Entering looks at what is in force in every thread; what cannot be entered counts nothing."""
+    passes(
+        TOGETHER
+        + """
+from time import time
+from msctx.native import precision_switch
+end = time() + 2
+def entering(mode):
+    def run():
+        while time() < end:
+            with msctx.context(precision_mode=mode):
+                pass
+    return run
+together(*map(entering, ("allow_mix_precision_bf16", "allow_mix_precision", "force_fp32")))
+assert not precision_switch.ON_ENTRY
+"""
+    )
+
+
 @pytest.mark.full
 def test_planning_while_another_library_comes_and_goes(passes: Passes) -> None:
     """Each answer is one of the two that there are, and the last one is right."""

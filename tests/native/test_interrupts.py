@@ -84,3 +84,61 @@ with msctx.context(conv_fprop_algo="winograd"):
 assert shown == [1, 2], shown
 """
     )
+
+
+LOOKING = """
+import faulthandler, random, signal, time, torch, msctx
+faulthandler.dump_traceback_later(60, exit=True)
+x, w, a = torch.randn(1, 3, 8, 8), torch.randn(3, 3, 3, 3), torch.randn(8, 8)
+"""
+
+
+@pytest.mark.parametrize("look", ["choices", "precisions"])
+def test_a_handler_that_looks_or_enters_while_the_program_looks(passes: Passes, look: str) -> None:
+    passes(
+        LOOKING
+        + f"""
+seen = []
+def handler(*_):
+    seen.append(len(ctx.{look}()))
+    with msctx.context(precision_mode="force_fp32"):
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0.0003 + 0.001 * random.random())
+with msctx.context(precision_mode="allow_mix_precision_bf16", conv_fprop_algo="gemm") as ctx:
+    torch.conv2d(x, w), a @ a
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005)
+    end = time.time() + 1.5
+    while time.time() < end:
+        ctx.{look}()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+assert len(seen) > 10 and set(seen[1:]) == {{seen[1]}}, seen
+"""
+    )
+
+
+def test_a_handler_that_raises_while_memory_is_looked_at(passes: Passes) -> None:
+    """No guard of torch's outlives the context that it was set in."""
+    passes(
+        LOOKING
+        + """
+class Alarm(Exception):
+    pass
+def handler(*_):
+    raise Alarm
+signal.signal(signal.SIGALRM, handler)
+model, own, kept = torch.nn.Linear(8, 8), a @ a, []
+for _ in range(300):
+    try:
+        with msctx.context(precision_mode="allow_mix_precision_bf16") as ctx:
+            ctx.watch(model)
+            signal.setitimer(signal.ITIMER_REAL, 10 ** random.uniform(-5, -3.3))
+            for _ in range(20):
+                msctx.memory_stats()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Alarm as error:
+        kept = [error]  # with its frames
+    assert torch.equal(a @ a, own)
+assert kept
+"""
+    )
