@@ -109,6 +109,10 @@ class _Shapes:
 
 
 class _Now(threading.local):
+    is_called = False
+    """Whether the model itself was called last."""
+    first = ""
+    """The block with which passes begin otherwise."""
     shapes: _Shapes | None = None
     meter: tuple[Meter, int, int] | None = None
 
@@ -143,8 +147,15 @@ class Budget:
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
-    def begin(self, inputs: Any) -> None:
+    def meet(self, path: str, inputs: Any) -> None:
+        """A block is called. Where the model itself is not (its ``training_step`` is, say), its first block begins a forward pass."""
+        if not self._now.is_called and self._now.first in ("", path):
+            self.begin(inputs, is_called=False)
+            self._now.first = path
+
+    def begin(self, inputs: Any, *, is_called: bool = True) -> None:
         """A forward pass begins whose backward pass may come."""
+        self._now.is_called = is_called
         self.end_window()
         tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
         device = next((t.device for t in tensors if t.device.type not in ("cpu", "meta")), self._device)

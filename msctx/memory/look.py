@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import local
@@ -28,6 +28,10 @@ from msctx.native.installed import Held
 
 MOST, MOST_BYTES = 2**18, 2**30
 """Objects that are looked at, what each may hold, and the size of an array: a block that reaches more is left alone."""
+OF_MODULES = ("_parameters", "_buffers", "_modules")
+"""Tables that are put back after each pass."""
+MOST_EACH_PASS = 1 << 16
+"""Bytes of an array that is read in each pass."""
 HOLDERS = ("__main__", "argparse", "collections", "types")
 """Modules of the standard library whose objects (namespaces and the like) hold what users put there."""
 OF_TORCH = ("torch", "torch_npu", "triton", "filelock", "fsspec", "jinja2", "mpmath", "networkx", "sympy", "typing_extensions")
@@ -37,6 +41,13 @@ LINKS = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fge
 """Where methods, partial functions, caches and properties hold what they call."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 BACKWARD = torch.autograd.backward.__code__
+HOOKS_OF_TENSORS = (torch.Tensor.register_hook.__code__, torch.Tensor.register_post_accumulate_grad_hook.__code__)
+HOOKED = ("register_hook", "register_prehook")
+"""Of the nodes of a graph: functions in C."""
+COMPILED = "it calls compiled code"
+PAST_VERSIONS = {"data", "numpy", "from_numpy", "frombuffer", "untyped_storage", "data_ptr"}
+"""Names by which tensors are written to that do not notice it."""
+REGISTERS = "it registers hooks for the backward pass, which would run twice"
 TRANSFORM = doesnt_support_saved_tensors_hooks(len).__code__
 """Around each of torch.func's transforms: they do not begin where there are hooks on saved tensors."""
 ABSENT = object()
@@ -57,6 +68,23 @@ _no_collection = Held(_stop_collection)
 
 class _Unknown(Exception):
     """Why it cannot be known what a block changes."""
+
+
+class Lasting:
+    """What a block reached in a pass that was looked at and may reach again: compared when it is computed again."""
+
+    def __init__(self, kept: Iterable[tuple[str, Callable[[], Content]]], *, by_bits: bool) -> None:
+        """*by_bits*: tensors may be written to past their version counters."""
+        own = ((path, read) for path, read in kept if not path.endswith(OF_MODULES))
+        self._kept = [(path, cheap) for path, read in own if (cheap := _cheap(read, by_bits)) is not None]
+
+    def now(self) -> list[Content]:
+        return [read() for _, read in self._kept]
+
+    def changed(self, before: list[Content]) -> str:
+        """The first place where something else stands than *before*."""
+        found = (_difference(path, was, read()) for (path, read), was in zip(self._kept, before, strict=True))
+        return next(filter(None, found), "")
 
 
 class Look:
@@ -108,7 +136,12 @@ class Look:
             if what := _difference(path, before, read()):
                 raise _Unknown(f"it changes {what}")
 
-    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+    def lasting(self) -> Lasting:
+        """What was reached beside the arguments: later passes are not looked at, but may not change it, either."""
+        there = ((path, read) for path, read, _ in self._kept if not path.startswith(("args", "kwargs")))
+        return Lasting(((path, read) for path, read in there if ".__" not in path), by_bits=bool(self._names & PAST_VERSIONS))
+
+    def _profile(self, frame: FrameType, event: str, what: object) -> None:
         if frame.f_code is TRANSFORM and event in ("call", "return"):
             self._transforms += 1 if event == "call" else -1
             if event == "call" and self._transforms == 1:
@@ -120,6 +153,10 @@ class Look:
                 _C._autograd._push_saved_tensors_default_hooks(*self._popped.pop())
         elif event == "call" and not self.obstacle:
             self._look(partial(self._called, frame.f_code, frame.f_globals))
+            if self.obstacle == COMPILED:  # or what follows would be compiled, too
+                sys.setprofile(None)
+        elif event == "c_call" and not self.obstacle and getattr(what, "__name__", "") in HOOKED:
+            self.obstacle = REGISTERS
 
     def _called(self, code: CodeType, space: dict[str, Any]) -> None:
         """A function is about to run: what it names is kept as it is now."""
@@ -127,6 +164,10 @@ class Look:
             return
         if code is BACKWARD:
             raise _Unknown("it calls backward() in its forward pass, which adds to gradients each time")
+        if code in HOOKS_OF_TENSORS:
+            raise _Unknown(REGISTERS)
+        if space.get("__name__") == "torch._dynamo.eval_frame":
+            raise _Unknown(COMPILED)
         self._ran[id(code), id(space)] = code
         module = space.get("__name__")
         is_new = module in sys.modules and module not in self._modules  # imported since
@@ -141,7 +182,8 @@ class Look:
             known = self._named.setdefault(id(each), set())
             self._keep(str(each.get("__name__")), partial(_named, each, sorted(names - known)))
             known |= names
-            for value in [each[name] for name in names if isinstance(each.get(name), ModuleType)]:
+            imported = [module for name in names if name in self._modules and (module := sys.modules.get(name)) is not None]
+            for value in [*(each[name] for name in names if isinstance(each.get(name), ModuleType)), *imported]:
                 if not _is_of_library(value.__name__) and all(vars(value) is not other for other in spaces):
                     spaces.append(vars(value))
 
@@ -201,9 +243,7 @@ def _content(value: Any) -> Content:
     """To be compared: values of plain types, and objects by what they are."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
-        version = -1 if value.is_inference() else value._version
-        gradient = value.grad if value.is_leaf else None
-        return {"": repr((version, fingerprint(value))), ".requires_grad": value.requires_grad, ".grad": gradient}
+        return {"": repr(fingerprint(value)), **_of_tensor(value)}
     if isinstance(value, GENERATORS):
         return {"": pickle.dumps(source_of(value).read())}
     if isinstance(value, FunctionType):
@@ -220,13 +260,39 @@ def _content(value: Any) -> Content:
     return held
 
 
+def _cheap(read: Callable[[], Content], by_bits: bool) -> Callable[[], Content] | None:
+    """What can be read in each pass: of a tensor, which is not kept alive, that it was written to. ``None``: it hardly changes."""
+    if not isinstance(read, partial):
+        return read
+    value: Any = read.args[0]
+    if read.func is _named:
+        names = [name for name, it in read().items() if isinstance(it, PLAIN)]
+        return (
+            partial(_named, value, [name.removeprefix(".") for name in names if not name.startswith(".__")]) if names else None
+        )
+    if isinstance(value, torch.Tensor):
+        tensor, look = ref(value), _content if by_bits else _of_tensor
+        return lambda: {} if (it := tensor()) is None else look(it)
+    never = isinstance(value, (tuple, frozenset, FunctionType, nn.Module)) or _size(value) > MOST_EACH_PASS
+    return None if never or (not read() and isinstance(value, OrderedDict)) else read  # the tables of modules
+
+
+def _of_tensor(tensor: torch.Tensor) -> Content:
+    """What belongs to it beside its bits."""
+    attributes = {f".{name}": value for name, value in vars(tensor).items()}
+    attributes["._version"] = -1 if tensor.is_inference() else tensor._version
+    return {".requires_grad": tensor.requires_grad, ".grad": tensor.grad if tensor.is_leaf else None, **attributes}
+
+
 def _items(value: Any) -> Content:
+    held: Any = value  # read as these classes hold it: a subclass may do anything when it is asked
     if isinstance(value, dict):
-        return {**value}
-    if isinstance(value, list | tuple | deque):
-        return dict(enumerate(value))
-    if isinstance(value, set | frozenset):
-        return {item: item for item in value}
+        return dict(dict.items(held))
+    kind: Any
+    for kind in (list, tuple, deque, set, frozenset):
+        if isinstance(value, kind):
+            items = kind.__iter__(held)
+            return {item: item for item in items} if kind in (set, frozenset) else dict(enumerate(items))
     if isinstance(value, ref):
         return {"": value()}
     if isinstance(value, CellType):

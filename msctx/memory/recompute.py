@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
 from collections.abc import Callable, Collection
 from functools import wraps
 from itertools import pairwise
@@ -15,6 +14,10 @@ from torch import _C, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from msctx.memory import watched
 from msctx.memory.budget import Budget, counting_saved
@@ -23,6 +26,8 @@ from msctx.native.installed import Held
 from msctx.notices import tell
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+LARGE = (nn.RNNBase, nn.MultiheadAttention)
+"""Modules of torch without modules of their own that keep much."""
 LONG = 4
 """Modules in a row, from which on they are worth grouping."""
 
@@ -31,9 +36,12 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The repeated parts of a model by their paths: what its outermost containers hold and has modules of its own.
 
     A container inside a container is looked into, and so is an element that holds such containers itself. A long ``Sequential`` that
-    is no part of a block, and has none, is one to be cut into groups (see :class:`_Row`). A model without any of these is one block.
+    is no part of a block, and has none but short ones, is one to be cut into groups (see :class:`_Row`). A model without any of
+    these is cut into its own children, and one whose children have none is one block.
     """
     found: dict[str, nn.Module] = {}
+    short: set[str] = set()
+    """Those that are elements of a container, and short ``Sequential`` themselves."""
 
     def look(module: nn.Module, path: str, is_element: bool) -> bool:
         """Whether there is a block in a module; a row is none, if there may be one around it."""
@@ -41,19 +49,41 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
         for name, child in module.named_children():
             inside |= look(child, f"{path}.{name}" if path else name, isinstance(module, CONTAINERS))
         below = [row for row in found if not path or row.startswith(f"{path}.")]
-        if inside or (isinstance(module, CONTAINERS) and (below or not is_row(module))):
+        if inside or (isinstance(module, CONTAINERS) and not short.issuperset(below)):
             return inside
-        if isinstance(module, CONTAINERS):
-            found[path] = module
-        elif is_element and any(True for _ in module.children()):
+        if is_row(module):
             for row in below:
                 del found[row]
             found[path] = module
+        elif is_element and is_worth_it(module) and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+            for row in below:
+                del found[row]
+            found[path] = module
+            if isinstance(module, nn.Sequential):
+                short.add(path)
+                return False
             return True
         return False
 
     look(model, "", False)
-    return found or ({"": model} if any(True for _ in model.children()) else {})
+    return found or _children(model, "") or ({"": model} if any(True for _ in model.children()) else {})
+
+
+def _children(module: nn.Module, path: str) -> dict[str, nn.Module]:
+    """Those children that are worth it, of a module with at least two of them."""
+    named = ((f"{path}{name}", child) for name, child in module.named_children() if name != "parametrizations")
+    found = {name: child for name, child in named if is_worth_it(child)}
+    if len(found) == 1 == len([*module.children()]):
+        ((name, child),) = found.items()
+        return _children(child, f"{name}.")
+    return found
+
+
+def is_worth_it(module: nn.Module) -> bool:
+    """Whether a module keeps more than what is given to it and what it makes, which are kept between blocks, too."""
+    if isinstance(module, nn.Sequential):
+        return len(module) > 2
+    return isinstance(module, LARGE) or any(name != "parametrizations" for name, _ in module.named_children())
 
 
 def is_row(module: nn.Module) -> bool:
@@ -66,7 +96,7 @@ COMPILED = (
     "memory_optimize_level=O1: {} runs compiled, where none of its blocks are computed again; what a compiled graph keeps is the "
     "compiler's choice (torch._functorch.config.activation_memory_budget)"
 )
-HOOKS = "calls of its modules run hooks, which would run again"
+HOOKS = "calls of its modules run hooks, which would run again: {}"
 PROFILED = (
     "a profiler runs (sys.setprofile), so that the code it calls cannot be seen: it is tried in the next pass without one"
 )
@@ -75,25 +105,50 @@ LOOKS = 2
 """How often a block is looked at that cannot be computed again: its first call may make what all others find."""
 
 
+Case = tuple[Any, ...]
+"""Of a call of a block: whether each of its modules trains, and of what kinds its arguments are."""
+MOST_CASES = 64
+
+
+def _case(block: nn.Module, args: Any, kwargs: Any) -> Case:
+    kinds = (leaf if isinstance(leaf, bool | str | None) else type(leaf) for leaf in tree_leaves((args, kwargs)))
+    return (*(module.training for module in block.modules()), len(args), *kwargs, *kinds)
+
+
+def _in_the_way(block: nn.Module) -> str:
+    """What holds for this call, whatever was found of the block."""
+    if hook := hook_of_user(block):
+        return HOOKS.format(hook)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in block.modules()):
+        return "it holds a scripted module, whose state cannot be put back"
+    pack = (_C._autograd._top_saved_tensors_default_hooks(True) or (None,))[0]
+    if getattr(pack, "__module__", "") == "torch.utils.checkpoint":
+        return "it runs inside torch.utils.checkpoint, which computes it again already"
+    return ""
+
+
 class _Block:
     """A block of a watched model."""
 
     def __init__(self, budget: Budget, path: str) -> None:
         self.budget, self.path = budget, path
-        self._known: dict[tuple[bool, ...], Known] = {}
-        """Modes of its modules → what was found in them."""
+        self._known: dict[Case, Known] = {}
 
     def run(self, call: Call, block: nn.Module, args: Any, kwargs: Any) -> Any:
-        known = self._known.get(modes := tuple(module.training for module in block.modules()), Known())
+        self.budget.meet(self.path, (args, kwargs))
+        known = self._known.get(case := _case(block, args, kwargs), Known())
+        if case not in self._known and len(self._known) >= MOST_CASES:
+            known = Known(LOOKS, "it is called with too many kinds of arguments")
         looks = not known.looks or (known.obstacle and known.looks < LOOKS)
-        if reason := HOOKS if hook_of_user(block) else PROFILED if looks and sys.getprofile() else "":
+        if reason := _in_the_way(block) or (PROFILED if looks and sys.getprofile() else ""):
             self.budget.leave(self.path, reason)
             return call(block, *args, **kwargs)
         if not self.budget.recomputes(self.path) or any(is_lazy(parameter) for parameter in block.parameters()):
             return call(block, *args, **kwargs)  # the first pass of a lazy module makes it what it is
         if looks:
             made, known = Pass.looked_at(self.path, call, block, (args, kwargs), known.looks + 1)
-            self._known[modes] = known
+            if len(self._known) < MOST_CASES:
+                self._known[case] = known
             self.budget.leave(self.path, known.obstacle)
             return made
         self.budget.leave(self.path, known.obstacle)
@@ -123,13 +178,9 @@ class _Row:
         modules, measured = [*row], None
         is_new = not self._groups or self._groups[-1][1] != len(modules)
         if (
-            reason := HOOKS
-            if hook_of_user(row)
-            else PROFILED
-            if is_new and sys.getprofile()
-            else ""
-            if is_new
-            else self._obstacle
+            reason := _in_the_way(row)
+            or (PROFILED if is_new and sys.getprofile() else "")
+            or ("" if is_new else self._obstacle)
         ):
             for path in self._paths:
                 self.budget.leave(path, reason)
@@ -166,21 +217,22 @@ class _Measured:
     def call(self, begin: int) -> Call:
         """A call of the group that begins there; only the first counts."""
 
-        def call(group: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+        def call(group: nn.Sequential, x: Any) -> Any:
             for number, module in enumerate(group, begin):
                 x = module(x) if number < len(self.given) else self._measure(module, x)
             return x
 
         return call
 
-    def _measure(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        storage, version = x.untyped_storage(), x._version
-        self._references.append(StorageWeakRef(storage))
-        self.given.append({storage._cdata: storage.nbytes()})
+    def _measure(self, module: nn.Module, x: Any) -> Any:
+        tensors = [t for t in tree_leaves(x) if isinstance(t, torch.Tensor) and t.layout is torch.strided]
+        storages, versions = [t.untyped_storage() for t in tensors], [t._version for t in tensors]
+        self._references += map(StorageWeakRef, storages)
+        self.given.append({storage._cdata: storage.nbytes() for storage in storages})
         with counting_saved([], self._references) as sizes:
             self.saved.append(sizes)
-            made: torch.Tensor = module(x)
-        if x._version != version:
+            made = module(x)
+        if [t._version for t in tensors] != versions:
             self.writing.add(len(self.given) - 1)
         return made
 
@@ -239,7 +291,7 @@ def _least_kept(
 
 
 def _can_recompute() -> bool:
-    """Not where nothing is saved for a backward pass, nor where torch takes no hooks on what is saved."""
+    """Not where nothing is saved for a backward pass, where torch takes no hooks on what is saved, or a mode sees each call."""
     return (
         torch.is_grad_enabled()
         and not is_alone()
@@ -247,15 +299,17 @@ def _can_recompute() -> bool:
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]  # torch.jit lacks it in its __all__
         and _C._functorch.peek_interpreter_stack() is None
         and torch.autograd.forward_ad._current_level < 0
+        and not _C._len_torch_dispatch_stack()
+        and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
     )
 
 
 # --- all watched models -----------------------------------------------------------------------------------------------
 
-_budgets: weakref.WeakKeyDictionary[nn.Module, Budget] = weakref.WeakKeyDictionary()
+_budgets: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a module may have no hash
 """What has been found about each watched model: it stays from scope to scope, which may be as short as a step."""
-_blocks: weakref.WeakKeyDictionary[nn.Module, _Block] = weakref.WeakKeyDictionary()
-_rows: weakref.WeakKeyDictionary[nn.Module, _Row] = weakref.WeakKeyDictionary()
+_blocks: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_rows: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _install() -> Callable[[], None]:

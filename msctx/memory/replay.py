@@ -6,13 +6,12 @@ The graph stays that of the first pass: of the second one, the backward pass tak
 from __future__ import annotations
 
 import copy
-import pickle
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import _C, nn
@@ -23,7 +22,7 @@ from torch.utils.checkpoint import _infer_device_type, checkpoint, get_device_st
 
 from msctx.memory import saved
 from msctx.memory.fingerprints import Fingerprint, fingerprint
-from msctx.memory.look import Hooks, Look
+from msctx.memory.look import Hooks, Lasting, Look
 from msctx.memory.sources import owned, source_of
 from msctx.native import memory
 
@@ -31,6 +30,9 @@ Name = tuple[int, str]
 """Of a buffer: the number of its module in the block, its name there."""
 Kind = tuple[torch.dtype, int]
 """Of a tensor: its dtype, its number of dimensions."""
+SMALL = 1 << 16
+"""Bytes of a buffer that is copied in each pass."""
+MOST_LEAVES = 10_000
 FILLED = 0, 0xA5
 """With what new memory is filled in the first pass of a block and when that is tried again: what it does not set differs."""
 Call = Callable[..., Any]
@@ -45,10 +47,10 @@ class Known:
     obstacle: str = ""
     changing: frozenset[Name] = frozenset()
     """The buffers that it changes."""
-    draws: bool = False
-    """Whether it draws random numbers beside torch's."""
     unset: frozenset[Kind] = frozenset()
     """What it saves with other bits each time, though its results are the same: operators leave parts of it unset."""
+    lasting: Lasting | None = None
+    """What it reaches and must not change in later passes, either."""
 
 
 class State:
@@ -57,8 +59,9 @@ class State:
     def __init__(self, path: str, block: nn.Module, inputs: Any, known: Known | None) -> None:
         """*known*: ``None`` when it is not known yet what the block changes."""
         self._path, self._block = path, block
-        self._parts = _parts(block)
-        self._sources = [source_of(generator) for generator in owned(block, inputs)] if known is None or known.draws else []
+        self._parts: list[Part] = [(m, _without_graphs(held), own, buffers) for m, held, own, buffers in _parts(block)]
+        self._lasting = known.lasting if known else None
+        self._sources = [source_of(generator) for generator in owned(block, inputs)]
         self._numbers = [source.read() for source in self._sources]
         tensors = {
             (number, name): value
@@ -69,33 +72,28 @@ class State:
         }
         self._versions: dict[Name, tuple[Any, int]] = {name: (value, _version(value)) for name, value in tensors.items()}
         self._copies: dict[Name, torch.Tensor] = {}
-        changing = self._buffers() if known is None else known.changing
+        changing = [name for name in tensors if self._may_change(name, tensors[name], known)]
         for name, value in zip(changing, _copies([tensors[name] for name in changing]), strict=True):
             self._copies[name] = value
 
-    def _buffers(self) -> list[Name]:
-        return [
-            (number, name) for number, part in enumerate(self._parts) for name, value in part[3].items() if value is not None
-        ]
+    def _may_change(self, name: Name, tensor: torch.Tensor, known: Known | None) -> bool:
+        """Whether a tensor is a buffer that the block may change: a small one may do so in a later pass for the first time."""
+        number, attribute = name
+        is_small = tensor.numel() * tensor.itemsize <= SMALL
+        return attribute in self._parts[number][3] and (known is None or name in known.changing or is_small)
 
     def changing(self) -> frozenset[Name]:
         """The buffers that are other ones now, or have other values (BatchNorm's averages change without a version counter)."""
         found = set()
         for name, kept in self._copies.items():
             buffer, version = self._versions[name]
-            now = self._parts[name[0]][0]._buffers.get(name[1])
+            now = dict(self._parts[name[0]][0]._buffers).get(name[1])
             if now is None or now is not buffer or _version(now) != version or fingerprint(now) != fingerprint(kept):
                 found.add(name)
         return frozenset(found)
 
     def keep_only(self, changing: Collection[Name]) -> None:
         self._copies = {name: value for name, value in self._copies.items() if name in changing}
-
-    def draws(self) -> bool:
-        """Whether numbers were drawn from the sources since."""
-        return any(
-            pickle.dumps(source.read()) != pickle.dumps(it) for source, it in zip(self._sources, self._numbers, strict=True)
-        )
 
     def constant(self) -> set[int]:
         """The storages that are the same in both passes."""
@@ -111,18 +109,29 @@ class State:
                     "a parameter or buffer of a block whose forward pass is to be computed again (memory_optimize_level=O1) has been "
                     f"modified by an inplace operation since: it is at version {value._version}, expected version {version}"
                 )
+        if hook_of_user(self._block):
+            raise RuntimeError(
+                f"memory_optimize_level=O1: hooks were registered in block {self._path!r} since its forward pass, which is to be "
+                "computed again: register them after backward()"
+            )
         parts, numbers = _parts(self._block), [source.read() for source in self._sources]
         gradients = [(parameter, parameter.grad, _version(parameter.grad)) for parameter in self._block.parameters()]
-        self._install(self._parts, self._numbers)
-        for (number, buffer), value in zip(self._copies, _copies([*self._copies.values()]), strict=True):
-            self._parts[number][0]._buffers[buffer] = value
+        lasting = self._lasting.now() if self._lasting else []
         try:
+            self._install(self._parts, self._numbers)
+            for (number, buffer), value in zip(self._copies, _copies([*self._copies.values()]), strict=True):
+                self._parts[number][0]._buffers[buffer] = value
             yield
         finally:
             self._install(parts, numbers)
+            changed = self._lasting.changed(lasting) if self._lasting else ""
+            if any(_version(value) != version for name, (value, version) in self._versions.items() if name not in self._copies):
+                changed = "parameters or buffers"
             if any(parameter.grad is not grad or _version(grad) != version for parameter, grad, version in gradients):
+                changed = "gradients"
+            if changed:
                 raise RuntimeError(
-                    f"memory_optimize_level=O1: the forward pass of block {self._path!r} changes gradients, and has now done so "
+                    f"memory_optimize_level=O1: the forward pass of block {self._path!r} changes {changed}, and has now done so "
                     "twice, since it is computed again for the backward pass. Leave the block out: ctx.watch() the other parts of "
                     "the model"
                 )
@@ -138,7 +147,8 @@ class State:
             source.write(state)
 
 
-Part = tuple[nn.Module, dict[str, Any], dict[str, Any], dict[str, Any]]
+Table = dict[str, Any]
+Part = tuple[nn.Module, Table, Table, Table]
 """A module, its attributes (whether it trains is one), its parameters and buffers."""
 
 
@@ -146,10 +156,40 @@ def _parts(block: nn.Module) -> list[Part]:
     return [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in block.modules()]
 
 
+def _without_graphs(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Attributes without the graphs of activations: who keeps one keeps the pass that it came from, and what that kept in turn."""
+    found = dict(attributes)
+    for name, value in attributes.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = _without_graph(value)
+        elif type(value) in (list, tuple, dict) and name not in ("_parameters", "_buffers", "_modules"):
+            inside = [*value.values()] if type(value) is dict else value
+            if any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in inside):
+                held = map(_without_graph, inside)
+                found[name] = dict(zip(value, held, strict=True)) if type(value) is dict else type(value)(held)
+    return found
+
+
+def _without_graph(value: Any) -> Any:
+    return value.detach().requires_grad_() if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
+
+
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that share memory do so in the copies, too."""
-    made: list[torch.Tensor] = copy.deepcopy([tensor.detach() for tensor in tensors])
-    return [one.requires_grad_(tensor.requires_grad) for one, tensor in zip(made, tensors, strict=True)]
+    """Those that share memory do so in the copies, too. Not by deepcopy alone, whose memory the pool does not see."""
+    memories: dict[int, torch.UntypedStorage] = {}
+    made = []
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+            made.append(copy.deepcopy(tensor.detach()))
+        else:
+            storage, empty = tensor.untyped_storage(), torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            if storage._cdata not in memories:
+                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                memories[storage._cdata] = whole.clone().untyped_storage()
+            place = tensor.storage_offset(), tensor.size(), tensor.stride()
+            made.append(empty.set_(memories[storage._cdata], *place))
+        made[-1].requires_grad_(tensor.requires_grad)
+    return made
 
 
 def _version(tensor: torch.Tensor | None) -> int:
@@ -157,6 +197,15 @@ def _version(tensor: torch.Tensor | None) -> int:
 
 
 # --- what is saved ----------------------------------------------------------------------------------------------------
+
+
+class Constant(NamedTuple):
+    """Of a tensor that is the same in both passes, a parameter say: which it is."""
+
+    storage: int
+    offset: int | torch.SymInt
+    shape: torch.Size
+    stride: tuple[int, ...]
 
 
 class _Held:
@@ -174,14 +223,14 @@ class _Held:
 
 
 class Saves:
-    """What a block's forward pass saves for the backward pass, in order: checksums. Tensors of accelerators are not compared, since
-    some of their operators add in no fixed order.
+    """What a block's forward pass saves for the backward pass, in order: checksums, and of what is the same in both passes (its
+    parameters) which it is. Other tensors of accelerators are not compared, since some of their operators add in no fixed order.
     """
 
     def __init__(self, path: str, constant: set[int], known: Known | None) -> None:
         self._path, self._constant, self._holds = path, constant, known is None
         self.unset = {*known.unset} if known is not None else set[Kind]()
-        self._first: list[Fingerprint | None] = []
+        self._first: list[Fingerprint | Constant | None] = []
         self._held: list[tuple[_Held, Any, Callable[[Any], Any]]] = []
         """With what the checkpoint holds in their places. Nothing here may lead to the graph for longer: it could never be freed."""
 
@@ -207,8 +256,10 @@ class Saves:
         first = iter([*zip(self._first, self._held, strict=True)])
 
         def compare(tensor: torch.Tensor) -> torch.Tensor:
-            found, (held, _, _) = next(first)
-            if found != self._of(tensor):
+            (before, (held, _, _)), now = next(first), self._of(tensor)
+            if before != now:
+                if isinstance(before, Constant) or isinstance(now, Constant):
+                    raise RuntimeError("it computes with other parameters")
                 self.unset.add(_kind(tensor))
             return held.tensor()
 
@@ -224,7 +275,7 @@ class Saves:
 
         def compare(tensor: torch.Tensor) -> Any:
             wanted = next(first, None)  # that there are more than before is checkpoint's to notice
-            if wanted is not None and _kind(tensor) not in self.unset and wanted != self._of(tensor):
+            if wanted is not None and self._differ(wanted, self._of(tensor), tensor):
                 raise RuntimeError(
                     f"memory_optimize_level=O1: computing block {self._path!r} again for the backward pass gives "
                     "other bits than before: something that it reads was changed in between (an object's attribute, a global "
@@ -238,6 +289,10 @@ class Saves:
         with saved_tensors_hooks(compare, unpack):
             yield
 
+    def _differ(self, one: Any, other: Any, tensor: torch.Tensor) -> bool:
+        is_compared = isinstance(one, Constant) or isinstance(other, Constant) or _kind(tensor) not in self.unset
+        return is_compared and bool(one != other)
+
     def let_go(self) -> None:
         """It can be computed again."""
         for held, packed, unpack in self._held:
@@ -250,10 +305,10 @@ class Saves:
             held.packed, held.unpack = below[0](held.tensor()), below[1]  # type: ignore[index]
         self._held.clear()
 
-    def _of(self, tensor: torch.Tensor) -> Fingerprint | None:
-        if tensor.device.type != "cpu" or (
-            tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._constant
-        ):
+    def _of(self, tensor: torch.Tensor) -> Fingerprint | Constant | None:
+        if tensor.layout is torch.strided and (storage := tensor.untyped_storage()._cdata) in self._constant:
+            return Constant(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.device.type != "cpu":
             return None
         return None if _kind(tensor) in self.unset else fingerprint(tensor)
 
@@ -272,7 +327,8 @@ class Pass:
         """*known*: ``None`` while it is looked at: then what is saved is held until :meth:`learn`."""
         self._call, self._block = call, block
         self._leaves, self._spec = tree_flatten(inputs)
-        self._first = [inputs]
+        self._first: list[tuple[Any, AbstractContextManager[Any]]] = []
+        self._inputs = [inputs]
         self._alone = nullcontext if known is not None else _alone
         self._state = State(path, block, inputs, known)
         self._saves = Saves(path, self._state.constant(), known)
@@ -280,10 +336,12 @@ class Pass:
     def run(self, around: AbstractContextManager[Any]) -> Any:
         """*around*: what is entered around the first computation."""
         leaves, self._leaves = self._leaves, []  # which the graph keeps as long as it needs them
+        self._first = [(self._inputs.pop(), around)]
+        del around  # the graph keeps what is entered again alone
 
         def compute(*leaves: Any) -> Any:
             if self._first:
-                args, kwargs = self._first.pop()
+                (args, kwargs), around = self._first.pop()
                 with self._alone(), self._saves.saving(), around:
                     return self._call(self._block, *args, **kwargs)
             args, kwargs = tree_unflatten(leaves, self._spec)
@@ -307,7 +365,7 @@ class Pass:
         with memory.filled(FILLED[0]):
             made = once.run(look)
         state, saves = once._state, once._saves
-        changing, draws, obstacle = state.changing(), state.draws(), str(look.obstacle)
+        changing, obstacle, lasting = state.changing(), str(look.obstacle), look.lasting()
         del look  # it holds all that it has seen
         state.keep_only(changing)
         if not obstacle:
@@ -322,7 +380,7 @@ class Pass:
             saves.keep(below)
         else:
             saves.let_go()
-        return made, Known(looks, obstacle, changing, draws, frozenset(saves.unset))
+        return made, Known(looks, obstacle, changing, frozenset(saves.unset), None if obstacle else lasting)
 
 
 _thread = threading.local()
@@ -358,11 +416,14 @@ class _Numbers:
             yield
 
 
-def hook_of_user(block: nn.Module) -> bool:
-    """Whether calls of its modules run something that was not made to run again: a hook that is not torch's or ours."""
+def hook_of_user(block: nn.Module) -> str:
+    """What calls of its modules run that was not made to run again, a hook that is not torch's or ours; ``""``: nothing."""
     tables = [table for module in block.modules() for table in (module._forward_pre_hooks, module._forward_hooks)]
     of_all_modules = (nn_module._global_forward_pre_hooks, nn_module._global_forward_hooks)
-    return any(not _is_made_to_run_again(hook) for table in (*tables, *of_all_modules) for hook in table.values())
+    hooks = (hook for table in (*tables, *of_all_modules) for hook in table.values() if not _is_made_to_run_again(hook))
+    return next(
+        (f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__name__)}" for hook in hooks), ""
+    )
 
 
 def _is_made_to_run_again(hook: Any) -> bool:
@@ -373,10 +434,21 @@ def _is_made_to_run_again(hook: Any) -> bool:
 
 def _are_same(one: Any, other: Any) -> bool:
     """To the bit on a CPU; on an accelerator, some of whose operators add in no fixed order, nearly."""
-    first, second = tree_leaves(one), tree_leaves(other)
+    first, second = _leaves(one), _leaves(other)
     return len(first) == len(second) and all(
-        _is_same(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, torch.Tensor)
+        _is_same(a, b) if isinstance(a, torch.Tensor) else type(a) is type(b) for a, b in zip(first, second, strict=True)
     )
+
+
+def _leaves(made: Any) -> list[Any]:
+    """What results hold, objects with attributes (those of dataclasses) looked into."""
+    found: list[Any] = []
+    left = [made]
+    while left and len(found) < MOST_LEAVES:
+        for leaf in tree_leaves(left.pop()):
+            is_object = not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__")
+            (left if is_object else found).append(vars(leaf) if is_object else leaf)
+    return found
 
 
 def _is_same(a: torch.Tensor, b: Any) -> bool:

@@ -289,3 +289,26 @@ def test_the_dearest_to_compute_is_kept_first() -> None:
 def test_of_like_blocks_the_last_are_kept() -> None:
     made = choose([(str(number), 10, 1.0 + number % 2 / 20) for number in range(5)], 25)
     assert [row.recomputed for row in made] == [True, True, True, False, False]
+
+
+def test_a_model_that_is_not_called_itself_is_decided_by_its_blocks() -> None:
+    """As Lightning calls ``training_step``."""
+    model = network()
+
+    def step() -> None:
+        made = torch.randn(4, 3, 32, 32)
+        for module in model:
+            made = module(made) if not isinstance(module, nn.ModuleList) else in_turn(module, made)
+        made.square().mean().backward()
+
+    with msctx.context(memory_optimize_level="O1", max_device_memory="8GB") as ctx:
+        ctx.watch(model)
+        for _ in range(12):
+            step()
+        assert {row["reason"] for row in rows(model)} == {"fits under the cap"}
+
+
+def in_turn(modules: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    for module in modules:
+        x = module(x)
+    return x

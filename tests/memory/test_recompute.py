@@ -338,13 +338,40 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList([Residual(4), Residual(4)])
 
 
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.second = Residual(4), nn.Linear(2, 2), Residual(4)
+
+
+class Wrapper(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "one layer": (lambda: nn.Linear(2, 2), []),
     "layers in a row": (lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), [""]),
     "a long row": (vgg, [""]),
     "rows in a row": (lambda: nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(5)]), [""]),
     "a row below": (lambda: nn.Sequential(vgg(), nn.Sequential(nn.Linear(2, 2), nn.ReLU())), ["0"]),
+    "a row of short rows of three": (
+        lambda: nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Tanh()) for _ in range(5)]),
+        [""],
+    ),
+    "short rows of three by number": (
+        lambda: nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Tanh()) for _ in range(3)]),
+        ["0", "1", "2"],
+    ),
+    "short rows beside blocks": (
+        lambda: nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Tanh()), Residual(4)]),
+        ["0", "1"],
+    ),
+    "recurrent layers": (lambda: nn.ModuleList([nn.LSTM(2, 2), nn.Linear(2, 2), nn.GRU(2, 2)]), ["0", "2"]),
     "no containers": (lambda: Residual(4), [""]),
+    "parts by name": (Parts, ["first", "second"]),
+    "parts in a wrapper": (lambda: Wrapper(Parts()), ["model.first", "model.second"]),
     "blocks in a row": (lambda: network(2), ["1.0", "1.1"]),
     "stages of blocks": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ModuleList([Stage(), Stage()])),

@@ -262,8 +262,9 @@ def test_hooks_of_all_modules_leave_blocks_alone(of_all: str) -> None:
     finally:
         handle.remove()
     assert len(calls) == 4 + 9
-    reason = "calls of its modules run hooks, which would run again"
-    assert [(row["recomputed"], row["reason"]) for row in rows(model)] == [(False, reason)]
+    ((recomputed, reason),) = [(row["recomputed"], row["reason"]) for row in rows(model)]
+    assert not recomputed
+    assert reason.startswith("calls of its modules run hooks, which would run again: test_replay.test_hooks_of_all_modules")
 
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64, torch.bool]

@@ -1,0 +1,388 @@
+"""O1 beyond the passes that are looked at: what a block does for the first time later gives the same bits, or an error."""
+
+from __future__ import annotations
+
+import collections
+import random
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as fn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakIdKeyDictionary
+from trained_blocks import rows
+
+import msctx
+
+pytestmark = pytest.mark.usefixtures("one_thread", "nothing_left_in_the_pool")
+
+WIDTH = 6
+Forward = Callable[..., torch.Tensor]
+HEADS: list[int] = [0]
+LOG: list[int] = []
+
+
+class Block(nn.Module):
+    """``step`` counts its passes; the second and later ones do what ``later`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.step = 0
+        self.state = types.SimpleNamespace(average=torch.zeros(WIDTH), counts={"seen": 0}, log=[])
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("var", torch.ones(WIDTH))
+
+    def later(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        if self.step > 2:
+            x = self.later(x)
+        return torch.tanh(self.g(torch.tanh(self.f(x))))
+
+
+class Later(Block):
+    def __init__(self, later: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._later = later
+
+    def later(self, x: torch.Tensor) -> torch.Tensor:
+        return self._later(self, x)
+
+
+def draws(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return x * random.random() + np.random.rand()
+
+
+def normalises(block: Block, x: torch.Tensor) -> torch.Tensor:
+    """No version counter shows what becomes of the averages."""
+    return fn.batch_norm(x, block.mean, block.var, training=True)
+
+
+def averages(block: Block, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        block.state.average.mul_(0.9).add_(x.mean(0), alpha=0.1)
+    return x
+
+
+def counts(block: Block, x: torch.Tensor) -> torch.Tensor:
+    block.state.counts["seen"] += 1
+    return x
+
+
+def logs(block: Block, x: torch.Tensor) -> torch.Tensor:
+    block.state.log.append(1)
+    return x
+
+
+def writes(block: Block, x: torch.Tensor) -> torch.Tensor:
+    block.g.bias.data.mul_(0.5)
+    return x
+
+
+def trained(
+    make: Callable[[], list[nn.Module]], between: Callable[[nn.Module], None] | None = None, **options: Any
+) -> list[Any]:
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    LOG.clear()
+    HEADS[0] = 0
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ModuleList(make()), nn.Identity())
+    model.forward = types.MethodType(lambda self, x: in_turn(self[1], self[0](x)), model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    found: list[Any] = []
+    with msctx.context(**options) as ctx:
+        ctx.watch(model)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, WIDTH)).square().mean()
+            if between is not None:
+                between(model)
+            loss.backward()
+            optimizer.step()
+            found += [loss.detach(), *(None if p.grad is None else p.grad.clone() for p in model.parameters())]
+        found += [row["recomputed"] for row in rows(model)] if options else []
+    for module in model.modules():
+        vars(module).pop("entropy", None)  # a graph that the block holds, and that holds the block: so it is with every checkpoint
+    found += [
+        *(p.detach().clone() for p in model.parameters()),
+        *model.buffers(),
+        torch.rand(2),
+        random.random(),
+        np.random.rand(),
+    ]
+    return [*found, len(LOG)]
+
+
+def in_turn(blocks: Any, x: torch.Tensor) -> torch.Tensor:
+    for block in blocks:
+        x = block(x)
+        x = getattr(x, "hidden", x)
+    return x
+
+
+def are_same(make: Callable[[], list[nn.Module]], *, recomputed: bool | None = True) -> None:
+    plain, under = trained(make), trained(make, memory_optimize_level="O1")
+    decided = [value for value in under if isinstance(value, bool)]
+    under = [value for value in under if not isinstance(value, bool)]
+    assert len(plain) == len(under)
+    differing = [
+        n
+        for n, (a, b) in enumerate(zip(plain, under, strict=True))
+        if not (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
+    ]
+    assert not differing
+    assert recomputed is None or decided == [recomputed] * len(decided)
+
+
+@pytest.mark.parametrize("later", [draws, normalises])
+def test_the_same_bits(later: Forward) -> None:
+    are_same(lambda: [Later(later), Later(later)])
+
+
+@pytest.mark.parametrize("later", [averages, counts, logs, writes])
+def test_an_error_where_it_has_been_done_twice(later: Forward) -> None:
+    with pytest.raises(RuntimeError, match=r"(changes .* and has now done so twice|gives other bits than before)"):
+        trained(lambda: [Later(later), Later(later)], memory_optimize_level="O1")
+
+
+class Head(Block):
+    """A global variable selects which parameters it computes with."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh((self.f, self.g)[HEADS[0]](x))
+
+
+def other_head(_: nn.Module) -> None:
+    HEADS[0] = 1
+
+
+def other_module(model: nn.Module) -> None:
+    model[1][0].f = nn.Linear(WIDTH, WIDTH)
+
+
+@pytest.mark.parametrize("between", [other_head, other_module])
+def test_other_parameters_than_in_the_forward_pass_are_an_error(between: Callable[[nn.Module], None]) -> None:
+    with pytest.raises(RuntimeError, match="gives other bits than before"):
+        trained(lambda: [Head(), Head()], between, memory_optimize_level="O1")
+
+
+def test_hooks_that_are_registered_between_are_an_error() -> None:
+    def register(model: nn.Module) -> None:
+        model[1][0].f.register_forward_hook(lambda *_: LOG.append(1))
+
+    with pytest.raises(RuntimeError, match="hooks were registered in block"):
+        trained(lambda: [Block(), Block()], register, memory_optimize_level="O1")
+
+
+# --- what is left alone -----------------------------------------------------------------------------------------------
+
+
+class RegistersOnInput(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.register_hook(lambda gradient: LOG.append(1))
+        return super().forward(x)
+
+
+class RegistersOnNode(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.grad_fn.register_prehook(lambda gradients: LOG.append(1))
+        return super().forward(x)
+
+
+class CountsOnParameter(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.f.weight.uses = getattr(self.f.weight, "uses", 0) + 1
+        LOG.append(self.f.weight.uses)
+        return super().forward(x)
+
+
+class CountsInModule(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import a_module_of_the_user as m
+
+        m.calls += 1
+        return super().forward(x)
+
+
+class Scripted(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.jit.trace(nn.Linear(WIDTH, WIDTH), torch.randn(4, WIDTH))
+
+    def later(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class InCheckpoint(Block):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # as models of timm do
+        return checkpoint(super().__call__, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("kind", [RegistersOnInput, RegistersOnNode, CountsOnParameter, CountsInModule, Scripted, InCheckpoint])
+def test_what_is_left_alone(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("a_module_of_the_user")
+    module.calls = 0
+    monkeypatch.setitem(sys.modules, "a_module_of_the_user", module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        are_same(lambda: [kind(), kind()], recomputed=False)
+    assert module.calls == (20 if kind is CountsInModule else 0)
+
+
+class Drawing(collections.OrderedDict):
+    def __getitem__(self, key: Any) -> Any:
+        torch.rand(1)
+        return super().__getitem__(key)
+
+
+class Noisy(list):
+    def __iter__(self) -> Any:
+        torch.rand(1)
+        return super().__iter__()
+
+
+class OwnContainers(Block):
+    """transformers makes a new module at each access to its table of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.noise = Drawing(a=1), Noisy([1])
+
+
+class Keeps(Block):
+    """A loss of its own, with its graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        self.entropy = made.square().mean()
+        return made
+
+
+@dataclass
+class Out:
+    hidden: torch.Tensor
+
+
+class Alternates(Block):
+    """Gives other results each time, in an object."""
+
+    def forward(self, x: torch.Tensor) -> Out:
+        LOG.append(1)
+        return Out(super().forward(x) * (1 + len(LOG)))
+
+
+class BatchNormOfZeros(Block):
+    """Averages that the first pass does not change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        nn.init.zeros_(self.f.weight)
+        nn.init.zeros_(self.f.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.g(self.norm(self.f(x))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "recomputed"),
+    [(OwnContainers, True), (Keeps, True), (BatchNormOfZeros, True), (Alternates, False)],
+)
+def test_other_programs_train_the_same(kind: type[nn.Module], recomputed: bool) -> None:
+    are_same(lambda: [kind(), kind()], recomputed=recomputed)
+
+
+def test_a_module_that_is_replaced_while_it_trains() -> None:
+    class Normed(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.step += 1
+            if self.step == 3:
+                self.norm = nn.Identity()
+            return torch.tanh(self.f(self.norm(x)))
+
+    are_same(lambda: [Normed(), Normed()])
+
+
+class Passes(nn.Module):
+    """Between its modules, other things than tensors."""
+
+    def __init__(self, to: bool) -> None:
+        super().__init__()
+        self.to_pair = to
+
+    def forward(self, x: Any) -> Any:
+        return (x, x * 2) if self.to_pair else x[0] + x[1]
+
+
+def test_rows_that_pass_tuples_on() -> None:
+    def row() -> list[nn.Module]:
+        return [nn.Sequential(*[nn.Linear(WIDTH, WIDTH), nn.Tanh(), Passes(True), Passes(False)] * 3)]
+
+    are_same(row, recomputed=None)
+
+
+def test_a_module_without_a_hash_that_is_not_watched() -> None:
+    @dataclass(eq=True)
+    class Loss(nn.Module):
+        weight: float = 2.0
+
+        def __post_init__(self) -> None:
+            super().__init__()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.square().mean() * self.weight
+
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(nn.Sequential(nn.Linear(2, 2)))
+        assert Loss()(torch.ones(2, requires_grad=True)) == 2
+
+
+def test_a_users_mode_sees_each_call_once() -> None:
+    class Counts(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Counts.calls += function is torch.tanh
+            return function(*args, **(kwargs or {}))
+
+    with Counts():
+        trained(lambda: [Block(), Block()])
+        expected, Counts.calls = Counts.calls, 0
+        trained(lambda: [Block(), Block()], memory_optimize_level="O1")
+    assert Counts.calls == expected
+
+
+def test_graphs_that_are_kept_and_never_go_back_do_not_add_up() -> None:
+    made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    class Logs(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            self.entropy = out.square().mean()
+            made[self.entropy] = None
+            return out
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ModuleList([Logs(), Logs()]))
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+        for _ in range(10):
+            in_turn(model[1], model[0](torch.randn(4, WIDTH)))
+        assert len(made) <= 4
+    for block in model[1]:
+        del block.entropy
