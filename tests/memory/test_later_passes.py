@@ -114,7 +114,8 @@ def trained(
             found += [loss.detach(), *(None if p.grad is None else p.grad.clone() for p in model.parameters())]
         found += [row["recomputed"] for row in rows(model)] if options else []
     for module in model.modules():
-        vars(module).pop("entropy", None)  # a graph that the block holds, and that holds the block: so it is with every checkpoint
+        # a graph that the block holds, and that holds the block: so it is with every checkpoint
+        vars(module).pop("entropy", None)
     found += [
         *(p.detach().clone() for p in model.parameters()),
         *model.buffers(),
