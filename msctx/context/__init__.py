@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import wraps
 from html import escape
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from msctx.amp import GradScaler
+    from msctx.context import ledger
     from msctx.native.choices import Choices
     from msctx.native.precisions import Precisions
 
@@ -322,7 +322,9 @@ class Bound:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         own = Context(self.layers, "bound function", self._watched)
-        with _carried(self._scopes, self.layers) if self._still_holds() else own:
+        if self._scopes and self._scopes[-1] in stack.scopes:  # called where it was bound
+            return self.function(*args, **kwargs)
+        with _Guest(self._scopes, self.layers) if self._still_holds() else own:
             return self.function(*args, **kwargs)
 
     def _still_holds(self) -> bool:
@@ -331,27 +333,55 @@ class Bound:
         return self._here and self._base_version == BASE.version
 
 
-@contextmanager
-def _carried(scopes: tuple[Scope, ...], layers: tuple[Layer, ...]) -> Iterator[None]:
-    """Be a guest, in this thread, of scopes that another one holds (none: of the base)."""
-    if scopes and scopes[-1] in stack.scopes:  # called where it was bound
-        yield
-        return
-    from msctx.context import ledger
+class _Guest:
+    """Is, in this thread, a guest of scopes that another one holds (none: of the base) while it is entered."""
 
-    settings = scopes[-1].settings if scopes else Settings(layers)
-    plan = scopes[-1].plan if scopes else explain(settings)
-    visitors = scopes[-1].visitors if scopes else set()
-    with ledger.visiting(plan.assignments) as hold:
-        guest = Scope(Context(layers, "bound function"), scopes[-1].layers if scopes else (), settings, plan, hold)
+    def __init__(self, scopes: tuple[Scope, ...], layers: tuple[Layer, ...]) -> None:
+        self._scopes, self._layers = scopes, layers
+        self._visitors = scopes[-1].visitors if scopes else set()
+        self._begun: list[ledger.Visit] = []
+        self._guests: list[Scope] = []
+
+    @begins_with_try
+    def __enter__(self) -> None:
         try:
-            visitors.add(guest)
-            stack.scopes.append(guest)
-            yield
+            with uninterrupted():
+                self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    @begins_with_try
+    def __exit__(self, *error: object) -> None:
+        try:
+            with uninterrupted():
+                self._end()
+        except BaseException:
+            if self._begun:  # a signal came before
+                self.__exit__()
+            raise
+
+    def _begin(self) -> None:
+        from msctx.context import ledger
+
+        settings = self._scopes[-1].settings if self._scopes else Settings(self._layers)
+        plan = self._scopes[-1].plan if self._scopes else explain(settings)
+        self._begun.append(visit := ledger.Visit(plan.assignments))
+        own = self._scopes[-1].layers if self._scopes else ()
+        self._guests.append(guest := Scope(Context(self._layers, "bound function"), own, settings, plan, visit.hold))
+        self._visitors.add(guest)
+        stack.scopes.append(guest)
+
+    def _end(self) -> None:
+        try:
+            for guest in self._guests:
+                self._visitors.discard(guest)
+                stack.scopes[:] = [s for s in stack.scopes if s is not guest]
+                guest.end()
         finally:
-            visitors.discard(guest)
-            stack.scopes[:] = [s for s in stack.scopes if s is not guest]
-            guest.end()
+            begun, self._begun[:] = [*self._begun], []
+            for visit in begun:
+                visit.end()
 
 
 # --- the public functions ---------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import itertools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -353,24 +353,28 @@ def settle(open_here: Collection[Hold]) -> None:
     _raise_failed(failed, interruption)
 
 
-@contextmanager
-def visiting(assignments: Mapping[str, Any]) -> Iterator[Hold]:
-    """Set, for a while, what this thread has for itself of a scope that another thread holds."""
-    hold = apply({n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}, "bound function")
-    found: dict[str, Callable[[], None]] = {}
-    try:
-        for key, holds in list(_ledger.items()):
-            if isinstance(key, str) and (switch := SWITCHES[key]).scope == "inherited":
-                there = holds[-1].records[key].wrote
-                if switch.read() != there:
-                    found[key] = partial(switch.put_back, switch.take())
-                    switch.set(there)
-        yield hold
-    finally:
+class Visit:
+    """What a thread sets for itself, for a while, of a scope that another thread holds. To be begun and ended uninterrupted."""
+
+    def __init__(self, assignments: Mapping[str, Any]) -> None:
+        self.hold = apply({n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}, "bound function")
+        self._found: dict[str, Callable[[], None]] = {}
         try:
-            _raise_failed(*_try_all(found))
+            for key, holds in list(_ledger.items()):
+                if isinstance(key, str) and (switch := SWITCHES[key]).scope == "inherited":
+                    there = holds[-1].records[key].wrote
+                    if switch.read() != there:
+                        self._found[key] = partial(switch.put_back, switch.take())
+                        switch.set(there)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        try:
+            _raise_failed(*_try_all(self._found))
         finally:
-            undo(hold)
+            undo(self.hold)
 
 
 def _insert(holds: list[Hold], hold: Hold) -> None:

@@ -83,7 +83,8 @@ def pool(want: Want) -> dict[str, Any]:
     first = asked("memory_optimize_level") == "O1" and not recomputes_graphs(want)
     most = first or asked("static_memory_policy") in (2, 4)
     keep = "nothing" if asked("env_config_path.sys.mem_reuse") is False else "some" if most else "all"
-    return {"native.memory_pool": {"keep": keep, "piece": asked("mempool_block_size") or PIECE}}
+    block = asked("mempool_block_size") if reuses(want) else None
+    return {"native.memory_pool": {"keep": keep, "piece": block or PIECE}}
 
 
 @effect("max_device_memory")

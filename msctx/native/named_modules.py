@@ -11,16 +11,17 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from msctx.dynamo import outside_dynamo
+from msctx.dynamo import call_outside, untraced
 from msctx.native import hook_guards, models, precision
 from msctx.native.installed import at_work
 from msctx.native.models import Model
+from msctx.signals import begins_with_try, uninterrupted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,24 +74,61 @@ _wanted: Counter[str] = Counter()
 """Name or pattern of a path → how many policies in force have it."""
 
 
-class _Enter:
-    """A hook of a watched model's module. In a copy or a pickle of the module it does nothing: nobody watches that."""
+class _Hook(partial[None]):
+    """A hook of a watched model's module. In a copy or a pickle of the module it does nothing: nobody watches that.
 
-    def __init__(self, hooks: _Hooks | None = None) -> None:
-        self.hooks = hooks
+    No frame of Python's lies between torch and the function: a signal that came in it would find nobody to leave the module.
+    """
 
-    def __reduce__(self) -> tuple[type[_Enter], tuple[()]]:
+    function: Callable[..., None]
+
+    def __new__(cls, hooks: _Hooks | None = None) -> _Hook:
+        return super().__new__(cls, cls.function, hooks)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return type(self), ()
 
-    def __call__(self, module: nn.Module, *_: Any) -> None:
-        if self.hooks is not None:
-            _enter(self.hooks, module)
+
+@untraced
+@begins_with_try
+def _on_entry(hooks: _Hooks | None, module: nn.Module, *_: Any) -> None:
+    try:
+        if hooks is not None:
+            call_outside(_enter, hooks, module)
+    except BaseException:  # of the handler of a signal
+        _on_leaving(hooks)
+        raise
 
 
-class _Leave(_Enter):
-    def __call__(self, module: nn.Module, *_: Any) -> None:
-        if self.hooks is not None:
-            _leave(self.hooks)
+@untraced
+@begins_with_try
+def _on_leaving(hooks: _Hooks | None, *_: Any) -> None:
+    try:
+        if hooks is not None:
+            call_outside(_leave, hooks)
+    except BaseException:  # torch does not call it again
+        if any(entry.hooks is hooks for entry in _entered.stack):
+            _on_leaving(hooks)
+        raise
+
+
+class _Enter(_Hook):
+    function = _on_entry
+
+
+class _Leave(_Hook):
+    function = _on_leaving
+
+
+@cache
+def _keep_from_dynamo() -> None:
+    """Dynamo would translate the hooks' own frames, whose first instruction it does not know."""
+    from torch._C._dynamo import eval_frame as dynamo
+
+    for hook in (_on_entry, _on_leaving):
+        dynamo.set_code_exec_strategy(
+            hook.__code__, dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
+        )
 
 
 class _Entry:
@@ -138,6 +176,7 @@ class _Hooks:
             return
         self._are_there = not self._are_there
         if not self._places:
+            _keep_from_dynamo()
             first = module.register_forward_pre_hook(self._enter).id
             after = module.register_forward_hook(self._leave, always_call=True).id
             self._places = [
@@ -243,7 +282,6 @@ def _match(path: str, names: Iterable[str]) -> str | None:
     return path if path in names else next((name for name in names if fnmatchcase(path, name)), None)
 
 
-@outside_dynamo
 def _enter(hooks: _Hooks, module: nn.Module) -> None:
     while _entered.stack and not _entered.stack[-1].is_running:
         _leave_last()
@@ -251,20 +289,21 @@ def _enter(hooks: _Hooks, module: nn.Module) -> None:
     if number is None:
         return
     entry = _Entry(hooks, module, number)
-    with at_work.lock:
-        hooks.inside.add(entry)
-        hooks.want(module, 0)  # another thread may have taken them away since torch has read them
-    at_work.tidy()
-    entry.before = precision.switch(number)
-    _entered.stack.append(entry)
+    with uninterrupted():
+        with at_work.lock:
+            hooks.inside.add(entry)
+            hooks.want(module, 0)  # another thread may have taken them away since torch has read them
+        at_work.tidy()
+        entry.before = precision.switch(number)
+        _entered.stack.append(entry)
 
 
-@outside_dynamo
 def _leave(hooks: _Hooks) -> None:
     """Leave this module, if it was entered: its hooks may have come meanwhile."""
-    if any(entry.hooks is hooks for entry in _entered.stack):
-        while _leave_last() is not hooks:
-            pass
+    with uninterrupted():
+        if any(entry.hooks is hooks for entry in _entered.stack):
+            while _leave_last() is not hooks:
+                pass
 
 
 def _leave_last() -> _Hooks:

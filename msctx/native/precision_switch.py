@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
+from types import FrameType
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
@@ -125,8 +128,41 @@ ON_ENTRY: list[Callable[[int], None]] = []
 _pause = outside_dynamo(precision.pause)
 
 
-def _begin_step(*_: Any) -> None:
+class _Step(tuple[Any, ...]):
+    """The arguments of a step, which go with its frame: torch calls no hook after a step that raises."""
+
+    thread = caller = 0
+
+    def __del__(self) -> None:
+        if self.thread != threading.get_ident():
+            return
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and id(frame) != self.caller:
+            frame = frame.f_back
+        if frame is None:  # else another hook has given the step other arguments
+            precision.pause(False)
+
+
+def _begin_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What torch calls before a step; a closure, which is the model's, runs under the policy again."""
+    step = _Step(_under_policy(value) for value in args)
+    step.thread, step.caller = threading.get_ident(), id(sys._getframe(1))
     _pause(True)
+    return step, {name: _under_policy(value) for name, value in kwargs.items()}
+
+
+def _under_policy(closure: Any) -> Any:
+    if not callable(closure):
+        return closure
+
+    @wraps(closure)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _pause(False)
+        made = closure(*args, **kwargs)
+        _pause(True)
+        return made
+
+    return run
 
 
 def _end_step(*_: Any) -> None:

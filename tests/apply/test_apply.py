@@ -318,8 +318,10 @@ def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.Mo
             raise RuntimeError("stuck")
 
     library.on_write = stuck
-    with pytest.raises(RestoreError, match="b: stuck"), ledger.visiting({"a": 1}):
-        assert library == NEW
+    visit = ledger.Visit({"a": 1})
+    assert library == NEW
+    with pytest.raises(RestoreError, match="b: stuck"):
+        visit.end()
     assert library == {**FOUND, "b": 2}
     library.on_write = lambda name, value: None
     ledger.undo(there, quiet=True)

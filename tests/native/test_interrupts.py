@@ -142,3 +142,75 @@ for _ in range(300):
 assert kept
 """
     )
+
+
+RAISING = (
+    LOOKING
+    + """
+class Alarm(Exception):
+    pass
+def handler(*_):
+    raise Alarm
+signal.signal(signal.SIGALRM, handler)
+def interrupted(call, low, high, times):
+    found = 0
+    for _ in range(times):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 10 ** random.uniform(low, high))
+            for _ in range(4):
+                call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Alarm:
+            found += 1
+        yield
+    assert found > times / 10, found
+"""
+)
+
+
+def test_a_handler_that_raises_in_named_modules(passes: Passes, tmp_path: Path) -> None:
+    """Their policies do not outlive their calls."""
+    file = tmp_path / "ops.ini"
+    file.write_text("[ByNodeName]\n0=high_precision\n2=high_precision\n4=high_precision\n")
+    passes(
+        RAISING
+        + f"""
+layers = [torch.nn.Linear(8, 8), torch.nn.ReLU()] * 3
+model, probe = torch.nn.Sequential(*layers), torch.nn.Linear(8, 8)
+with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode={str(file)!r}) as ctx:
+    ctx.watch(model)
+    good = model(a)
+    for _ in interrupted(lambda: model(a), -5, -3.3, 400):
+        assert probe(a).dtype == torch.bfloat16
+        assert torch.equal(model(a), good)
+"""
+    )
+
+
+def test_a_handler_that_raises_in_a_bound_function(passes: Passes) -> None:
+    passes(
+        RAISING
+        + """
+import threading
+ready, done, found = threading.Event(), threading.Event(), []
+def hold():
+    options = {"precision_mode": "allow_mix_precision_bf16", "default_device": True, "device_target": "CPU"}
+    with msctx.context(**options) as ctx:
+        found.append(ctx.bind(lambda: (a @ a).dtype))
+        ready.set()
+        done.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+ready.wait()
+(bound,) = found
+assert bound() == torch.bfloat16
+def state():
+    return {name: value for name, value in msctx.state().items() if not name.startswith("rng.")}
+before = state()
+for _ in interrupted(bound, -5, -2.5, 250):
+    assert (a @ a).dtype == torch.float32
+    assert state() == before, {name: (value, before.get(name)) for name, value in state().items() if value != before.get(name)}
+done.set()
+thread.join()
+"""
+    )

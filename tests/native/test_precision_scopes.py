@@ -250,6 +250,52 @@ def test_a_step_that_fails_does_not_end_the_policy():
         assert product() == BF16
 
 
+def test_a_step_that_fails_does_not_end_the_policy_without_gradients():
+    weight = torch.ones(2, 2).requires_grad_()
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def fails():
+        raise ValueError("on purpose")
+
+    with msctx.context(precision_mode="allow_mix_precision_bf16"), torch.no_grad():
+        for how in ({"closure": fails}, {}):
+            with pytest.raises(ValueError, match="on purpose"):
+                optimizer.step(*(() if how else (fails,)), **how)
+            assert product() == BF16
+
+
+def test_what_a_closure_measures_without_gradients_is_the_models():
+    found = []
+    weight = torch.ones(2, 2).requires_grad_()
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def closure():
+        with torch.no_grad():
+            found.append(product())
+        return torch.zeros(())
+
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        optimizer.step(closure)
+    assert found == [BF16]
+
+
+def test_steps_whose_arguments_another_hook_replaces_compute_outside_the_policy():
+    found = []
+
+    class Notes(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            found.append(product())
+
+    optimizer = Notes([torch.ones(2, 2).requires_grad_()], 0.1)
+    optimizer.register_step_pre_hook(lambda *_: ((None,), {}))
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        for _ in range(2):
+            optimizer.step()
+            assert product() == BF16
+    assert found == [torch.float32] * 2
+
+
 def test_another_devices_policy_leaves_what_governs_here():
     with msctx.context(precision_mode="force_fp32"), torch.autocast("cpu", BF16):
         assert product() == BF16
