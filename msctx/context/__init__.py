@@ -10,7 +10,9 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
+from msctx.context import children
 from msctx.context.base import BASE, KEPT, explain, make_ready, plan_here, refuse, tell_failing, tell_late, unwatched, within
+from msctx.context.children import WorkerInit
 from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
@@ -238,6 +240,16 @@ class Context:
             self._watched.watch(model)
         return self
 
+    @property
+    def worker_init_fn(self) -> WorkerInit:
+        """For ``DataLoader(..., worker_init_fn=ctx.worker_init_fn)``: workers run under this context alone, until they end.
+
+        Without it, they run under what the thread that starts them holds at that moment. It can be pickled, and called from a
+        function of your own.
+        """
+        scope = self._scope
+        return WorkerInit(BASE.layers + (scope.layers if scope else self.layers))
+
     def bind(self, function: Callable[..., Any]) -> Bound:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
         scopes = stack.scopes
@@ -252,6 +264,7 @@ def _enter(context: Context, entered: list[Scope]) -> None:
         with uninterrupted():
             _close_late(stack.scopes)
     notices.look()
+    children.install()
     if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
@@ -438,6 +451,7 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
     """:func:`set_context` for one of its other names, *what*; *absent*: a target that is not here is planned, not refused."""
     layer = layer_of(options, f"{what} at {user_frame()[0]}")
     BASE.start()
+    children.install()
     covered = BASE.change({"set_context": layer}, absent=absent)
     if covered:
         tell(

@@ -7,7 +7,7 @@ from typing import Any
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.effects.precision_mode import policy
 from msctx.options.conv_policy import ConvPolicy
-from msctx.options.conv_rules import DIRECTIONS, FEW_CHANNELS, ConvRule, asked_by
+from msctx.options.conv_rules import DIRECTIONS, FEW_CHANNELS, ConvRule, asked_by, rules_of
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
@@ -61,6 +61,8 @@ INDUCTOR = {
 its own on a CPU, and folds batch norms into new weights on every device, which no rule finds by their module. Code that is C++ alone
 calls kernels past the dispatcher; max_autotune takes Triton's kernels in place of convolutions, and matrix products in place of those
 with a window of 1x1."""
+OWN_FORMATS = {"torch.inductor.layout_optimization": False}
+"""Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
 HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
@@ -141,13 +143,18 @@ def algorithm(want: Want) -> Outcome:
 def conv_algo_rules(want: Want) -> Outcome:
     if why := _obstacle(want):
         return refused(why)
-    assignments = carried_out(want)
+    assignments, moves = carried_out(want), ""
+    if any(field == "module" for rule in rules_of(want.value) for field, _ in rule.conditions):
+        if want.other("disable_format_transform") is False:
+            moves = "under disable_format_transform=False, rules by module find no convolution that inductor moves to channels_last"
+        else:
+            assignments |= OWN_FORMATS
     unordered = [f"{d}={name}" for d, name in asked_by({}, want.value) if (d, name) in UNORDERED]
     wanted = SAME_BITS if want.device == "cpu" else {"deterministic": "ON"}
     if unordered and (asking := [option for option, value in wanted.items() if want.other(option) == value]):
         differs = f"{', '.join(unordered)} adds in no fixed order and falls back under {' and '.join(asking)}"
-        return approximated(assignments, differs)
-    return honoured(assignments)
+        return approximated(assignments, "; ".join(filter(None, (differs, moves))))
+    return approximated(assignments, moves) if moves else honoured(assignments)
 
 
 @effect("thread_invariant")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from msctx.imports import when_imported
 from msctx.switches.base import Switch
 from msctx.torch_config import override, put_override
 
@@ -117,8 +114,8 @@ class _Forced:
     def write(self, value: Any) -> None:
         _forced[self.key] = value
         _enforce(self.key)
-        if _watch not in sys.meta_path and _entry(self.key) is None:
-            sys.meta_path.insert(0, _watch)
+        if _entry(self.key) is None and not _waiting:
+            _waiting.append(when_imported(_MODULE, _enforce_all))
 
     def load(self, state: tuple[Any, Any]) -> None:
         forced, own = state
@@ -127,8 +124,17 @@ class _Forced:
         else:
             _forced[self.key] = forced
         _enforce(self.key, own)
-        if not _forced and _watch in sys.meta_path:
-            sys.meta_path.remove(_watch)
+        while not _forced and _waiting:
+            _waiting.pop()()
+
+
+_waiting: list[Callable[[], None]] = []
+"""What gives up waiting for inductor's configuration to be loaded."""
+
+
+def _enforce_all() -> None:
+    for key in _forced:
+        _enforce(key)
 
 
 def _enforce(key: str, own: Any = None) -> None:
@@ -141,29 +147,6 @@ def _enforce(key: str, own: Any = None) -> None:
     own = override(config, key) if own is None else _UNSET_SENTINEL if own is _NOTHING else own
     entry.env_value_force = _forced.get(key, _UNSET_SENTINEL)
     put_override(config, key, own)
-
-
-class _Watch(MetaPathFinder):
-    """Sees to what is forced as soon as inductor's configuration is loaded."""
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_enforce(module: ModuleType) -> None:
-                execute(module)
-                for key in _forced:
-                    _enforce(key)
-
-            spec.loader.exec_module = execute_and_enforce  # type: ignore[method-assign]
-        return spec
-
-
-_watch = _Watch()
 
 
 def _variable(name: str) -> Callable[[], bool]:

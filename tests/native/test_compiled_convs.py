@@ -123,6 +123,16 @@ def test_no_setting_of_torch_compile_loses_a_convolution(said: dict[str, Any]) -
     assert [(row.ran, row.calls) for row in ctx.choices()] == [("gemm", 1)] * 2
 
 
+def test_rules_by_module_find_the_weights_of_the_model() -> None:
+    """Left to itself, inductor computes with copies of them in channels_last."""
+    model, x = network(), torch.randn(2, 3, 9, 8)
+    call = torch.compile(model)
+    with msctx.context(conv_algo_rules="1: fprop=gemm, wgrad=algo_1", fallback="error") as ctx:
+        ctx.watch(call)
+        call(x).sum().backward()
+    assert {(row.module, row.direction, row.ran) for row in ctx.choices()} == {("1", "fprop", "gemm"), ("1", "wgrad", "algo_1")}
+
+
 def test_frozen_code_from_before_is_counted_and_refused() -> None:
     from torch._inductor import config
 

@@ -1,0 +1,45 @@
+"""What is to be done as soon as another module has been imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _Watch(MetaPathFinder):
+    def __init__(self, name: str, call: Callable[[], object]) -> None:
+        self.name, self.call = name, call
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        self.stop()
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                self.call()
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
+
+    def stop(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def when_imported(name: str, call: Callable[[], object]) -> Callable[[], None]:
+    """Call it once *name* is imported, at once if it is; returns what gives that up."""
+    if name in sys.modules:
+        call()
+        return lambda: None
+    watch = _Watch(name, call)
+    sys.meta_path.insert(0, watch)
+    return watch.stop
