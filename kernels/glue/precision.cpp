@@ -9,6 +9,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <string_view>
 
@@ -55,10 +56,11 @@ class Governed final : public c10::OperatorKernel {
       : slot_(slot), device_(device), keeps_(keeps), before_(std::move(before)) {
     const auto& arguments = op.schema().arguments();
     int tensors = 0;
+    const bool quantizes = op.schema().name().rfind("aten::quantize", 0) == 0;  // the dtype is that of integers
     for (size_t i = 0; i < arguments.size(); i++) {
       const std::string& name = arguments[i].name();
       const std::string type = arguments[i].type()->str();
-      if (name == "dtype" || name == "out_dtype") dtype_ = int(i);
+      if ((name == "dtype" || name == "out_dtype") && !quantizes) dtype_ = int(i);
       if (name == "index" || name == "indices") index_ = int(i);
       if (name == "dim") dim_ = int(i);
       if (name == "running_mean") has_statistics_ = true;
@@ -369,14 +371,15 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
     const Silent silent;
     const c10::DispatchKey key = keys_of_devices[device];
     std::map<std::string, int> slots;
-    for (int i = 0; i < count; i++) slots[std::string("aten::") + names[i]] = i;
+    for (int i = 0; i < count; i++) slots[std::strstr(names[i], "::") ? names[i] : std::string("aten::") + names[i]] = i;
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
       const auto slot = slots.find(name.name);
       if (slot == slots.end()) continue;
       const auto op = c10::Dispatcher::singleton().findSchema(name);
       if (!op || !is_functional(op->schema())) continue;
       auto kernel = std::make_unique<Governed>(*op, slot->second, device, keeps[slot->second] != 0, before(*op, key));
-      library("aten", key).impl(c10::toString(name).substr(6).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+      const std::string full = c10::toString(name), ns = full.substr(0, full.find("::"));
+      library(ns.c_str(), key).impl(full.substr(ns.size() + 2).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
     }
   } catch (const std::exception& error) {
     problem = error.what();

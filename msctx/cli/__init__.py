@@ -25,7 +25,6 @@ app = typer.Typer(
     name="msctx",
     help="One context for how PyTorch executes: MindSpore's context options, scoped, explained and restored exactly.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

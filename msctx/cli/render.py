@@ -23,6 +23,15 @@ T = TypeVar("T")
 COLOURS = {"honoured": "green", "approximated": "yellow", "inert": "dim", "refused": "red", "not_built": "magenta"}
 
 
+MEANINGS = {
+    "approximated": "it takes effect, with the difference stated",
+    "inert": "it has no meaning on this device, or nothing to do here",
+    "refused": "it cannot take effect, for the reason stated",
+    "not_built": "msctx checks the option and does not implement it yet",
+}
+"""A legend of the statuses that say less than `honoured`."""
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Rich would end the process; whoever prints decides that here."""
@@ -80,6 +89,8 @@ def _carried_out(plan: Plan) -> Text:
         text.append("\nstrict=True: entering this would be refused", style="red")
     if plan.missing:
         text.append(f"\ndevice_target={plan.target} is not on this machine: the plan is a preview", style="red")
+    for status in (status for status in MEANINGS if any(row.status == status for row in plan.rows)):
+        text.append(f"\n{status}: {MEANINGS[status]}", style="dim")
     return text
 
 

@@ -146,7 +146,9 @@ def conv_algo_rules(want: Want) -> Outcome:
     assignments, moves = carried_out(want), ""
     if any(field == "module" for rule in rules_of(want.value) for field, _ in rule.conditions):
         if want.other("disable_format_transform") is False:
-            moves = "under disable_format_transform=False, rules by module find no convolution that inductor moves to channels_last"
+            moves = (
+                "under disable_format_transform=False, rules by module find no convolution that inductor moves to channels_last"
+            )
         else:
             assignments |= OWN_FORMATS
     unordered = [f"{d}={name}" for d, name in asked_by({}, want.value) if (d, name) in UNORDERED]

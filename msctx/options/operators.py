@@ -189,12 +189,23 @@ ALIASES = _pairs("""
 """)
 """Other names that PyTorch itself has for an operator."""
 
+QUANTIZING = _words("""
+    quantize_per_tensor quantize_per_channel quantize_per_tensor_dynamic quantized_lstm quantized_gru quantized_lstm_cell
+    quantized_gru_cell quantized_rnn_tanh_cell quantized_rnn_relu_cell quantized::linear_dynamic quantized::linear_relu_dynamic
+    quantized::linear_dynamic_fp16 quantized::linear_relu_dynamic_fp16 quantized::conv1d_dynamic quantized::conv2d_dynamic
+    quantized::conv3d_dynamic quantized::conv_transpose1d_dynamic quantized::conv_transpose2d_dynamic
+    quantized::conv_transpose3d_dynamic quantized::quantized_lstm_cell_dynamic quantized::quantized_gru_cell_dynamic
+    quantized::quantized_rnn_tanh_cell_dynamic quantized::quantized_rnn_relu_cell_dynamic
+""")
+"""What turns floats into integers: it takes float32 alone."""
+
 CLASSES = {
     "matrix": MATRIX,
     "sensitive": SENSITIVE,
     "strict": STRICT,
     "vector": VECTOR,
     "moving": MOVING,
+    "quantizing": QUANTIZING,
 }
 CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names}
 """Operator → its class; the order is that in which the native core knows them."""

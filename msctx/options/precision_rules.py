@@ -67,24 +67,31 @@ def _all_to(dtype: str) -> PrecisionRule:
 
 
 _RAISE = PrecisionRule(float16="float32", bfloat16="float32")
+_KEEP = replace(_RAISE, whole=True)
 _WIDEST = PrecisionRule(widest=True)
 
 
 def _mixed(dtype: str) -> dict[str, PrecisionRule]:
-    return {"matrix": _all_to(dtype), "sensitive": _RAISE, "strict": _WIDEST, "moving": _WIDEST}
+    return {"matrix": _all_to(dtype), "sensitive": _RAISE, "strict": _WIDEST, "moving": _WIDEST, "quantizing": _KEEP}
 
 
 MODES: dict[str, dict[str, PrecisionRule]] = {
     "force_fp16": {
         **dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _all_to("float16")),
         "moving": _WIDEST,
+        "quantizing": _KEEP,
     },
     "cube_fp16in_fp32out": {
         "matrix": replace(_all_to("float32"), through="float16"),
         **dict.fromkeys(("sensitive", "strict", "vector"), _RAISE),
         "moving": _WIDEST,
+        "quantizing": _KEEP,
     },
-    "force_fp32": {**dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _RAISE), "moving": _WIDEST},
+    "force_fp32": {
+        **dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _RAISE),
+        "moving": _WIDEST,
+        "quantizing": _KEEP,
+    },
     "allow_fp32_to_fp16": {"matrix": PrecisionRule(float32="float16", output=ORIGIN)},
     "allow_fp32_to_bf16": {"matrix": PrecisionRule(float32="bfloat16", output=ORIGIN)},
     "allow_mix_precision": _mixed("float16"),
@@ -119,7 +126,7 @@ LOW = {
 WHITE_TOO = ("prelu",)
 """Beside the matrix operators on the list of those that mixed precision lowers: its weight would else make all else float32."""
 _FOLLOW = PrecisionRule(follows=True, whole=True)
-COLOURS = {"black-list": replace(_RAISE, whole=True), "gray-list": _FOLLOW}
+COLOURS = {"black-list": _KEEP, "gray-list": _FOLLOW}
 """The lists of mixed precision: white is lowered, black kept in float32, gray goes on as the operator before it did."""
 
 # --- accurate and fast implementations --------------------------------------------------------------------------------

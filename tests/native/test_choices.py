@@ -267,3 +267,11 @@ def test_reading_a_small_context_does_not_take_longer_in_an_old_process() -> Non
         for width in range(5, 505):
             fn.conv2d(torch.ones(1, 1, 3, width), torch.ones(1, 1, 3, 3))
     assert min(seconds() for _ in range(3)) < 5 * before + 0.02
+
+
+def test_profilers_see_the_algorithms() -> None:
+    x, w = torch.randn(1, 4, 9, 9, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)
+    with msctx.context(conv_fprop_algo="winograd", conv_wgrad_algo="algo_1"), torch.profiler.profile() as profile:
+        torch.conv2d(x, w).sum().backward()
+    names = {event.key for event in profile.key_averages() if event.key.startswith("msctx::")}
+    assert names == {"msctx::winograd fprop", "msctx::algo_1 wgrad"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from recorded import Recorded
+from torch import nn
 from torch.nn import functional as fn
 
 import msctx
@@ -50,7 +51,7 @@ def of(name: str) -> torch.dtype:
 
 
 def test_the_calls_cover_all_classes():
-    assert {CLASS_OF[name] for name in CALLS} == set(CLASS_OF.values())
+    assert {CLASS_OF[name] for name in CALLS} == set(CLASS_OF.values()) - {"quantizing"}, "its results are no floats"
 
 
 without_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -105,6 +106,23 @@ def test_matrix_operators_read_float16_and_give_float32(option, dtype):
         assert torch.equal(x.float().exp(), x.float().exp())
         assert ctx.grad_scaler().is_enabled()
     assert all(row.dtype == "float32" for row in ctx.precisions())
+
+
+DYNAMIC = torch.ao.quantization.default_dynamic_qconfig
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("mode", ["allow_mix_precision_bf16", "allow_mix_precision_fp16", "force_fp16"])
+def test_quantised_operators_read_float32(mode):
+    """They know no other dtype; what lies before them computes in 16 bits."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LSTM(4, 4)).eval()
+    quantised = torch.ao.quantization.quantize_dynamic(model, dict.fromkeys(("1", nn.LSTM), DYNAMIC))
+    with torch.no_grad(), msctx.context(precision_mode=mode) as ctx:
+        made, _ = quantised(torch.randn(2, 3, 4))
+        assert torch.quantize_per_tensor(made, 0.1, 0, torch.quint8).dtype == torch.quint8
+    found = {row.operator: row.dtype for row in ctx.precisions()}
+    assert found["linear"] == ("bfloat16" if "bf16" in mode else "float16")
+    assert {found["quantized_lstm"], found["quantize_per_tensor"]} == {"float32"}
 
 
 def test_words_that_mean_other_things_in_canns_session():

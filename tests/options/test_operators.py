@@ -13,9 +13,11 @@ from msctx.options.operators import ALIASES, CANN, CLASS_OF, CLASSES, OperatorKi
 
 
 def functional(name):
-    """Whether an overload of aten's makes new tensors of tensors."""
-    for overload in getattr(torch.ops.aten, name).overloads():
-        schema = getattr(getattr(torch.ops.aten, name), overload)._schema
+    """Whether an overload makes new tensors of tensors."""
+    space, _, plain = name.rpartition("::")
+    operator = getattr(getattr(torch.ops, space or "aten"), plain)
+    for overload in operator.overloads():
+        schema = getattr(operator, overload)._schema
         writes = any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
         if not writes and schema.returns:
             return True

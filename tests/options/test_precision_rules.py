@@ -40,9 +40,21 @@ COMPUTES = {
     ("allow_mix_precision_fp16", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
     ("allow_mix_precision_bf16", "matrix"): ("bfloat16 bfloat16 bfloat16", "bfloat16 bfloat16 bfloat16"),
     ("allow_mix_precision_bf16", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
+    **{
+        (mode, "quantizing"): ("float32 float32 float32", "float32 float32 float32")
+        for mode in (
+            "force_fp16",
+            "force_fp32",
+            "cube_fp16in_fp32out",
+            "allow_mix_precision",
+            "allow_mix_precision_fp16",
+            "allow_mix_precision_bf16",
+        )
+    },
 }
 """The documented table, written down a second time; what is not here keeps its dtype."""
-OF_CLASS = {"matrix": "mm", "sensitive": "exp", "strict": "lerp", "vector": "relu", "moving": "gather"}
+OF_CLASS = {"matrix": "mm", "sensitive": "exp", "strict": "lerp", "vector": "relu", "moving": "gather",
+            "quantizing": "quantize_per_tensor"}  # fmt: skip
 
 
 def rules(**asked):
