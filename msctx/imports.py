@@ -14,18 +14,24 @@ from typing import Any
 class _Watch(MetaPathFinder):
     def __init__(self, name: str, call: Callable[[], object]) -> None:
         self.name, self.call = name, call
+        self._is_looking = False
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self.name:
+        if name != self.name or self._is_looking:
             return None
-        self.stop()
-        spec = importlib.util.find_spec(name)
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                self.call()
+                if self in sys.meta_path:  # else it was given up; a program may look for a module, and not import it
+                    self.stop()
+                    self.call()
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec

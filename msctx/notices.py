@@ -14,8 +14,8 @@ from msctx.errors import MsctxWarning
 FORGOTTEN: list[Callable[[], object]] = []
 """Called when every warning is to be issued again, by those who remember for themselves which were."""
 _KEPT = 8
-_warned: list[tuple[Any, set[int]]] = []
-"""Lists of Python's filters, the latest last, and what was issued under each: catch_warnings() and pytest.warns() begin a new one."""
+_warned: list[tuple[Any, list[Any], set[int]]] = []
+"""Python's lists of filters, the latest last, what is in each, and what was issued under it: catch_warnings() begins a new one."""
 _more: Counter[str] = Counter()
 """Option → how many warnings of it were not issued, since there was one already."""
 
@@ -58,18 +58,21 @@ def user_frame() -> tuple[str, int]:
 
 def look() -> None:
     """Let those who remember for themselves know where the filters are others."""
-    if not _warned or _warned[-1][0] is not warnings.filters:
+    if not _warned or not _is_now(_warned[-1]):
         _under_these_filters()
         for again in FORGOTTEN:
             again()
 
 
 def _under_these_filters() -> set[int]:
-    filters = warnings.filters
-    if not _warned or _warned[-1][0] is not filters:
-        found = next((entry for entry in _warned if entry[0] is filters), (filters, set[int]()))
+    if not _warned or not _is_now(_warned[-1]):
+        found = next((entry for entry in [*_warned] if _is_now(entry)), (warnings.filters, [*warnings.filters], set[int]()))
         _warned[:] = [*(entry for entry in _warned if entry is not found), found][-_KEPT:]
-    return _warned[-1][1]
+    return _warned[-1][2]
+
+
+def _is_now(entry: tuple[Any, list[Any], set[int]]) -> bool:
+    return entry[0] is warnings.filters and entry[1] == warnings.filters
 
 
 def forget() -> None:

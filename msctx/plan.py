@@ -207,7 +207,7 @@ def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
             continue
         if outcome.status != "inert" and (obstacle := rules.obstacle(setting, acting)):
             outcome = Outcome(obstacle[0], {}, obstacle[1])
-        yield _row(setting, device, outcome)
+        yield _row(setting, device, outcome, shadowed=outcome.expected)
     for setting, winner, expected in settings.overridden(device):
         if winner.option.name in silent:
             continue

@@ -125,12 +125,13 @@ def _joined(value: Any) -> Any:
 def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Grid:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
 
 

@@ -10,7 +10,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
-from msctx.context import children
 from msctx.context.base import BASE, KEPT, explain, make_ready, plan_here, refuse, tell_failing, tell_late, unwatched, within
 from msctx.context.children import WorkerInit
 from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
@@ -134,6 +133,9 @@ class Context:
                 self.__exit__(kind, error, trace)
             raise
 
+    def __reduce__(self) -> tuple[type[Context], tuple[tuple[Layer, ...], str]]:
+        return Context, (self.layers, self.origin)  # what was watched and counted in one process means nothing in another
+
     def __repr__(self) -> str:
         options = [f"{s.spelling}={s.value!r}" for layer in self.layers for s in layer.settings.values()]
         return f"<msctx.Context {', '.join(options) or 'without options'}; {self.origin}{', open' * bool(self._scope)}>"
@@ -248,7 +250,7 @@ class Context:
         function of your own.
         """
         scope = self._scope
-        return WorkerInit(BASE.layers + (scope.layers if scope else self.layers))
+        return WorkerInit(scope.layers if scope else self.layers)
 
     def bind(self, function: Callable[..., Any]) -> Bound:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
@@ -264,7 +266,6 @@ def _enter(context: Context, entered: list[Scope]) -> None:
         with uninterrupted():
             _close_late(stack.scopes)
     notices.look()
-    children.install()
     if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
@@ -451,7 +452,6 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
     """:func:`set_context` for one of its other names, *what*; *absent*: a target that is not here is planned, not refused."""
     layer = layer_of(options, f"{what} at {user_frame()[0]}")
     BASE.start()
-    children.install()
     covered = BASE.change({"set_context": layer}, absent=absent)
     if covered:
         tell(

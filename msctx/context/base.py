@@ -207,7 +207,7 @@ class Base:
 
         with self.lock:
             ledger.settle(open_here)
-            self.scopes = {hold: layers for hold, layers in self.scopes.items() if not hold.closed}
+            self.scopes = {hold: layers for hold, layers in [*self.scopes.items()] if not hold.closed}
             if self.levels or (self.hold is not None and self.hold.records):
                 self._become({})
             self.read_environment = False

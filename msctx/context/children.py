@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Mapping
 from multiprocessing import process
 from typing import Any
 
@@ -24,25 +26,24 @@ class _Carrier:
     """
 
     def __reduce__(self) -> Any:
-        return _arrive, (held(),)
+        return _arrive, (BASE.levels, in_force()[0])
 
 
 _carrier = _Carrier()
+process.current_process()._config.setdefault(KEY, _carrier)  # type: ignore[attr-defined]
 
 
-def held() -> Layers:
-    """Every layer in force in this thread, the base's first."""
-    return (*BASE.layers, *in_force()[0])
-
-
-def install() -> None:
-    process.current_process()._config.setdefault(KEY, _carrier)  # type: ignore[attr-defined]
-
-
-def _arrive(layers: Layers) -> _Carrier:
+def _arrive(levels: Mapping[str, Layer], layers: Layers) -> _Carrier:
     """In the child, before it does anything: torch is imported where its program does that."""
-    if layers:
-        when_imported("torch", lambda: hold(layers))
+
+    def take_over() -> None:
+        if levels:
+            BASE.read_environment = True  # it is among the levels
+            BASE.change(levels, absent=True)
+        hold(layers)
+
+    if levels or layers:
+        when_imported("torch", lambda: _reported(take_over))
     return _carrier
 
 
@@ -50,18 +51,24 @@ def hold(layers: Layers, *, alone: bool = False) -> None:
     """Enter a context that nobody leaves: it holds as long as the process.
 
     Args:
-        alone: leave first what was inherited of scopes by a fork.
+        alone: leave first what was inherited of scopes, by a fork or by :func:`_arrive`.
     """
     from msctx.context import Context, _close_late
 
+    if alone:
+        with uninterrupted():
+            for scope in stack.scopes:
+                scope.leaving = True
+            _close_late(stack.scopes)
+        if (data := sys.modules.get("torch.utils.data")) is not None and data.get_worker_info() is not None:
+            sys.modules["torch"].set_num_threads(1)  # as the DataLoader has it in its workers
+    if layers:
+        Context(layers, "worker process").__enter__()
+
+
+def _reported(call: Any) -> None:
     try:
-        if alone:
-            with uninterrupted():
-                for scope in stack.scopes:
-                    scope.leaving = True
-                _close_late(stack.scopes)
-        if layers:
-            Context(layers, "worker process").__enter__()
+        call()
     except MsctxError as error:
         text = f"this process runs without the options of the one that started it: {error}"
         warnings.warn(text, MsctxWarning, stacklevel=2)
@@ -74,4 +81,6 @@ class WorkerInit:
         self.layers = layers
 
     def __call__(self, worker_id: int = 0) -> None:
-        hold(self.layers, alone=True)
+        """A seed is left out: each worker has random numbers of its own."""
+        layers = [Layer({k: s for k, s in layer.settings.items() if k != "seed"}, layer.lost) for layer in self.layers]
+        _reported(lambda: hold(tuple(layer for layer in layers if layer.settings), alone=True))

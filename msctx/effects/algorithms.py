@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
@@ -249,7 +250,9 @@ def detail(want: Want, also: str = "", ability: str = "") -> Outcome:
     """Of an option for how algorithms run; on the CPU, of those with an *ability*."""
     if not asked(want):
         asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
-        return inert(f"no algorithm is asked for: it goes with {asking}{also}")
+        elsewhere = want.settings.devices - {*want.facts.devices}  # groups that wait for a machine with such a device
+        waits = any(want.settings.get(name, device) for device in elsewhere for name in NAMED)
+        return replace(inert(f"no algorithm is asked for: it goes with {asking}{also}"), expected=waits)
     if why := _obstacle(want):
         return refused(why)
     if ability and want.device == "cpu" and not _are_able(want, ability):

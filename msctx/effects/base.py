@@ -79,6 +79,8 @@ class Outcome:
     status: str
     assignments: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
+    expected: bool = False
+    """It is inert as whoever set it meant it: no warning."""
 
 
 def honoured(assignments: Mapping[str, Any] | None = None, reason: str = "") -> Outcome:

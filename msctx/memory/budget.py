@@ -149,7 +149,9 @@ class Budget:
 
     def meet(self, path: str, inputs: Any) -> None:
         """A block is called. Where the model itself is not (its ``training_step`` is, say), its first block begins a forward pass."""
-        if not self._now.is_called and self._now.first in ("", path):
+        if self._now.is_called and self._calls:  # since the last step
+            return
+        if self._now.is_called or self._now.first in ("", path):
             self.begin(inputs, is_called=False)
             self._now.first = path
 

@@ -26,10 +26,12 @@ from msctx.memory.fingerprints import fingerprint
 from msctx.memory.sources import GENERATORS, owned, source_of
 from msctx.native.installed import Held
 
-MOST, MOST_BYTES = 2**18, 2**30
+MOST, MOST_BYTES = 2**15, 2**30
 """Objects that are looked at, what each may hold, and the size of an array: a block that reaches more is left alone."""
 OF_MODULES = ("_parameters", "_buffers", "_modules")
 """Tables that are put back after each pass."""
+MANY = 1000
+"""Objects in a container of which only the number is read in each pass."""
 MOST_EACH_PASS = 1 << 16
 """Bytes of an array that is read in each pass."""
 HOLDERS = ("__main__", "argparse", "collections", "types")
@@ -40,6 +42,7 @@ NOT_OF_USERS = frozenset((*sys.stdlib_module_names, *OF_TORCH, "numpy", "msctx")
 LINKS = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
 """Where methods, partial functions, caches and properties hold what they call."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+LEAVES = (*PLAIN, torch.Tensor, numpy.ndarray, numpy.generic)
 BACKWARD = torch.autograd.backward.__code__
 HOOKS_OF_TENSORS = (torch.Tensor.register_hook.__code__, torch.Tensor.register_post_accumulate_grad_hook.__code__)
 HOOKED = ("register_hook", "register_prehook")
@@ -73,7 +76,7 @@ class _Unknown(Exception):
 class Lasting:
     """What a block reached in a pass that was looked at and may reach again: compared when it is computed again."""
 
-    def __init__(self, kept: Iterable[tuple[str, Callable[[], Content]]], *, by_bits: bool) -> None:
+    def __init__(self, kept: Iterable[tuple[str, Callable[[], Content]]], by_bits: bool) -> None:
         """*by_bits*: tensors may be written to past their version counters."""
         own = ((path, read) for path, read in kept if not path.endswith(OF_MODULES))
         self._kept = [(path, cheap) for path, read in own if (cheap := _cheap(read, by_bits)) is not None]
@@ -96,7 +99,7 @@ class Look:
     def __init__(self, block: nn.Module, inputs: tuple[Any, dict[str, Any]], below: Hooks | None) -> None:
         """*below*: torch's hooks on saved tensors that are not ours."""
         self.obstacle = ""
-        self._below, self._popped = below, list[Hooks]()
+        self._block, self._below, self._popped = block, below, list[Hooks]()
         self._transforms = 0
         self._kept: list[tuple[str, Callable[[], Content], Content]] = []
         modules = dict(block.named_modules())
@@ -138,8 +141,9 @@ class Look:
 
     def lasting(self) -> Lasting:
         """What was reached beside the arguments: later passes are not looked at, but may not change it, either."""
-        there = ((path, read) for path, read, _ in self._kept if not path.startswith(("args", "kwargs")))
-        return Lasting(((path, read) for path, read in there if ".__" not in path), by_bits=bool(self._names & PAST_VERSIONS))
+        now = Look(self._block, ((), {}), self._below)  # the pass may have made some of it
+        there = {path: read for path, read, _ in (*self._kept, *now._kept) if not path.startswith(("args", "kwargs"))}
+        return Lasting(((path, read) for path, read in there.items() if ".__" not in path), bool(self._names & PAST_VERSIONS))
 
     def _profile(self, frame: FrameType, event: str, what: object) -> None:
         if frame.f_code is TRANSFORM and event in ("call", "return"):
@@ -166,7 +170,7 @@ class Look:
             raise _Unknown("it calls backward() in its forward pass, which adds to gradients each time")
         if code in HOOKS_OF_TENSORS:
             raise _Unknown(REGISTERS)
-        if space.get("__name__") == "torch._dynamo.eval_frame":
+        if code.co_name == "compile_wrapper" and space.get("__name__") == "torch._dynamo.eval_frame":
             raise _Unknown(COMPILED)
         self._ran[id(code), id(space)] = code
         module = space.get("__name__")
@@ -273,14 +277,27 @@ def _cheap(read: Callable[[], Content], by_bits: bool) -> Callable[[], Content] 
     if isinstance(value, torch.Tensor):
         tensor, look = ref(value), _content if by_bits else _of_tensor
         return lambda: {} if (it := tensor()) is None else look(it)
+    if isinstance(value, (dict, list, set, deque)) and len(value) > MANY:
+        return lambda: {"": len(value)}
+    if isinstance(value, (dict, list, set, deque)) and not all(isinstance(each, LEAVES) for each in read().values()):
+        return None  # it may lead back to the block, which what is kept of it must not keep alive
+    if hasattr(value, "__weakref__") and not isinstance(value, (dict, list, set, deque)):
+        reference = ref(value)
+        return lambda: {} if (it := reference()) is None else _content(it)
     never = isinstance(value, (tuple, frozenset, FunctionType, nn.Module)) or _size(value) > MOST_EACH_PASS
     return None if never or (not read() and isinstance(value, OrderedDict)) else read  # the tables of modules
+
+
+def hooks_of(tensor: torch.Tensor) -> int:
+    """How many it has for the backward pass."""
+    return len(tensor._backward_hooks or ()) + len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ())
 
 
 def _of_tensor(tensor: torch.Tensor) -> Content:
     """What belongs to it beside its bits."""
     attributes = {f".{name}": value for name, value in vars(tensor).items()}
     attributes["._version"] = -1 if tensor.is_inference() else tensor._version
+    attributes[".hooks"] = hooks_of(tensor)
     return {".requires_grad": tensor.requires_grad, ".grad": tensor.grad if tensor.is_leaf else None, **attributes}
 
 

@@ -112,7 +112,7 @@ MOST_CASES = 64
 
 def _case(block: nn.Module, args: Any, kwargs: Any) -> Case:
     kinds = (leaf if isinstance(leaf, bool | str | None) else type(leaf) for leaf in tree_leaves((args, kwargs)))
-    return (*(module.training for module in block.modules()), len(args), *kwargs, *kinds)
+    return (*((module.training, type(module)) for module in block.modules()), len(args), *kwargs, *kinds)
 
 
 def _in_the_way(block: nn.Module) -> str:
@@ -143,7 +143,7 @@ class _Block:
         if reason := _in_the_way(block) or (PROFILED if looks and sys.getprofile() else ""):
             self.budget.leave(self.path, reason)
             return call(block, *args, **kwargs)
-        if not self.budget.recomputes(self.path) or any(is_lazy(parameter) for parameter in block.parameters()):
+        if not self.budget.recomputes(self.path) or any(map(is_lazy, (*block.parameters(), *block.buffers()))):
             return call(block, *args, **kwargs)  # the first pass of a lazy module makes it what it is
         if looks:
             made, known = Pass.looked_at(self.path, call, block, (args, kwargs), known.looks + 1)
@@ -173,7 +173,7 @@ class _Row:
         self._obstacle = ""
 
     def run(self, forward: Call, row: nn.Sequential, x: torch.Tensor) -> Any:
-        if any(is_lazy(parameter) for parameter in row.parameters()):
+        if any(map(is_lazy, (*row.parameters(), *row.buffers()))):
             return forward(row, x)
         modules, measured = [*row], None
         is_new = not self._groups or self._groups[-1][1] != len(modules)

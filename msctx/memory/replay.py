@@ -6,7 +6,9 @@ The graph stays that of the first pass: of the second one, the backward pass tak
 from __future__ import annotations
 
 import copy
+import operator
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from torch.utils.checkpoint import _infer_device_type, checkpoint, get_device_st
 
 from msctx.memory import saved
 from msctx.memory.fingerprints import Fingerprint, fingerprint
-from msctx.memory.look import Hooks, Lasting, Look
+from msctx.memory.look import MANY, OF_MODULES, Hooks, Lasting, Look, hooks_of
 from msctx.memory.sources import owned, source_of
 from msctx.native import memory
 
@@ -59,7 +61,10 @@ class State:
     def __init__(self, path: str, block: nn.Module, inputs: Any, known: Known | None) -> None:
         """*known*: ``None`` when it is not known yet what the block changes."""
         self._path, self._block = path, block
-        self._parts: list[Part] = [(m, _without_graphs(held), own, buffers) for m, held, own, buffers in _parts(block)]
+        self._parts: list[Part] = [
+            (module, _without_graphs(held), own, _without_graphs(buffers)) for module, held, own, buffers in _parts(block)
+        ]
+        self._of_parameters = {p.untyped_storage()._cdata for p in block.parameters() if p.layout is torch.strided}
         self._lasting = known.lasting if known else None
         self._sources = [source_of(generator) for generator in owned(block, inputs)]
         self._numbers = [source.read() for source in self._sources]
@@ -79,8 +84,13 @@ class State:
     def _may_change(self, name: Name, tensor: torch.Tensor, known: Known | None) -> bool:
         """Whether a tensor is a buffer that the block may change: a small one may do so in a later pass for the first time."""
         number, attribute = name
-        is_small = tensor.numel() * tensor.itemsize <= SMALL
-        return attribute in self._parts[number][3] and (known is None or name in known.changing or is_small)
+        plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+        if attribute not in self._parts[number][3] or not plain or type(tensor) not in (torch.Tensor, nn.Buffer):
+            return False
+        if known is None or name in known.changing:
+            return True
+        storage = tensor.untyped_storage()
+        return storage.nbytes() <= SMALL and storage._cdata not in self._of_parameters
 
     def changing(self) -> frozenset[Name]:
         """The buffers that are other ones now, or have other values (BatchNorm's averages change without a version counter)."""
@@ -101,8 +111,9 @@ class State:
         return {value.untyped_storage()._cdata for value in values if value.layout is torch.strided}
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self, inputs: Collection[torch.Tensor] = ()) -> Iterator[None]:
         """While it is entered, all is as it was."""
+        hooks = [hooks_of(tensor) for tensor in inputs]
         for name, (value, version) in self._versions.items():
             if name not in self._copies and _version(value) != version:
                 raise RuntimeError(
@@ -129,6 +140,8 @@ class State:
                 changed = "parameters or buffers"
             if any(parameter.grad is not grad or _version(grad) != version for parameter, grad, version in gradients):
                 changed = "gradients"
+            if hooks != [hooks_of(tensor) for tensor in inputs]:
+                changed = "hooks of its inputs"
             if changed:
                 raise RuntimeError(
                     f"memory_optimize_level=O1: the forward pass of block {self._path!r} changes {changed}, and has now done so "
@@ -158,20 +171,19 @@ def _parts(block: nn.Module) -> list[Part]:
 
 def _without_graphs(attributes: dict[str, Any]) -> dict[str, Any]:
     """Attributes without the graphs of activations: who keeps one keeps the pass that it came from, and what that kept in turn."""
-    found = dict(attributes)
-    for name, value in attributes.items():
-        if isinstance(value, torch.Tensor):
-            found[name] = _without_graph(value)
-        elif type(value) in (list, tuple, dict) and name not in ("_parameters", "_buffers", "_modules"):
-            inside = [*value.values()] if type(value) is dict else value
-            if any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in inside):
-                held = map(_without_graph, inside)
-                found[name] = dict(zip(value, held, strict=True)) if type(value) is dict else type(value)(held)
-    return found
+    return {name: value if name in OF_MODULES else _without_graph(value, 3) for name, value in attributes.items()}
 
 
-def _without_graph(value: Any) -> Any:
-    return value.detach().requires_grad_() if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
+def _without_graph(value: Any, depth: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().requires_grad_() if value.grad_fn is not None else value
+    if not depth or type(value) not in (list, tuple, dict, OrderedDict) or not 0 < len(value) <= MANY:
+        return value
+    inside = [*value.values()] if isinstance(value, dict) else value
+    held = [_without_graph(each, depth - 1) for each in inside]
+    if all(map(operator.is_, held, inside)):
+        return value
+    return type(value)(zip(value, held, strict=True) if isinstance(value, dict) else held)
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -345,7 +357,8 @@ class Pass:
                 with self._alone(), self._saves.saving(), around:
                     return self._call(self._block, *args, **kwargs)
             args, kwargs = tree_unflatten(leaves, self._spec)
-            with self._alone(), self._state.again(), self._saves.comparing():
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            with self._alone(), self._state.again(tensors), self._saves.comparing():
                 return self._call(self._block, *args, **kwargs)
 
         return checkpoint(compute, *leaves, use_reentrant=False)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from types import FrameType
 from typing import Any
 
-from msctx.dynamo import outside_dynamo
+from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import NativeError
 from msctx.native import autocasts, core, hook_guards, named_modules, precision
 from msctx.native.installed import Held, at_work
@@ -111,7 +109,8 @@ def _enter(after: precision.Policies) -> None:
     finally:
         _release_here(before.values())
         if before:
-            precision.pause(False)  # a step that raised has not ended it
+            _steps.depth = 0  # a step that raised has not ended it
+            precision.pause(False)
         precision.here.policies = after
         if not after:
             named_modules.leave_ended()
@@ -128,27 +127,24 @@ ON_ENTRY: list[Callable[[int], None]] = []
 _pause = outside_dynamo(precision.pause)
 
 
-class _Step(tuple[Any, ...]):
-    """The arguments of a step, which go with its frame: torch calls no hook after a step that raises."""
-
-    thread = caller = 0
-
-    def __del__(self) -> None:
-        if self.thread != threading.get_ident():
-            return
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and id(frame) != self.caller:
-            frame = frame.f_back
-        if frame is None:  # else another hook has given the step other arguments
-            precision.pause(False)
+class _Steps(threading.local):
+    depth = 0
+    """How many steps this thread is in: one optimizer may call another."""
 
 
+_steps = _Steps()
+
+
+def _in_steps(depth: int) -> None:
+    _steps.depth = depth
+    _pause(depth > 0)
+
+
+@untraced
 def _begin_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What torch calls before a step; a closure, which is the model's, runs under the policy again."""
-    step = _Step(_under_policy(value) for value in args)
-    step.thread, step.caller = threading.get_ident(), id(sys._getframe(1))
-    _pause(True)
-    return step, {name: _under_policy(value) for name, value in kwargs.items()}
+    """What torch calls before a step; the first of its arguments is the optimizer. A closure runs under the policy again."""
+    _in_steps(_steps.depth + 1)
+    return (*args[:1], *map(_under_policy, args[1:])), {name: _under_policy(value) for name, value in kwargs.items()}
 
 
 def _under_policy(closure: Any) -> Any:
@@ -157,16 +153,18 @@ def _under_policy(closure: Any) -> Any:
 
     @wraps(closure)
     def run(*args: Any, **kwargs: Any) -> Any:
-        _pause(False)
-        made = closure(*args, **kwargs)
-        _pause(True)
+        depth = _steps.depth
+        _in_steps(0)
+        made = closure(*args, **kwargs)  # one that raises ends the step, for which torch calls no hook
+        _in_steps(depth)
         return made
 
     return run
 
 
+@untraced
 def _end_step(*_: Any) -> None:
-    _pause(False)
+    _in_steps(max(0, _steps.depth - 1))
 
 
 def _install_optimizer_hooks() -> Callable[[], None]:

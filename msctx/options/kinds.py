@@ -278,12 +278,12 @@ class MemoryKind(Kind):
         }
         size = r"([0-9]{1,19}(\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|[0-9]{1,19}\s*[Bb]?)"
         some = (
-            "" if self.minimum == 0 else r"(?=[0-9.]*[1-9])(?!0*[0-9]{1,6}\s*$)"
+            "" if self.minimum == 0 else r"(?=[0-9.]*[1-9])(?!0*[0-9]{1,3}\s*$)"
         )  # 0GB is none, and 4 without a unit a mistake
         return {"anyOf": [number, {"type": "string", "pattern": rf"^\s*{some}{size}\s*$"}]}
 
 
-_SMALL = 10**6
+_SMALL = 4096
 """A smaller number without a unit was hardly meant as bytes."""
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|([0-9]{1,19})\s*B?", re.IGNORECASE)
 

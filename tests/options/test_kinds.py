@@ -144,7 +144,7 @@ def test_memory_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [(4, "4GB"), ("4", "4GB"), (np.int64(16), "16GB"), (512, "512MB"), ("4000", "4000MB")]
+    ("given", "meant"), [(4, "4GB"), ("4", "4GB"), (np.int64(16), "16GB"), (512, "512MB"), ("4000", "4000MB"), (257, "257MB")]
 )
 def test_few_bytes_without_a_unit_are_a_mistake(given: object, meant: str) -> None:
     with pytest.raises(BadValue, match="is a number of bytes; for that few, write") as error:
