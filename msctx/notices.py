@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from msctx.errors import MsctxWarning
@@ -37,11 +37,10 @@ def tell_first(option: str, text: str) -> None:
         _more[option] += 1
 
 
-def counted() -> list[tuple[str, int]]:
-    """The options of which there was more to warn of than the first time since this was last asked, and how much more."""
-    found = [*_more.items()]
-    _more.clear()
-    return found
+def counted(options: Collection[str]) -> list[tuple[str, int]]:
+    """Of these options: those of which there was more to warn of than the first time since this was last asked, and how much more."""
+    names = [name for name in [*_more] if name.partition("=")[0] in options]
+    return [(name, _more.pop(name)) for name in names]
 
 
 def user_frame() -> tuple[str, int]:

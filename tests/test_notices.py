@@ -65,8 +65,9 @@ def test_what_follows_the_first_is_counted() -> None:
         for number in range(4):
             notices.tell_first("option", f"problem {number}")
     assert [str(w.message) for w in issued] == ["problem 0"]
-    assert notices.counted() == [("option", 3)]
-    assert notices.counted() == []
+    assert notices.counted(("another",)) == []
+    assert notices.counted(("option",)) == [("option", 3)]
+    assert notices.counted(("option",)) == []
 
 
 def test_many_filters_are_not_remembered_for_ever() -> None:

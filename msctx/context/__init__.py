@@ -228,8 +228,11 @@ class Context:
         rules = [f"conv_algo_rules: no convolution matched {rule}" for rule in scope.end()]
         (found.extend if self._unmatched is None else self._unmatched)(rules)
         since = self._watched.since()
-        for asked, count in notices.counted():
-            found.append(f"{asked} could not compute {count} more problems; choices() lists them, with reasons")
+        own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
+        if "conv_algo_rules" in own:  # they may name any
+            own |= {"conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo"}
+        for asked, more in notices.counted(own):
+            found.append(f"{asked} could not compute {more} more problem{'s' * (more > 1)}; choices() lists them, with reasons")
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
     def watch(self, model: nn.Module) -> Context:

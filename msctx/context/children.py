@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing import process
 from typing import Any
 
@@ -56,7 +57,8 @@ def hold(layers: Layers, *, alone: bool = False) -> None:
     from msctx.context import Context, _close_late
 
     if alone:
-        with uninterrupted():
+        with uninterrupted(), warnings.catch_warnings(), suppress(MsctxError):  # what the worker has set since stays
+            warnings.simplefilter("ignore", MsctxWarning)
             for scope in stack.scopes:
                 scope.leaving = True
             _close_late(stack.scopes)

@@ -360,12 +360,13 @@ class Visit:
         self.hold = apply({n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}, "bound function")
         self._found: dict[str, Callable[[], None]] = {}
         try:
-            for key, holds in list(_ledger.items()):
-                if isinstance(key, str) and (switch := SWITCHES[key]).scope == "inherited":
-                    there = holds[-1].records[key].wrote
-                    if switch.read() != there:
-                        self._found[key] = partial(switch.put_back, switch.take())
-                        switch.set(there)
+            with _lock:
+                for key, holds in list(_ledger.items()):
+                    if isinstance(key, str) and (switch := SWITCHES[key]).scope == "inherited":
+                        there = holds[-1].records[key].wrote
+                        if switch.read() != there:
+                            self._found[key] = partial(switch.put_back, switch.take())
+                            switch.set(there)
         except BaseException:
             self.end()
             raise

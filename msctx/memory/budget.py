@@ -151,6 +151,7 @@ class Budget:
         """A block is called. Where the model itself is not (its ``training_step`` is, say), its first block begins a forward pass."""
         if self._now.is_called and self._calls:  # since the last step
             return
+        path = path.partition(":")[0]  # groups of a row may end elsewhere next time
         if self._now.is_called or self._now.first in ("", path):
             self.begin(inputs, is_called=False)
             self._now.first = path

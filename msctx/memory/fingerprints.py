@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 from zlib import crc32
 
@@ -44,12 +45,19 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def _checksum(data: torch.Tensor) -> int:
     """Of a large tensor, that of the sums of its rows and columns, as fast as memory can be read."""
     if len(data) < LARGE:
-        return crc32(data.cpu().numpy().data)
+        return _crc32(data)
     lead = -data.storage_offset() % 8
     rows = (len(data) - lead) // (8 * WORDS)
     end = lead + rows * 8 * WORDS
     words = data[lead:end].view(torch.int64).view(rows, WORDS)
     found = 0
     for part in (data[:lead], data[end:], words.sum(0), words.sum(1)):
-        found = crc32(part.cpu().numpy().data, found)
+        found = _crc32(part, found)
     return found
+
+
+def _crc32(data: torch.Tensor, before: int = 0) -> int:
+    """Not by ``numpy()``, after which torch resizes the memory of a tensor no more."""
+    there = data.cpu().contiguous()
+    size = there.numel() * there.itemsize
+    return crc32((ctypes.c_char * size).from_address(there.data_ptr()) if size else b"", before)

@@ -142,7 +142,7 @@ class Look:
     def lasting(self) -> Lasting:
         """What was reached beside the arguments: later passes are not looked at, but may not change it, either."""
         now = Look(self._block, ((), {}), self._below)  # the pass may have made some of it
-        there = {path: read for path, read, _ in (*self._kept, *now._kept) if not path.startswith(("args", "kwargs"))}
+        there = {path: read for path, read, _ in (*self._kept, *now._kept) if not _is_argument(path, read)}
         return Lasting(((path, read) for path, read in there.items() if ".__" not in path), bool(self._names & PAST_VERSIONS))
 
     def _profile(self, frame: FrameType, event: str, what: object) -> None:
@@ -264,13 +264,20 @@ def _content(value: Any) -> Content:
     return held
 
 
+def _is_argument(path: str, read: Callable[[], Content]) -> bool:
+    of_module = isinstance(read, partial) and read.func is _named  # one that has such a name
+    return path.startswith(("args[", "kwargs[")) or (path in ("args", "kwargs") and not of_module)
+
+
 def _cheap(read: Callable[[], Content], by_bits: bool) -> Callable[[], Content] | None:
     """What can be read in each pass: of a tensor, which is not kept alive, that it was written to. ``None``: it hardly changes."""
     if not isinstance(read, partial):
         return read
     value: Any = read.args[0]
     if read.func is _named:
-        names = [name for name, it in read().items() if isinstance(it, PLAIN)]
+        fixed = (FunctionType, type, ModuleType, nn.Module)
+        of_module = isinstance(value, dict)  # in a class, most of what code names is absent
+        names = [name for name, it in read().items() if not isinstance(it, fixed) and (of_module or it is not ABSENT)]
         return (
             partial(_named, value, [name.removeprefix(".") for name in names if not name.startswith(".__")]) if names else None
         )

@@ -397,13 +397,18 @@ def decisions() -> list[dict[str, Any]]:
     return [{**row._asdict(), "path": f"{name}.{row.path}".rstrip(".")} for name, row in rows]
 
 
+def _is_taken(block: nn.Module) -> bool:
+    """Whether it is a block of another model that is watched now."""
+    return any((found := table.get(block)) is not None and found.budget.is_open() for table in (_blocks, _rows))
+
+
 def _take_on(model: nn.Module) -> None:
     if not _on:
         return
     with watched.lock:
         if model in _budgets:
             return
-        found = {path: block for path, block in blocks(model).items() if block not in _blocks and block not in _rows}
+        found = {path: block for path, block in blocks(model).items() if not _is_taken(block)}
         device = next((parameter.device for parameter in model.parameters()), None)
         budget = Budget([*found], device, watched.number_of(model))
         _budgets[model] = budget

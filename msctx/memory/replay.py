@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import pickle
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
@@ -25,7 +26,7 @@ from torch.utils.checkpoint import _infer_device_type, checkpoint, get_device_st
 from msctx.memory import saved
 from msctx.memory.fingerprints import Fingerprint, fingerprint
 from msctx.memory.look import MANY, OF_MODULES, Hooks, Lasting, Look, hooks_of
-from msctx.memory.sources import owned, source_of
+from msctx.memory.sources import Source, owned, source_of
 from msctx.native import memory
 
 Name = tuple[int, str]
@@ -68,6 +69,7 @@ class State:
         self._lasting = known.lasting if known else None
         self._sources = [source_of(generator) for generator in owned(block, inputs)]
         self._numbers = [source.read() for source in self._sources]
+        self._unused: list[Source] = []
         tensors = {
             (number, name): value
             for number, (_, _, *tables) in enumerate(self._parts)
@@ -102,6 +104,13 @@ class State:
                 found.add(name)
         return frozenset(found)
 
+    def end(self) -> None:
+        """The first pass is done: generators that it did not use are left alone, since other threads may use them meanwhile."""
+        used = [_bits(source.read()) != _bits(it) for source, it in zip(self._sources, self._numbers, strict=True)]
+        self._unused = [source for source, is_used in zip(self._sources, used, strict=True) if not is_used]
+        self._numbers = [number for number, is_used in zip(self._numbers, used, strict=True) if is_used]
+        self._sources = [source for source, is_used in zip(self._sources, used, strict=True) if is_used]
+
     def keep_only(self, changing: Collection[Name]) -> None:
         self._copies = {name: value for name, value in self._copies.items() if name in changing}
 
@@ -126,6 +135,7 @@ class State:
                 "computed again: register them after backward()"
             )
         parts, numbers = _parts(self._block), [source.read() for source in self._sources]
+        others = [(source, source.read()) for source in self._unused]
         gradients = [(parameter, parameter.grad, _version(parameter.grad)) for parameter in self._block.parameters()]
         lasting = self._lasting.now() if self._lasting else []
         try:
@@ -135,6 +145,9 @@ class State:
             yield
         finally:
             self._install(parts, numbers)
+            for source, number in others:  # it may have been seeded, with what it was
+                if _bits(source.read()) != _bits(number):
+                    source.write(number)
             changed = self._lasting.changed(lasting) if self._lasting else ""
             if any(_version(value) != version for name, (value, version) in self._versions.items() if name not in self._copies):
                 changed = "parameters or buffers"
@@ -202,6 +215,10 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             made.append(empty.set_(memories[storage._cdata], *place))
         made[-1].requires_grad_(tensor.requires_grad)
     return made
+
+
+def _bits(state: Any) -> bytes:
+    return pickle.dumps(state)
 
 
 def _version(tensor: torch.Tensor | None) -> int:
@@ -355,7 +372,9 @@ class Pass:
             if self._first:
                 (args, kwargs), around = self._first.pop()
                 with self._alone(), self._saves.saving(), around:
-                    return self._call(self._block, *args, **kwargs)
+                    made = self._call(self._block, *args, **kwargs)
+                self._state.end()
+                return made
             args, kwargs = tree_unflatten(leaves, self._spec)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             with self._alone(), self._state.again(tensors), self._saves.comparing():
@@ -456,11 +475,14 @@ def _are_same(one: Any, other: Any) -> bool:
 def _leaves(made: Any) -> list[Any]:
     """What results hold, objects with attributes (those of dataclasses) looked into."""
     found: list[Any] = []
-    left = [made]
+    left, seen = [made], {}  # kept, or another object would get the number of one that is gone
     while left and len(found) < MOST_LEAVES:
         for leaf in tree_leaves(left.pop()):
-            is_object = not isinstance(leaf, torch.Tensor) and hasattr(leaf, "__dict__")
-            (left if is_object else found).append(vars(leaf) if is_object else leaf)
+            if isinstance(leaf, torch.Tensor) or not hasattr(leaf, "__dict__"):
+                found.append(leaf)
+            elif id(leaf) not in seen:
+                seen[id(leaf)] = leaf
+                left.append(vars(leaf))
     return found
 
 

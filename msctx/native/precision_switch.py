@@ -13,7 +13,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
+from types import FunctionType, MethodType
 from typing import Any
 
 from msctx.dynamo import outside_dynamo, untraced
@@ -148,8 +149,8 @@ def _begin_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _under_policy(closure: Any) -> Any:
-    if not callable(closure):
-        return closure
+    if not isinstance(closure, (FunctionType, MethodType, partial)):
+        return closure  # also an object that can be called: the step may ask for more of it
 
     @wraps(closure)
     def run(*args: Any, **kwargs: Any) -> Any:
