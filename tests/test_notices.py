@@ -74,3 +74,12 @@ def test_many_filters_are_not_remembered_for_ever() -> None:
     for _ in range(100):
         recorded(1)
     assert len(notices._warned) <= 8
+
+
+def test_filters_that_are_changed_in_place() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        issue()
+        warnings.simplefilter("error")
+        with pytest.raises(MsctxWarning):
+            issue()

@@ -76,3 +76,7 @@ def test_tables_without_rows() -> None:
     for table in (Choices(), Precisions()):
         assert str(table) == table.EMPTY == table._repr_html_()
         assert table.to_csv() == "\n"
+
+
+def test_what_looks_like_markup_is_shown_as_it_is() -> None:
+    assert "/tmp/[/x]/[ab]:warning:" in str(msctx.explain(save_graphs_path="/tmp/[/x]/[ab]:warning:", device="cpu"))

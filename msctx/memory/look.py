@@ -142,8 +142,10 @@ class Look:
     def lasting(self) -> Lasting:
         """What was reached beside the arguments: later passes are not looked at, but may not change it, either."""
         now = Look(self._block, ((), {}), self._below)  # the pass may have made some of it
-        there = {path: read for path, read, _ in (*self._kept, *now._kept) if not _is_argument(path, read)}
-        return Lasting(((path, read) for path, read in there.items() if ".__" not in path), bool(self._names & PAST_VERSIONS))
+        seen = {path for path, _, _ in self._kept}
+        kept = [*self._kept, *(each for each in now._kept if each[0] not in seen)]
+        there = ((path, read) for path, read, _ in kept if ".__" not in path and not _is_argument(path, read))
+        return Lasting(there, bool(self._names & PAST_VERSIONS))
 
     def _profile(self, frame: FrameType, event: str, what: object) -> None:
         if frame.f_code is TRANSFORM and event in ("call", "return"):

@@ -187,6 +187,52 @@ def test_hooks_that_are_registered_between_are_an_error() -> None:
         trained(lambda: [Block(), Block()], register, memory_optimize_level="O1")
 
 
+class Lazily(Block):
+    """Makes what it changes in its first pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "seen"):
+            self.seen = [0]
+        else:
+            self.seen[0] += 1
+        return super().forward(x)
+
+
+class HooksLater(Block):
+    def later(self, x: torch.Tensor) -> torch.Tensor:
+        x.register_hook(lambda gradient: gradient * 2)
+        return x
+
+
+class Rebinds(Block):
+    def later(self, x: torch.Tensor) -> torch.Tensor:
+        global AVERAGE
+        AVERAGE = AVERAGE * 0.9 + float(x.detach().mean())
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + AVERAGE.mean() * 0)
+
+
+AVERAGE = torch.zeros(1)
+
+
+@pytest.mark.parametrize("kind", [Lazily, HooksLater])
+def test_an_error_where_a_later_pass_changes_what_an_earlier_one_made_or_took(kind: type[nn.Module]) -> None:
+    with pytest.raises(RuntimeError, match=r"changes .* and has now done so twice"):
+        trained(lambda: [kind(), kind()], memory_optimize_level="O1")
+
+
+def test_an_error_where_a_later_pass_binds_a_global_variable_anew() -> None:
+    global AVERAGE
+    before = AVERAGE
+    try:
+        with pytest.raises(RuntimeError, match=r"(changes .* and has now done so twice|gives other bits than before)"):
+            trained(lambda: [Rebinds(), Rebinds()], memory_optimize_level="O1")
+    finally:
+        AVERAGE = before
+
+
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
 
@@ -303,6 +349,68 @@ class BatchNormOfZeros(Block):
 )
 def test_other_programs_train_the_same(kind: type[nn.Module], recomputed: bool) -> None:
     are_same(lambda: [kind(), kind()], recomputed=recomputed)
+
+
+class SharesWithBuffer(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w0", self.f.weight.detach())
+        self.register_buffer("table", torch.randn(200, WIDTH))
+        self.register_buffer("row", self.table[3])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.f(x) + fn.linear(x, self.w0) * self.row)
+
+
+class Cyclic:
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden, self.me = hidden, self
+
+
+class GivesCycles(Block):
+    def forward(self, x: torch.Tensor) -> Cyclic:
+        return Cyclic(super().forward(x))
+
+
+@pytest.mark.parametrize("kind", [SharesWithBuffer, GivesCycles])
+def test_memory_that_is_shared_and_results_that_hold_themselves(kind: type[nn.Module]) -> None:
+    are_same(lambda: [kind(), kind()])
+
+
+def test_inputs_can_be_resized_afterwards() -> None:
+    block, x = Block(), torch.randn(4, WIDTH)
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(nn.ModuleList([block]))
+        for _ in range(3):
+            block(x).sum().backward()
+    assert x.untyped_storage().resizable()
+    assert block.f.weight.untyped_storage().resizable()
+
+
+def test_generators_of_libraries_that_a_block_does_not_use_are_left_alone() -> None:
+    """Another thread may draw from them while it is computed again."""
+
+    class DrawsWhileComputedAgain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            LOG.append(int(random.random() * 1e9))
+            return gradient
+
+    LOG.clear()
+    blocks = [Block(), Block(), Block()]
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(nn.ModuleList(blocks))
+        for _ in range(4):
+            x = torch.randn(4, WIDTH, requires_grad=True)
+            for block in blocks:
+                x = DrawsWhileComputedAgain.apply(block(x))
+            x.sum().backward()
+    assert len(set(LOG)) == len(LOG) == 12
 
 
 def test_a_module_that_is_replaced_while_it_trains() -> None:

@@ -296,6 +296,30 @@ def test_steps_whose_arguments_another_hook_replaces_compute_outside_the_policy(
     assert found == [torch.float32] * 2
 
 
+def test_an_inner_step_does_not_end_the_outer_one():
+    found = []
+
+    class Ahead(torch.optim.Optimizer):
+        def __init__(self, base):
+            super().__init__(base.param_groups, {})
+            self.base = base
+
+        def __call__(self):
+            raise AssertionError("nobody asked for this")
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            found.append(product())
+            self.base.step()
+            found.append(product())
+
+    optimizer = Ahead(torch.optim.SGD([torch.ones(2, 2).requires_grad_()], 0.1))
+    with msctx.context(precision_mode="allow_mix_precision_bf16"):
+        optimizer.step()
+        assert product() == BF16
+    assert found == [torch.float32] * 2
+
+
 def test_another_devices_policy_leaves_what_governs_here():
     with msctx.context(precision_mode="force_fp32"), torch.autocast("cpu", BF16):
         assert product() == BF16

@@ -1,0 +1,40 @@
+"""What waits for a module is called once it has been imported, not when somebody only looks for it."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from msctx.imports import when_imported
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = "module_of_test_imports"
+    (tmp_path / f"{name}.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return name
+
+
+def test_it_waits_for_the_import(module: str) -> None:
+    finders, seen = [*sys.meta_path], []
+    when_imported(module, lambda: seen.append(sys.modules[module].value))
+    assert importlib.util.find_spec(module) is not None
+    assert not seen
+    importlib.import_module(module)
+    importlib.import_module(module)
+    assert seen == [1]
+    assert sys.meta_path == finders
+    when_imported(module, lambda: seen.append(2))
+    assert seen == [1, 2], "it is there already"
+
+
+def test_it_can_be_given_up(module: str) -> None:
+    finders, seen = [*sys.meta_path], []
+    when_imported(module, lambda: seen.append(1))()
+    importlib.import_module(module)
+    assert not seen
+    assert sys.meta_path == finders
