@@ -495,3 +495,49 @@ def test_graphs_that_are_kept_and_never_go_back_do_not_add_up() -> None:
         assert len(made) <= 4
     for block in model[1]:
         del block.entropy
+
+
+@pytest.mark.full
+def test_fully_sharded_blocks_train_the_same(passes_fresh: Callable[..., str]) -> None:
+    """FSDP2 gathers parameters in hooks of its own: its blocks are left alone, and nothing that it resizes is spoilt."""
+    passes_fresh(
+        """
+        import os, socket, torch, msctx
+        from torch import nn
+        from torch.distributed import destroy_process_group, init_process_group
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+        init_process_group("gloo")
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f, self.g = nn.Linear(32, 32), nn.Linear(32, 32)
+            def forward(self, x):
+                return x + torch.tanh(self.g(torch.tanh(self.f(x))))
+
+        def trained(how, **options):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, 32), Block(), Block())
+            for module in (model[1], model[2], model):
+                fully_shard(module, **how)
+            optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+            with msctx.context(**options) as ctx:
+                ctx.watch(model)
+                for _ in range(3):
+                    loss = model(torch.randn(4, 8)).float().square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(float(loss))
+            return losses
+
+        for how in ({}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}):
+            assert trained(how) == trained(how, memory_optimize_level="O1")
+        destroy_process_group()
+        """
+    )
