@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +120,7 @@ GROUPS = (
     ),
 )
 OUTDATED = ("depthwise", "depthwise-wgrad", "denormals")
-"""Groups whose stored results others could not measure again: no line of a table until they are measured anew."""
+"""Groups whose first results others could not measure again: they have a table of their own, of new results."""
 BY_NAME = {group.name: group for group in GROUPS}
 
 
@@ -232,14 +233,14 @@ def figure(problems: list[dict[str, Any]]) -> str:
     return figures.of_processes(*of_layers(problems))
 
 
-def table(results: list[dict[str, Any]]) -> list[str]:
+def table(results: list[dict[str, Any]], without: Collection[str] = OUTDATED) -> list[str]:
     """Markdown: a line for each group and number of threads."""
     head = ("what", "threads", "geomean", "from", "to", "lowest bound", "A/A", "error, PyTorch's", "processes")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     problems = [p for result in results for p in result["problems"]]
     for group, threads in itertools.product(GROUPS, sorted({p["threads"] for p in problems})):
         found = [p for p in problems if (p["group"], p["threads"]) == (group.name, threads)]
-        if not found or group.name in OUTDATED:
+        if not found or group.name in without:
             continue
         ratios = [p["ratio"] for p in found]
         cells = [group.title, threads, figure(found), f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
@@ -283,8 +284,11 @@ def of_each_isa(results: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = contest.arguments(__doc__, BY_NAME, [1, 8])
     parser.add_argument("--docs-isas", type=Path, nargs="+", metavar="FILE", help="the same of results for each MSCTX_ISA")
+    parser.add_argument("--docs-again", type=Path, nargs="+", metavar="FILE", help="the table of what was measured again")
     given = parser.parse_args()
-    if given.docs_isas:
+    if given.docs_again:
+        contest.into_docs("convolutions-again", table(contest.read(given.docs_again), ()))
+    elif given.docs_isas:
         contest.into_docs("isas", of_each_isa(contest.read(given.docs_isas)))
     else:
         contest.do(given, "convolutions", work, collect, table)
