@@ -48,7 +48,8 @@ bool is(const ConvRow& row, const char* math) { return std::strcmp(row.algorithm
 
 std::string in_short(const Choice& choice) {
   const std::string option = option_of(choice), what = brief(choice.problem), why = sentence(choice.reasons);
-  return option + "\n" + option + " cannot compute the " + what + ", PyTorch does: " + why + ". choices() lists all that it cannot compute";
+  const std::string rest = "). PyTorch computes it instead; choices() lists all such convolutions";
+  return option + "\n" + option + " cannot compute the " + what + " (" + why + rest;
 }
 
 std::string label_of(const std::string& name, const std::string& math) {

@@ -232,7 +232,8 @@ class Context:
         if "conv_algo_rules" in own:  # they may name any
             own |= {"conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo"}
         for asked, more in notices.counted(own):
-            found.append(f"{asked} could not compute {more} more problem{'s' * (more > 1)}; choices() lists them, with reasons")
+            what = f"{more} more convolution{'s' * (more > 1)}"
+            found.append(f"{asked} could not compute {what}; choices() lists them, with reasons")
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
     def watch(self, model: nn.Module) -> Context:

@@ -31,6 +31,7 @@ class _Carrier:
 
 
 _carrier = _Carrier()
+# All that multiprocessing hands on by every start method: no hook of its own runs in a child before the program does.
 process.current_process()._config.setdefault(KEY, _carrier)  # type: ignore[attr-defined]
 
 

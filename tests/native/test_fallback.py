@@ -28,10 +28,12 @@ def test_the_first_problem_is_reported_in_a_line_and_the_others_are_counted(recw
     first, rest = warned(recwarn)
     assert {w.filename for w in recwarn if issubclass(w.category, MsctxWarning)} == {__file__}
     problem = "2x3x9x9 with 4x3x3x3 (float32, stride 2, padding 0, dilation 1, groups 1, channels_first)"
-    start = f"conv_fprop_algo=winograd cannot compute the convolution of {problem}, PyTorch does: winograd: it needs stride 1"
+    start = (
+        f"conv_fprop_algo=winograd cannot compute the convolution of {problem} (winograd: it needs stride 1). PyTorch computes"
+    )
     assert first.startswith(start)
     assert "\n" not in first
-    assert rest == "conv_fprop_algo=winograd could not compute 2 more problems; choices() lists them, with reasons"
+    assert rest == "conv_fprop_algo=winograd could not compute 2 more convolutions; choices() lists them, with reasons"
     assert sorted((row.ran, row.calls) for row in ctx.choices()) == [("torch", 1), ("torch", 1), ("torch", 3), ("winograd", 1)]
 
 

@@ -93,6 +93,18 @@ x, w, a = torch.randn(1, 3, 8, 8), torch.randn(3, 3, 3, 3), torch.randn(8, 8)
 """
 
 
+ALARM = (
+    LOOKING
+    + """
+class Alarm(Exception):
+    pass
+def handler(*_):
+    raise Alarm
+signal.signal(signal.SIGALRM, handler)
+"""
+)
+
+
 @pytest.mark.parametrize("look", ["choices", "precisions"])
 def test_a_handler_that_looks_or_enters_while_the_program_looks(passes: Passes, look: str) -> None:
     passes(
@@ -120,13 +132,8 @@ assert len(seen) > 10 and set(seen[1:]) == {{seen[1]}}, seen
 def test_a_handler_that_raises_while_memory_is_looked_at(passes: Passes) -> None:
     """No guard of torch's outlives the context that it was set in."""
     passes(
-        LOOKING
+        ALARM
         + """
-class Alarm(Exception):
-    pass
-def handler(*_):
-    raise Alarm
-signal.signal(signal.SIGALRM, handler)
 model, own, kept = torch.nn.Linear(8, 8), a @ a, []
 for _ in range(300):
     try:
@@ -145,13 +152,8 @@ assert kept
 
 
 RAISING = (
-    LOOKING
+    ALARM
     + """
-class Alarm(Exception):
-    pass
-def handler(*_):
-    raise Alarm
-signal.signal(signal.SIGALRM, handler)
 def interrupted(call, low, high, times):
     found = 0
     for _ in range(times):
