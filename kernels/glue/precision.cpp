@@ -30,8 +30,12 @@ constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::k
 std::atomic<bool> asked_scaler{false};  // whether anybody scales losses has been asked, once
 std::atomic<bool> lowered{false};     // something that will have gradients was computed in float16
 
-// While an optimizer steps: its own arithmetic is none of a model. What a closure computes inside it, with gradients, is.
-thread_local bool is_paused = false;
+// What is not the model's own arithmetic, and therefore not cast: nothing; what records no graph (an optimizer steps, whose closure may
+// compute the model); or all (parameters are made).
+enum class Paused { nothing, ungraphed, all };
+thread_local Paused paused = Paused::nothing;
+
+bool is_paused() { return paused == Paused::all || (paused == Paused::ungraphed && !c10::GradMode::is_enabled()); }
 
 bool is_16_bit(c10::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
@@ -81,7 +85,7 @@ class Governed final : public c10::OperatorKernel {
       if (!before_.call(op, keys, stack)) op.redispatchBoxed(below, stack);
       return;
     }
-    if (is_paused && !c10::GradMode::is_enabled()) return op.redispatchBoxed(below, stack);
+    if (is_paused()) return op.redispatchBoxed(below, stack);
     if (is_backward()) {
       notice_backward(*policy, *stack, op);
       op.redispatchBoxed(below, stack);
@@ -387,5 +391,5 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
   return problem.c_str();
 }
 
-// An optimizer begins its step (1), or has ended it (0).
-MSCTX_API void msctx_precision_pause(int paused) { is_paused = paused != 0; }
+// Pauses the policies of this thread: a number of Paused.
+MSCTX_API void msctx_precision_pause(int what) { paused = Paused(what); }

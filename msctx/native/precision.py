@@ -6,6 +6,7 @@ backward pass and guards compiled code by it; on disk, compiled code is distingu
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -265,10 +266,18 @@ def switch(number: int) -> int:
     return before
 
 
-def pause(is_stepping: bool) -> None:
-    """While an optimizer steps in this thread, nothing of its own is cast."""
-    library().msctx_precision_pause(is_stepping)
-    if not is_stepping:  # it has changed the weights
+class Paused(enum.IntEnum):
+    """What is not cast in this thread."""
+
+    NOTHING = 0
+    UNGRAPHED = 1
+    ALL = 2
+
+
+def pause(paused: Paused) -> None:
+    """What a thread computes now is not the model's: an optimizer steps, or parameters are made."""
+    library().msctx_precision_pause(paused)
+    if not paused:  # it has changed the weights
         for policy in here.policies.values():
             policy.thaw()
 

@@ -13,14 +13,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial, wraps
-from types import FunctionType, MethodType
 from typing import Any
 
-from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import NativeError
-from msctx.native import autocasts, core, hook_guards, named_modules, precision
-from msctx.native.installed import Held, at_work
+from msctx.native import autocasts, core, hook_guards, named_modules, pauses, precision
+from msctx.native.installed import at_work
 from msctx.native.precision import Policy
 
 
@@ -110,8 +107,7 @@ def _enter(after: precision.Policies) -> None:
     finally:
         _release_here(before.values())
         if before:
-            _steps.depth = 0  # a step that raised has not ended it
-            precision.pause(False)
+            pauses.end()  # a step that raised has not ended its own
         precision.here.policies = after
         if not after:
             named_modules.leave_ended()
@@ -123,68 +119,6 @@ numbers: Counter[int] = Counter()
 """Number of a policy → in how many threads it is in force."""
 ON_ENTRY: list[Callable[[int], None]] = []
 """Called with the number of each policy that is about to be put in force: see precisions.Tally."""
-
-
-_pause = outside_dynamo(precision.pause)
-
-
-class _Steps(threading.local):
-    depth = 0
-    """How many steps this thread is in: one optimizer may call another."""
-
-
-_steps = _Steps()
-
-
-def _in_steps(depth: int) -> None:
-    _steps.depth = depth
-    _pause(depth > 0)
-
-
-@untraced
-def _begin_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What torch calls before a step; the first of its arguments is the optimizer. A closure runs under the policy again."""
-    _in_steps(_steps.depth + 1)
-    return (*args[:1], *map(_under_policy, args[1:])), {name: _under_policy(value) for name, value in kwargs.items()}
-
-
-def _under_policy(closure: Any) -> Any:
-    if not isinstance(closure, (FunctionType, MethodType, partial)):
-        return closure  # also an object that can be called: the step may ask for more of it
-
-    @wraps(closure)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        depth = _steps.depth
-        _in_steps(0)
-        made = closure(*args, **kwargs)  # one that raises ends the step, for which torch calls no hook
-        _in_steps(depth)
-        return made
-
-    return run
-
-
-@untraced
-def _end_step(*_: Any) -> None:
-    _in_steps(max(0, _steps.depth - 1))
-
-
-def _install_optimizer_hooks() -> Callable[[], None]:
-    """Optimizers step outside precision policies: their own arithmetic is none of the model's."""
-    from torch.optim import optimizer
-
-    handles = (
-        optimizer.register_optimizer_step_pre_hook(_begin_step),
-        optimizer.register_optimizer_step_post_hook(_end_step),
-    )
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return remove
-
-
-_optimizers = Held(_install_optimizer_hooks)
 
 
 class _Life:
@@ -209,7 +143,7 @@ def _want(policies: Iterable[Policy]) -> None:
     _here.policies += found
     named_modules.want(name for policy in found for name in policy.modules)
     hook_guards.held().want(sum(bool(policy.modules) for policy in found))
-    _optimizers.want(len(found))
+    pauses.installed.want(len(found))
     autocasts.want(len(found))
 
 
@@ -224,7 +158,7 @@ def _release_here(policies: Iterable[Policy]) -> None:
 
 def _release(found: list[Policy]) -> None:
     named_modules.release(name for policy in found for name in policy.modules)
-    _optimizers.release(len(found))
+    pauses.installed.release(len(found))
     autocasts.release(len(found))
     numbers.subtract(number for policy in found for number in policy.numbers)
     for number in [number for number, threads in numbers.items() if not threads]:

@@ -1,0 +1,102 @@
+"""Parametrizations registered inside a precision policy: their parameters are those that plain PyTorch would make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import msctx
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::msctx.MsctxWarning", "ignore::FutureWarning"),
+]
+
+REGISTER = {
+    "weight_norm": nn.utils.weight_norm,
+    "spectral_norm": nn.utils.spectral_norm,
+    "parametrizations.weight_norm": parametrizations.weight_norm,
+    "parametrizations.spectral_norm": parametrizations.spectral_norm,
+    "parametrizations.orthogonal": parametrizations.orthogonal,
+}
+MODES = ("force_fp16", "allow_mix_precision_fp16", "allow_mix_precision_bf16")
+
+
+def registered(register: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    torch.manual_seed(1)
+    return register(nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize("register", REGISTER.values(), ids=REGISTER)
+def test_registering_inside_a_policy_makes_the_parameters_of_plain_torch(register: Callable[[nn.Module], nn.Module]) -> None:
+    plain = registered(register).state_dict()
+    for mode in MODES:
+        with msctx.context(precision_mode=mode):
+            model = registered(register)
+            state = model.state_dict()
+            y = model(torch.randn(4, 8))
+            assert y.dtype == (torch.bfloat16 if "bf16" in mode else torch.float16), mode
+            y.float().sum().backward()
+        assert {name: value.dtype for name, value in state.items()} == {name: value.dtype for name, value in plain.items()}, (
+            mode
+        )
+        for name, value in plain.items():
+            if name.endswith(("_u", "_v")):  # training has gone on with the power iteration
+                continue
+            assert torch.equal(state[name], value), (mode, name)
+        for parameter in model.parameters():
+            assert parameter.grad.dtype == torch.float32, mode
+
+
+def test_a_weight_that_is_set_goes_through_its_parametrization_outside_the_policy() -> None:
+    weight = parametrizations.orthogonal(nn.Linear(8, 8)).weight.detach()
+    with msctx.context(precision_mode="force_fp16"):
+        model = parametrizations.orthogonal(nn.Linear(8, 8))
+        model.weight = weight
+    assert torch.allclose(model.weight, weight, atol=1e-5)
+
+
+def test_a_registration_that_raises_ends_its_pause() -> None:
+    with msctx.context(precision_mode="force_fp16"):
+        with pytest.raises(ValueError, match="may not change the shape"):
+            parametrize.register_parametrization(nn.Linear(8, 8), "weight", nn.Flatten(0))
+        assert (torch.ones(8, 8) @ torch.ones(8, 8)).dtype == torch.float16
+
+
+def test_a_registration_in_an_optimizers_step_does_not_end_the_steps_pause() -> None:
+    class Registering(torch.optim.SGD):
+        dtypes: tuple[torch.dtype, ...] = ()
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            def product() -> torch.dtype:
+                return (torch.ones(8, 8) @ torch.ones(8, 8)).dtype
+
+            before = product()
+            parametrizations.weight_norm(nn.Linear(8, 8))
+            self.dtypes = (before, product())
+
+    optimizer = Registering([nn.Parameter(torch.ones(1))], lr=0.1)
+    with msctx.context(precision_mode="force_fp16"):
+        optimizer.step()
+    assert optimizer.dtypes == (torch.float32, torch.float32)
+
+
+def test_torchs_own_methods_are_back_after_the_last_context() -> None:
+    def methods() -> list[object]:
+        return [
+            vars(parametrize.ParametrizationList)["__init__"],
+            vars(parametrize.ParametrizationList)["right_inverse"],
+            vars(parametrizations._SpectralNorm)["__init__"],
+        ]
+
+    plain = methods()
+    with msctx.context(precision_mode="force_fp16"):
+        with msctx.context(precision_mode="must_keep_origin_dtype"):
+            pass
+        assert methods() != plain
+    assert methods() == plain
