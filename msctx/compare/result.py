@@ -137,7 +137,7 @@ class Total(_Part):
 
     point: str
     ratio: float
-    """torch's time over its own; torch's counts where it has none."""
+    """torch's time over its own, without the rows in which it was stopped; torch's counts where it has none."""
     error: float | None
     """The largest."""
     workspace: int
@@ -149,7 +149,7 @@ class Total(_Part):
     rows_of_torch: int
     """In how many it has none."""
     rows_stopped: int = 0
-    """In how many it was stopped after two runs, ten times as slow: the ratio is rough, and no gain."""
+    """In how many it was stopped after two runs, as it was ten times as slow."""
 
 
 class Best(_Part):
@@ -236,6 +236,8 @@ class Result(_Part):
     """What was typed."""
     partial: str
     """Why rows are missing; empty: none is."""
+    load: float | None = None
+    """Processes that ran or waited for a processor in the minute before it began; null: the system does not report it."""
     interrupted: bool = False
     """By Ctrl-C."""
     seconds_per_row: float
@@ -258,6 +260,16 @@ class Result(_Part):
     files: dict[str, str] = {}
     """Files that it names: name, text."""
     environment: dict[str, Any]
+
+    @property
+    def noise(self) -> str:
+        """Why nothing can be recommended: most of the time is in rows that show nothing but noise; empty: it is not."""
+        noisy = [row for row in self.rows if row.noisy]
+        time, of_noisy = (sum(row.count * row.baseline.ms for row in rows) for rows in (self.rows, noisy))
+        if 2 * of_noisy <= time:
+            return ""
+        load = "" if self.load is None else f" (load before: {self.load:.1f})"
+        return f"{len(noisy)} of {len(self.rows)} rows are noisy{load}: repeat the comparison on an idle machine"
 
     @property
     def under(self) -> str:

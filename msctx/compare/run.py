@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from msctx.compare import comparison as comparing
@@ -13,13 +15,14 @@ from msctx.inspection import environment
 
 
 def run(comparison: Comparison, watch: Watch | None = None) -> Result:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     if comparison.subject == "experiment":
         from msctx.compare import experiment
 
-        return result_of(comparison, experiment.compare(comparison, watch), environment())
+        return result_of(comparison, experiment.compare(comparison, watch), environment(), load)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
-        found = result_of(comparison, comparing.compare(comparison, watch), environment())
+        found = result_of(comparison, comparing.compare(comparison, watch), environment(), load)
         if comparison.keys.budget is not None:
             _add_budget(comparison, comparison.keys.budget, found, watch)
     return found

@@ -22,7 +22,7 @@ COSTS = ("deterministic", "thread_invariant", "batch_invariant")
 """Options whose cost has a view of its own: the time with them over that without."""
 
 
-def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str, Any]) -> Result:
+def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str, Any], load: float | None = None) -> Result:
     """All of it."""
     layers, settings = comparison.layers, comparison.base.settings
     result = Result(
@@ -33,6 +33,7 @@ def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str
         command=comparison.command,
         partial=outcome.partial,
         interrupted=outcome.interrupted,
+        load=load,
         seconds_per_row=comparison.keys.seconds,
         error_limit=comparison.keys.error_limit,
         context={name: setting.value for name in settings if (setting := settings.get(name))},
@@ -47,15 +48,20 @@ def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str
 
 
 def totals(result: Result) -> list[Total]:
-    """For each choice: the time of all rows as often as they occur, torch's over its own; where it has no time, torch's counts."""
+    """For each choice: the time of all rows as often as they occur, torch's over its own; where it has no time, torch's counts.
+
+    Rows in which it was stopped do not count, unless there are no others.
+    """
     found = []
     for point in result.points:
         cells = [(row, cell) for row in result.rows for cell in row.cells if cell.point == point.name]
         timed = [cell for _, cell in cells if cell.ratio]
         if not timed:
             continue
-        base = sum(row.count * row.baseline.ms for row, _ in cells)
-        own = sum(row.count * row.baseline.ms / (cell.ratio or 1.0) for row, cell in cells)
+        stopped = sum(cell.spread is None for cell in timed)
+        sure = cells if stopped == len(timed) else [one for one in cells if not (one[1].ratio and one[1].spread is None)]
+        base = sum(row.count * row.baseline.ms for row, _ in sure)
+        own = sum(row.count * row.baseline.ms / (cell.ratio or 1.0) for row, cell in sure)
         total = Total(
             point=point.name,
             ratio=base / own,
@@ -64,7 +70,7 @@ def totals(result: Result) -> list[Total]:
             peak_bytes=max(cell.peak_bytes or 0 for cell in timed),
             rows=len(timed),
             rows_of_torch=len(cells) - len(timed),
-            rows_stopped=sum(cell.spread is None for cell in timed),
+            rows_stopped=stopped,
         )
         found.append(total)
     return found
@@ -93,7 +99,8 @@ def nothing(result: Result) -> Best:
 
 
 def recommend(result: Result, found: Best) -> None:
-    """Put down what to take, and the same as YAML for ``msctx run``, with what holds for all; empty: torch's own path."""
+    """Put down what to take, and the same as YAML for ``msctx run``, with what holds for all; empty: torch's own path, or noise."""
+    found = nothing(result) if result.noise else found
     whole = {"context": {**result.context, **found.options}}
     result.best = found
     result.recommended = yaml.safe_dump(plain(whole), sort_keys=False, width=130) if found.options else ""
@@ -197,6 +204,8 @@ def below(result: Result, limit: float, *, beside_earlier: bool = False) -> list
     found += [f"{point.name}: has no time in any row" for point in result.points if point.name not in speeds]
     found += [f"{row.label}: {row.reason}" for row in result.rows if not row.cells]
     found += [f"{row.label}, {cell.point}: {cell.reason}" for row in result.rows for cell in row.cells if cell.status == FAILED]
+    stopped = [(row, cell) for row in result.rows for cell in row.timed if cell.spread is None and cell.ratio < limit]
+    found += [f"{row.label}, {cell.point}: stopped after two runs, {cell.ratio:.2g} of torch's speed" for row, cell in stopped]
     return found + [f"{name}: {ratio:.2f} of torch's speed" for name, ratio in speeds.items() if ratio < limit]
 
 

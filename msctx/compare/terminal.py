@@ -44,7 +44,9 @@ def parts(result: Result) -> Iterator[Table | Text]:
     for one in result.against:
         if one.change is None or abs(one.change - 1) > 0.05:
             yield Text(f"{one.name} {one.direction}, {one.point}: {changed(one)}")
-    if result.recommended:
+    if result.totals and result.noise:
+        yield Text(f"what to set: unknown. {result.noise}", style="bold yellow")
+    elif result.recommended:
         yield Text(f"what to set:\n{result.recommended}".rstrip(), style="bold")
     elif result.totals:
         text = "what to set: nothing, as no choice that is right everywhere is faster than torch beyond the noise"
@@ -128,20 +130,21 @@ def _best(result: Result) -> Table:
 
 
 def _totals(result: Result) -> Table:
-    table = _grid("on the whole", "speed", "worst error", "peak memory", "workspace", "rows", "left to torch")
+    table = _grid("on the whole", "speed", "worst error", "peak memory", "workspace", "rows", "left to torch", "stopped")
     for total in sorted(result.totals, key=lambda total: -total.ratio):
         numbers = (
-            f"{total.ratio:.2f}" + " (rough)" * bool(total.rows_stopped),
+            f"{total.ratio:.2f}" + " (rough)" * (total.rows_stopped == total.rows),
             f"{total.error:.0e}" if total.error is not None else "",
             size(total.peak_bytes) if total.peak_bytes else "",
             size(total.workspace) if total.workspace else "",
-            str(total.rows),
+            str(total.rows - total.rows_stopped),
             str(total.rows_of_torch),
+            str(total.rows_stopped or ""),
         )
         table.add_row(Text(total.point), *numbers)
     best = result.best
     if len({*best.points}) > 1:
         left = best.points.count("")
-        numbers = (f"{best.ratio:.2f}", "", "", "", str(len(best.points) - left), str(left))
+        numbers = (f"{best.ratio:.2f}", "", "", "", str(len(best.points) - left), str(left), "")
         table.add_row(Text("the best of each row", style="bold"), *numbers)
     return table

@@ -62,6 +62,34 @@ def test_neither_noise_nor_a_loss_is_recommended(tmp_path: Path) -> None:
         assert (best.best.ratio, best.best.points, best.recommended) == (1.0, [""], "")
 
 
+def test_where_most_of_the_time_is_noise_nothing_is_recommended(tmp_path: Path) -> None:
+    of = made(tmp_path, TWO)
+    cells = [cell(A, 1.4), cell(B, 0.9)]
+    quiet, noisy = row("first", cells, 1), row("<b>second</b>", cells, 3, noisy=True)
+    assert "gemm" in result(of, quiet, quiet, quiet, quiet, noisy).recommended
+    found = result(of, quiet, quiet, noisy)
+    assert (found.recommended, found.best.points, found.best.ratio) == ("", ["", "", ""], 1.0)
+    assert found.model_copy(update={"load": 3.25}).noise == (
+        "1 of 3 rows are noisy (load before: 3.2): repeat the comparison on an idle machine"
+    )
+
+
+def test_rows_in_which_a_choice_was_stopped_do_not_count_on_the_whole(tmp_path: Path) -> None:
+    of = made(tmp_path, TWO)
+    rows = [
+        row("first", [cell(A, 2.0), cell(B, 0.05, spread=None)]),
+        row("<b>second</b>", [cell(A, 0.05, spread=None), cell(B)]),
+    ]
+    found = result(of, *rows)
+    first, second = found.totals
+    assert (first.ratio, first.rows, first.rows_stopped) == (2.0, 2, 1)
+    assert (second.ratio, second.rows, second.rows_stopped) == (pytest.approx(20 / 210), 1, 1), "there is nothing else"
+    assert [line for line in summary.below(found, 0.9) if "stopped" in line] == [
+        f"first fprop, {B}: stopped after two runs, 0.05 of torch's speed",
+        f"<b>second</b> fprop, {A}: stopped after two runs, 0.05 of torch's speed",
+    ]
+
+
 def test_options_beside_algorithms_go_together_or_not_at_all(tmp_path: Path) -> None:
     of = made(tmp_path, SMALL + "axes: {way: {a: {conv_fprop_algo: fft, conv_allow_tf32: true}, b: {conv_allow_tf32: true}}}")
     rows = [row("first", [cell("a", 2.0), cell("b", 1.0)], 10), row("<b>second</b>", [cell("a", 0.1), cell("b", 0.99)])]

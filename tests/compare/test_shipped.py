@@ -51,6 +51,8 @@ def test_what_is_recommended_is_first_in_a_timing_of_its_own() -> None:
         if not torch.cpu._is_amx_tile_supported():  # bfloat16 has loops of reference there: no match, and minutes
             of = replace(of, points=tuple(point for point in of.points if "precision_mode" not in point.options))
         found = run(of)
+        if found.noise:
+            continue
         cells = {cell.point: cell for cell in found.rows[0].cells if cell.spread is not None}
         assert cells, "not all choices are hopeless"
         common = found.context
@@ -68,5 +70,7 @@ def test_what_is_recommended_is_first_in_a_timing_of_its_own() -> None:
         lost = wins(times[""], times["taken"]) > ROUNDS // 2 if taken else False
         if not beaten and not lost:
             return
-        told.append((taken, lost, beaten, {name: round(cell["ratio"], 2) for name, cell in cells.items()}, times))
+        told.append((taken, lost, beaten, {name: round(cell.ratio, 2) for name, cell in cells.items()}, times))
+    if not told:
+        pytest.skip(found.noise)
     pytest.fail(f"in each try another was ahead of what was recommended: {told}")

@@ -20,7 +20,7 @@ def text(tmp_path: Path, points: list[str], **more: Any) -> str:
     of = made(tmp_path, f"{SMALL}context: {{seed: 1}}\naxes:\n  way:\n{sets}")
     found = result(
         of,
-        row("[b]first[/b]", cells, 3, 12.0, noisy=True),
+        row("[b]first[/b]", cells, 3, 12.0, noisy="load" in more),
         row("none", [], baseline={}, reason="no memory"),
         partial="interrupted",
     )
@@ -49,7 +49,7 @@ def test_few_choices_stand_beside_each_other_and_all_else_is_said(tmp_path: Path
         against=[Change(name="first", direction="fprop", problem="", point="a", change=0.5)],
     )
     for part in (
-        *("[b]first[/b] fprop x3 (noisy)", "12 (1e-07)", "1.00 (rough) (1e-06)", "1.50 (rough)", "2.00 ±5% (1e-06)"),
+        *("[b]first[/b] fprop x3", "12 (1e-07)", "1.00 (rough) (1e-06)", "1.50 (rough)", "2.00 ±5% (1e-06)"),
         *("3.0 MB", "5.0 KB", "no memory", "the best of each row", "what to set:", "partial: interrupted"),
         "all of it, torch's own path too, with seed=1",
         "the earlier result is of another machine or setting: processor: A, now B",
@@ -58,6 +58,11 @@ def test_few_choices_stand_beside_each_other_and_all_else_is_said(tmp_path: Path
         *("c, 1 row: it cannot", "a takes 1.25 times as long as b", "first fprop, a: 0.50 of the earlier ratio"),
     ):
         assert part in shown, part
+
+
+def test_noise_stands_where_the_advice_would(tmp_path: Path) -> None:
+    noise = "what to set: unknown. 1 of 2 rows are noisy (load before: 7.0): repeat the comparison on an idle machine"
+    assert noise in " ".join(text(tmp_path, ["a", "b", "c"], load=7.0).split())
 
 
 def test_of_many_the_best_three(tmp_path: Path) -> None:
