@@ -43,7 +43,7 @@ def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str
         files={},
     )
     result.totals, result.costs = totals(result), list(costs(comparison, result))
-    recommend(result, best(comparison, result))
+    recommend(result, nothing(result) if result.noise else best(comparison, result))
     return result
 
 
@@ -99,8 +99,7 @@ def nothing(result: Result) -> Best:
 
 
 def recommend(result: Result, found: Best) -> None:
-    """Put down what to take, and the same as YAML for ``msctx run``, with what holds for all; empty: torch's own path, or noise."""
-    found = nothing(result) if result.noise else found
+    """Put down what to take, and the same as YAML for ``msctx run``, with what holds for all; empty: torch's own path."""
     whole = {"context": {**result.context, **found.options}}
     result.best = found
     result.recommended = yaml.safe_dump(plain(whole), sort_keys=False, width=130) if found.options else ""

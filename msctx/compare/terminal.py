@@ -44,10 +44,10 @@ def parts(result: Result) -> Iterator[Table | Text]:
     for one in result.against:
         if one.change is None or abs(one.change - 1) > 0.05:
             yield Text(f"{one.name} {one.direction}, {one.point}: {changed(one)}")
-    if result.totals and result.noise:
-        yield Text(f"what to set: unknown. {result.noise}", style="bold yellow")
-    elif result.recommended:
+    if result.recommended:
         yield Text(f"what to set:\n{result.recommended}".rstrip(), style="bold")
+    elif result.totals and result.noise:
+        yield Text(f"what to set: unknown. {result.noise}", style="bold yellow")
     elif result.totals:
         text = "what to set: nothing, as no choice that is right everywhere is faster than torch beyond the noise"
         yield Text(text, style="bold")
