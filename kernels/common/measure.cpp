@@ -6,6 +6,7 @@
 #include <chrono>
 #include <optional>
 
+#include "msctx/api.h"
 #include "msctx/process.h"
 
 namespace msctx {
@@ -236,3 +237,6 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
 }
 
 }  // namespace msctx
+
+// How long this process has measured.
+MSCTX_API double msctx_measuring_seconds() { return msctx::spent; }

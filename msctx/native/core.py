@@ -127,6 +127,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_learn": (DONE, [c_int32, POINTER(_Tuned), c_int]),
     "msctx_measured": (JSON, []),
     "msctx_measurements": (c_int64, []),
+    "msctx_measuring_seconds": (c_double, []),
     "msctx_ask_before_measuring": (None, [py_object]),
     "msctx_watch": (DONE, [c_void_p, c_int64, STR, STR, STR, c_int64]),
     "msctx_unwatch": (None, [c_void_p, c_int64, STR, c_int64]),
@@ -227,6 +228,10 @@ class Core:
     def measurements(self) -> int:
         """How many problems this process has measured."""
         return int(self.c.msctx_measurements())
+
+    def measuring_seconds(self) -> float:
+        """How long this process has measured."""
+        return float(self.c.msctx_measuring_seconds())
 
     def ask_before_measuring(self, permission: Callable[[int], int]) -> None:
         """Call *permission* in the thread of a convolution with the number of its table before and while it is measured."""

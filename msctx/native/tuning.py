@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,7 @@ def _permission(library: Core, number: int) -> int:
             return Permission.NOT_THIS_CALL
         if _is_near_memory_cap(number):
             return Permission.LATER
+        _progress(library)
         rank = distributed.rank()
         return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK
     except (OSError, RuntimeError) as error:
@@ -165,6 +167,22 @@ def _permission(library: Core, number: int) -> int:
             raise
         print(f"msctx: nothing is measured: {error}", file=sys.stderr)
         return Permission.LATER
+
+
+class _Shown:
+    """Seconds of measuring after which the next line is due: a short measurement needs none."""
+
+    due = 3.0
+
+
+def _progress(library: Core) -> None:
+    """A first step under ``performance`` may take a minute: every ten seconds of it a line on stderr."""
+    if (seconds := library.measuring_seconds()) < _Shown.due:
+        return
+    _Shown.due = seconds + 10
+    with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or nobody reads it
+        line = f"msctx: performance measures each convolution on its first call: {library.measurements()} so far"
+        print(f"{line}, in {seconds:.0f} s of at most 120", file=sys.stderr, flush=True)
 
 
 def _is_compiling() -> bool:

@@ -16,6 +16,7 @@ from convs import bits, conv
 from torch.nn import functional as fn
 
 import msctx
+from msctx.native import core, tuning
 from msctx.native.choices import Choice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,6 +55,22 @@ def test_what_is_measured_is_written_as_choices_shows_it(own_tuning_file: Path) 
         assert row.reasons[0] == "measured in this process"
         assert "torch" in found.measured
         assert len(row.reasons) == len(found.measured)  # one line for the source, one for each that lost
+
+
+def test_long_measuring_is_reported_on_stderr(
+    own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    library = core.load()
+    monkeypatch.setattr(tuning._Shown, "due", library.measuring_seconds() + 3600)
+    with msctx.context(conv_fprop_algo="performance"):
+        fn.conv2d(X, W)
+        assert "performance measures" not in capfd.readouterr().err
+        monkeypatch.setattr(tuning._Shown, "due", 0.0)
+        fn.conv2d(X[..., 1:], W)
+        assert f"performance measures each convolution on its first call: {library.measurements() - 1} so far" in (
+            capfd.readouterr().err
+        )
+        assert tuning._Shown.due > library.measuring_seconds()
 
 
 def test_torch_is_left_only_for_a_proven_gain(own_tuning_file: Path) -> None:
