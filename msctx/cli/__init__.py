@@ -28,24 +28,33 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-COMMANDS: dict[Callable[..., None], str | None] = {
-    run.run: "Example: msctx run configs/experiments/digits.yaml deterministic=ON args.epochs=5 --out runs/first",
-    explain.explain: "Example: msctx explain deterministic=ON conv_allow_tf32=false --device cuda",
-    starter.init: "Example: msctx init mine.yaml && msctx explain mine.yaml",
-    explain.options: "Example: msctx options conv_fprop_algo",
-    compare.compare: "Example: msctx compare conv --workload resnet50 --quick --out compared",
-    compare.capture: "Example: msctx capture mymodel:make --out mine.yaml",
-    build.build: "Example, in a container's recipe: msctx build",
-    explain.migrate: "Example: msctx migrate train_mindspore.py --as yaml > train.yaml",
-    state.state: None,
-    state.diff: None,
-    doctor.doctor: None,
-    explain.schema: None,
+COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
+    run.run: (
+        "Run an experiment under its options and record it.",
+        "msctx run configs/experiments/digits.yaml deterministic=ON args.epochs=5 --out runs/first",
+    ),
+    explain.explain: (
+        "What options would do here, and why.",
+        "msctx explain deterministic=ON conv_allow_tf32=false --device cuda",
+    ),
+    starter.init: ("Write an experiment to start from.", "msctx init mine.yaml && msctx run mine.yaml"),
+    explain.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
+    compare.compare: (
+        "Measure which choice is fastest and still right.",
+        "msctx compare conv --workload resnet50 --quick --out compared",
+    ),
+    compare.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
+    build.build: ("Build the native core now.", "msctx build"),
+    explain.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py --as yaml > train.yaml"),
+    state.state: ("Show every switch of a fresh process.", None),
+    state.diff: ("Compare the states of two runs.", None),
+    doctor.doctor: ("Check what this machine can do.", None),
+    explain.schema: ("Print the JSON Schema of experiments.", None),
 }
-"""Each command with its example, in the order of ``msctx --help``."""
-for command, example in COMMANDS.items():
-    app.command(epilog=example)(command)
-app.add_typer(tune.tune, name="tune")
+"""Each command with what ``msctx --help`` shows of it, and an example, in the order shown there."""
+for command, (short, example) in COMMANDS.items():
+    app.command(short_help=short, epilog=example and f"Example: {example}")(command)
+app.add_typer(tune.tune, name="tune", short_help="Show, copy or clear what performance measured.")
 
 
 def _version(wanted: bool) -> None:

@@ -38,6 +38,7 @@ def run(
     from msctx.context.base import refuse
     from msctx.run import run_experiment
     from msctx.run.entry import resolve
+    from msctx.run.ranks import rank
 
     if dry_run:
         plan = explain(experiment.settings)
@@ -46,21 +47,24 @@ def run(
         refuse(plan)
         return
     console = render.console(sys.stderr if json_ else sys.stdout)
+    is_first = rank() == 0
     runs: list[Any] = []
 
     def announce(running: Any) -> None:
         runs.append(running)
-        with suppress(OSError):  # nobody reads any more: the run goes on
-            render.show(console, render.plan_page(running.plan))
+        if is_first:
+            with suppress(OSError):  # nobody reads any more: the run goes on
+                render.show(console, render.plan_page(running.plan))
 
     try:
         with only_json(json_):
-            result = run_experiment(experiment, out, render.Progress(), announce)
+            result = run_experiment(experiment, out, render.Progress() if is_first else None, announce)
     except KeyboardInterrupt:
         if not runs:
             raise
         _interrupted(f"the record is in {runs[0].dir}, and everything was restored", runs[0].dir / "result.json", json_)
-    emit(result, json_, lambda: render.pairs_table(result, ("result", "")))
+    if is_first:
+        emit(result, json_, lambda: render.pairs_table(result, ("result", "")))
 
 
 def _interrupted(text: str, record: Any, json_: bool) -> None:

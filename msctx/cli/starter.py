@@ -18,21 +18,18 @@ from msctx.options.layers import presets
 from msctx.options.precision_rules import BY_DEFAULT, CHOOSABLE
 from msctx.options.yamlfile import scalar
 from msctx.schema import dump
+from msctx.shipped import CONFIGS
 
 SCHEMA = "msctx.schema.json"
+ENTRY = "train.py"
 MODELINE = "# yaml-language-server: $schema="
 GROUPS = {
-    "The same bits in every run": (
-        "deterministic",
-        "deterministic_warn_only",
-        "fill_uninitialized_memory",
-        "seed",
-        "seed_scope",
-    ),
-    "Device and memory": ("device_target", "device_id", "default_device", "max_device_memory"),
-    "Threads": ("runtime_num_threads", "inter_op_parallel_num"),
-    "Speed against precision": ("matmul_allow_tf32", "conv_allow_tf32", "matmul_allow_hf32", "conv_allow_hf32"),
-    "Finding mistakes": ("strict", "pynative_synchronize", "max_call_depth"),
+    "The same bits in every run": ("deterministic", "thread_invariant", "seed", "seed_scope"),
+    "Algorithms of convolutions": ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "fallback"),
+    "Precision": ("precision_mode", "conv_allow_tf32", "matmul_allow_tf32", "allow_fp32_emulation"),
+    "Memory": ("max_device_memory", "memory_optimize_level"),
+    "Device and threads": ("device_target", "device_id", "default_device", "runtime_num_threads"),
+    "Finding mistakes": ("strict", "deterministic_warn_only", "pynative_synchronize", "max_call_depth"),
 }
 """The options that most experiments may want, under headings; the reference has the others."""
 SET = {"deterministic": "ON", "seed": 0}
@@ -55,8 +52,8 @@ ONE_DEVICE = """
 REST = """
 experiment:
   name: {name}
-  entry: train.py:main # a function of a file, package.module:function, or the path of a script
-  args: {{}} # the arguments of that function, by name
+  entry: {entry}:main # a function of a file, package.module:function, or the path of a script
+  args: {{steps: 50}} # the arguments of that function, by name
 
 record:
   dir: runs # each run leaves a folder here
@@ -77,9 +74,9 @@ def init(
     file: Annotated[str, typer.Argument(help="The file to write; it must not exist yet.")] = "experiment.yaml",
     json_: Json = False,
 ) -> None:
-    """Write a commented experiment file to start from, and beside it the schema with which editors check it."""
+    """Write a commented experiment file to start from, the schema with which editors check it, and a small training to run."""
     written = [str(path) for path in write(file)]
-    emit({"written": written}, json_, lambda: f"wrote {' and '.join(written)}; next: msctx explain {shlex.quote(file)}")
+    emit({"written": written}, json_, lambda: f"wrote {', '.join(written)}; next: msctx run {shlex.quote(file)}")
 
 
 def write_implementations(name: str) -> Path:
@@ -99,7 +96,9 @@ def text(name: str) -> str:
         parts += [line + "\n" for option in names for line in _lines(option)]
     stem = re.sub(r"[^\w.-]+", "-", Path(name).stem).strip("-.") or "experiment"
     is_word = re.match("[A-Za-z_]", stem) and type(scalar(stem)) is str
-    return "".join(parts) + ONE_DEVICE + REST.format(name=stem if is_word else json.dumps(stem, ensure_ascii=False))
+    return (
+        "".join(parts) + ONE_DEVICE + REST.format(entry=ENTRY, name=stem if is_word else json.dumps(stem, ensure_ascii=False))
+    )
 
 
 def _lines(name: str) -> list[str]:
@@ -113,9 +112,10 @@ def _lines(name: str) -> list[str]:
 
 
 def write(name: str) -> list[Path]:
-    """Write the starter, and beside it the schema that it names.
+    """Write the starter, and beside it the schema and the entry that it names.
 
-    An existing experiment is left alone, and that is an error; a schema that is there already is brought up to date.
+    An existing experiment is left alone, and that is an error; a schema that is there already is brought up to date, and an entry
+    is the user's own.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
@@ -128,11 +128,15 @@ def write(name: str) -> list[Path]:
         wrong = f"{path.parent} is not a folder" if there else f"there is no folder {path.parent}"
         hint = "" if there else f"make it first: mkdir -p {shlex.quote(str(path.parent))}"
         raise FileError([Diagnostic("", wrong, name, suggestion=hint)])
-    schema = path.parent / SCHEMA
+    written = [path, path.parent / SCHEMA, path.parent / ENTRY]
+    _, schema, entry = written
     write_new(path, text(path.name))
     try:
         schema.write_text(dump(), encoding="utf-8")
     except OSError as error:
         path.unlink()  # an experiment without its schema would have no completion, and a second try would refuse
         raise FileError([unwritten(schema, error)]) from None
-    return [path, schema]
+    if entry.exists():
+        return written[:2]
+    write_new(entry, (CONFIGS / "files" / ENTRY).read_text(encoding="utf-8"))
+    return written

@@ -22,6 +22,7 @@ from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import tell
 from msctx.plan import Plan, make
+from msctx.run import ranks
 from msctx.run.config import Experiment
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
@@ -91,7 +92,7 @@ def run_experiment(
     """Run *experiment* and return what result.json holds.
 
     Args:
-        out: the run directory; default: a new one under ``record.dir``.
+        out: the run directory; default: a new one under ``record.dir``. Ranks other than 0 have ``rank1`` and so on in it.
         progress: shows progress (see :class:`msctx.render.Progress`); default: silent.
         announce: called with the run once it is about to start.
 
@@ -104,7 +105,7 @@ def run_experiment(
     try:
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
-            record = Record.create(out, experiment.record_dir, experiment.name)
+            record = ranks.record(out, experiment.record_dir, experiment.name)
             record.json("plan.json", plan.as_dict())
             record.json("state.json", state())
             record.json("environment.json", environment())

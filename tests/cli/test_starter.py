@@ -39,7 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def test_it_can_be_read_at_a_glance() -> None:
-    assert len(LINES) <= 80
+    assert len(LINES) <= 90
     assert max(map(len, LINES)) <= 120
     assert "\n\n\n" not in TEXT
     headings = [line for line in LINES if line.startswith("  # --- ")]
@@ -67,12 +67,16 @@ def test_each_option_stands_below_what_it_does() -> None:
 def test_it_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "init", "mine.yaml")
     assert code == 0
-    assert "msctx explain mine.yaml" in out
+    assert "msctx run mine.yaml" in out
     code, out, _ = run(capsys, "explain", "mine.yaml", "--device", "cpu")
     assert code == 0
     assert "2 of 2 options carried out" in out
     experiment = read("mine.yaml")
     assert (experiment.name, experiment.entry, experiment.record_dir) == ("mine", "train.py:main", "runs")
+    code, out, err = run(capsys, "run", "mine.yaml", "args.steps=10", "--out", "out")
+    assert code == 0, err
+    assert json.loads(Path("out/result.json").read_text())["status"] == "completed"
+    assert "step=10" in out + err
 
 
 @pytest.mark.parametrize("number", COMMENTED, ids=[LINES[n].strip("# ").partition(":")[0] for n in COMMENTED])
@@ -102,7 +106,7 @@ ODD = ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.y
 
 @pytest.mark.parametrize("name", ODD, ids=repr)
 def test_any_file_name_gives_a_file_that_is_taken(name: str) -> None:
-    path, _ = starter.write(name)
+    path = starter.write(name)[0]
     experiment = read(str(path))
     assert experiment.name
     assert path.read_text(encoding="utf-8").count("\n") == len(LINES)
@@ -113,7 +117,8 @@ def test_any_file_name_gives_a_file_that_is_taken(name: str) -> None:
 
 def test_the_schema_lies_where_the_file_says(folder: Path) -> None:
     (folder / "sub").mkdir()
-    path, beside = starter.write("sub/mine.yaml")
+    path, beside, entry = starter.write("sub/mine.yaml")
+    assert entry == Path("sub/train.py")
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first == "# yaml-language-server: $schema=msctx.schema.json"
     assert path.parent / first.partition("=")[2] == beside
@@ -127,6 +132,12 @@ def test_an_existing_file_is_left_alone(folder: Path, capsys: pytest.CaptureFixt
     assert "mine.yaml  exists already; nothing was written" in err
     assert (folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
     assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
+
+
+def test_an_entry_of_the_users_own_is_left_alone(folder: Path) -> None:
+    (folder / "train.py").write_text("mine", encoding="utf-8")
+    assert [path.name for path in starter.write("mine.yaml")] == ["mine.yaml", starter.SCHEMA]
+    assert (folder / "train.py").read_text(encoding="utf-8") == "mine"
 
 
 def test_a_second_experiment_brings_the_schema_up_to_date(folder: Path) -> None:

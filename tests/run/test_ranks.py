@@ -1,0 +1,62 @@
+"""Several processes that are one run: one report, one folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msctx.errors import FileError
+from msctx.run import ranks
+
+EXPERIMENT = "context: {{seed: 0}}\nexperiment: {{name: two, entry: entry.py:main}}\nrecord: {{dir: {where}}}\n"
+ENTRY = """
+import os
+def main(run):
+    run.log(rank=int(os.environ["RANK"]))
+    return {"rank": int(os.environ["RANK"])}
+"""
+
+
+def launched(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    (folder / "two.yaml").write_text(EXPERIMENT.format(where=folder / "runs"))
+    (folder / "entry.py").write_text(ENTRY)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "msctx", "run", str(folder / "two.yaml"), *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
+
+
+def test_torchrun_is_one_run(tmp_path: Path) -> None:
+    done = launched(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("options carried out") == 1
+    assert done.stdout.count("completed") == 1
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "result.json").read_text())["rank"] == 0
+    assert json.loads((folder / "rank1" / "result.json").read_text())["rank"] == 1
+    again = launched(tmp_path, "--out", str(folder))
+    assert again.returncode != 0
+    assert "is not empty" in again.stderr
+
+
+@pytest.mark.parametrize(("world", "rank", "expected"), [("", "", 0), ("1", "3", 0), ("4", "3", 3), ("4", "x", 0)])
+def test_the_rank_is_the_launchers(world: str, rank: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.setenv("RANK", rank)
+    assert ranks.rank() == expected
+
+
+def test_other_launchers_give_each_rank_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setenv("RANK", "1")
+    assert "-rank1-" in ranks.record(None, str(tmp_path), "two").folder.name
+    assert ranks.record(str(tmp_path / "out"), "", "two").folder == tmp_path / "out" / "rank1"
+    monkeypatch.setenv("RANK", "0")
+    assert ranks.record(str(tmp_path / "out"), "", "two").folder == tmp_path / "out", "although rank 1 was here before"
+    (tmp_path / "out" / "result.json").touch()
+    with pytest.raises(FileError, match="is not empty"):
+        ranks.record(str(tmp_path / "out"), "", "two")
