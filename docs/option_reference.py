@@ -18,8 +18,8 @@ def facts(option: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Names and lines of text; a line that begins with a word in backticks shows that word as code."""
     values = [f"`{v['value']}`" + (f": {v['means']}" if v["means"] else "") for v in option["values"]]
     yield "Values", values or [option["allowed"]]
-    if option["default"] is not None:
-        yield "Default", [f"`{option['default']}`"]
+    if option["default_in_words"]:
+        yield "Default", [option["default_in_words"]]
     yield "Example", [f"`{option['name']}={option['example']}`"]
     if option["aliases"]:
         yield "Also written", [f"`{alias}`" for alias in option["aliases"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -204,6 +205,7 @@ def describe(option: Option) -> dict[str, Any]:
             for choice in option.choices
         ],
         "default": None if option.default is UNSET else option.default,
+        "default_in_words": _default(option),
         "defaults": {group: None if v is UNSET else v for group, v in option.defaults.items()},
         "devices": list(option.devices),
         "status": {device: _status(option, device) for device in DEVICES},
@@ -214,6 +216,22 @@ def describe(option: Option) -> dict[str, Any]:
         "example": option.example,
         "file": (CONFIGS / "files" / option.example).read_text(encoding="utf-8") if option.names_file else None,
     }
+
+
+def default_of(option: Option) -> tuple[str, str]:
+    """Whose default an option's is, and the default as one would write it; two empty texts where it has none."""
+    value = option.default
+    if value is UNSET:
+        return "", ""
+    whose = "MindSpore" if option.source.startswith("mindspore") else "CANN" if option.source != "msctx" else "msctx"
+    if type(value) is int and value >= 2**20 and value % 2**30 == 0:
+        return whose, f"{value // 2**30}GB"
+    return whose, value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _default(option: Option) -> str:
+    whose, value = default_of(option)
+    return value if whose in ("", "msctx") else f"{whose}'s is {value}; unset here: PyTorch is left alone"
 
 
 def _status(option: Option, device: str) -> dict[str, Any]:

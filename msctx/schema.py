@@ -14,10 +14,10 @@ import re
 from typing import Any
 
 from msctx.compare import schema as compare
-from msctx.options import GROUPS, OPTIONS, UNSET, Option
+from msctx.options import GROUPS, OPTIONS, Option
 from msctx.options.kinds import Kind, YamlWord
 from msctx.options.layers import presets
-from msctx.reference import allowed
+from msctx.reference import allowed, default_of
 from msctx.run.config import SECTIONS
 
 HELP = {
@@ -195,8 +195,9 @@ def _option(option: Option) -> dict[str, Any]:
     facts = {"Devices": ", ".join({"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}[device] for device in option.devices)}
     if option.spellings[1:]:
         facts["Also written"] = ", ".join(f"`{spelling}`" for spelling in option.spellings[1:])
-    if option.default is not UNSET and option.source != "msctx":
-        facts["Default of MindSpore" if option.source.startswith("mindspore") else "Default of CANN"] = _shown(option.default)
+    whose, default = default_of(option)
+    if whose not in ("", "msctx"):
+        facts[f"Default of {whose}"] = f"`{default}`"
     schema: dict[str, Any] = {**_text(option.help, facts), "examples": [option.example]}
     schema |= _as_an_editor_reads(option.adapter.json_schema(), allowed(option))
     if "patternProperties" in schema:  # keys that fit the pattern, and no others
@@ -204,13 +205,6 @@ def _option(option: Option) -> dict[str, Any]:
     if option.replaced_by:
         schema["deprecationMessage"] = f"Without effect; use {option.replaced_by}."
     return schema
-
-
-def _shown(default: Any) -> str:
-    """A default as one would write it, or in words."""
-    if type(default) is int and default >= 2**20 and default % 2**30 == 0:
-        return f"`{default // 2**30}GB`"
-    return f"`{default if isinstance(default, str) and default else json.dumps(default)}`"
 
 
 def _as_an_editor_reads(schema: dict[str, Any], words: str) -> dict[str, Any]:

@@ -30,16 +30,16 @@ def compare(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options that hold for all.")] = None,
     workload: Annotated[str | None, typer.Option(help="Of conv and matmul: a shipped workload, or its YAML file.")] = None,
     shape: Annotated[
-        list[str] | None, typer.Option(metavar="MxKxN", help="Of matmul: a product; may stand several times.")
+        list[str] | None, typer.Option(metavar="MxKxN", help="For matmul: the shape of a product; repeatable.")
     ] = None,
     axis: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=A,B", help="Values of an option to compare; may stand several times.")
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="Values of an option to compare; repeatable.")
     ] = None,
     budget: Annotated[
         float | None, typer.Option(help="Find the fastest layers whose error on the whole model is at most this.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="To be spent on each row.")] = None,
-    batch: Annotated[int | None, typer.Option(help="How many times a workload's images or rows.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Multiplies a workload's images or rows.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write report.html, result.json, result.csv and best.yaml.")

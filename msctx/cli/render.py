@@ -135,7 +135,7 @@ def option_page(option: Mapping[str, Any]) -> Group:
             values.add_row(Text(name), Text(v["means"]), *(_status(v["status"][device]) for device in DEVICE_WORDS))
         parts += [values, Text("")]
     facts = {} if option["values"] else {"takes": option["allowed"]}
-    facts |= {"default": "unset" if option["default"] is None else option["default"]}
+    facts |= {"default": option["default_in_words"] or "unset"}
     facts |= {f"default in {group}": "unset" if value is None else value for group, value in option["defaults"].items()}
     facts |= {"example": f"{option['name']}={option['example']}"}
     facts |= {"also written": ", ".join(option["aliases"])} if option["aliases"] else {}
