@@ -118,6 +118,8 @@ struct Pool {
   bool apart = false;  // no address is used twice
   size_t piece_size = least_piece;
   int64_t highest = 0;  // the most that extents in use have had since it was opened
+  int64_t more = 0;     // what was given up since then and wanted again: so much more may be idle, or it would come and go forever
+  std::array<int64_t, class_count> given_up{};  // bytes of extents
 
   PoolStatistics found{};
   std::vector<Cap> caps;
@@ -365,6 +367,7 @@ Header* made_block(Extent* extent, int number) {
 
 // False: the kernel does not take its addresses back. It is the last to be given up next, and has no pages meanwhile.
 bool give_up(Pool& all, Extent* extent) {
+  all.given_up[size_t(extent->size_class)] += int64_t(extent->bytes);
   leave_idle(all, extent);
   for (int i = 0; i < extent->made; i++) unlink(all, block_of(*extent, i));
   Piece* const piece = extent->piece;
@@ -401,7 +404,7 @@ int64_t shrink_to(Pool& all, int64_t bytes) {
 // How much may be idle where so much more comes into use.
 int64_t most_idle(const Pool& all, int64_t more = 0) {
   const int64_t used = all.in_use() + more, highest = std::max(all.highest, used);
-  const int64_t most = all.keep == Keep::all ? highest + highest / 2 : all.keep == Keep::some ? highest : 0;
+  const int64_t most = all.keep == Keep::all ? highest + highest / 2 + std::min(all.more, highest) : all.keep == Keep::some ? highest : 0;
   return std::max<int64_t>(0, most - used);
 }
 
@@ -427,6 +430,9 @@ Header* fresh_block(Pool& all, int size_class) try {
   extent->blocks = slab ? int(slab / stride) : 1;
   extent->made = extent->used = 0;
   if (slab) all.growing[size_t(size_class)] = extent;
+  const int64_t again = std::min(int64_t(extent->bytes), all.given_up[size_t(size_class)]);
+  all.given_up[size_t(size_class)] -= again;
+  all.more += again;
   all.found.reserved += int64_t(extent->bytes);
   all.found.peak_reserved = std::max(all.found.peak_reserved, all.found.reserved);
   all.found.fresh++;
@@ -467,8 +473,9 @@ Header* block_for(Pool& all, size_t bytes, int64_t room) {
 void open(Pool& all, Keep keep, bool apart) {
   all.keep = keep;
   all.apart = apart;
-  all.highest = 0;
+  all.highest = all.more = 0;
   shrink_to(all, most_idle(all));
+  all.given_up = {};
   if (keep == Keep::nothing) drop_pieces(all);
 }
 

@@ -189,6 +189,24 @@ def test_how_much_is_kept(level: str, share: float) -> None:
         assert share * 40 * MB <= memory.statistics()["peak_reserved_bytes"] <= share * 72 * MB
 
 
+def test_what_comes_and_goes_stays_in_the_end() -> None:
+    """Sizes that take turns, and are more together than the pool keeps at first: it stops asking the system for the same memory."""
+
+    def fresh_blocks() -> int:
+        return int(memory.statistics()["fresh_blocks"])
+
+    with msctx.context(memory_optimize_level="O0"):
+        for _ in range(6):
+            before = fresh_blocks()
+            for size in (40, 30, 20):
+                megabytes(size)
+        assert fresh_blocks() == before
+        assert memory.statistics()["reserved_bytes"] < 2.6 * 40 * MB
+        for size in range(41, 400, 7):  # sizes that never come again
+            megabytes(size)
+        assert memory.statistics()["reserved_bytes"] < 2.6 * 400 * MB
+
+
 def test_what_goes_back_is_no_longer_resident() -> None:
     with msctx.context(memory_optimize_level="O0"):
         megabytes(1)

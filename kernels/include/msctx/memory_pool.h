@@ -11,7 +11,7 @@ namespace msctx {
 enum class Keep : int {
   nothing,  // they go back to the system at once, and as long as it has others no address is used twice
   some,     // with those in use they are no more than have ever been in use
-  all,      // half as many more
+  all,      // half as many more; up to that much again and half, as far as what went back was wanted again
 };
 
 struct PoolStatistics {
