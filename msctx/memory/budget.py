@@ -162,7 +162,7 @@ class Budget:
         self.end_window()
         tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
         device = next((t.device for t in tensors if t.device.type not in ("cpu", "meta")), self._device)
-        self._now.shapes = now = self._shapes_of(tuple((tuple(t.shape), t.dtype) for t in tensors))
+        self._now.shapes = now = self._shapes_of(tuple((() if t.is_nested else tuple(t.shape), t.dtype) for t in tensors))
         self._begins += 1
         self._calls += 1
         self._most_calls = max(self._most_calls, self._calls)

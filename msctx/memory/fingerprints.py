@@ -19,7 +19,7 @@ LARGE = 1 << 16
 
 def fingerprint(tensor: torch.Tensor) -> Fingerprint | None:
     """Of a plain tensor: what it is beside its bits, and a checksum of these."""
-    plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
+    plain = tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
     if not plain or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return None
     if sum(span(tensor)) > tensor.untyped_storage().nbytes():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,8 @@ PAST_VERSIONS = {"data", "numpy", "from_numpy", "frombuffer", "untyped_storage",
 REGISTERS = "it registers hooks for the backward pass, which would run twice"
 TRANSFORM = doesnt_support_saved_tensors_hooks(len).__code__
 """Around each of torch.func's transforms: they do not begin where there are hooks on saved tensors."""
+SPECIAL = re.compile(r"\.__(?!dict__|defaults__|kwdefaults__)")
+"""Of classes, whose attributes of such names hardly change; functions keep counters and caches in theirs."""
 ABSENT = object()
 Hooks = tuple[Callable[..., Any], Callable[..., Any]]
 Content = dict[Any, Any]
@@ -144,8 +147,13 @@ class Look:
         now = Look(self._block, ((), {}), self._below)  # the pass may have made some of it
         seen = {path for path, _, _ in self._kept}
         kept = [*self._kept, *(each for each in now._kept if each[0] not in seen)]
-        there = ((path, read) for path, read, _ in kept if ".__" not in path and not _is_argument(path, read))
+        there = ((path, read) for path, read, _ in kept if not SPECIAL.search(path) and not _is_argument(path, read))
         return Lasting(there, bool(self._names & PAST_VERSIONS))
+
+    def received(self) -> Lasting | None:
+        """What the objects among the arguments hold, which whoever calls the block may change before the backward pass."""
+        kept = [(path, read) for path, read, _ in self._kept if _is_argument(path, read)]
+        return Lasting(kept, by_bits=False) if any(_is_object(read) for _, read in kept) else None
 
     def _profile(self, frame: FrameType, event: str, what: object) -> None:
         if frame.f_code is TRANSFORM and event in ("call", "return"):
@@ -269,6 +277,11 @@ def _content(value: Any) -> Content:
 def _is_argument(path: str, read: Callable[[], Content]) -> bool:
     of_module = isinstance(read, partial) and read.func is _named  # one that has such a name
     return path.startswith(("args[", "kwargs[")) or (path in ("args", "kwargs") and not of_module)
+
+
+def _is_object(read: Callable[[], Content]) -> bool:
+    value = read.args[0] if isinstance(read, partial) else None
+    return hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, nn.Module, FunctionType, type))
 
 
 def _cheap(read: Callable[[], Content], by_bits: bool) -> Callable[[], Content] | None:

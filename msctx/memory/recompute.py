@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection
-from functools import wraps
+from functools import partial, wraps
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from msctx.memory import watched
 from msctx.memory.budget import Budget, counting_saved
-from msctx.memory.replay import Call, Known, Pass, hook_of_user, is_alone
+from msctx.memory.replay import LOOKS, NESTED, Call, Known, Pass, hook_of_user, is_alone
 from msctx.native.installed import Held
 from msctx.notices import tell
 
@@ -101,8 +101,6 @@ PROFILED = (
     "a profiler runs (sys.setprofile), so that the code it calls cannot be seen: it is tried in the next pass without one"
 )
 WHOLE = "it is all that could be computed again, and cutting it into groups would save nothing"
-LOOKS = 2
-"""How often a block is looked at that cannot be computed again: its first call may make what all others find."""
 
 
 Case = tuple[Any, ...]
@@ -115,8 +113,10 @@ def _case(block: nn.Module, args: Any, kwargs: Any) -> Case:
     return (*((module.training, type(module)) for module in block.modules()), len(args), *kwargs, *kinds)
 
 
-def _in_the_way(block: nn.Module) -> str:
+def _in_the_way(block: nn.Module, *inputs: Any) -> str:
     """What holds for this call, whatever was found of the block."""
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_nested for leaf in tree_leaves(inputs)):
+        return NESTED
     if hook := hook_of_user(block):
         return HOOKS.format(hook)
     if any(isinstance(module, torch.jit.ScriptModule) for module in block.modules()):
@@ -140,21 +140,25 @@ class _Block:
         if case not in self._known and len(self._known) >= MOST_CASES:
             known = Known(LOOKS, "it is called with too many kinds of arguments")
         looks = not known.looks or (known.obstacle and known.looks < LOOKS)
-        if reason := _in_the_way(block) or (PROFILED if looks and sys.getprofile() else ""):
+        if reason := _in_the_way(block, args, kwargs) or (PROFILED if looks and sys.getprofile() else ""):
             self.budget.leave(self.path, reason)
             return call(block, *args, **kwargs)
         if not self.budget.recomputes(self.path) or any(map(is_lazy, (*block.parameters(), *block.buffers()))):
             return call(block, *args, **kwargs)  # the first pass of a lazy module makes it what it is
         if looks:
-            made, known = Pass.looked_at(self.path, call, block, (args, kwargs), known.looks + 1)
-            if len(self._known) < MOST_CASES:
-                self._known[case] = known
+            learn = partial(self._learn, case)
+            made, known = Pass.looked_at(self.path, call, block, (args, kwargs), known.looks + 1, learn)
+            learn(known)
             self.budget.leave(self.path, known.obstacle)
             return made
         self.budget.leave(self.path, known.obstacle)
         if known.obstacle:
             return call(block, *args, **kwargs)
         return Pass(self.path, call, block, (args, kwargs), known).run(self.budget.measured(self.path, (args, kwargs)))
+
+    def _learn(self, case: Case, known: Known) -> None:
+        if case in self._known or len(self._known) < MOST_CASES:
+            self._known[case] = known
 
 
 class _Row:

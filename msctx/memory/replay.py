@@ -33,6 +33,10 @@ Name = tuple[int, str]
 """Of a buffer: the number of its module in the block, its name there."""
 Kind = tuple[torch.dtype, int]
 """Of a tensor: its dtype, its number of dimensions."""
+LOOKS = 2
+"""How often a block is looked at that cannot be computed again: its first call may make what all others find."""
+RECEIVED = "an object that it receives is changed before its backward pass: {}"
+NESTED = "it computes with nested tensors"
 SMALL = 1 << 16
 """Bytes of a buffer that is copied in each pass."""
 MOST_LEAVES = 10_000
@@ -54,6 +58,10 @@ class Known:
     """What it saves with other bits each time, though its results are the same: operators leave parts of it unset."""
     lasting: Lasting | None = None
     """What it reaches and must not change in later passes, either."""
+
+
+class RecomputationError(RuntimeError):
+    """A block's forward pass cannot be computed again as it was."""
 
 
 class State:
@@ -95,12 +103,14 @@ class State:
         return storage.nbytes() <= SMALL and storage._cdata not in self._of_parameters
 
     def changing(self) -> frozenset[Name]:
-        """The buffers that are other ones now, or have other values (BatchNorm's averages change without a version counter)."""
+        """The buffers that have been written to (BatchNorm's averages without a version counter).
+
+        Of those that are other ones now the one before is still there, and needs no copy.
+        """
         found = set()
         for name, kept in self._copies.items():
             buffer, version = self._versions[name]
-            now = dict(self._parts[name[0]][0]._buffers).get(name[1])
-            if now is None or now is not buffer or _version(now) != version or fingerprint(now) != fingerprint(kept):
+            if _version(buffer) != version or fingerprint(buffer) != fingerprint(kept):
                 found.add(name)
         return frozenset(found)
 
@@ -125,18 +135,19 @@ class State:
         hooks = [hooks_of(tensor) for tensor in inputs]
         for name, (value, version) in self._versions.items():
             if name not in self._copies and _version(value) != version:
-                raise RuntimeError(
+                raise RecomputationError(
                     "a parameter or buffer of a block whose forward pass is to be computed again (memory_optimize_level=O1) has been "
                     f"modified by an inplace operation since: it is at version {value._version}, expected version {version}"
                 )
         if hook_of_user(self._block):
-            raise RuntimeError(
+            raise RecomputationError(
                 f"memory_optimize_level=O1: hooks were registered in block {self._path!r} since its forward pass, which is to be "
                 "computed again: register them after backward()"
             )
         parts, numbers = _parts(self._block), [source.read() for source in self._sources]
         others = [(source, source.read()) for source in self._unused]
-        gradients = [(parameter, parameter.grad, _version(parameter.grad)) for parameter in self._block.parameters()]
+        leaves = [parameter for parameter in self._block.parameters() if parameter.is_leaf]
+        gradients = [(parameter, parameter.grad, _version(parameter.grad)) for parameter in leaves]
         lasting = self._lasting.now() if self._lasting else []
         try:
             self._install(self._parts, self._numbers)
@@ -156,7 +167,7 @@ class State:
             if hooks != [hooks_of(tensor) for tensor in inputs]:
                 changed = "hooks of its inputs"
             if changed:
-                raise RuntimeError(
+                raise RecomputationError(
                     f"memory_optimize_level=O1: the forward pass of block {self._path!r} changes {changed}, and has now done so "
                     "twice, since it is computed again for the backward pass. Leave the block out: ctx.watch() the other parts of "
                     "the model"
@@ -237,16 +248,23 @@ class Constant(NamedTuple):
     stride: tuple[int, ...]
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Held:
     """What is saved while a block is looked at: itself, until it is known whether it can be computed again."""
 
-    __slots__ = ("packed", "unpack")
+    __slots__ = ("before", "packed", "unpack")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self.before: Callable[[], None] = _nothing
+        """Called before it is used."""
         self.packed: Any = saved.keep(tensor)
         self.unpack: Callable[[Any], Any] = saved.unpack
 
     def tensor(self) -> torch.Tensor:
+        self.before()
         tensor: torch.Tensor = self.unpack(self.packed)
         return tensor
 
@@ -259,6 +277,8 @@ class Saves:
     def __init__(self, path: str, constant: set[int], known: Known | None) -> None:
         self._path, self._constant, self._holds = path, constant, known is None
         self.unset = {*known.unset} if known is not None else set[Kind]()
+        self.nested = False
+        """Whether some of it is a nested tensor: each time, torch makes its shape of other symbols."""
         self._first: list[Fingerprint | Constant | None] = []
         self._held: list[tuple[_Held, Any, Callable[[Any], Any]]] = []
         """With what the checkpoint holds in their places. Nothing here may lead to the graph for longer: it could never be freed."""
@@ -269,6 +289,7 @@ class Saves:
         held = self._held  # a graph holds its hooks: they hold little else
 
         def save(tensor: torch.Tensor) -> Any:
+            self.nested |= tensor.is_nested
             self._first.append(self._of(tensor))
             packed = pack(tensor)
             if not self._holds:
@@ -299,24 +320,36 @@ class Saves:
 
     @contextmanager
     def comparing(self) -> Iterator[None]:
+        """Raises what is wrong at the end, too: an ``except`` of the block's may have swallowed it."""
         first = iter([*self._first])
         pack, unpack = _C._autograd._top_saved_tensors_default_hooks(True)
+        wrong: list[str] = []  # not the error, which leads to the graph
 
         def compare(tensor: torch.Tensor) -> Any:
             wanted = next(first, None)  # that there are more than before is checkpoint's to notice
             if wanted is not None and self._differ(wanted, self._of(tensor), tensor):
-                raise RuntimeError(
-                    f"memory_optimize_level=O1: computing block {self._path!r} again for the backward pass gives "
-                    "other bits than before: something that it reads was changed in between (an object's attribute, a global "
-                    "variable, a tensor refilled in place), or an option that it ran under (an algorithm, the threads), or its "
-                    "operators add in no fixed order. "
-                    "Change it only after backward(), call backward() inside the same with-block, or leave the block out: "
-                    "ctx.watch() the other parts of the model"
-                )
+                wrong.append("gives other bits than before")
+                raise self._error(wrong[0])
             return pack(tensor)
 
-        with saved_tensors_hooks(compare, unpack):
-            yield
+        try:
+            with saved_tensors_hooks(compare, unpack):
+                yield
+        except (RecomputationError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise self._error(f"fails ({type(error).__name__}: {error})") from error
+        if wrong:
+            raise self._error(wrong[0])
+
+    def _error(self, what: str) -> RecomputationError:
+        return RecomputationError(
+            f"memory_optimize_level=O1: computing block {self._path!r} again for the backward pass {what}: something that it "
+            "reads was changed in between (an object's attribute, a global variable, a tensor refilled in place), or an option "
+            "that it ran under (an algorithm, the threads), or its operators add in no fixed order. "
+            "Change it only after backward(), call backward() inside the same with-block, or leave the block out: "
+            "ctx.watch() the other parts of the model"
+        )
 
     def _differ(self, one: Any, other: Any, tensor: torch.Tensor) -> bool:
         is_compared = isinstance(one, Constant) or isinstance(other, Constant) or _kind(tensor) not in self.unset
@@ -328,17 +361,22 @@ class Saves:
             held.packed, held.unpack = packed, unpack
         self._held.clear()
 
-    def keep(self, below: Hooks | None) -> None:
-        """It cannot: it is held as it would be without us, by hooks that were in force before."""
-        for held, _, _ in self._held if below else ():
-            held.packed, held.unpack = below[0](held.tensor()), below[1]  # type: ignore[index]
+    def keep(self, below: Hooks | None, before: Callable[[], None] | None = None) -> None:
+        """It cannot, or not yet: it is held as it would be without us, by hooks that were in force before.
+
+        *before*: called in the backward pass.
+        """
+        for held, _, _ in self._held:
+            if below:
+                held.packed, held.unpack = below[0](held.tensor()), below[1]
+            held.before = before or _nothing
         self._held.clear()
 
     def _of(self, tensor: torch.Tensor) -> Fingerprint | Constant | None:
         if tensor.layout is torch.strided and (storage := tensor.untyped_storage()._cdata) in self._constant:
             return Constant(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.device.type != "cpu":
-            return None
+            return tensor.dtype, tuple(tensor.shape) if not tensor.is_nested else ()
         return None if _kind(tensor) in self.unset else fingerprint(tensor)
 
 
@@ -380,13 +418,20 @@ class Pass:
             with self._alone(), self._state.again(tensors), self._saves.comparing():
                 return self._call(self._block, *args, **kwargs)
 
-        return checkpoint(compute, *leaves, use_reentrant=False)
+        # To the end: what stops early runs through the block as an exception, and leaves undone what the block does after it
+        return checkpoint(compute, *leaves, use_reentrant=False, early_stop=False, determinism_check="none")  # Saves checks
 
     @classmethod
-    def looked_at(cls, path: str, call: Call, block: nn.Module, inputs: tuple[Any, Any], looks: int) -> tuple[Any, Known]:
+    def looked_at(
+        cls, path: str, call: Call, block: nn.Module, inputs: tuple[Any, Any], looks: int, later: Callable[[Known], None]
+    ) -> tuple[Any, Known]:
         """The results of a forward pass, and what it shows: where nothing is in the way, it is computed a second time at once.
 
-        What it saves is held until then, so that it is there if it cannot be computed again.
+        What it saves is held until then, so that it is there if it cannot be computed again; and until the backward pass where the
+        block receives objects.
+
+        Args:
+            later: called with what the backward pass shows: whoever called the block has changed such an object.
         """
         below = _C._autograd._top_saved_tensors_default_hooks(True)
         look = Look(block, inputs, below)
@@ -397,7 +442,8 @@ class Pass:
         with memory.filled(FILLED[0]):
             made = once.run(look)
         state, saves = once._state, once._saves
-        changing, obstacle, lasting = state.changing(), str(look.obstacle), look.lasting()
+        received = look.received()
+        changing, obstacle, lasting = state.changing(), str(look.obstacle or NESTED * saves.nested), look.lasting()
         del look  # it holds all that it has seen
         state.keep_only(changing)
         if not obstacle:
@@ -410,9 +456,23 @@ class Pass:
                 obstacle = f"computing it again fails: {type(error).__name__}: {error}"
         if obstacle:
             saves.keep(below)
+        elif received is not None:
+            saves.keep(below, _Received(received, lambda changed: later(Known(LOOKS, RECEIVED.format(changed)))))
         else:
             saves.let_go()
         return made, Known(looks, obstacle, changing, frozenset(saves.unset), None if obstacle else lasting)
+
+
+class _Received:
+    """Called in a backward pass: whether what a block received has been changed since its forward pass."""
+
+    def __init__(self, received: Lasting, changed: Callable[[str], None]) -> None:
+        self._received, self._changed = received, changed
+        self._before = received.now()
+
+    def __call__(self) -> None:
+        if changed := self._received.changed(self._before):
+            self._changed(changed)
 
 
 _thread = threading.local()

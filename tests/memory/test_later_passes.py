@@ -97,7 +97,7 @@ def trained(
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
     LOG.clear()
-    HEADS[0] = 0
+    HEADS[:] = [0]
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ModuleList(make()), nn.Identity())
     model.forward = types.MethodType(lambda self, x: in_turn(self[1], self[0](x)), model)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -233,6 +233,148 @@ def test_an_error_where_a_later_pass_binds_a_global_variable_anew() -> None:
         AVERAGE = before
 
 
+# --- a block runs to its end ------------------------------------------------------------------------------------------
+
+
+def default_dtype(block: Block, x: torch.Tensor) -> torch.Tensor:
+    was = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    y = torch.tanh(block.f(x))
+    torch.set_default_dtype(was)
+    return y
+
+
+def autocast_by_hand(block: Block, x: torch.Tensor) -> torch.Tensor:
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    autocast.__enter__()
+    y = torch.tanh(block.f(x))
+    autocast.__exit__(None, None, None)
+    return y.float()
+
+
+def fake_quantises(block: Block, x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(block.f(x))
+    y.data.copy_((y.data * 4).round() / 4)
+    return y
+
+
+def falls_back(block: Block, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.tanh(block.f(x))
+    except Exception:
+        return torch.sin(block.f(x))
+
+
+def names_itself(block: Block, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.tanh(block.f(x))
+    except Exception as error:
+        raise ValueError("in this block") from error
+
+
+def freezes_for_a_while(block: Block, x: torch.Tensor) -> torch.Tensor:
+    block.g.requires_grad_(False)
+    y = torch.tanh(block.g(block.f(x)))
+    block.g.requires_grad_(True)
+    return y
+
+
+ENDS = [default_dtype, autocast_by_hand, fake_quantises, falls_back, names_itself, freezes_for_a_while]
+
+
+class Straight(Block):
+    def __init__(self, body: Forward) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x)
+
+
+@pytest.mark.parametrize("body", ENDS)
+def test_what_a_block_does_after_its_last_save_is_done_again_too(body: Forward) -> None:
+    are_same(lambda: [Straight(body), Straight(body)])
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.is_autocast_enabled("cpu")
+
+
+class SwallowsErrors(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.f(x)
+        try:
+            return torch.tanh(h * (1 + HEADS[0]))
+        except Exception:
+            return torch.sin(h)
+
+
+def test_an_error_that_a_block_swallows_is_raised_all_the_same() -> None:
+    with pytest.raises(RuntimeError, match="gives other bits than before"):
+        trained(lambda: [SwallowsErrors(), SwallowsErrors()], other_head, memory_optimize_level="O1")
+
+
+def test_an_error_of_the_second_computation_names_the_block() -> None:
+    with pytest.raises(RuntimeError, match=r"block '1\.1' again for the backward pass fails \(IndexError: "):
+        trained(lambda: [Head(), Head()], lambda _: HEADS.clear(), memory_optimize_level="O1")
+
+
+class Grows(Block):
+    """A buffer is another one after each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(30_000, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.f(x) + self.bank.mean(0))
+        self.bank = torch.cat([y.detach(), self.bank])[:30_000]
+        return y
+
+
+def test_a_buffer_that_is_another_one_needs_no_copy() -> None:
+    are_same(lambda: [Grows(), Grows()])
+
+
+# --- objects that it receives -----------------------------------------------------------------------------------------
+
+
+class Graph:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x, self.all = x, [x]
+
+
+class OfGraph(Block):
+    def forward(self, graph: Graph) -> torch.Tensor:
+        return super().forward(graph.x)
+
+
+def test_a_block_whose_caller_changes_what_it_received_is_left_alone() -> None:
+    def trained_on_graphs(**options: Any) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.blocks = nn.ModuleList([OfGraph(), OfGraph()])
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            graph = Graph(x)
+            for block in model.blocks:
+                graph.x = block(graph)
+            return graph.x
+
+        model.forward = forward
+        found = []
+        with msctx.context(**options) as ctx:
+            ctx.watch(model)
+            for _ in range(4):
+                model.zero_grad()
+                model(torch.randn(4, WIDTH)).square().mean().backward()
+                found += [p.grad.clone() for p in model.parameters()]
+            return found, rows(model) if options else []
+
+    plain, _ = trained_on_graphs()
+    under, decided = trained_on_graphs(memory_optimize_level="O1")
+    assert all(torch.equal(a, b) for a, b in zip(plain, under, strict=True))
+    assert {row["reason"] for row in decided} == {"an object that it receives is changed before its backward pass: args[0].x"}
+
+
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
 
@@ -298,6 +440,24 @@ class Noisy(list):
     def __iter__(self) -> Any:
         torch.rand(1)
         return super().__iter__()
+
+
+class Nested(Block):
+    layout = torch.strided
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nested = torch.nested.as_nested_tensor([x[:3], x[3:]], layout=self.layout)
+        return torch.cat([*torch.relu(self.f(nested)).unbind()])
+
+
+class Jagged(Nested):
+    layout = torch.jagged
+
+
+@pytest.mark.parametrize("kind", [Nested, Jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_left_alone(kind: type[nn.Module]) -> None:
+    are_same(lambda: [kind(), kind()], recomputed=False)
 
 
 class OwnContainers(Block):

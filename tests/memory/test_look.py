@@ -283,6 +283,5 @@ def test_a_gradient_that_is_changed_only_later_raises() -> None:
         ctx.watch(model)
         model(torch.ones(2, 4)).sum().backward()
         Later.calls_backward = True
-        loss = model(torch.ones(2, 4)).sum()
-        with pytest.raises(RuntimeError, match=r"block '0\.1' changes gradients, and has now done so twice"):
-            loss.backward()
+        with pytest.raises(RuntimeError, match=r"block '0\.0' changes gradients, and has now done so twice"):
+            model(torch.ones(2, 4))  # its own backward() computes the block again
