@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal  # signal's own functions look each number up in an enumeration: for all of them that takes longer than the rest
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,7 @@ from opcode import opmap
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 def begins_with_try(function: F) -> F:
@@ -24,6 +26,43 @@ def begins_with_try(function: F) -> F:
         start, inside = (bytes((resume, context)) for context in (0, 2))
         function.__code__ = code.replace(co_code=code.co_code.replace(start, inside, 1))
     return function
+
+
+class Room:
+    """Room near the recursion limit for the calls of what must not be left half done."""
+
+    MORE = 400
+    found: int | None = None
+    """The limit that is to be put back."""
+
+    @classmethod
+    def call(cls, function: Callable[..., R], *args: Any) -> R:
+        """Call *function*, under a higher limit if half of it is used."""
+        is_deep, limit = True, sys.getrecursionlimit()
+        try:
+            sys._getframe(limit // 2)
+        except ValueError:
+            is_deep = False
+        try:
+            if is_deep:
+                cls.found = cls.found or limit
+                sys.setrecursionlimit(limit + cls.MORE)
+            return function(*args)
+        finally:
+            if cls.found is not None:
+                cls._put_back(limit)
+
+    @classmethod
+    def _put_back(cls, before: int) -> None:
+        """Python refuses a limit that is used up: then as near to it as may be, and whoever is next puts it back."""
+        for limit in (cls.found, before, before + 8):
+            try:
+                sys.setrecursionlimit(limit or before)
+            except RecursionError:
+                continue
+            if limit == cls.found:
+                cls.found = None
+            return
 
 
 class _Waiting(list[Any]):

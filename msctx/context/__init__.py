@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from html import escape
@@ -24,7 +25,7 @@ from msctx.options import Layer, Settings
 from msctx.options.layers import layer_of, with_preset
 from msctx.options.resolve import Origin, look_up
 from msctx.plan import Plan
-from msctx.signals import begins_with_try, uninterrupted
+from msctx.signals import Room, begins_with_try, uninterrupted
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ class Context:
     def __enter__(self) -> Context:
         try:
             entered: list[Scope] = []
-            call_outside(_enter, self, entered)
+            Room.call(call_outside, _enter, self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
             if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
@@ -127,7 +128,14 @@ class Context:
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
         try:
             begun: list[Scope | None] = []
-            call_outside(_exit, self, error, begun)
+            Room.call(call_outside, _exit, self, error, begun)
+        except RecursionError:
+            if not begun:  # there was no room to ask for some
+                limit = sys.getrecursionlimit()
+                Room.found = Room.found or limit
+                sys.setrecursionlimit(limit + Room.MORE)
+                self.__exit__(kind, error, trace)
+            raise
         except BaseException:
             if not begun:  # a signal came before; as many as may come, the context is left
                 self.__exit__(kind, error, trace)
@@ -159,7 +167,7 @@ class Context:
         def inside(*args: Any, **kwargs: Any) -> Any:
             entered: list[Scope] = []
             try:  # not a with statement: here Dynamo gives our reason when it refuses
-                call_outside(_enter, self, entered)
+                Room.call(call_outside, _enter, self, entered)
                 result = function(*args, **kwargs)
             except BaseException as error:
                 if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import _C
 from torch.nn.modules import module as nn_module
+from torch.utils.hooks import RemovableHandle
 
 from msctx.switches.base import Switch
 
@@ -44,20 +45,25 @@ class _CallDepth:
     """Counts nested ``nn.Module`` calls per thread through torch's global hooks, while a limit is set."""
 
     limit: int | None = None
-    handles: tuple[Any, ...] = ()
+    handles: tuple[RemovableHandle, ...] = ()
 
     @classmethod
     def write(cls, limit: int | None) -> None:
-        cls.limit = limit
+        was_on, cls.limit = cls.limit is not None, limit
         if limit is None:
             for handle in cls.handles:
                 handle.remove()
-            cls.handles = ()
         elif not cls.handles:
             cls.handles = (
                 nn_module.register_module_forward_pre_hook(_enter_module),
                 nn_module.register_module_forward_hook(_leave_module, always_call=True),
             )
+        elif not was_on:  # under the same numbers, which guard compiled code: others would have it compiled anew
+            for handle, hook in zip(cls.handles, (_enter_module, _leave_module), strict=True):
+                hooks: Any = handle.hooks_dict_ref()
+                hooks[handle.id] = hook
+                for always_called in handle.extra_dict_ref:
+                    always_called()[handle.id] = True
 
 
 class _Calls(threading.local):

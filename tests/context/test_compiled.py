@@ -112,3 +112,21 @@ def test_fullgraph_with_a_context_made_outside(plain_state: State) -> None:
         with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Context|a msctx context"):
             function(torch.ones(1))
         assert plain_state() == before
+
+
+@pytest.mark.parametrize("options", [{"max_call_depth": 1200}, {"deterministic": "ON"}, {"precision_mode": "force_fp32"}])
+def test_a_context_around_each_step_compiles_once(options: dict[str, Any]) -> None:
+    compilations = 0
+
+    def backend(graph: Any, _: Any) -> Any:
+        nonlocal compilations
+        compilations += 1
+        return graph.forward
+
+    torch.compiler.reset()
+    step = torch.compile(torch.nn.Linear(4, 4), backend=backend, fullgraph=True)
+    for _ in range(12):
+        with msctx.context(**options):
+            step(torch.ones(2, 4))
+    assert compilations == 1
+    torch.compiler.reset()
