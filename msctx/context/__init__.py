@@ -116,7 +116,7 @@ class Context:
     def __enter__(self) -> Context:
         try:
             entered: list[Scope] = []
-            Room.call(call_outside, _enter, self, entered)
+            call_outside(Room.call, _enter, self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
             if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
@@ -128,7 +128,7 @@ class Context:
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
         try:
             begun: list[Scope | None] = []
-            Room.call(call_outside, _exit, self, error, begun)
+            call_outside(Room.call, _exit, self, error, begun)
         except RecursionError:
             if not begun:  # there was no room to ask for some
                 limit = sys.getrecursionlimit()
@@ -167,7 +167,7 @@ class Context:
         def inside(*args: Any, **kwargs: Any) -> Any:
             entered: list[Scope] = []
             try:  # not a with statement: here Dynamo gives our reason when it refuses
-                Room.call(call_outside, _enter, self, entered)
+                call_outside(Room.call, _enter, self, entered)
                 result = function(*args, **kwargs)
             except BaseException as error:
                 if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come

@@ -240,9 +240,8 @@ def conv_workspace_limit(want: Want) -> Outcome:
 def fallback(want: Want) -> Outcome:
     outcome = detail(want)
     if outcome.status == "honoured" and all(name in CHOOSING for _, name in asked(want)):
-        return inert(
-            "nothing falls back: normal and performance choose among what can run, and torch's own path is one of that"
-        )
+        why = "nothing falls back: normal and performance choose among what can run, and torch's own path is one of that"
+        return replace(inert(why), expected=True)
     return outcome
 
 

@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
-from os import PathLike, fspath
+from os import PathLike, fsencode, fspath
 from typing import Annotated, Any, SupportsFloat, SupportsIndex
 
 from msctx.errors import nearest
@@ -294,6 +294,14 @@ def _near_size(value: str) -> str:
     return repaired if _SIZE.fullmatch(repaired) and repaired != value.strip() else ""
 
 
+def _is_encodable(text: str) -> bool:
+    try:
+        fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class TextKind(Kind):
     """Free text: names, paths, patterns. ``comma_list`` also takes a list and joins it with *separator*."""
@@ -313,6 +321,8 @@ class TextKind(Kind):
             raise BadValue(f"{show(value)} is not text", allowed=self.allowed, suggestion=hint)
         if not value.strip() and not self.empty:
             raise BadValue("the text is blank" if value else "the text is empty", allowed=self.allowed)
+        if "\0" in value or not _is_encodable(value):
+            raise BadValue(f"{show(value)} holds a character that neither a file nor a path can hold", allowed=self.allowed)
         return plain(value)
 
     def schema(self) -> dict[str, Any]:

@@ -60,9 +60,9 @@ def scalar(text: str) -> Any:
         raise AmbiguousNumber(
             f"{text} is{octal} {sign}{digits} in YAML 1.2; write the number without the leading zero, or quote it"
         )
+    if len(text) > _DIGITS and (_INT.match(text) or _HEX_OCT.match(text)):
+        raise AmbiguousNumber("a number of thousands of digits; quote it if it is meant as text")
     if _INT.match(text):
-        if len(text) > _DIGITS:
-            raise AmbiguousNumber("a number of thousands of digits; quote it if it is meant as text")
         return int(text.replace("_", ""))
     if _HEX_OCT.match(text):
         return int(text, 0)
@@ -188,7 +188,10 @@ def _composed(text: str) -> yaml.Node | None:
                 raise RecursionError(f"nested more than {_DEPTH} levels deep")
         return yaml.compose(text, Loader=_LOADER)
     except (yaml.YAMLError, UnicodeError):
-        return yaml.compose(text, Loader=yaml.SafeLoader)  # its errors say more, and show the place
+        try:
+            return yaml.compose(text, Loader=yaml.SafeLoader)  # its errors say more, and show the place
+        except ValueError:
+            raise yaml.YAMLError("an escape (\\U…) has a number that no character has") from None
 
 
 def parse(text: str, file: str, *, collect: bool = False) -> Document:

@@ -154,6 +154,13 @@ def test_few_bytes_without_a_unit_are_a_mistake(given: object, meant: str) -> No
     assert MemoryKind(minimum=0).parse(given) == int(str(given)), "a limit on workspaces may be small"
 
 
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_text_that_no_file_can_hold(text: str) -> None:
+    with pytest.raises(BadValue, match="holds a character that neither a file nor a path can hold"):
+        TextKind("a path").parse(text)
+    assert TextKind("a path").parse("a\udcff") == "a\udcff", "a path that is not UTF-8, as Python reads it"
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     for kind in (np.int8, np.uint16, np.int64):
         found = IntKind(0, 9).parse(kind(7))

@@ -521,7 +521,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], objec
     assert problem.text == f"{str(path)!r} cannot be read: {reason}"
 
 
-@pytest.mark.parametrize("path", ["~nobody_at_all/x.json", "a\0b", "x" * 5000])
+@pytest.mark.parametrize("path", ["~nobody_at_all/x.json", "x" * 5000])
 def test_a_path_that_no_system_takes(path: str) -> None:
     (problem,) = problems_of(env_config_path=path)
     assert "cannot be read" in problem.text

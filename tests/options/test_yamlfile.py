@@ -511,3 +511,10 @@ def test_the_caret_underlines_what_stands_on_the_line(text: str, width: int) -> 
     mark = parse(text, "file.yaml").mark(("a",))
     assert mark is not None
     assert mark.width == width
+
+
+def test_an_escape_and_a_number_that_python_does_not_read() -> None:
+    with pytest.raises(FileError, match=r"this is not YAML: an escape \(\\U…\) has a number that no character has"):
+        parse('a: "\\U00110000"', "x.yaml")
+    with pytest.raises(FileError, match="a number of thousands of digits"):
+        parse(f"a: 0x{'f' * 9000}", "x.yaml")
