@@ -63,6 +63,11 @@ class LossScaling:
             loss.register_hook(self._scale)
         return loss
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a scaled backward pass has ended since the last step."""
+        return bool(self._found)
+
     def remove(self) -> None:
         """Take every hook off again."""
         for handle in (*self._parameters.values(), *self._steps):

@@ -40,6 +40,13 @@ class MsctxCallback(TrainerCallback):
         if self.scaling.scaler.is_enabled():
             self._hook = model.register_forward_hook(self._scale)
 
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.scaling is not None and self.scaling.scaler.is_enabled() and not self.scaling.is_due:
+            what = "the model's output has no loss, so gradients in float16 are not scaled"
+            tell("MsctxCallback", "", f"{what}: call callback.scaling(loss) in a compute_loss of your Trainer")
+
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         for row in (kwargs["logs"], state.log_history[-1]):  # the history has a copy
             row.update(report.peaks())
@@ -56,11 +63,6 @@ class MsctxCallback(TrainerCallback):
             self.scaling.remove()
 
     def _scale(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        if not model.training or self.scaling is None:
-            return
         loss = output.get("loss") if hasattr(output, "get") else output[0] if isinstance(output, tuple) else output
-        if isinstance(loss, Tensor) and not loss.dim():
+        if self.scaling is not None and model.training and isinstance(loss, Tensor) and not loss.dim():
             self.scaling(loss)
-        else:
-            what = "the model's output has no loss, so its gradients in float16 are not scaled: "
-            tell("MsctxCallback", "", what + "call callback.scaling(loss) in a compute_loss of your Trainer")
