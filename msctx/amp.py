@@ -29,11 +29,15 @@ class GradScaler(torch.amp.GradScaler):
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         result = super().step(optimizer, *args, **kwargs)
-        self.steps += 1
-        if self.is_enabled():
-            found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-            self.overflow_steps += any(bool(inf) for inf in found.values())
+        self.count(self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] if self.is_enabled() else {})
         return result
+
+    def count(self, found: Mapping[Any, torch.Tensor]) -> bool:
+        """Count a step, by what was found on each device; returns whether it overflowed."""
+        overflowed = any(bool(inf) for inf in found.values())
+        self.steps += 1
+        self.overflow_steps += overflowed
+        return overflowed
 
 
 def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:

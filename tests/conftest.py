@@ -78,6 +78,7 @@ NOT_COMPARED = {
     "torch.cuda.context_overhead",  # grows with each kernel that is loaded
     "env.NCCL_ALGO",  # `msctx run` sets it for the process, as other variables
     "env.TORCHINDUCTOR_CACHE_DIR",  # Dynamo sets it when it is loaded
+    "env.PYTORCH_NVML_BASED_CUDA_CHECK",  # Lightning does
 }
 
 

@@ -54,16 +54,33 @@ def commands() -> Iterator[list[str]]:
             yield shlex.split(line, comments=True)[1:]
 
 
+LIBRARIES = ("accelerate", "hydra", "lightning", "mlflow", "tensorboard", "transformers")
+
+
+def skip_without_libraries(block: str) -> None:
+    for name in LIBRARIES:
+        if re.search(rf"\b{name}\b", block):
+            pytest.importorskip(name)
+
+
 @pytest.mark.parametrize("block", blocks("python"))
 def test_python_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without_libraries(block)
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "example", "exec"), {})
+    ways = {"def test_": ["-m", "pytest", "-p", "msctx.integrations.pytest_plugin"], "__main__": []}
+    if (way := next((words for sign, words in ways.items() if sign in block), None)) is None:
+        exec(compile(block, "example", "exec"), {})
+        return
+    Path("example.py").write_text(block, encoding="utf-8")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    subprocess.run([sys.executable, *way, "example.py"], check=True)
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
 def test_yaml_is_read_without_an_error(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    skip_without_libraries(block)
     shutil.copytree(ROOT / "configs" / "experiments", tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text(block, encoding="utf-8")

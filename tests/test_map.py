@@ -164,6 +164,7 @@ LAYERS = (
     ("amp", "reference"),
     ("context",),
     ("inspection", "vocabulary"),
+    ("integrations",),
     ("device_context", "mindspore", "run", "runtime"),
     ("compare",),
     ("migrate", "schema"),

@@ -25,9 +25,11 @@ def run(
     json_: Json = False,
 ) -> None:
     """Run an experiment under its options, record it, and restore everything."""
+    from msctx.integrations.sinks import require
     from msctx.run.config import read
 
     experiment = read(file, overrides or (), need_entry=True)
+    require(experiment.sinks)
     if sweep:
         _sweep(file, overrides or [], sweep, experiment, out, dry_run, json_)
         return

@@ -146,6 +146,16 @@ def _of_cap(number: int) -> dict[str, int]:
     return dict(zip(OF_CAP, found, strict=True))
 
 
+def accelerator() -> str:
+    """The current device of the accelerator that the program uses, ``""`` as long as it uses none: it is not initialised for this."""
+    import torch
+
+    found = torch.accelerator.current_accelerator()
+    if found is None or not getattr(torch.get_device_module(found), "is_initialized", bool)():
+        return ""
+    return f"{found.type}:{torch.accelerator.current_device_index()}"
+
+
 def open_meter() -> int:
     """Begin to count what is allocated from now on; the number is for :func:`close_meter`."""
     return int(_library().msctx_cap_open(_NO_LIMIT, ""))

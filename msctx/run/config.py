@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
+from msctx.integrations.sinks import SINKS
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, preset_layer
@@ -33,6 +34,24 @@ class _Arguments(Kind):
         return {"type": "object"}
 
 
+class _Sinks(Kind):
+    """Names of sinks, each once."""
+
+    allowed = f"a list of {', '.join(SINKS)}"
+
+    def parse(self, value: Any) -> tuple[str, ...]:
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list):
+            raise BadValue("is not a list", allowed=self.allowed)
+        if wrong := next((name for name in names if not isinstance(name, str) or name not in SINKS), None):
+            raise BadValue(f"{wrong!r} is not a sink", allowed=self.allowed, suggestion=nearest(str(wrong), SINKS))
+        return tuple(dict.fromkeys(names))
+
+    def schema(self) -> dict[str, Any]:
+        name = {"enum": [*SINKS]}
+        return {"anyOf": [{"type": "array", "items": name}, name]}
+
+
 class _Name(TextKind):
     def parse(self, value: Any) -> str:
         allowed = "letters, digits, dots, dashes and underscores: it names the folder of the run"
@@ -49,7 +68,7 @@ SECTIONS: dict[str, dict[str, Kind]] = {
         "args": _Arguments(),
         "seed": IntKind(0, 2**32 - 1),
     },
-    "record": {"dir": TextKind("the folder in which run directories are made")},
+    "record": {"dir": TextKind("the folder in which run directories are made"), "sinks": _Sinks()},
 }
 """What a file may hold beside ``context:``."""
 
@@ -68,6 +87,7 @@ class Experiment:
     entry: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     record_dir: str = "runs"
+    sinks: tuple[str, ...] = ()
     entry_mark: Mark | None = None
 
     @property
@@ -144,6 +164,7 @@ def read_document(
         entry=experiment.get("entry"),
         args=experiment.get("args", {}),
         record_dir=record.get("dir", "runs"),
+        sinks=record.get("sinks", ()),
         entry_mark=document.mark(("experiment", "entry")) if "entry" not in words.found["experiment"] else None,
     )
 

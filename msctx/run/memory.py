@@ -12,16 +12,7 @@ from typing import Any
 
 from msctx.effects.memory import in_words
 from msctx.native import memory
-
-
-def accelerator() -> str:
-    """The current device of the accelerator that the program uses, ``""`` as long as it uses none: it is not initialised for this."""
-    import torch
-
-    found = torch.accelerator.current_accelerator()
-    if found is None or not getattr(torch.get_device_module(found), "is_initialized", bool)():
-        return ""
-    return f"{found.type}:{torch.accelerator.current_device_index()}"
+from msctx.native.memory import accelerator
 
 
 class MemoryOfRun:

@@ -18,6 +18,7 @@ from msctx.context.base import BASE, unwatched
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
+from msctx.integrations.sinks import Sinks, require
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import tell
@@ -36,8 +37,8 @@ _active: list[Run] = []
 class Run:
     """A run in progress, given to an entry that has a parameter named ``run``."""
 
-    def __init__(self, record: Record, plan: Plan, progress: Any = None) -> None:
-        self.record, self.plan, self._progress = record, plan, progress
+    def __init__(self, record: Record, plan: Plan, sinks: Sinks, progress: Any = None) -> None:
+        self.record, self.plan, self.sinks, self._progress = record, plan, sinks, progress
         self.rows = 0
         self.memory = MemoryOfRun()
 
@@ -52,10 +53,11 @@ class Run:
         return current().device
 
     def log(self, **metrics: Any) -> None:
-        """Append one line to metrics.jsonl; usually once per epoch."""
+        """Append one line to metrics.jsonl, and send its numbers to the sinks; usually once per epoch."""
         self.rows += 1
         self.memory.end_phase()
         self.record.metrics(metrics)
+        self.sinks.send(metrics, self.rows)
         if self._progress is not None:
             self._progress.log(metrics)
 
@@ -98,9 +100,11 @@ def run_experiment(
 
     Raises:
         EntryError: the entry cannot be called; nothing was recorded.
+        OptionError: the package of a sink is missing; nothing was recorded.
         EntryFailed: the entry raised, as the record shows. Everything is restored.
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored.
     """
+    require(experiment.sinks)
     found, handler, begin = state(), signal.getsignal(signal.SIGINT), models.now()
     try:
         with BASE.laid_under(experiment.levels) as plan:
@@ -110,7 +114,8 @@ def run_experiment(
             record.json("state.json", state())
             record.json("environment.json", environment())
             record.yaml("config.yaml", config(experiment))
-            run = Run(record, plan, progress)
+            sinks = Sinks(experiment.sinks if ranks.rank() == 0 else (), record.folder, experiment.name)
+            run = Run(record, plan, sinks, progress)
             if announce is not None:
                 announce(run)
             from msctx.amp import watched  # here: it needs torch
@@ -139,6 +144,7 @@ def run_experiment(
             result["left_changed"] = left  # by the entry itself, or a library that it loads
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
+        sinks.close(result, run.rows)
     finally:
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)
@@ -217,5 +223,5 @@ def config(experiment: Experiment) -> dict[str, Any]:
     return {
         "context": options,
         "experiment": {"name": experiment.name, "entry": entry, "args": dict(experiment.args)},
-        "record": {"dir": experiment.record_dir},
+        "record": {"dir": experiment.record_dir, **({"sinks": experiment.sinks} if experiment.sinks else {})},
     }

@@ -1,0 +1,81 @@
+"""A callback for Lightning: ``Trainer(callbacks=[MsctxCallback(deterministic="ON")])``."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from os import PathLike
+from typing import Any
+
+from torch import Tensor
+
+import msctx
+from msctx.context import Context
+from msctx.integrations import report
+from msctx.integrations.scaling import LossScaling
+
+if find_spec("lightning"):
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:  # the older package, with the same interface
+    from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment]
+
+
+class MsctxCallback(Callback):
+    """Holds options while a Trainer fits, validates, tests or predicts.
+
+    It names the modules of the model in ``choices()`` (``ctx.watch``), scales the loss where options compute in float16, logs memory
+    peaks after each training epoch, and at the end of training sends a summary (peaks, choices, overflows) to the trainer's loggers.
+
+    Args:
+        context: a context that a with-block around the Trainer holds; or a preset, as for :func:`msctx.context`.
+        options: options by name. The callback then enters a context of its own in ``setup`` and leaves it in ``teardown``, also after
+            an exception.
+
+    Raises:
+        OptionError: with every problem at once; nothing was changed.
+        TypeError: options beside a context.
+
+    Attributes:
+        context: for ``context.choices()`` and ``context.precisions()`` afterwards.
+        scaling: the :class:`LossScaling` of the last fit.
+    """
+
+    def __init__(self, context: Context | str | PathLike[str] | None = None, /, **options: Any) -> None:
+        if isinstance(context, Context) and options:
+            raise TypeError(f"MsctxCallback takes a context or options, not both: give {', '.join(options)} to msctx.context()")
+        self._owns = not isinstance(context, Context)
+        self.context = context if isinstance(context, Context) else msctx.context(context, **options)
+        self.scaling: LossScaling | None = None
+        self._entered = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._owns:
+            self.context.__enter__()
+            self._entered = True
+        self.context.watch(pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._end(exception)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self.scaling is not None:
+            self.scaling.remove()
+        if self._entered:
+            self._entered = False
+            self.context.__exit__(type(error) if error else None, error, None)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.scaling = LossScaling(self.context, pl_module, *trainer.optimizers)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self.scaling is not None:
+            self.scaling(loss)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.log_dict(report.peaks())
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(report.summary(self.context, self.scaling), step=trainer.global_step)

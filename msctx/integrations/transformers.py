@@ -1,0 +1,68 @@
+"""A callback for Hugging Face's Trainer, inside a with-block: ``Trainer(..., callbacks=[MsctxCallback(ctx)])``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from msctx.context import Context
+from msctx.integrations import report
+from msctx.integrations.scaling import LossScaling
+from msctx.notices import tell
+
+
+class MsctxCallback(TrainerCallback):
+    """Names the modules of the model in ``choices()``, scales the loss where options compute in float16, and reports.
+
+    Memory peaks join every row of the Trainer's log; a row at the end of training holds peaks, choices and overflows. They are in
+    ``trainer.state.log_history``. The Trainer does not tell its callbacks of exceptions, so a with-block around it must hold *ctx*.
+
+    A forward hook finds the loss in the model's output. Where the Trainer computes the loss itself (label smoothing,
+    ``compute_loss_func``), call ``callback.scaling(loss)`` in a ``compute_loss`` of your own; a warning says so.
+
+    Attributes:
+        scaling: the :class:`LossScaling` of the last training.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.context = ctx
+        self.scaling: LossScaling | None = None
+        self._hook: RemovableHandle | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._remove()  # of a training that raised
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        self.context.watch(model)
+        self.scaling = LossScaling(self.context, model, optimizer)
+        if self.scaling.scaler.is_enabled():
+            self._hook = model.register_forward_hook(self._scale)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.scaling is not None and self.scaling.scaler.is_enabled() and not self.scaling.is_due:
+            what = "the model's output has no loss, so gradients in float16 are not scaled"
+            tell("MsctxCallback", "", f"{what}: call callback.scaling(loss) in a compute_loss of your Trainer")
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        for row in (kwargs["logs"], state.log_history[-1]):  # the history has a copy
+            row.update(report.peaks())
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        found: dict[str, float] = {**report.summary(self.context, self.scaling), "step": state.global_step}
+        state.log_history.append(found)
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        if self.scaling is not None:
+            self.scaling.remove()
+
+    def _scale(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        loss = output.get("loss") if hasattr(output, "get") else output[0] if isinstance(output, tuple) else output
+        if self.scaling is not None and model.training and isinstance(loss, Tensor) and not loss.dim():
+            self.scaling(loss)
