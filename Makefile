@@ -13,8 +13,9 @@ run: .venv/experiments
 test: .venv/test
 	$(PYTEST) -m "not full" tests
 
-# The rest: what is large (all of PyTorch's own samples, every bound, sanitizers, sweeps over every line).
-test-all: test
+# With the libraries that msctx integrates with, and the rest: what is large (all of PyTorch's own samples, every bound, sanitizers,
+# sweeps over every line).
+test-all: .venv/integrations test
 	$(PYTEST) -m full tests
 
 lint: .venv/dev
