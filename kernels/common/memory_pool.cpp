@@ -404,7 +404,9 @@ int64_t shrink_to(Pool& all, int64_t bytes) {
 // How much may be idle where so much more comes into use.
 int64_t most_idle(const Pool& all, int64_t more = 0) {
   const int64_t used = all.in_use() + more, highest = std::max(all.highest, used);
-  const int64_t most = all.keep == Keep::all ? highest + highest / 2 + std::min(all.more, highest) : all.keep == Keep::some ? highest : 0;
+  const int64_t again = std::min(all.more, highest);
+  const int64_t some = all.caps.empty() ? highest : highest + again;
+  const int64_t most = all.keep == Keep::all ? highest + highest / 2 + again : all.keep == Keep::some ? some : 0;
   return std::max<int64_t>(0, most - used);
 }
 

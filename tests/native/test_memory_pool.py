@@ -189,13 +189,16 @@ def test_how_much_is_kept(level: str, share: float) -> None:
         assert share * 40 * MB <= memory.statistics()["peak_reserved_bytes"] <= share * 72 * MB
 
 
-def test_what_comes_and_goes_stays_in_the_end() -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"memory_optimize_level": "O1", "max_device_memory": "4GB"}], ids=["O0", "O1 under a cap"]
+)
+def test_what_comes_and_goes_stays_in_the_end(options: dict[str, str]) -> None:
     """Sizes that take turns, and are more together than the pool keeps at first: it stops asking the system for the same memory."""
 
     def fresh_blocks() -> int:
         return int(memory.statistics()["fresh_blocks"])
 
-    with msctx.context(memory_optimize_level="O0"):
+    with msctx.context(**{"memory_optimize_level": "O0", **options}):
         for _ in range(6):
             before = fresh_blocks()
             for size in (40, 30, 20):

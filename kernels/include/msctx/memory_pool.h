@@ -10,7 +10,7 @@ namespace msctx {
 // What becomes of blocks that nobody uses.
 enum class Keep : int {
   nothing,  // they go back to the system at once, and as long as it has others no address is used twice
-  some,     // with those in use they are no more than have ever been in use
+  some,     // with those in use they are no more than have ever been in use; under a cap up to twice that, as below
   all,      // half as many more; up to that much again and half, as far as what went back was wanted again
 };
 
