@@ -201,7 +201,7 @@ def test_what_comes_and_goes_stays_in_the_end(options: dict[str, str]) -> None:
     with msctx.context(**{"memory_optimize_level": "O0", **options}):
         for _ in range(6):
             before = fresh_blocks()
-            for size in (40, 30, 20):
+            for size in (40, 24, 12):
                 megabytes(size)
         assert fresh_blocks() == before
         assert memory.statistics()["reserved_bytes"] < 2.6 * 40 * MB
