@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from msctx.memory import watched
+from msctx.memory.block_state import Known, hook_of_user
 from msctx.memory.budget import Budget, counting_saved
-from msctx.memory.replay import LOOKS, NESTED, Call, Known, Pass, hook_of_user, is_alone
+from msctx.memory.replay import LOOKS, NESTED, Call, Pass, is_alone
 from msctx.native.installed import Held
 from msctx.notices import tell
 
