@@ -118,7 +118,7 @@ struct Pool {
   bool apart = false;  // no address is used twice
   size_t piece_size = least_piece;
   int64_t highest = 0;  // the most that extents in use have had since it was opened
-  int64_t more = 0;     // what was given up since then and wanted again: so much more may be idle, or it would come and go forever
+  int64_t wanted_again = 0;  // bytes that were given up since then and came back: kept, or they would come and go forever
   std::array<int64_t, class_count> given_up{};  // bytes of extents
 
   PoolStatistics found{};
@@ -404,9 +404,9 @@ int64_t shrink_to(Pool& all, int64_t bytes) {
 // How much may be idle where so much more comes into use.
 int64_t most_idle(const Pool& all, int64_t more = 0) {
   const int64_t used = all.in_use() + more, highest = std::max(all.highest, used);
-  const int64_t again = std::min(all.more, highest);
-  const int64_t some = all.caps.empty() ? highest : highest + again;
-  const int64_t most = all.keep == Keep::all ? highest + highest / 2 + again : all.keep == Keep::some ? some : 0;
+  int64_t most = all.keep == Keep::nothing ? 0 : highest;
+  if (all.keep >= Keep::settled) most += std::min(all.wanted_again, highest);
+  if (all.keep == Keep::all) most += highest / 2;
   return std::max<int64_t>(0, most - used);
 }
 
@@ -434,7 +434,7 @@ Header* fresh_block(Pool& all, int size_class) try {
   if (slab) all.growing[size_t(size_class)] = extent;
   const int64_t again = std::min(int64_t(extent->bytes), all.given_up[size_t(size_class)]);
   all.given_up[size_t(size_class)] -= again;
-  all.more += again;
+  all.wanted_again += again;
   all.found.reserved += int64_t(extent->bytes);
   all.found.peak_reserved = std::max(all.found.peak_reserved, all.found.reserved);
   all.found.fresh++;
@@ -475,7 +475,7 @@ Header* block_for(Pool& all, size_t bytes, int64_t room) {
 void open(Pool& all, Keep keep, bool apart) {
   all.keep = keep;
   all.apart = apart;
-  all.highest = all.more = 0;
+  all.highest = all.wanted_again = 0;
   shrink_to(all, most_idle(all));
   all.given_up = {};
   if (keep == Keep::nothing) drop_pieces(all);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from msctx.cli import render
 from msctx.cli.output import Json, emit, emit_plan, only_json, print_json
+from msctx.errors import Diagnostic, OptionError
 
 
 def run(
@@ -25,8 +27,8 @@ def run(
     json_: Json = False,
 ) -> None:
     """Run an experiment under its options, record it, and restore everything."""
-    from msctx.integrations.sinks import require
     from msctx.run.config import read
+    from msctx.run.sinks import require
 
     experiment = read(file, overrides or (), need_entry=True)
     require(experiment.sinks)
@@ -45,7 +47,8 @@ def run(
     if dry_run:
         plan = explain(experiment.settings)
         resolve(experiment)
-        emit_plan(plan, json_)
+        if rank() == 0:
+            emit_plan(plan, json_)
         refuse(plan)
         return
     console = render.console(sys.stderr if json_ else sys.stdout)
@@ -83,6 +86,9 @@ def _sweep(
     from msctx.run import sweep as sweeping
     from msctx.run.config import read
 
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        text = "a sweep starts a process for each point: run it without torchrun"
+        raise OptionError([Diagnostic("--sweep", text, "command line")])
     values = sweeping.read(words)
     grid = sweeping.points(values)
     # a mistake in the last point is reported before the first has run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import textwrap
@@ -76,7 +77,8 @@ def init(
 ) -> None:
     """Write a commented experiment file to start from, the schema with which editors check it, and a small training to run."""
     written = [str(path) for path in write(file)]
-    emit({"written": written}, json_, lambda: f"wrote {', '.join(written)}; next: msctx run {shlex.quote(file)}")
+    own = f"name a function of your {ENTRY} in its experiment.entry, then " if len(written) < 3 else ""
+    emit({"written": written}, json_, lambda: f"wrote {', '.join(written)}; next: {own}msctx run {shlex.quote(file)}")
 
 
 def write_implementations(name: str) -> Path:
@@ -136,7 +138,7 @@ def write(name: str) -> list[Path]:
     except OSError as error:
         path.unlink()  # an experiment without its schema would have no completion, and a second try would refuse
         raise FileError([unwritten(schema, error)]) from None
-    if entry.exists():
+    if os.path.lexists(entry):
         return written[:2]
     write_new(entry, (CONFIGS / "files" / ENTRY).read_text(encoding="utf-8"))
     return written

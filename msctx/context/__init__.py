@@ -183,6 +183,11 @@ class Context:
         return next((s for s in reversed(stack.scopes) if s.context is self), None)
 
     @property
+    def is_open(self) -> bool:
+        """Whether this thread is inside the context."""
+        return self._scope is not None
+
+    @property
     def settings(self) -> Settings:
         """Every layer that holds inside this context, the base included."""
         scope = self._scope

@@ -22,7 +22,10 @@ SHARED = (
     "one pool for all code of the process: what one graph releases the next one takes. It holds what was in use at most, which is "
     "counted as it runs and not planned from the graphs"
 )
-EXTENDS = "the pool grows by pages, and keeps up to one and a half times the peak"
+EXTENDS = (
+    "the pool grows by pages, and keeps up to one and a half times the peak (two and a half, where the same memory would else be "
+    "returned and requested again and again)"
+)
 STATIC = {
     2: approximated({}, SHARED),
     3: honoured(reason=EXTENDS),
@@ -80,9 +83,14 @@ def pool(want: Want) -> dict[str, Any]:
         setting = want.settings.get(name, "cpu")
         return setting.value if setting is not None else None
 
-    first = asked("memory_optimize_level") == "O1" and not recomputes_graphs(want)
-    most = first or asked("static_memory_policy") in (2, 4)
-    keep = "nothing" if asked("env_config_path.sys.mem_reuse") is False else "some" if most else "all"
+    if asked("env_config_path.sys.mem_reuse") is False:
+        keep = "nothing"
+    elif asked("static_memory_policy") in (2, 4):
+        keep = "some"
+    elif asked("memory_optimize_level") == "O1" and not recomputes_graphs(want):
+        keep = "settled" if asked("max_device_memory") else "some"
+    else:
+        keep = "all"
     block = asked("mempool_block_size") if reuses(want) else None
     return {"native.memory_pool": {"keep": keep, "piece": block or PIECE}}
 

@@ -1,1 +1,1 @@
-"""msctx inside other libraries: each file here works with one of them, and imports it alone."""
+"""msctx inside other libraries: each library has a file of its own, which alone imports it."""

@@ -15,6 +15,7 @@ _KEYS = dict.fromkeys(spelling.partition(".")[0] for option in OPTIONS.values() 
 
 MsctxOptions = make_dataclass("MsctxOptions", [(key, Any, None) for key in ("preset", *_KEYS)])
 """Every key that may stand under ``context:`` in a YAML file, unset; those of groups (``gpu_config`` …) take dictionaries."""
+MsctxOptions.__module__ = __name__  # so that configurations can be pickled
 
 
 def register(group: str = "msctx", name: str = "options") -> None:
@@ -26,4 +27,8 @@ def options(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """What a group comes to, for ``msctx.context(**options(config.msctx))``; what is unset is left out."""
     plain = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config)
     assert isinstance(plain, dict)
-    return {str(name): value for name, value in plain.items() if value is not None}
+    return _set(plain)
+
+
+def _set(given: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): _set(it) if isinstance(it, Mapping) else it for key, it in given.items() if it is not None}

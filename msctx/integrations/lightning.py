@@ -26,9 +26,9 @@ class MsctxCallback(Callback):
     peaks after each training epoch, and at the end of training sends a summary (peaks, choices, overflows) to the trainer's loggers.
 
     Args:
-        context: a context that a with-block around the Trainer holds; or a preset, as for :func:`msctx.context`.
-        options: options by name. The callback then enters a context of its own in ``setup`` and leaves it in ``teardown``, also after
-            an exception.
+        context: a context; or a preset, as for :func:`msctx.context`.
+        options: options by name. Unless a with-block around the Trainer holds the context, the callback enters it in ``setup`` and
+            leaves it in ``teardown``, also after an exception.
 
     Raises:
         OptionError: with every problem at once; nothing was changed.
@@ -42,13 +42,12 @@ class MsctxCallback(Callback):
     def __init__(self, context: Context | str | PathLike[str] | None = None, /, **options: Any) -> None:
         if isinstance(context, Context) and options:
             raise TypeError(f"MsctxCallback takes a context or options, not both: give {', '.join(options)} to msctx.context()")
-        self._owns = not isinstance(context, Context)
         self.context = context if isinstance(context, Context) else msctx.context(context, **options)
         self.scaling: LossScaling | None = None
         self._entered = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._owns:
+        if not self.context.is_open:
             self.context.__enter__()
             self._entered = True
         self.context.watch(pl_module)

@@ -9,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from msctx.context import Context
+from msctx.errors import ScopeError
 from msctx.integrations import report
 from msctx.integrations.scaling import LossScaling
 from msctx.notices import tell
@@ -23,17 +24,25 @@ class MsctxCallback(TrainerCallback):
     A forward hook finds the loss in the model's output. Where the Trainer computes the loss itself (label smoothing,
     ``compute_loss_func``), call ``callback.scaling(loss)`` in a ``compute_loss`` of your own; a warning says so.
 
+    Raises:
+        TypeError: *ctx* is not a context.
+        ScopeError: training begins outside it.
+
     Attributes:
         scaling: the :class:`LossScaling` of the last training.
     """
 
     def __init__(self, ctx: Context) -> None:
+        if not isinstance(ctx, Context):
+            raise TypeError(f"MsctxCallback takes a context, not {ctx!r}: with msctx.context(...) as ctx: MsctxCallback(ctx)")
         self.context = ctx
         self.scaling: LossScaling | None = None
         self._hook: RemovableHandle | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._remove()  # of a training that raised
+        if not self.context.is_open:
+            raise ScopeError("the context of MsctxCallback is not open: train inside its with-block")
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         self.context.watch(model)
         self.scaling = LossScaling(self.context, model, optimizer)

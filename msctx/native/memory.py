@@ -12,9 +12,8 @@ from msctx import locks
 from msctx.errors import NativeError, SwitchError
 from msctx.native import core, limits
 
-KEEPS = ("nothing", "some", "all")
-"""What becomes of blocks that nobody uses: none are kept, nor is an address used twice; up to the most that was in use are; up
-to half as much again."""
+KEEPS = ("nothing", "some", "settled", "all")
+"""What becomes of blocks that nobody uses: see ``Keep`` in kernels/include/msctx/memory_pool.h."""
 STATISTICS = (
     *("current_bytes", "peak_bytes", "reserved_bytes", "peak_reserved_bytes", "allocations", "released", "fresh_blocks"),
     *("out_of_memory", "idle_bytes"),

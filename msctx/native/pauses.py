@@ -83,10 +83,13 @@ def _paused(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _wrapped(method: Any) -> Any:
+    return staticmethod(_paused(method.__func__)) if isinstance(method, staticmethod) else _paused(method)
+
+
 def _install() -> Callable[[], None]:
-    """Optimizers have hooks for that. Registering a parametrization has none, and PyTorch refuses one that changes the dtype."""
-    from torch.nn.utils.parametrizations import _SpectralNorm
-    from torch.nn.utils.parametrize import ParametrizationList
+    """By hooks on optimizers; PyTorch has none for registering and removing a parametrization, so these methods are wrapped."""
+    from torch.nn.utils import parametrizations, parametrize
     from torch.optim import optimizer
 
     handles = (
@@ -96,25 +99,29 @@ def _install() -> Callable[[], None]:
     # torch.nn.utils.weight_norm and spectral_norm are functions that hide the modules of these names
     weight_norm = import_module("torch.nn.utils.weight_norm").WeightNorm
     spectral_norm = import_module("torch.nn.utils.spectral_norm").SpectralNorm
-    found = [
-        (owner, name, vars(owner)[name])
+    wrapped = [
+        (owner, name, vars(owner)[name], _wrapped(vars(owner)[name]))
         for owner, name in (
-            (ParametrizationList, "__init__"),
-            (ParametrizationList, "right_inverse"),
-            (_SpectralNorm, "__init__"),
+            (parametrize.ParametrizationList, "__init__"),
+            (parametrize.ParametrizationList, "right_inverse"),
+            (parametrize, "remove_parametrizations"),
+            (getattr(parametrizations, "_SpectralNorm", None), "__init__"),
             (weight_norm, "apply"),
+            (weight_norm, "remove"),
             (spectral_norm, "apply"),
+            (spectral_norm, "remove"),
         )
+        if owner is not None
     ]
-    for owner, name, method in found:
-        is_static = isinstance(method, staticmethod)
-        setattr(owner, name, staticmethod(_paused(method.__func__)) if is_static else _paused(method))
+    for owner, name, _, ours in wrapped:
+        setattr(owner, name, ours)
 
     def remove() -> None:
         for handle in handles:
             handle.remove()
-        for owner, name, method in found:
-            setattr(owner, name, method)
+        for owner, name, found, ours in wrapped:
+            if vars(owner)[name] is ours:  # else somebody has wrapped it meanwhile
+                setattr(owner, name, found)
 
     return remove
 

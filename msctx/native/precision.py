@@ -275,7 +275,7 @@ class Paused(enum.IntEnum):
 
 
 def pause(paused: Paused) -> None:
-    """What a thread computes now is not the model's: an optimizer steps, or parameters are made."""
+    """Pause the policies of this thread while an optimizer steps or parameters are made; ``NOTHING``: go on."""
     library().msctx_precision_pause(paused)
     if not paused:  # it has changed the weights
         for policy in here.policies.values():

@@ -79,7 +79,7 @@ OPTIONS = (
              "that file."),
     extension("strict", Bool, example=True,
         help="Turns every option that would be refused, is not built yet or is inert into an error before anything changes, "
-             "and a switch that somebody else changed inside the scope into an error at exit. Without it each is a single "
+             "and a switch that other code changed inside the scope into an error at exit. Without it each is a single "
              "warning."),
 )
 # fmt: on

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
-from msctx.integrations.sinks import SINKS
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, preset_layer
 from msctx.options.registry import Marks, from_text, shown
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
+from msctx.run.sinks import SINKS
 from msctx.shipped import CONFIGS
 
 

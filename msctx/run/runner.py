@@ -18,7 +18,6 @@ from msctx.context.base import BASE, unwatched
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.inspection import diff, environment, state
-from msctx.integrations.sinks import Sinks, require
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import tell
@@ -28,6 +27,7 @@ from msctx.run.config import Experiment
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
+from msctx.run.sinks import Sinks, require
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Run:
         self.rows += 1
         self.memory.end_phase()
         self.record.metrics(metrics)
-        self.sinks.send(metrics, self.rows)
+        self.sinks.send(metrics)
         if self._progress is not None:
             self._progress.log(metrics)
 
@@ -144,7 +144,7 @@ def run_experiment(
             result["left_changed"] = left  # by the entry itself, or a library that it loads
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
-        sinks.close(result, run.rows)
+        sinks.close(result)
     finally:
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)

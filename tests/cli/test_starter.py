@@ -134,9 +134,11 @@ def test_an_existing_file_is_left_alone(folder: Path, capsys: pytest.CaptureFixt
     assert [path.name for path in folder.iterdir()] == ["mine.yaml"]
 
 
-def test_an_entry_of_the_users_own_is_left_alone(folder: Path) -> None:
+def test_an_entry_of_the_users_own_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "train.py").write_text("mine", encoding="utf-8")
-    assert [path.name for path in starter.write("mine.yaml")] == ["mine.yaml", starter.SCHEMA]
+    code, out, _ = run(capsys, "init", "mine.yaml")
+    assert code == 0
+    assert "next: name a function of your train.py in its experiment.entry, then msctx run mine.yaml" in out
     assert (folder / "train.py").read_text(encoding="utf-8") == "mine"
 
 

@@ -5,4 +5,3 @@ import os
 import torch._inductor.config  # noqa: F401 (the cache folder of inductor)
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["WANDB_MODE"] = "offline"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,3 +50,10 @@ def test_a_wrong_key_is_hydras_error_and_a_wrong_value_ours(compose: Compose) ->
 
 def test_it_takes_plain_dictionaries() -> None:
     assert options({"seed": 0, "preset": None}) == options(OmegaConf.create({"seed": 0})) == {"seed": 0}
+
+
+def test_it_can_be_pickled_and_unset_keys_of_groups_are_left_out(compose: Compose) -> None:
+    config = compose("msctx.deterministic=ON")
+    again = pickle.loads(pickle.dumps(config))
+    assert options(again.msctx)["deterministic"] == "ON"
+    assert options({"gpu_config": {"conv_allow_tf32": None}}) == {"gpu_config": {}}

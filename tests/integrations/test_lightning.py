@@ -156,3 +156,11 @@ def test_options_beside_a_context_are_refused() -> None:
         MsctxCallback(ctx, seed=0)
     with pytest.raises(msctx.OptionError, match="did you mean deterministic"):
         MsctxCallback(determinstic="ON")
+
+
+def test_a_context_that_is_not_open_is_entered(tmp_path: Path) -> None:
+    model, before = Digits(), msctx.state()
+    trainer(tmp_path, MsctxCallback(msctx.context(deterministic="ON"))).fit(model, data())
+    assert model.seen
+    assert all(model.seen)
+    assert msctx.diff(before, msctx.state()).keys() <= {"rng.torch.cpu", "rng.torch"}

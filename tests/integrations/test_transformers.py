@@ -108,3 +108,10 @@ def test_nothing_is_hooked_without_float16(tmp_path: Path) -> None:
         run.train()
     assert not callback.scaling.scaler.is_enabled()
     assert "scaled_steps" not in run.state.log_history[-1]
+
+
+def test_a_context_that_is_not_open_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(msctx.ScopeError, match="train inside its with-block"):
+        trainer(model(), MsctxCallback(msctx.context(deterministic="ON")), tmp_path).train()
+    with pytest.raises(TypeError, match="takes a context, not 'reproducible'"):
+        MsctxCallback("reproducible")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 import torch
@@ -86,17 +87,46 @@ def test_a_registration_in_an_optimizers_step_does_not_end_the_steps_pause() -> 
     assert optimizer.dtypes == (torch.float32, torch.float32)
 
 
-def test_torchs_own_methods_are_back_after_the_last_context() -> None:
+REMOVE = {
+    "weight_norm": (nn.utils.weight_norm, lambda model: nn.utils.remove_weight_norm(model)),
+    "spectral_norm": (nn.utils.spectral_norm, lambda model: nn.utils.remove_spectral_norm(model)),
+    "parametrizations": (parametrizations.orthogonal, lambda model: parametrize.remove_parametrizations(model, "weight")),
+}
+
+
+@pytest.mark.parametrize(("register", "remove"), REMOVE.values(), ids=REMOVE)
+def test_removing_inside_a_policy_leaves_the_weight_of_plain_torch(
+    register: Callable[[nn.Module], nn.Module], remove: Callable[[nn.Module], nn.Module]
+) -> None:
+    for mode in MODES:
+        plain = remove(registered(register).eval()).weight
+        model = registered(register).eval()
+        with msctx.context(precision_mode=mode):
+            weight = remove(model).weight
+        assert weight.dtype == torch.float32, mode
+        assert torch.equal(weight, plain), mode
+
+
+WRAPPED = [
+    (parametrize.ParametrizationList, "__init__"),
+    (parametrize.ParametrizationList, "right_inverse"),
+    (parametrize, "remove_parametrizations"),
+    (parametrizations._SpectralNorm, "__init__"),
+    (import_module("torch.nn.utils.weight_norm").WeightNorm, "apply"),
+    (import_module("torch.nn.utils.spectral_norm").SpectralNorm, "remove"),
+]
+
+
+def test_torchs_own_methods_are_back_after_the_last_context(monkeypatch: pytest.MonkeyPatch) -> None:
     def methods() -> list[object]:
-        return [
-            vars(parametrize.ParametrizationList)["__init__"],
-            vars(parametrize.ParametrizationList)["right_inverse"],
-            vars(parametrizations._SpectralNorm)["__init__"],
-        ]
+        return [vars(owner)[name] for owner, name in WRAPPED]
 
     plain = methods()
     with msctx.context(precision_mode="force_fp16"):
         with msctx.context(precision_mode="must_keep_origin_dtype"):
             pass
-        assert methods() != plain
+        assert all(one is not other for one, other in zip(methods(), plain, strict=True))
     assert methods() == plain
+    with msctx.context(precision_mode="force_fp16"):
+        monkeypatch.setattr(parametrize, "remove_parametrizations", print)
+    assert parametrize.remove_parametrizations is print, "somebody else's stays"

@@ -42,6 +42,16 @@ def test_torchrun_is_one_run(tmp_path: Path) -> None:
     assert "is not empty" in again.stderr
 
 
+def test_a_plan_is_shown_once_and_a_sweep_is_refused(tmp_path: Path) -> None:
+    done = launched(tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("options carried out") == 1
+    refused = launched(tmp_path, "--sweep", "seed=0,1")
+    assert refused.returncode != 0
+    assert "a sweep starts a process for each point: run it without torchrun" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(("world", "rank", "expected"), [("", "", 0), ("1", "3", 0), ("4", "3", 3), ("4", "x", 0)])
 def test_the_rank_is_the_launchers(world: str, rank: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", world)

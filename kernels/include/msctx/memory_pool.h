@@ -10,8 +10,10 @@ namespace msctx {
 // What becomes of blocks that nobody uses.
 enum class Keep : int {
   nothing,  // they go back to the system at once, and as long as it has others no address is used twice
-  some,     // with those in use they are no more than have ever been in use; under a cap up to twice that, as below
-  all,      // half as many more; up to that much again and half, as far as what went back was wanted again
+  // else they are kept as long as, with those in use, they are no more than
+  some,     // the peak of those in use
+  settled,  // that, and what was given back and then wanted again, up to the peak once more
+  all,      // that, and half of the peak
 };
 
 struct PoolStatistics {

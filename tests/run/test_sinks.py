@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import msctx
 from msctx.cli import main
 from msctx.errors import OptionError
-from msctx.integrations import sinks
+from msctx.run import sinks
 from msctx.run.config import read
 from msctx.run.runner import run_experiment
 
@@ -69,9 +70,9 @@ def test_rows_are_numbers_with_a_step(experiment: Experiment, sent: list[Any], t
     result = run_experiment(read(experiment("[tensorboard]")), str(tmp_path / "run"))
     name, *rows, last, status = sent
     assert (name, status) == ("job", "completed")
-    losses = [(epoch, {"epoch": epoch, "loss": pytest.approx(1 / (epoch + 1))}) for epoch in range(3)]
+    losses = [(epoch + 1, {"epoch": epoch, "loss": pytest.approx(1 / (epoch + 1))}) for epoch in range(3)]
     assert rows == [*losses, (4, {"accuracy": 0.5})]
-    assert last[0] == 4
+    assert last[0] == 5
     assert last[1]["result/final"] == 0.25
     assert "result/status" not in last[1]
     again = run_experiment(read(str(tmp_path / "run" / "config.yaml")), str(tmp_path / "again"))
@@ -80,13 +81,34 @@ def test_rows_are_numbers_with_a_step(experiment: Experiment, sent: list[Any], t
     assert len(sent) == 14, "config.yaml names the sinks, too"
 
 
+def test_steps_never_go_back_by_themselves(sent: list[Any], tmp_path: Path) -> None:
+    """W&B ignores what comes for a step that is over."""
+    found = sinks.Sinks(["tensorboard"], tmp_path, "x")
+    for row in (
+        {"step": 10},
+        {"step": 20.0},
+        {"loss": 1.0},
+        {"step": math.nan},
+        {"step": math.inf},
+        {"step": 2.5},
+        {"epoch": 1},
+    ):
+        found.send(row)
+    found.close({"status": "completed", "final": 1.0})
+    assert [row[0] for row in sent[1:-1]] == [10, 20, 21, 22, 23, 24, 25, 26]
+
+
+def test_without_sinks_nothing_is_looked_at() -> None:
+    sinks.Sinks([], Path(), "x").send({"step": math.nan, "odd": object()})
+
+
 def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(experiment: Experiment, sent: list[Any], tmp_path: Path) -> None:
     sent.append("fails")
     with pytest.warns(msctx.MsctxWarning, match="tensorboard gets nothing from here on.*OSError: the disk is full") as found:
         result = run_experiment(read(experiment("tensorboard")), str(tmp_path / "run"))
     assert len(found) == 1
     assert result["status"] == "completed"
-    assert [row[0] for row in sent[2:]] == [0, 1]
+    assert [row[0] for row in sent[2:]] == [1, 2]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
@@ -136,7 +158,7 @@ def test_tensorboard(experiment: Experiment, tmp_path: Path) -> None:
     result = run_experiment(read(experiment("[tensorboard]")), str(tmp_path / "run"))
     found = reading.EventAccumulator(str(tmp_path / "run"))
     found.Reload()
-    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]
+    assert [(event.step, event.value) for event in found.Scalars("loss")] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
     assert [event.value for event in found.Scalars("result/final")] == [0.25]
     assert result["drawn"] == drawn_without_sinks(experiment, tmp_path)
 
@@ -149,7 +171,7 @@ def test_mlflow(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = mlflow.MlflowClient((tmp_path / "run" / "mlruns").as_uri())
     (run,) = client.search_runs([client.get_experiment_by_name("job").experiment_id])
-    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")][1] == (1, 0.5)
+    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")][1] == (2, 0.5)
     assert (run.data.metrics["result/final"], run.info.status, run.info.run_name) == (0.25, "FINISHED", "run")
     assert result["drawn"] == drawn_without_sinks(experiment, tmp_path)
     assert mlflow.active_run() is None
@@ -163,7 +185,8 @@ def test_wandb(experiment: Experiment, tmp_path: Path) -> None:
     """In a process of its own: its service leaves threads behind."""
     pytest.importorskip("wandb")
     command = [sys.executable, "-m", "msctx", "run", experiment("[wandb]"), "--out", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    offline = {**os.environ, "WANDB_MODE": "offline"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=offline)
     assert done.returncode == 0, done.stderr
     assert "MsctxWarning" not in done.stderr
     result = json.loads(done.stdout)

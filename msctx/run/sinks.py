@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -101,20 +102,24 @@ class Sinks:
 
     def __init__(self, names: Collection[str], folder: Path, name: str) -> None:
         self._open: dict[str, Sink] = {}
+        self._step = 0
         for sink in names:
             if (made := self._try(sink, SINKS[sink], folder, name)) is not None:
                 self._open[sink] = made
 
-    def send(self, row: Mapping[str, Any], number: int) -> None:
-        """Send the numbers of a row; ``step``, else ``epoch``, is its step, else its number."""
+    def send(self, row: Mapping[str, Any]) -> None:
+        """Send the numbers of a row. Its step is ``step``, if that is a whole number, else one more than that of the row before."""
+        if not self._open:
+            return
         numbers = {key: found for key, value in row.items() if (found := _number(value)) is not None}
-        step = int(numbers.get("step", numbers.get("epoch", number)))
+        step = numbers.get("step", math.nan)
+        self._step = int(step) if step.is_integer() else self._step + 1
         for sink, to in [*self._open.items()]:
-            self._try(sink, to.send, numbers, step)
+            self._try(sink, to.send, numbers, self._step)
 
-    def close(self, result: Mapping[str, Any], number: int) -> None:
+    def close(self, result: Mapping[str, Any]) -> None:
         """Send the result as a last row, and end."""
-        self.send({f"result/{key}": value for key, value in result.items()}, number)
+        self.send({f"result/{key}": value for key, value in result.items()})
         for sink, to in [*self._open.items()]:
             self._try(sink, to.close, str(result["status"]))
 
