@@ -9,6 +9,7 @@
 namespace msctx {
 
 bool forked = false;
+std::atomic<int64_t> times_warned_again{1};
 
 namespace {
 

@@ -19,8 +19,6 @@ InForce& in_force_at(Place place) {
   return all[int(place)];
 }
 
-std::atomic<int64_t> times_warned_again{1};
-
 constexpr const char* hooked[] = {"aten::convolution", "aten::_convolution", "aten::convolution_backward"};
 
 c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
@@ -120,7 +118,7 @@ MSCTX_API int msctx_threads_seen() {
 MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
 // Python has forgotten which warnings were given.
-MSCTX_API void msctx_warn_again() { glue::times_warned_again++; }
+MSCTX_API void msctx_warn_again() { times_warned_again++; }
 
 // 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const PolicyText* text) try {

@@ -27,7 +27,7 @@ constexpr c10::DispatchKey keys_of_devices[precision_devices] = {
     c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastPrivateUse1};
 constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
 
-std::atomic<bool> asked_scaler{false};  // whether anybody scales losses has been asked, once
+std::atomic<int64_t> asked_scaler{-1};  // when whether anybody scales losses was asked last, by times_warned_again
 std::atomic<bool> lowered{false};     // something that will have gradients was computed in float16
 
 // What is not the model's own arithmetic, and therefore not cast: nothing; what records no graph (an optimizer steps, whose closure may
@@ -339,9 +339,9 @@ class Governed final : public c10::OperatorKernel {
       counts.traced.fetch_add(1, std::memory_order_relaxed);
     else
       counts.backward[kind_of(tensor.scalar_type())].fetch_add(1, std::memory_order_relaxed);
-    if (!lowered.load(std::memory_order_relaxed) || asked_scaler.load(std::memory_order_relaxed)) return;
+    if (!lowered.load(std::memory_order_relaxed) || asked_scaler.load(std::memory_order_relaxed) == int64_t(times_warned_again)) return;
     if (tensor.scalar_type() != at::kHalf && !policy.rule(slot_).through) return;
-    asked_scaler.store(true, std::memory_order_relaxed);
+    asked_scaler.store(int64_t(times_warned_again), std::memory_order_relaxed);
     TORCH_CHECK(!warn("grad_scaler", ""), "a warning that is an error here: a backward pass in float16 without a scaled loss");
   }
 

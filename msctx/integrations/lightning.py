@@ -33,6 +33,7 @@ class MsctxCallback(Callback):
     Raises:
         OptionError: with every problem at once; nothing was changed.
         TypeError: options beside a context.
+        ValueError: the Trainer has two of these callbacks.
 
     Attributes:
         context: for ``context.choices()`` and ``context.precisions()`` afterwards.
@@ -47,6 +48,8 @@ class MsctxCallback(Callback):
         self._entered = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if sum(isinstance(callback, MsctxCallback) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
+            raise ValueError("a Trainer takes one MsctxCallback: give it all options")
         if not self.context.is_open:
             self.context.__enter__()
             self._entered = True

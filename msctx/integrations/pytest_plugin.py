@@ -15,6 +15,7 @@ HELP = "hold an option (KEY=VALUE), or a preset (its name, or the path of a YAML
 MARK = "msctx(preset=None, /, **options): hold options while the test and its fixtures run; marks of classes and modules apply, too"
 _OPEN = pytest.StashKey[ExitStack]()
 _FOR_ALL = pytest.StashKey["list[Any]"]()
+"""Layers of options."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,11 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
-    config.stash[_FOR_ALL] = _contexts(config.getoption("--msctx"))
+    config.stash[_FOR_ALL] = _for_all(config.getoption("--msctx"))
 
 
-def _contexts(words: list[str]) -> list[Any]:
-    """One for each preset, and one for the options: they win."""
+def _for_all(words: list[str]) -> list[Any]:
+    """One layer for each preset, and one for the options: they win."""
     if not words:
         return []
     import msctx
@@ -37,23 +38,32 @@ def _contexts(words: list[str]) -> list[Any]:
     keys = dict(word.split("=", 1) for word in words if "=" in word)
     try:
         options = {key: from_text(key, text) for key, text in keys.items()}
-        return [*map(msctx.context, presets), msctx.context(**options)]
+        return [*(_layer("--msctx", preset) for preset in presets), _layer("--msctx", **options)]
     except msctx.MsctxError as error:
-        raise pytest.UsageError(f"--msctx: {error}") from None
+        raise pytest.UsageError(str(error)) from None
+
+
+def _layer(origin: str, preset: Any = None, /, **options: Any) -> Any:
+    from msctx.options.layers import layer_of, with_preset
+
+    return layer_of(with_preset(preset, options), origin)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """Enter before any fixture is set up, inside of pytest's own wrappers; one context in another, so that the nearest mark wins."""
+    """Enter one context of all marks before any fixture is set up, inside of pytest's own wrappers; the nearest mark wins."""
     marks = [*item.iter_markers("msctx")]  # the nearest first
     stack = item.stash[_OPEN] = ExitStack()
-    for context in item.config.stash[_FOR_ALL]:
-        stack.enter_context(context)
-    if marks:
+    if marks or item.config.stash[_FOR_ALL]:
         import msctx
+        from msctx.context import Context
 
-        for mark in reversed(marks):
-            stack.enter_context(msctx.context(*mark.args, **mark.kwargs))
+        origin = f"mark msctx of {item.nodeid}" if marks else "--msctx"
+        try:
+            layers = [_layer(origin, *mark.args, **mark.kwargs) for mark in reversed(marks)]
+            stack.enter_context(Context((*item.config.stash[_FOR_ALL], *layers), origin))
+        except msctx.MsctxError as error:
+            pytest.fail(str(error), pytrace=False)
     return (yield)
 
 

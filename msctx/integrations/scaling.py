@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from msctx.notices import tell
+
 if TYPE_CHECKING:
     from msctx.context import Context
 
@@ -31,10 +33,13 @@ class LossScaling:
         options: of ``ctx.grad_scaler()``, such as ``init_scale``.
 
     Raises:
+        TypeError: no optimizer is given, or something else in its place.
         ValueError: a parameter that requires gradients is in float16. Scaling cannot help it: its true gradient would vanish.
     """
 
     def __init__(self, ctx: Context, module: nn.Module, *optimizers: Optimizer, **options: Any) -> None:
+        if not optimizers:
+            raise TypeError("LossScaling needs the optimizers that update the model: LossScaling(ctx, model, optimizer)")
         self.scaler = ctx.grad_scaler(**options)
         self._module, self._optimizers = module, [*map(_innermost, optimizers)]
         self._parameters: dict[Tensor, RemovableHandle] = {}
@@ -63,11 +68,6 @@ class LossScaling:
             loss.register_hook(self._scale)
         return loss
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a scaled backward pass has ended since the last step."""
-        return bool(self._found)
-
     def remove(self) -> None:
         """Take every hook off again."""
         for handle in (*self._parameters.values(), *self._steps):
@@ -79,7 +79,7 @@ class LossScaling:
     def _hook_parameters(self) -> None:
         of_optimizers = [("of an optimizer", p) for o in self._optimizers for group in o.param_groups for p in group["params"]]
         new = {
-            p: n for n, p in (*self._module.named_parameters(), *of_optimizers) if p.requires_grad and p not in self._parameters
+            p: n for n, p in (*of_optimizers, *self._module.named_parameters()) if p.requires_grad and p not in self._parameters
         }
         for parameter, name in new.items():
             if parameter.dtype is torch.float16:
@@ -131,6 +131,9 @@ class LossScaling:
 
     def _leave_out_overflow(self, optimizer: Optimizer) -> None:
         if (found := self._found.pop(optimizer, None)) is None:
+            text = "gradients in float16 are not scaled: an optimizer steps without a backward pass of scaling(loss) before it"
+            hint = "under Hugging Face's Trainer, call callback.scaling(loss) in a compute_loss of your own"
+            tell("LossScaling", "", f"{text}; {hint}")
             return
         overflowed = self.scaler.count(found)
         self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found

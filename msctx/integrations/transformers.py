@@ -12,7 +12,6 @@ from msctx.context import Context
 from msctx.errors import ScopeError
 from msctx.integrations import report
 from msctx.integrations.scaling import LossScaling
-from msctx.notices import tell
 
 
 class MsctxCallback(TrainerCallback):
@@ -48,13 +47,6 @@ class MsctxCallback(TrainerCallback):
         self.scaling = LossScaling(self.context, model, optimizer)
         if self.scaling.scaler.is_enabled():
             self._hook = model.register_forward_hook(self._scale)
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.scaling is not None and self.scaling.scaler.is_enabled() and not self.scaling.is_due:
-            what = "the model's output has no loss, so gradients in float16 are not scaled"
-            tell("MsctxCallback", "", f"{what}: call callback.scaling(loss) in a compute_loss of your Trainer")
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         for row in (kwargs["logs"], state.log_history[-1]):  # the history has a copy

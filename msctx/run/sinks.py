@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import random
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
@@ -57,20 +59,23 @@ class Mlflow:
     """A run of the MLflow experiment that is named like ours; a client of its own, so that ``mlflow.log_…`` of the entry is free."""
 
     ENDS = {"completed": "FINISHED", "interrupted": "KILLED"}
+    REFUSED = re.compile(r"[^\w\-./ :]")
+    """Characters that MLflow takes in no name."""
 
     def __init__(self, folder: Path, name: str) -> None:
         from mlflow import MlflowClient
 
         own = "MLFLOW_TRACKING_URI" not in os.environ
-        with _set("MLFLOW_ALLOW_FILE_STORE", "true") if own else nullcontext():  # else MLflow asks for a database
+        allowed = _set("MLFLOW_ALLOW_FILE_STORE", "true") if own else nullcontext()  # else MLflow asks for a database
+        with allowed, _set("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"):  # by default it waits for minutes for a server
             self._client = MlflowClient((folder / "mlruns").as_uri() if own else None)
             found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
-        self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+            experiment = found.experiment_id if found else self._client.create_experiment(name)
+            self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
 
     def send(self, numbers: Mapping[str, float], step: int) -> None:
         for key, value in numbers.items():
-            self._client.log_metric(self._run, key, value, step=step)
+            self._client.log_metric(self._run, self.REFUSED.sub("_", key), value, step=step)
 
     def close(self, status: str) -> None:
         self._client.set_terminated(self._run, self.ENDS.get(status, "FAILED"))
@@ -102,6 +107,7 @@ class Sinks:
 
     def __init__(self, names: Collection[str], folder: Path, name: str) -> None:
         self._open: dict[str, Sink] = {}
+        self._failed: dict[str, Sink] = {}
         self._step = 0
         for sink in names:
             if (made := self._try(sink, SINKS[sink], folder, name)) is not None:
@@ -120,16 +126,20 @@ class Sinks:
     def close(self, result: Mapping[str, Any]) -> None:
         """Send the result as a last row, and end."""
         self.send({f"result/{key}": value for key, value in result.items()})
-        for sink, to in [*self._open.items()]:
+        for sink, to in [*self._open.items(), *self._failed.items()]:
             self._try(sink, to.close, str(result["status"]))
 
     def _try(self, sink: str, action: Callable[..., Any], *args: Any) -> Any:
+        numbers = random.getstate()  # MLflow draws some, which would be missing in the entry
         try:
             return action(*args)
         except Exception as error:  # a library, a disk or a server: nothing of that is worth a training
-            self._open.pop(sink, None)
+            if (failed := self._open.pop(sink, None)) is not None:
+                self._failed[sink] = failed
             text = f"record.sinks: {sink} gets nothing from here on, the run goes on: {type(error).__name__}: {error}"
             tell("record.sinks", sink, text)
+        finally:
+            random.setstate(numbers)
 
 
 @contextmanager

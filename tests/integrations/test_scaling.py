@@ -200,8 +200,18 @@ def test_parameters_in_float16_are_refused() -> None:
     net = model()
     net[2].half()
     with msctx.context(**FP16) as ctx, pytest.raises(ValueError, match=r"parameter 2\.weight is in float16"):
-        LossScaling(ctx, net)
+        LossScaling(ctx, net, sgd(net))
     assert not any(p._backward_hooks for p in net.parameters())
+
+
+def test_what_would_do_nothing_is_an_error_or_a_warning() -> None:
+    net = model()
+    with msctx.context(**FP16) as ctx:
+        with pytest.raises(TypeError, match="LossScaling needs the optimizers"):
+            LossScaling(ctx, net)
+        optimizer = sgd(net)
+        with LossScaling(ctx, net, optimizer), pytest.warns(msctx.MsctxWarning, match="gradients in float16 are not scaled"):
+            optimizer.step()
 
 
 def test_other_kinds_of_gradients() -> None:

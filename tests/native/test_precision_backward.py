@@ -147,3 +147,12 @@ def test_a_backward_pass_in_float16_without_a_scaler_is_reported_once(scaled, pa
                     (loss if scaler is None else scaler.scale(loss)).backward()
         assert ["GradScaler" in str(w.message) for w in found] == [True] * (not {scaled})
     """)
+
+
+def test_a_missing_scaler_is_reported_under_each_filter_of_warnings() -> None:
+    for _ in range(2):
+        with (
+            pytest.warns(msctx.MsctxWarning, match="a backward pass in float16 without a GradScaler"),
+            msctx.context(precision_mode="allow_mix_precision_fp16"),
+        ):
+            torch.nn.Linear(4, 4)(torch.ones(1, 4)).float().sum().backward()

@@ -1,6 +1,8 @@
 // The process around the kernels: forks, and messages to Python.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <string>
 
@@ -18,5 +20,7 @@ std::mutex& fork_safe_mutex(bool is_short = true);
 // Tells Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
 bool warn(const std::string& kind, const std::string& text);
 void set_warner(PythonFunction);
+// How often Python has forgotten which warnings were given.
+extern std::atomic<int64_t> times_warned_again;
 
 }  // namespace msctx
