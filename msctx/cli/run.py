@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 from typing import Annotated, Any
@@ -85,8 +84,9 @@ def _sweep(
     """A run for each point of a grid; ends with 1 where one of them failed."""
     from msctx.run import sweep as sweeping
     from msctx.run.config import read
+    from msctx.run.ranks import is_one_of_several
 
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if is_one_of_several():
         text = "a sweep starts a process for each point: run it without torchrun"
         raise OptionError([Diagnostic("--sweep", text, "command line")])
     values = sweeping.read(words)

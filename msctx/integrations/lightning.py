@@ -69,7 +69,7 @@ class MsctxCallback(Callback):
             self.context.__exit__(type(error) if error else None, error, None)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.scaling = LossScaling(self.context, pl_module, *trainer.optimizers)
+        self.scaling = LossScaling(self.context, pl_module, *trainer.optimizers) if trainer.optimizers else None
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self.scaling is not None:

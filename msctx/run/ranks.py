@@ -14,10 +14,14 @@ WAIT = timedelta(seconds=60)
 """For rank 0 to make the folder."""
 
 
+def is_one_of_several() -> bool:
+    """Whether a launcher has started this process beside others."""
+    return _number("WORLD_SIZE") > 1
+
+
 def rank() -> int:
     """The number of this process in its run, as launchers pass it; 0 where it is alone."""
-    is_one_of_several = _number("WORLD_SIZE") > 1
-    return _number("RANK") if is_one_of_several else 0
+    return _number("RANK") if is_one_of_several() else 0
 
 
 def record(out: str | None, parent: str, name: str) -> Record:
@@ -45,7 +49,7 @@ def record(out: str | None, parent: str, name: str) -> Record:
 
 def _store() -> Any:
     """Where torchrun's processes leave word for each other; ``None`` without torchrun."""
-    if _number("WORLD_SIZE") < 2 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if not is_one_of_several() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # they are not in its __all__
 

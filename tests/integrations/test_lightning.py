@@ -164,3 +164,13 @@ def test_a_context_that_is_not_open_is_entered(tmp_path: Path) -> None:
     assert model.seen
     assert all(model.seen)
     assert msctx.diff(before, msctx.state()).keys() <= {"rng.torch.cpu", "rng.torch"}
+
+
+def test_a_model_without_optimizers_is_fitted(tmp_path: Path) -> None:
+    class Still(Digits):
+        def configure_optimizers(self) -> None:
+            return None
+
+    model = Still()
+    trainer(tmp_path, MsctxCallback(precision_mode="allow_mix_precision_fp16")).fit(model, data())
+    assert model.seen
