@@ -56,7 +56,9 @@ bool is_asked(Place place) { return inside_torch == 0 && in_force(place); }
 void count_route(Place place, const std::string& name, bool is_backward, const at::Tensor& input, const at::Tensor& weight) {
   const auto [policy, books] = msctx::policy(place);
   if (!policy) return;
-  const std::string reason = name + " is an operator of its own: algorithms of msctx do not apply to it";
+  const bool is_quantized = input.defined() && input.is_quantized();
+  const std::string reason =
+      name + (is_quantized ? " is not a float convolution" : " is an operator of its own") + ": algorithms of msctx do not apply to it";
   for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad})
     if (is_backward == (direction != Direction::fprop))
       if (const Decided decision = policy->refuse(direction, text_of_tensors(input, weight, "packed"), reason, books)) {

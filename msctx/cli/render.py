@@ -88,7 +88,7 @@ def _carried_out(plan: Plan) -> Text:
     if plan.strict and plan.failing:
         text.append("\nstrict=True: entering this would be refused", style="red")
     if plan.missing:
-        text.append(f"\ndevice_target={plan.target} is not on this machine: the plan is a preview", style="red")
+        text.append(f"\npreview only: no {plan.target} here", style="red")
     for status in (status for status in MEANINGS if any(row.status == status for row in plan.rows)):
         text.append(f"\n{status}: {MEANINGS[status]}", style="dim")
     return text

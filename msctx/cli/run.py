@@ -30,7 +30,7 @@ def run(
     from msctx.run.sinks import require
 
     experiment = read(file, overrides or (), need_entry=True)
-    require(experiment.sinks)
+    require(experiment.sinks, experiment.sinks_mark)
     if sweep:
         _sweep(file, overrides or [], sweep, experiment, out, dry_run, json_)
         return

@@ -17,6 +17,8 @@ CUDNN_NUMBERS = {
     )
 }
 """cuDNN's numbers of forward algorithms, which MindSpore gives by name; those of gradients it gives by number."""
+MEASURED = dict.fromkeys(("auto", "fastest", "benchmark"), "performance")
+"""What others call it."""
 
 gpu_option = partial(Option, groups=("gpu_config", "cpu_config"), devices=("cpu", "cuda"), source=SOURCE)
 """An option of gpu_config; the CPU has the same."""
@@ -35,7 +37,7 @@ OPTIONS = (
             "winograd": "by Winograd transforms of tiles, in one kernel",
             "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels",
             "reference": REFERENCE,
-        }, {"precomp_gemm": "implicit_precomp_gemm"}, CUDNN_NUMBERS), default="normal", example="winograd",
+        }, {"precomp_gemm": "implicit_precomp_gemm"}, CUDNN_NUMBERS | MEASURED), default="normal", example="winograd",
         also=("device_context.gpu.op_tuning.conv_fprop_algo",),
         help="The algorithm of the forward convolution. A shape that the named one does not support runs torch's own path, "
              "with a warning."),
@@ -49,7 +51,7 @@ OPTIONS = (
             "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
             "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
             "reference": REFERENCE,
-        }), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
+        }, hints=MEASURED), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
         help="The algorithm of the convolution's gradient with respect to its input. algo_0 is refused under "
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
     gpu_option("conv_wgrad_algo", Choice({
@@ -62,7 +64,7 @@ OPTIONS = (
             "fft_tiling": "by Fourier transforms of tiles; deterministic",
             "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
             "reference": REFERENCE,
-        }), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
+        }, hints=MEASURED), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
         documented=("gpu_config.conv_wgrad_algo", "device_context.gpu.op_tuning.conv_wgrad_algo"),
         help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),

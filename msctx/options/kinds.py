@@ -122,6 +122,8 @@ class ValueKind(Kind):
     def parse(self, value: Any) -> Any:
         if isinstance(value, str) and type(value) not in (str, YamlWord):
             value = plain(value)
+        if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):  # numpy 2's and numpy 1's name
+            value = bool(value)
         for given, choice in [*((c, c) for c in self.choices), *self.others]:
             if type(given) is type(value) and given == value:  # by type too: 1 == True, and neither is the other here
                 return choice

@@ -78,8 +78,14 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagno
         allowed = ", ".join(keys) if len(keys) < 20 else ""
         return Diagnostic(spelling, f"{group} has no such key", where, allowed, _elsewhere(key) or nearest(key, keys), mark)
     rest = spelling.removeprefix("context.")
-    hint = rest if rest != spelling and rest in _SPELLINGS else nearest(spelling.lower(), _NAMES)
+    hint = rest if rest != spelling and rest in _SPELLINGS else _with_word(spelling) or nearest(spelling.lower(), _NAMES)
     return Diagnostic(spelling, "unknown option", where, suggestion=hint or "`msctx options` lists them all", mark=mark)
+
+
+def _with_word(word: str) -> str:
+    """The options whose names have *word* as a part, if they are few."""
+    found = sorted(name for name in _NAMES if re.search(rf"(?:^|_){re.escape(word.lower())}(?:_|$)", name)) if word else []
+    return f"did you mean {' or '.join(found)}?" if 0 < len(found) <= 3 else ""
 
 
 def _elsewhere(key: str) -> str:

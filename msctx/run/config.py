@@ -89,6 +89,7 @@ class Experiment:
     record_dir: str = "runs"
     sinks: tuple[str, ...] = ()
     entry_mark: Mark | None = None
+    sinks_mark: Mark | None = None
 
     @property
     def settings(self) -> Settings:
@@ -166,6 +167,7 @@ def read_document(
         record_dir=record.get("dir", "runs"),
         sinks=record.get("sinks", ()),
         entry_mark=document.mark(("experiment", "entry")) if "entry" not in words.found["experiment"] else None,
+        sinks_mark=document.mark(("record", "sinks")) if "sinks" not in words.found["record"] else None,
     )
 
 

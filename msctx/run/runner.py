@@ -102,19 +102,22 @@ def run_experiment(
         EntryError: the entry cannot be called; nothing was recorded.
         OptionError: the package of a sink is missing; nothing was recorded.
         EntryFailed: the entry raised, as the record shows. Everything is restored.
-        KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored.
+        KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored. After SIGTERM too, by which
+            the process then ends, unless a handler of the caller is there.
     """
-    require(experiment.sinks)
-    found, handler, begin = state(), signal.getsignal(signal.SIGINT), models.now()
-    try:
+    require(experiment.sinks, experiment.sinks_mark)
+    found, begin = state(), models.now()
+    with _signals():
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
             record = ranks.record(out, experiment.record_dir, experiment.name)
             record.json("plan.json", plan.as_dict())
             record.json("state.json", state())
             record.json("environment.json", environment())
-            record.yaml("config.yaml", config(experiment))
-            sinks = Sinks(experiment.sinks if ranks.rank() == 0 else (), record.folder, experiment.name)
+            resolved = config(experiment)
+            record.yaml("config.yaml", resolved)
+            names = experiment.sinks if ranks.rank() == 0 else ()
+            sinks = Sinks(names, record.folder, experiment.name, _parameters(resolved))
             run = Run(record, plan, sinks, progress)
             if announce is not None:
                 announce(run)
@@ -145,9 +148,8 @@ def run_experiment(
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
         sinks.close(result)
-    finally:
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)
+        if isinstance(error, Terminated):
+            raise error
     if error is not None:
         raise error
     for text in unwatched(plan, experiment.levels.values(), begin):
@@ -173,10 +175,13 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             returned = entry(run)
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
-        except KeyboardInterrupt as interrupt:
+        except (KeyboardInterrupt, Terminated) as interrupt:
             if threading.current_thread() is threading.main_thread():  # put back at the end of run_experiment
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not keep the record from being written
+                for number in (signal.SIGINT, signal.SIGTERM):  # a second one must not keep the record from being written
+                    signal.signal(number, signal.SIG_IGN)
             result["status"], error = "interrupted", interrupt
+            if isinstance(interrupt, Terminated):
+                result["reason"] = "SIGTERM"
         except SystemExit as end:
             if end.code not in (None, 0):
                 error = EntryFailed(f"the entry ended itself with {end.code!r}; the run is recorded in {run.dir}")
@@ -194,6 +199,47 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
     return result, error
 
 
+class Terminated(BaseException):
+    """SIGTERM, as schedulers send it: the run ends and writes its record, then the process ends by the signal."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
+def _forget_in_child() -> None:
+    """A process that the entry forks ends by the signal at once."""
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Have SIGTERM end a run as Ctrl-C does, unless somebody handles it. In the end both handlers are as they were, and after
+    SIGTERM the process ends by it, as its sender expects.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if before[signal.SIGTERM] == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+    terminated = False
+    try:
+        yield
+    except Terminated:
+        terminated = True
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+    if terminated:
+        signal.raise_signal(signal.SIGTERM)
+
+
 @contextmanager
 def _running(run: Run) -> Iterator[None]:
     _active.append(run)
@@ -202,6 +248,14 @@ def _running(run: Run) -> Iterator[None]:
     finally:
         _active.remove(run)
         sys.stdout.flush()
+
+
+def _parameters(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`config` holds, as flat names for sinks."""
+    found: dict[str, Any] = {}
+    for key, value in resolved["context"].items():
+        found |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}
+    return found | {f"args.{name}": value for name, value in resolved["experiment"]["args"].items()}
 
 
 def config(experiment: Experiment) -> dict[str, Any]:

@@ -12,12 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from msctx.errors import Diagnostic, OptionError
+from msctx.errors import Diagnostic, Mark, OptionError
 from msctx.notices import tell
 
 
+Parameters = Mapping[str, Any]
+"""What a run was given: options by spelling, arguments of its entry as ``args.NAME``."""
+
+
 class Sink(Protocol):
-    """One place that rows of numbers go to."""
+    """One place that rows of numbers go to. Made with the run directory, the name of the experiment, and its parameters."""
 
     def send(self, numbers: Mapping[str, float], step: int) -> None: ...
 
@@ -27,10 +31,12 @@ class Sink(Protocol):
 class TensorBoard:
     """Files of events in the run directory."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, parameters: Parameters) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder))
+        lines = [f"| {key} | {value} |" for key, value in parameters.items()]
+        self._writer.add_text("parameters", "\n".join(["| parameter | value |", "|---|---|", *lines]))
 
     def send(self, numbers: Mapping[str, float], step: int) -> None:
         for key, value in numbers.items():
@@ -43,10 +49,11 @@ class TensorBoard:
 class Wandb:
     """A run of the project that is named like the experiment; its files are in the run directory."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, parameters: Parameters) -> None:
         import wandb
 
-        self._run = wandb.init(project=name, name=folder.name, dir=str(folder), reinit="create_new")
+        settings = dict(parameters)
+        self._run = wandb.init(project=name, name=folder.name, dir=str(folder), config=settings, reinit="create_new")
 
     def send(self, numbers: Mapping[str, float], step: int) -> None:
         self._run.log(dict(numbers), step=step)
@@ -62,7 +69,7 @@ class Mlflow:
     REFUSED = re.compile(r"[^\w\-./ :]")
     """Characters that MLflow takes in no name."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, parameters: Parameters) -> None:
         from mlflow import MlflowClient
 
         own = "MLFLOW_TRACKING_URI" not in os.environ
@@ -72,6 +79,8 @@ class Mlflow:
             found = self._client.get_experiment_by_name(name)
             experiment = found.experiment_id if found else self._client.create_experiment(name)
             self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+            for key, value in parameters.items():
+                self._client.log_param(self._run, self.REFUSED.sub("_", key), value)
 
     def send(self, numbers: Mapping[str, float], step: int) -> None:
         for key, value in numbers.items():
@@ -89,8 +98,11 @@ SINKS: dict[str, type[TensorBoard] | type[Wandb] | type[Mlflow]] = {
 """The name in a file, which is that of the package and of our extra."""
 
 
-def require(names: Collection[str]) -> None:
+def require(names: Collection[str], mark: Mark | None = None) -> None:
     """See to it that the packages of sinks are there.
+
+    Args:
+        mark: where the file names them.
 
     Raises:
         OptionError: those that are missing, with the command that installs them.
@@ -99,18 +111,18 @@ def require(names: Collection[str]) -> None:
     if missing:
         command = f'pip install "msctx[{",".join(missing)}]"'
         text = f"{', '.join(missing)}: not installed; install with {command}"
-        raise OptionError([Diagnostic("record.sinks", text)])
+        raise OptionError([Diagnostic("record.sinks", text, mark=mark)])
 
 
 class Sinks:
-    """The sinks of a run. One that fails is told of and left out; the run goes on."""
+    """The sinks of a run. One that fails is left out, with a warning; the run goes on."""
 
-    def __init__(self, names: Collection[str], folder: Path, name: str) -> None:
+    def __init__(self, names: Collection[str], folder: Path, name: str, parameters: Parameters) -> None:
         self._open: dict[str, Sink] = {}
         self._failed: dict[str, Sink] = {}
         self._step = 0
         for sink in names:
-            if (made := self._try(sink, SINKS[sink], folder, name)) is not None:
+            if (made := self._try(sink, SINKS[sink], folder, name, parameters)) is not None:
                 self._open[sink] = made
 
     def send(self, row: Mapping[str, Any]) -> None:

@@ -163,6 +163,44 @@ def test_log_outside_a_run_does_nothing():
     log(epoch=1)
 
 
+UNTIL_ENDED = """
+import os, time
+def main(run):
+    run.log(epoch=1)
+    if not (child := os.fork()):  # a worker ends by the signal at once, without a word
+        time.sleep(60)
+    (run.dir / "child").write_text(str(child))
+    time.sleep(60)
+"""
+
+
+def test_sigterm_leaves_a_valid_record_and_ends_the_process(job, tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "msctx", "run", job(UNTIL_ENDED), "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not ((out / "child").exists() and (out / "child").read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(int((out / "child").read_text()), signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert "Traceback" not in stderr
+    result = json.loads((out / "result.json").read_text())
+    assert (result["status"], result["reason"], result["restored"]) == ("interrupted", "SIGTERM", True)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_a_handler_of_sigterm_stays(job, tmp_path, handler):
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        source = "import signal\ndef main(): signal.raise_signal(signal.SIGTERM)"
+        assert run_experiment(read(job(source)), str(tmp_path / "run"))["status"] == "completed"
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_ctrl_c_leaves_a_valid_record(job, tmp_path):
     source = "import time\ndef main(run):\n    run.log(epoch=1)\n    time.sleep(60)\n"
     out = tmp_path / "run"

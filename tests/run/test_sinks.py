@@ -24,7 +24,7 @@ SOURCE = """
 import random
 import torch
 
-def main(run):
+def main(run, lr):
     for epoch in range(3):
         run.log(epoch=epoch, loss=torch.tensor(1.0 / (epoch + 1)), note="text")
     run.log(accuracy=0.5)
@@ -38,7 +38,9 @@ def experiment(tmp_path: Path) -> Experiment:
     def write(names: str, source: str = SOURCE) -> str:
         (tmp_path / "job.py").write_text(source)
         file = tmp_path / "job.yaml"
-        file.write_text(f"experiment: {{entry: job.py:main, seed: 0}}\nrecord:\n  sinks: {names}\n")
+        options = "context: {cpu_config: {conv_fprop_algo: gemm}}"
+        experiment = "experiment: {entry: job.py:main, args: {lr: 0.5}, seed: 0}"
+        file.write_text(f"{experiment}\nrecord:\n  sinks: {names}\n{options}\n")
         return str(file)
 
     return write
@@ -50,8 +52,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     rows: list[Any] = []
 
     class Fake:
-        def __init__(self, folder: Path, name: str) -> None:
-            rows.append(name)
+        def __init__(self, folder: Path, name: str, parameters: sinks.Parameters) -> None:
+            rows.append((name, parameters))
 
         def send(self, numbers: dict[str, float], step: int) -> None:
             rows.append((step, numbers))
@@ -68,8 +70,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_rows_are_numbers_with_a_step(experiment: Experiment, sent: list[Any], tmp_path: Path) -> None:
     result = run_experiment(read(experiment("[tensorboard]")), str(tmp_path / "run"))
-    name, *rows, last, status = sent
+    (name, parameters), *rows, last, status = sent
     assert (name, status) == ("job", "completed")
+    assert parameters == {"seed": 0, "cpu_config.conv_fprop_algo": "gemm", "args.lr": 0.5}
     losses = [(epoch + 1, {"epoch": epoch, "loss": pytest.approx(1 / (epoch + 1))}) for epoch in range(3)]
     assert rows == [*losses, (4, {"accuracy": 0.5})]
     assert last[0] == 5
@@ -83,7 +86,7 @@ def test_rows_are_numbers_with_a_step(experiment: Experiment, sent: list[Any], t
 
 def test_steps_never_go_back_by_themselves(sent: list[Any], tmp_path: Path) -> None:
     """W&B ignores what comes for a step that is over."""
-    found = sinks.Sinks(["tensorboard"], tmp_path, "x")
+    found = sinks.Sinks(["tensorboard"], tmp_path, "x", {})
     for row in (
         {"step": 10},
         {"step": 20.0},
@@ -99,7 +102,7 @@ def test_steps_never_go_back_by_themselves(sent: list[Any], tmp_path: Path) -> N
 
 
 def test_without_sinks_nothing_is_looked_at() -> None:
-    sinks.Sinks([], Path(), "x").send({"step": math.nan, "odd": object()})
+    sinks.Sinks([], Path(), "x", {}).send({"step": math.nan, "odd": object()})
 
 
 def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(experiment: Experiment, sent: list[Any], tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_other_ranks_send_nothing(
 def test_a_missing_package_is_an_error_before_the_run(
     experiment: Experiment, sent: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = r'mlflow, wandb: not installed; install with pip install "msctx\[mlflow,wandb\]"'
+    command = r'job.yaml:3:10  record.sinks: mlflow, wandb: not installed; install with pip install "msctx\[mlflow,wandb\]"'
     with pytest.raises(OptionError, match=command):
         run_experiment(read(experiment("[mlflow, wandb, tensorboard]")), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
@@ -161,6 +164,7 @@ def test_tensorboard(experiment: Experiment, tmp_path: Path) -> None:
     found.Reload()
     assert [(event.step, event.value) for event in found.Scalars("loss")] == [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]
     assert [event.value for event in found.Scalars("result/final")] == [0.25]
+    assert b"| args.lr | 0.5 |" in found.Tensors("parameters/text_summary")[0].tensor_proto.string_val[0]
     assert result["drawn"] == drawn_without_sinks(experiment, tmp_path)
 
 
@@ -174,6 +178,7 @@ def test_mlflow(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.Monk
     (run,) = client.search_runs([client.get_experiment_by_name("job").experiment_id])
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")][1] == (2, 0.5)
     assert (run.data.metrics["result/final"], run.info.status, run.info.run_name) == (0.25, "FINISHED", "run")
+    assert run.data.params == {"seed": "0", "cpu_config.conv_fprop_algo": "gemm", "args.lr": "0.5"}
     assert result["drawn"] == drawn_without_sinks(experiment, tmp_path)
     assert mlflow.active_run() is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere").as_uri())
