@@ -41,6 +41,14 @@ ConvText text_of(const ConvCall& call) {
   return text;
 }
 
+std::string filled(const char* reason, const ConvCall& call) {
+  std::string text = reason;
+  for (const auto& [name, values] : {std::pair("{stride}", call.problem.stride), std::pair("{dilation}", call.problem.dilation)})
+    if (const size_t at = text.find(name); at != std::string::npos)
+      text.replace(at, std::char_traits<char>::length(name), along_axes(values, call.problem.dims));
+  return text;
+}
+
 std::string line_of(const ConvText& t) {
   std::string line = t.input + " * " + t.weight + ", " + t.dtype;
   if (t.transposed == "true") line += ", transposed";

@@ -190,7 +190,8 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   const ConvAlgorithm& a = *row.algorithm;
   Reasons found;
   a.reasons(call.problem, op, found);
-  std::vector<std::string> why(found.text, found.text + found.count);
+  std::vector<std::string> why;
+  for (int i = 0; i < found.count; i++) why.push_back(filled(found.text[i], call));
   if (!why.empty()) return why;
   if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
   if (!a.fixed_order && (deterministic || call.torch_is_deterministic))

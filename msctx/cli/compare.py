@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from msctx.cli import render
+from msctx.cli.completion import complete
 from msctx.cli.output import Json, print_json, print_text, write_new
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
@@ -27,7 +28,10 @@ def compare(
             help="A YAML file; conv or matmul; package.module:function; a shipped comparison, workload or experiment."
         ),
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options that hold for all.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Options that hold for all.", autocompletion=complete),
+    ] = None,
     workload: Annotated[str | None, typer.Option(help="Of conv and matmul: a shipped workload, or its YAML file.")] = None,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="MxKxN", help="For matmul: the shape of a product; repeatable.")

@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from msctx.cli import render
+from msctx.cli.completion import complete
 from msctx.cli.output import Json, emit, emit_plan, print_json, print_text
 from msctx.errors import Diagnostic, OptionError
 
 
 def explain(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.")
+        list[str] | None,
+        typer.Argument(metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.", autocompletion=complete),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Plan for cpu, cuda or ascend, present or not. Default: this machine.")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.cli import render
+from msctx.cli.completion import complete
 from msctx.cli.output import Json, emit, emit_plan, only_json, print_json
 from msctx.errors import Diagnostic, OptionError
 
@@ -16,7 +17,8 @@ from msctx.errors import Diagnostic, OptionError
 def run(
     file: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped experiment (digits).")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…", autocompletion=complete),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,

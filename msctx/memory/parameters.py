@@ -129,7 +129,8 @@ def _can_move(parameter: nn.Parameter) -> bool:
 
 def _holders(tensor: torch.Tensor) -> int:
     """How many hold the storage of a tensor, what asks included."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    storage = tensor.untyped_storage()  # held while its holders are counted
+    return torch._C._storage_Use_Count(storage._cdata)
 
 
 _ALONE = _holders(torch.empty(1))

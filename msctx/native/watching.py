@@ -118,8 +118,8 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
             continue
         key = (id(module), path.replace("_orig_mod.", ""), number)
         dtype = "" if is_computed else str(weight.dtype).removeprefix("torch.")
-        storage = weight.untyped_storage()._cdata
-        place = _Place(storage, int(weight.storage_offset()), "x".join(map(str, weight.shape)), dtype)
+        storage = weight.untyped_storage()  # held until the library has it: another thread may give the weight another one
+        place = _Place(storage._cdata, int(weight.storage_offset()), "x".join(map(str, weight.shape)), dtype)
         found, before = _modules.get(key, (None, None))
         if found is not None and found() is module and before == place:
             continue

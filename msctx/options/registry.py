@@ -82,9 +82,13 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagno
     return Diagnostic(spelling, "unknown option", where, suggestion=hint or "`msctx options` lists them all", mark=mark)
 
 
+_WORDS = {name: f"_{name}_" for name in _NAMES if "." not in name}
+
+
 def _with_word(word: str) -> str:
     """The options whose names have *word* as a part, if they are few."""
-    found = sorted(name for name in _NAMES if re.search(rf"(?:^|_){re.escape(word.lower())}(?:_|$)", name)) if word else []
+    part = f"_{word.lower()}_"
+    found = sorted(name for name, words in _WORDS.items() if part in words) if word else []
     return f"did you mean {' or '.join(found)}?" if 0 < len(found) <= 3 else ""
 
 

@@ -207,7 +207,7 @@ def test_it_prints_as_a_table() -> None:
     assert "2x3x8x23 * 4x3x3x3, float32, channels_first" in first
     assert first.split()[-7:-3] == ["winograd", "winograd", "msctx", "strict"] or " msctx " in first
     assert " torch " in second
-    assert reason.strip() == "winograd: it needs stride 1"
+    assert reason.strip() == "winograd: it needs stride 1; this layer has 2"
 
 
 def test_names_are_spelled_as_mindspore_does() -> None:

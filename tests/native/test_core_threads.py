@@ -51,6 +51,30 @@ assert not precision_switch.ON_ENTRY
     )
 
 
+def test_a_thread_that_gives_weights_other_memory_while_another_watches_them(passes: Passes) -> None:
+    """As EMA copies and flat views do; the library once named memory that was gone."""
+    passes(
+        TOGETHER
+        + """
+from time import time
+sys.setswitchinterval(1e-5)
+model, x = torch.nn.Sequential(*[torch.nn.Conv2d(2, 2, 3, padding=1) for _ in range(20)]), torch.randn(1, 2, 6, 6)
+end = time() + 4
+def replacing():
+    while time() < end:
+        for layer in model:
+            layer.weight.data = layer.weight.data.clone()
+def watching():
+    while time() < end:
+        with msctx.context(conv_fprop_algo="gemm") as ctx:
+            ctx.watch(model)
+            model(x)
+            ctx.choices()
+together(replacing, watching)
+"""
+    )
+
+
 @pytest.mark.full
 def test_planning_while_another_library_comes_and_goes(passes: Passes) -> None:
     """Each answer is one of the two that there are, and the last one is right."""

@@ -229,8 +229,8 @@ class Results {
 static inline void winograd_reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   why.add_if(p.window[0] != 1 || p.window[1] != 3 || p.window[2] != 3, "it needs a window of 3x3");
-  why.add_if(!has_unit(p.stride), "it needs stride 1");
-  why.add_if(!has_unit(p.dilation), "it needs dilation 1");
+  why.add_if(!has_unit(p.stride), "it needs stride 1; this layer has {stride}");
+  why.add_if(!has_unit(p.dilation), "it needs dilation 1; this layer has {dilation}");
   why.add_if(op == Op::backward_weight, "it has no weight gradient");
 }
 

@@ -26,6 +26,8 @@ struct ConvText {
   std::string input, weight, stride, padding, dilation, output_padding, groups, transposed, dtype, layout, module;
 };
 ConvText text_of(const ConvCall&);
+// A text of Reasons with the numbers of the call.
+std::string filled(const char* reason, const ConvCall&);
 // The problem in a line, without its module: as choices() prints it.
 std::string line_of(const ConvText&);
 

@@ -56,6 +56,7 @@ struct Parallel {
 };
 
 // Why an algorithm cannot take a problem; empty: it can. The texts are literals, complete as "it takes no …" sentences are.
+// {stride} and {dilation} in a text stand for those of the problem.
 struct Reasons {
   int count = 0;
   const char* text[8];

@@ -273,8 +273,8 @@ static inline void winograd_reasons(const ConvProblem& p, Reasons& reasons) {
   const int64_t taps = p.window[1];
   reasons.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   reasons.add_if(p.window[0] != 1 || p.window[2] != taps || (taps != 3 && taps != 5), "it needs a window of 3x3 or 5x5");
-  reasons.add_if(!has_unit(p.stride), "it needs stride 1");
-  reasons.add_if(!has_unit(p.dilation), "it needs dilation 1");
+  reasons.add_if(!has_unit(p.stride), "it needs stride 1; this layer has {stride}");
+  reasons.add_if(!has_unit(p.dilation), "it needs dilation 1; this layer has {dilation}");
 }
 
 // About twice the worst of some thousand problems: normal, uniform and tiny data, data times 2^-20 to 2^20, and one outlier of

@@ -1,0 +1,47 @@
+"""Completion of options and their values, as shells ask for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_bash_completes_options_and_values(tmp_path: Path) -> None:
+    """In a real bash, whose words end at ``=``."""
+    if (bash := shutil.which("bash")) is None:
+        pytest.skip("there is no bash")
+    command = tmp_path / "msctx"
+    command.write_text(f"#!{sys.executable}\nfrom msctx.cli import main\nmain()\n")
+    command.chmod(0o755)
+    script = f"""
+        PATH={tmp_path}:$PATH
+        eval "$(_MSCTX_COMPLETE=source_bash msctx)"
+        ask() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _msctx_completion msctx; echo "${{COMPREPLY[*]}}"; }}
+        ask msctx explain conv_fprop_algo = wino
+        ask msctx explain deterministic =
+        ask msctx run digits conv_fp
+    """
+    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, check=True, env={**os.environ})
+    offered = ["winograd winograd_nonfused", "ON OFF true false 1 0", "conv_fprop_algo="]
+    assert done.stdout.splitlines() == offered, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("msctx explain conv_fprop_algo=wino", ["conv_fprop_algo=winograd", "conv_fprop_algo=winograd_nonfused"]),
+        ("msctx compare conv conv_allow_tf32=", ["conv_allow_tf32=true", "conv_allow_tf32=false"]),
+        ("msctx explain nothing=", []),
+    ],
+)
+def test_zsh_completes_whole_words(typed: str, offered: list[str]) -> None:
+    env = {**os.environ, "_MSCTX_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": typed}
+    command = [sys.executable, "-c", "from msctx.cli import app; app(prog_name='msctx')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert re.findall(r'"([^"]+)"', done.stdout) == offered, done
