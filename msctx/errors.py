@@ -15,6 +15,17 @@ MOST = 100
 """Mistakes that are shown and suggested for at once; nobody reads thousands, and to look for a name takes milliseconds."""
 
 
+LONGEST_LINE = 400
+"""A longer line of a file is not shown."""
+
+
+def one_line(text: str, longest: int = 120) -> str:
+    """A text for a comment or a message: no line breaks, nothing that cannot be printed, and not without end."""
+    text = " ".join(text.split())
+    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A place in a text file; *line* and *column* count from 1, *text* is the whole line, *width* what to underline."""
@@ -42,12 +53,15 @@ class Diagnostic:
 
     def __str__(self) -> str:
         where = str(self.mark) if self.mark else self.where
-        lines = [f"{where}  " * bool(where) + f"{self.path}: " * bool(self.path) + self.text]
+        path = one_line(self.path, 400)
+        lines = [f"{where}  " * bool(where) + f"{path}: " * bool(path) + self.text]
         hint = f"did you mean {self.suggestion}?" if self.suggestion and " " not in self.suggestion else self.suggestion
-        if self.mark and self.mark.text:
+        if self.mark and 0 < len(self.mark.text) <= LONGEST_LINE:
+            shown = "".join(c if c.isprintable() or c == "\t" else " " for c in self.mark.text)
             number = f"{self.mark.line:5d}"
-            caret = " " * (self.mark.column - 1) + "^" * max(1, self.mark.width)
-            lines += [f"{number} | {self.mark.text}", f"{' ' * len(number)} | {caret} {hint}".rstrip()]
+            before = "".join(c if c == "\t" else " " for c in shown[: self.mark.column - 1].ljust(self.mark.column - 1))
+            caret = before + "^" * max(1, self.mark.width)
+            lines += [f"{number} | {shown}", f"{' ' * len(number)} | {caret} {hint}".rstrip()]
         elif hint:
             lines[0] += f"; {hint}"
         if self.allowed:

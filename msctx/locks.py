@@ -2,14 +2,16 @@
 
 Python's own locks of modules are none of these: a module that another thread was importing at the fork can never be imported in the
 child. And a child that is forked while a program is being started keeps the pipe open by which its parent waits for that. So a fork
-waits for both.
+waits for both: for our own modules, and for those of others that we import late.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging as logging  # a fork takes the locks in the reverse order of their modules: ours before that of logging
 import os
 import threading
+import time
 import weakref
 from functools import cache
 from importlib import import_module
@@ -51,6 +53,27 @@ def imported(*modules: str) -> None:
             import_module(module)
 
 
+MOST_SECONDS = 10.0
+"""That a fork waits for: the thread that imports may itself wait for the one that forks."""
+
+
+def _wait() -> None:
+    """Until no other thread imports a module of ours, or holds :data:`no_fork`, which this thread then does."""
+    end = time.monotonic() + MOST_SECONDS
+    no_fork.acquire()
+    while _is_importing() and time.monotonic() < end:
+        no_fork.release()
+        time.sleep(1e-3)
+        no_fork.acquire()
+
+
+def _is_importing() -> bool:
+    """Python has no public way to ask."""
+    locks: dict[str, Any] = getattr(importlib._bootstrap, "_module_locks", {})
+    ours = [lock() for name, lock in [*locks.items()] if name.startswith("msctx")]
+    return any(getattr(lock, "owner", None) not in (None, threading.get_ident()) for lock in ours)
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
+    os.register_at_fork(before=_wait, after_in_parent=no_fork.release, after_in_child=no_fork.release)
     os.register_at_fork(after_in_child=_after_fork)

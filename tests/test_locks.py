@@ -96,6 +96,39 @@ finally:
     )
 
 
+def test_a_fork_while_another_thread_enters_its_first_context(passes_fresh: Callable[[str], str]) -> None:
+    """Python's own lock of a module that is being imported would never be free in the child."""
+    passes_fresh(
+        """
+import importlib.abc, os, signal, sys, threading, time, torch, msctx
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "msctx.context.ledger":
+            begun.set()
+            time.sleep(0.5)
+
+def work():
+    with msctx.context(deterministic="ON"):
+        assert torch.are_deterministic_algorithms_enabled()
+
+begun = threading.Event()
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+if (pid := os.fork()) == 0:
+    signal.alarm(20)
+    sys.meta_path.pop(0)
+    from msctx.context import ledger
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+thread.join()
+assert code == 0, code
+"""
+    )
+
+
 IMPORTS = """
 import importlib.abc, os, signal, sys, threading, time, warnings, torch
 warnings.simplefilter("ignore")

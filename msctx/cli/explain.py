@@ -17,7 +17,9 @@ from msctx.errors import Diagnostic, OptionError
 def explain(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.", autocompletion=complete),
+        typer.Argument(
+            metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.", autocompletion=complete
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Plan for cpu, cuda or ascend, present or not. Default: this machine.")

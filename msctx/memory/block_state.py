@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
+import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import _C, nn
 from torch.nn.modules import module as nn_module
 
 from msctx.memory.fingerprints import fingerprint
 from msctx.memory.look import MANY, OF_MODULES, Lasting, hooks_of
-from msctx.memory.sources import Source, owned, source_of
+from msctx.memory.sources import OF_LIBRARIES, Source, owned, source_of
 
 Name = tuple[int, str]
 """Of a buffer: the number of its module in the block, its name there."""
@@ -40,6 +41,10 @@ class Known:
     """What it saves with other bits each time, though its results are the same: operators leave parts of it unset."""
     lasting: Lasting | None = None
     """What it reaches and must not change in later passes, either."""
+    draws: bool = True
+    """Whether its code names Python's or NumPy's random numbers."""
+    past_versions: bool = False
+    """Whether it may write to tensors that do not notice it."""
 
 
 class RecomputationError(RuntimeError):
@@ -53,17 +58,21 @@ class State:
         """*known*: ``None`` when it is not known yet what the block changes."""
         self._path, self._block = path, block
         self._parts: list[Part] = [
-            (module, _without_graphs(held), own, _without_graphs(buffers)) for module, held, own, buffers in _parts(block)
+            (module, _without_graphs(held), own, _without_graphs(buffers), inner)
+            for module, held, own, buffers, inner in _parts(block)
         ]
         self._of_parameters = {p.untyped_storage()._cdata for p in block.parameters() if p.layout is torch.strided}
         self._lasting = known.lasting if known else None
-        self._sources = [source_of(generator) for generator in owned(block, inputs)]
+        self._past_versions = known is not None and known.past_versions
+        self._draws = known is None or known.draws
+        self._generators = owned(block, inputs)
+        self._sources = [source_of(generator) for generator in self._generators]
         self._numbers = [source.read() for source in self._sources]
         self._unused: list[Source] = []
         tensors = {
             (number, name): value
-            for number, (_, _, *tables) in enumerate(self._parts)
-            for table in tables
+            for number, (_, _, own, buffers, _) in enumerate(self._parts)
+            for table in (own, buffers)
             for name, value in table.items()
             if value is not None
         }
@@ -96,12 +105,22 @@ class State:
                 found.add(name)
         return frozenset(found)
 
-    def end(self) -> None:
-        """The first pass is done: generators that it did not use are left alone, since other threads may use them meanwhile."""
-        used = [_bits(source.read()) != _bits(it) for source, it in zip(self._sources, self._numbers, strict=True)]
-        self._unused = [source for source, is_used in zip(self._sources, used, strict=True) if not is_used]
+    def end(self, draws: bool | None) -> None:
+        """The first pass is done: generators that it did not use are left alone, since other threads may use them meanwhile.
+
+        Where there are any, those of libraries are not taken for used by a block whose code does not name them.
+
+        Args:
+            draws: whether it does; ``None`` where it was not looked at: what is known.
+        """
+        shared = OF_LIBRARIES if not (self._draws if draws is None else draws) and threading.active_count() > 1 else ()
+        pairs = zip(self._generators, self._sources, self._numbers, strict=True)
+        used = [generator not in shared and _bits(source.read()) != _bits(it) for generator, source, it in pairs]
+        others = zip(self._generators, self._sources, used, strict=True)
+        self._unused = [source for generator, source, is_used in others if not is_used and generator not in shared]
         self._numbers = [number for number, is_used in zip(self._numbers, used, strict=True) if is_used]
         self._sources = [source for source, is_used in zip(self._sources, used, strict=True) if is_used]
+        self._generators.clear()
 
     def keep_only(self, changing: Collection[Name]) -> None:
         self._copies = {name: value for name, value in self._copies.items() if name in changing}
@@ -131,6 +150,7 @@ class State:
         leaves = [parameter for parameter in self._block.parameters() if parameter.is_leaf]
         gradients = [(parameter, parameter.grad, _version(parameter.grad)) for parameter in leaves]
         lasting = self._lasting.now() if self._lasting else []
+        bits = self._bits_past_versions()
         try:
             self._install(self._parts, self._numbers)
             for (number, buffer), value in zip(self._copies, _copies([*self._copies.values()]), strict=True):
@@ -144,9 +164,11 @@ class State:
             changed = self._lasting.changed(lasting) if self._lasting else ""
             if any(_version(value) != version for name, (value, version) in self._versions.items() if name not in self._copies):
                 changed = "parameters or buffers"
+            if bits != self._bits_past_versions():
+                changed = "buffers"
             if any(parameter.grad is not grad or _version(grad) != version for parameter, grad, version in gradients):
                 changed = "gradients"
-            if hooks != [hooks_of(tensor) for tensor in inputs]:
+            if hooks != [hooks_of(tensor) for tensor in inputs] and not _C._len_torch_dispatch_stack():  # a mode's own
                 changed = "hooks of its inputs"
             if changed:
                 raise RecomputationError(
@@ -155,9 +177,19 @@ class State:
                     "the model"
                 )
 
+    def _bits_past_versions(self) -> list[Any]:
+        """Of large buffers that are not copied, and that may be written to unnoticed."""
+        if not self._past_versions:
+            return []
+        buffers = [value for name, (value, _) in self._versions.items() if name[1] in self._parts[name[0]][3]]
+        kept = [self._versions[name][0] for name in self._copies]
+        return [
+            fingerprint(value) for value in buffers if all(value is not other for other in kept) and value.device.type == "cpu"
+        ]
+
     def _install(self, parts: list[Part], numbers: list[Any]) -> None:
         for module, *tables in parts:
-            now: list[Any] = [module.__dict__, module._parameters, module._buffers]
+            now: list[Any] = [module.__dict__, module._parameters, module._buffers, module._modules]
             for present, wanted in zip(now, tables, strict=True):
                 if present.keys() != wanted.keys():
                     present.clear()
@@ -167,12 +199,12 @@ class State:
 
 
 Table = dict[str, Any]
-Part = tuple[nn.Module, Table, Table, Table]
-"""A module, its attributes (whether it trains is one), its parameters and buffers."""
+Part = tuple[nn.Module, Table, Table, Table, Table]
+"""A module, its attributes (whether it trains is one), its parameters, buffers and modules."""
 
 
 def _parts(block: nn.Module) -> list[Part]:
-    return [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in block.modules()]
+    return [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers), dict(m._modules)) for m in block.modules()]
 
 
 def _without_graphs(attributes: dict[str, Any]) -> dict[str, Any]:

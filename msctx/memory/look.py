@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import random
 import re
 import sys
 from collections import OrderedDict, deque
@@ -20,11 +21,11 @@ from weakref import ref
 
 import numpy
 import torch
-from torch import _C, nn
+from torch import _C, distributed, nn
 from torch._functorch.vmap import doesnt_support_saved_tensors_hooks
 
 from msctx.memory.fingerprints import fingerprint
-from msctx.memory.sources import GENERATORS, owned, source_of
+from msctx.memory.sources import GENERATORS, OF_LIBRARIES, owned, source_of
 from msctx.native.installed import Held
 
 MOST, MOST_BYTES = 2**15, 2**30
@@ -49,8 +50,16 @@ HOOKS_OF_TENSORS = (torch.Tensor.register_hook.__code__, torch.Tensor.register_p
 HOOKED = ("register_hook", "register_prehook")
 """Of the nodes of a graph: functions in C."""
 COMPILED = "it calls compiled code"
-PAST_VERSIONS = {"data", "numpy", "from_numpy", "frombuffer", "untyped_storage", "data_ptr"}
+PAST_VERSIONS = {"data", "numpy", "from_numpy", "frombuffer", "untyped_storage", "data_ptr", "batch_norm", "instance_norm"}
 """Names by which tensors are written to that do not notice it."""
+COMMUNICATES = "it communicates with other processes, each of which decides for itself what it computes again"
+COLLECTIVE = re.compile(
+    r"_?(all_gather|all_reduce|all_to_all|barrier|batch_isend_irecv|broadcast|gather|i?send|i?recv|reduce|reduce_scatter|scatter)"
+    r"(_(coalesced|into_tensor|object|object_list|single|tensor|tensor_autograd|tensor_coalesced|autograd))*"
+)
+"""The functions of torch.distributed by which processes exchange something."""
+AMBIGUOUS = {"gather", "scatter", "reduce", "send", "recv", "broadcast"}
+"""Names that much else has, too: those of a call count, not those in code."""
 REGISTERS = "it registers hooks for the backward pass, which would run twice"
 TRANSFORM = doesnt_support_saved_tensors_hooks(len).__code__
 """Around each of torch.func's transforms: they do not begin where there are hooks on saved tensors."""
@@ -116,6 +125,9 @@ class Look:
         """Of the global variables of a module: those that are kept."""
         self._modules = {*sys.modules}
         self._names = {"forward"}
+        self.draws = self.past_versions = False
+        """Whether code names Python's or NumPy's random numbers; ways to write to tensors that do not notice it."""
+        self._is_one_of_several = is_one_of_several()
         self._look(partial(self._meet_block, modules, inputs))
 
     def _meet_block(self, modules: dict[str, nn.Module], inputs: tuple[Any, dict[str, Any]]) -> None:
@@ -148,7 +160,7 @@ class Look:
         seen = {path for path, _, _ in self._kept}
         kept = [*self._kept, *(each for each in now._kept if each[0] not in seen)]
         there = ((path, read) for path, read, _ in kept if not SPECIAL.search(path) and not _is_argument(path, read))
-        return Lasting(there, bool(self._names & PAST_VERSIONS))
+        return Lasting(there, self.past_versions)
 
     def received(self) -> Lasting | None:
         """What the objects among the arguments hold, which whoever calls the block may change before the backward pass."""
@@ -184,11 +196,14 @@ class Look:
             raise _Unknown(COMPILED)
         self._ran[id(code), id(space)] = code
         module = space.get("__name__")
+        if self._is_one_of_several and _communicates(module, code):
+            raise _Unknown(COMMUNICATES)
         is_new = module in sys.modules and module not in self._modules  # imported since
         if is_new or _is_of_library(module):
             return
         names = _names_in(code)
         self._names |= names
+        self._hear_of(names, space)
         for kind in [*self._classes]:
             self._look_at_class(kind)
         spaces = [space]
@@ -200,6 +215,13 @@ class Look:
             for value in [*(each[name] for name in names if isinstance(each.get(name), ModuleType)), *imported]:
                 if not _is_of_library(value.__name__) and all(vars(value) is not other for other in spaces):
                     spaces.append(vars(value))
+
+    def _hear_of(self, names: set[str], space: dict[str, Any]) -> None:
+        """What code names that runs, or that a class has and a later pass may run."""
+        if self._is_one_of_several and any(COLLECTIVE.fullmatch(name) for name in names - AMBIGUOUS):
+            raise _Unknown(COMMUNICATES)
+        self.draws = self.draws or "random" in names or any(_draws(space.get(name)) for name in names)
+        self.past_versions = self.past_versions or not names.isdisjoint(PAST_VERSIONS)
 
     def _look(self, meet: Callable[[], None]) -> None:
         """Into what is met, and all that it reaches, unless the block must be left alone anyhow."""
@@ -242,12 +264,34 @@ class Look:
             if base not in self._classes and not _is_library(base):
                 self._classes[base] = set()
                 self._look_at_class(base)
+                for function in vars(base).values():
+                    if isinstance(function, FunctionType):
+                        self._hear_of(_names_in(function.__code__), function.__globals__)
 
     def _look_at_class(self, kind: type) -> None:
         special = {name for name in vars(kind) if name.startswith("__")}
         if names := (self._names | special) - self._classes[kind]:
             self._classes[kind] |= names
             self._keep(kind.__qualname__, partial(_named, vars(kind), sorted(names)))
+
+
+def is_one_of_several() -> bool:
+    """Whether torch.distributed has made this process one of several."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _communicates(module: Any, code: CodeType) -> bool:
+    """Whether a function is one of torch.distributed's that exchange something; any operator of DTensor may."""
+    if not isinstance(module, str) or not module.startswith("torch.distributed."):
+        return False
+    always = module.startswith(("torch.distributed.tensor.", "torch.distributed._functional_collectives"))
+    return always or COLLECTIVE.fullmatch(code.co_name) is not None
+
+
+def _draws(value: Any) -> bool:
+    return (
+        value in (random, numpy.random) if isinstance(value, ModuleType) else getattr(value, "__self__", None) in OF_LIBRARIES
+    )
 
 
 # --- what an object holds ---------------------------------------------------------------------------------------------

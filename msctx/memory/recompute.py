@@ -22,6 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from msctx.memory import watched
 from msctx.memory.block_state import Known, hook_of_user
 from msctx.memory.budget import Budget, counting_saved
+from msctx.memory.look import is_one_of_several
 from msctx.memory.replay import LOOKS, NESTED, Call, Pass, is_alone
 from msctx.native.installed import Held
 from msctx.notices import tell
@@ -105,13 +106,14 @@ WHOLE = "it is all that could be computed again, and cutting it into groups woul
 
 
 Case = tuple[Any, ...]
-"""Of a call of a block: whether each of its modules trains, and of what kinds its arguments are."""
+"""Of a call of a block: whether there are other processes, whether each of its modules trains, the kinds of its arguments."""
 MOST_CASES = 64
 
 
 def _case(block: nn.Module, args: Any, kwargs: Any) -> Case:
     kinds = (leaf if isinstance(leaf, bool | str | None) else type(leaf) for leaf in tree_leaves((args, kwargs)))
-    return (*((module.training, type(module)) for module in block.modules()), len(args), *kwargs, *kinds)
+    modules = ((module.training, type(module)) for module in block.modules())
+    return (is_one_of_several(), *modules, len(args), *kwargs, *kinds)
 
 
 def _in_the_way(block: nn.Module, *inputs: Any) -> str:
@@ -125,6 +127,10 @@ def _in_the_way(block: nn.Module, *inputs: Any) -> str:
     pack = (_C._autograd._top_saved_tensors_default_hooks(True) or (None,))[0]
     if getattr(pack, "__module__", "") == "torch.utils.checkpoint":
         return "it runs inside torch.utils.checkpoint, which computes it again already"
+    if pack is not None and not (getattr(pack, "__module__", None) or "").startswith(("msctx.", "torch.")):
+        return (
+            "hooks on saved tensors are in force (torch.autograd.graph.saved_tensors_hooks), which would not see what it saves"
+        )
     return ""
 
 

@@ -194,7 +194,7 @@ class Pass:
         self._first: list[tuple[Any, AbstractContextManager[Any]]] = []
         self._inputs = [inputs]
         self._alone = nullcontext if known is not None else _alone
-        self._state = State(path, block, inputs, known)
+        self._state, self._numbers = State(path, block, inputs, known), _Numbers(inputs)
         self._saves = Saves(path, self._state.constant(), known)
 
     def run(self, around: AbstractContextManager[Any]) -> Any:
@@ -208,15 +208,19 @@ class Pass:
                 (args, kwargs), around = self._first.pop()
                 with self._alone(), self._saves.saving(), around:
                     made = self._call(self._block, *args, **kwargs)
-                self._state.end()
+                self._state.end(draws=around.draws if isinstance(around, Look) else None)
+                self._numbers.end()
                 return made
             args, kwargs = tree_unflatten(leaves, self._spec)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            with self._alone(), self._state.again(tensors), self._saves.comparing():
+            with self._alone(), self._numbers.again(), self._state.again(tensors), self._saves.comparing():
                 return self._call(self._block, *args, **kwargs)
 
-        # To the end: what stops early runs through the block as an exception, and leaves undone what the block does after it
-        return checkpoint(compute, *leaves, use_reentrant=False, early_stop=False, determinism_check="none")  # Saves checks
+        # To the end: what stops early runs through the block as an exception, and leaves undone what the block does after it.
+        # Random numbers are put back by _Numbers, what is saved is compared by Saves.
+        return checkpoint(
+            compute, *leaves, use_reentrant=False, preserve_rng_state=False, early_stop=False, determinism_check="none"
+        )
 
     @classmethod
     def looked_at(
@@ -234,18 +238,19 @@ class Pass:
         look = Look(block, inputs, below)
         if look.obstacle:
             return call(block, *inputs[0], **inputs[1]), Known(looks, look.obstacle)
-        numbers, leaves = _Numbers(inputs), tree_leaves(inputs)
+        leaves = tree_leaves(inputs)
         once = cls(path, call, block, inputs, None)
         with memory.filled(FILLED[0]):
             made = once.run(look)
         state, saves = once._state, once._saves
         received = look.received()
         changing, obstacle, lasting = state.changing(), str(look.obstacle or NESTED * saves.nested), look.lasting()
+        draws, past_versions = look.draws, look.past_versions
         del look  # it holds all that it has seen
         state.keep_only(changing)
         if not obstacle:
             try:
-                with _alone(), memory.filled(FILLED[1]), numbers.again(), state.again(), saves.trying():
+                with _alone(), memory.filled(FILLED[1]), once._numbers.again(), state.again(), saves.trying():
                     args, kwargs = tree_unflatten(leaves, once._spec)
                     again = call(block, *args, **kwargs)
                 obstacle = "" if _are_same(made, again) else "computing it again gives other results"
@@ -257,7 +262,8 @@ class Pass:
             saves.keep(below, _Received(received, lambda changed: later(Known(LOOKS, RECEIVED.format(changed)))))
         else:
             saves.let_go()
-        return made, Known(looks, obstacle, changing, frozenset(saves.unset), None if obstacle else lasting)
+        kept = None if obstacle else lasting
+        return made, Known(looks, obstacle, changing, frozenset(saves.unset), kept, draws, past_versions)
 
 
 class _Received:
@@ -290,17 +296,33 @@ def _alone() -> Iterator[None]:
 
 
 class _Numbers:
-    """torch's random numbers as they are now."""
+    """torch's random numbers as they are now, if some are drawn until :meth:`end`: else other threads may draw them."""
 
     def __init__(self, inputs: Any) -> None:
-        self._kind = _infer_device_type(*tree_leaves(inputs))
-        self._devices, self._states = get_device_states(*tree_leaves(inputs))
-        self._of_host = torch.get_rng_state()
+        leaves = tree_leaves(inputs)
+        self._kind = _infer_device_type(*leaves)
+        self._devices, self._states = get_device_states(*leaves)
+        self._of_host: torch.Tensor | None = torch.get_rng_state()
+
+    def end(self) -> None:
+        if self._of_host is not None and torch.equal(self._of_host, torch.get_rng_state()):
+            self._of_host = None
+        module: Any = torch.get_device_module(self._kind) if self._devices else None
+        drawn = []
+        for device, before in zip(self._devices, self._states, strict=True):
+            with module.device(device):
+                drawn.append(not torch.equal(before, module.get_rng_state()))
+        self._devices = [device for device, is_drawn in zip(self._devices, drawn, strict=True) if is_drawn]
+        self._states = [state for state, is_drawn in zip(self._states, drawn, strict=True) if is_drawn]
 
     @contextmanager
     def again(self) -> Iterator[None]:
+        if self._of_host is None and not self._devices:
+            yield
+            return
         with torch.random.fork_rng(self._devices, device_type=self._kind):
-            torch.set_rng_state(self._of_host)
+            if self._of_host is not None:
+                torch.set_rng_state(self._of_host)
             set_device_states(self._devices, self._states, device_type=self._kind)
             yield
 

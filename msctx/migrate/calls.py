@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from msctx.errors import Diagnostic, Mark
+from msctx.errors import Diagnostic, Mark, one_line
 from msctx.migrate.names import AT_RUN_TIME, Constant, Names, Unknown
-from msctx.migrate.script import Script, one_line
+from msctx.migrate.script import Script
 from msctx.options import OPTIONS, find, is_dictionary
 from msctx.options.kinds import ChoiceKind
 

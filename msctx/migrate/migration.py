@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msctx.errors import Diagnostic, Mark, OptionError, searching
+from msctx.errors import Diagnostic, Mark, OptionError, one_line, searching
 from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.names import AT_RUN_TIME
-from msctx.migrate.script import Script, load, one_line
+from msctx.migrate.script import Script, load
 from msctx.options import GROUPS, Layer, device_of, find, make_layer
 from msctx.options.kinds import show
 from msctx.options.option import rank_of

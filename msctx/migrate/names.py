@@ -9,7 +9,8 @@ from contextlib import suppress
 from operator import add, mul, sub
 from typing import Any, NamedTuple, TypeVar
 
-from msctx.migrate.script import Script, one_line
+from msctx.errors import one_line
+from msctx.migrate.script import Script
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from msctx.context import explain
+from msctx.errors import one_line
 from msctx.migrate.calls import Entry
 from msctx.migrate.migration import Migration, nested
-from msctx.migrate.script import one_line
 from msctx.options import Settings
 from msctx.plan import Plan
 

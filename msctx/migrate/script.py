@@ -11,20 +11,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from msctx.errors import Diagnostic, FileError, Mark
+from msctx.errors import Diagnostic, FileError, Mark, one_line
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 """What ends a line for Python; ``str.splitlines`` also breaks at form feeds and Unicode's separators."""
-_LONGEST = 400
-"""A longer line is not shown in messages."""
-
-
-def one_line(text: str, longest: int = 120) -> str:
-    """A text for a comment or a message: no line breaks, nothing that cannot be printed, and not without end."""
-    text = " ".join(text.split())
-    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
 
 _Outer = ast.stmt | ast.expr | ast.ExceptHandler | ast.pattern
 """What a condition is read from; all of them have a place."""
@@ -66,9 +56,7 @@ class Script:
         return self._mark(error.lineno, start, max(1, (error.end_offset or 0) - start) if same else 1)
 
     def _mark(self, line: int, column: int, width: int) -> Mark:
-        text = self.lines[line - 1]
-        shown = "".join(c if c.isprintable() else " " for c in text)  # one for one: the caret stays where it belongs
-        return Mark(self.file, line, column, shown if len(text) <= _LONGEST else "", width)
+        return Mark(self.file, line, column, self.lines[line - 1], width)
 
     def _column(self, line: int, offset: int) -> int:
         """The column, from 1, of a place that the tree gives in bytes of UTF-8."""

@@ -17,14 +17,12 @@ from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed ha
 from pathlib import Path as File
 from typing import Any
 
-from msctx.errors import Diagnostic, Mark
+from msctx.errors import LONGEST_LINE, Diagnostic, Mark
 from msctx.options.kinds import INVALID, show
 
 Path = tuple[str | int, ...]
 Span = tuple[int, int]
 
-_LONGEST = 400
-"""A longer line is not shown in messages: a minified file is one line of megabytes."""
 _DEPTH = 50
 """How many levels JSON may be nested."""
 
@@ -79,8 +77,7 @@ class Source:
         number = bisect_right(self._lines, start)
         first = self._lines[number - 1]
         last = self._lines[number] - 1 if number < len(self._lines) else len(self.text)
-        shown = "" if last - first > _LONGEST else self.text[first:last]
-        shown = "".join(c if c.isprintable() else " " for c in shown)  # a tab is one column wide, like everything else
+        shown = "" if last - first > LONGEST_LINE else self.text[first:last]
         return Mark(self.file, number, start - first + 1, shown, max(1, end - start) if end <= last else 1)
 
     def mark(self, path: Path) -> Mark | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -191,7 +192,8 @@ class _Reading:
         assert form is not None
         text, file = value, f"{setting.origin}: {spelling}"
         if form.is_file:
-            if mark is not None and (beside := Path(mark.file).parent / value).exists():  # as the entry of an experiment
+            # Beside the file, as the entry of an experiment; os.path answers for what cannot be a path, too
+            if mark is not None and os.path.exists(beside := Path(mark.file).parent / value):
                 value = str(beside)
                 setting = self.settings[spelling] = replace(setting, value=value)
             (text, why_not), file = read_file(value), value

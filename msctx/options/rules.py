@@ -120,10 +120,9 @@ SAME_BITS = (
 
 OVERRIDES = (
     Overrides(When("graph_kernel_flags.opt_level", (0, 1, 2, 3)), When("enable_graph_kernel", (True, False))),
-    *(
-        Overrides(When("op_precision_mode"), loser)
-        for loser in (When("op_select_implmode"), When("optypelist_for_implmode"), IMPLMODE_LIST)
-    ),
+    Overrides(When("op_precision_mode"), When("op_select_implmode")),
+    Overrides(When("op_precision_mode"), IMPLMODE_LIST),
+    Overrides(When("op_precision_mode"), When("optypelist_for_implmode"), always=True),  # which does nothing by itself
     Overrides(When("op_select_implmode"), IMPLMODE_LIST),
     Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
     Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),

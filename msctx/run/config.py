@@ -100,7 +100,7 @@ class Experiment:
 def find_file(name: str) -> Path:
     """The YAML file a user names: a path, or the name of a shipped experiment."""
     path = Path(name)
-    if path.exists() or path.suffix in (".yaml", ".yml"):
+    if os.path.exists(path) or path.suffix in (".yaml", ".yml"):
         return path
     known = {p.stem: p for p in sorted((CONFIGS / "experiments").glob("*.yaml"))}
     if name in known:

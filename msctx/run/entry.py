@@ -31,7 +31,7 @@ def resolve(experiment: Experiment) -> Entry:
     base = experiment.file.parent if experiment.file else Path()
     mark = experiment.entry_mark
     if target.endswith(".py"):
-        path = next((p for p in (base / target, Path(target)) if p.is_file()), None)
+        path = next((p for p in (base / target, Path(target)) if os.path.isfile(p)), None)
         if path is None:
             raise _error(
                 mark, f"entry {experiment.entry!r}: there is no file {target} beside {experiment.file or 'the command'}"

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from msctx.errors import Diagnostic, Mark, OptionError
 from msctx.notices import tell
 
-
 Parameters = Mapping[str, Any]
 """What a run was given: options by spelling, arguments of its entry as ``args.NAME``."""
 

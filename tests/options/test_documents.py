@@ -64,7 +64,7 @@ def test_places() -> None:
     assert at(parsed, "b", 1, "c", "") == '3:14 "c"'
     assert at(parsed, "d") == "4:8 {"  # more than a line: its beginning
     assert at(parsed, "d", "x", "y") == "4:8 {", "of what is not there: the nearest thing around it"
-    assert parsed.mark(("a",)) == Mark("f.json", 2, 7, ' "a": "xyz",', 5)
+    assert parsed.mark(("a",)) == Mark("f.json", 2, 7, '\t"a": "xyz",', 5)
     assert str(parse_json('{"%s": 1}' % ("k" * 2000), "f").mark(("k" * 2000,))) == "f:1:2006"
 
 
