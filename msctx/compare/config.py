@@ -277,12 +277,11 @@ class _Reading:
         named = [kind for kind in SUBJECTS if kind in keys] + ["--shape"] * bool(shapes)
         if self.subject in ONE_KIND and not named:
             what = "--workload NAME" + " or --shape MxKxN" * (self.subject == "matmul")
-            self._word("", f"msctx compare {self.subject} needs a subject", f"{what}: {', '.join(workload.known())}")
+            self._word("", f"compare {self.subject}: give {what}", f"NAME is a YAML file; {', '.join(workload.known())}")
         elif len(named) != 1:
-            what = f"{' and '.join(named)} are named" if named else "nothing is named"
+            text = f"give one thing to compare, not {' and '.join(named)}" if named else "give something to compare"
             place = str(self.path) if self.path else "command line"
-            allowed = f"one of {', '.join(SUBJECTS)}"
-            self.problems.append(Diagnostic("compare", f"{what} to be compared", place, allowed))
+            self.problems.append(Diagnostic("compare", text, place, f"one of {', '.join(SUBJECTS)}"))
         elif named == ["workload"]:
             layers = self._workload(str(keys["workload"]))
         if layers is not None and self.subject in ONE_KIND:
@@ -296,7 +295,7 @@ class _Reading:
         layers = []
         for word in self.given.shapes:
             if not re.fullmatch(r"0*[1-9]\d{,8}x0*[1-9]\d{,8}x0*[1-9]\d{,8}", word.lower()):
-                self._word("--shape", f"{word!r} is no shape of a product", "MxKxN, such as 1024x1024x1024")
+                self._word("--shape", f"{word!r} is not the shape of a product", "MxKxN, such as 1024x1024x1024")
                 continue
             m, k, n = map(int, word.lower().split("x"))
             layers.append(NetworkLayer(word, Product((m, k), (k, n))))
@@ -339,19 +338,19 @@ class _Reading:
             if values and (isinstance(values, list) if find(key) else is_set):
                 found[key] = values
             else:
-                text = "is not a list of values" if find(key) else "is no option, and has no sets of options either"
+                text = "is not a list of values" if find(key) else "is not an option, and has no sets of options either"
                 hint = "" if find(key) else nearest(key, _spellings())
                 self.problems.append(Diagnostic(f"axes.{key}", text, "", AXIS, hint, self.document.mark(("axes", key, ""))))
         return found
 
     def _axes_of_words(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        allowed = "an option with its values"
+        allowed = "an option with its values, such as conv_fprop_algo=gemm,winograd"
         for word in self.given.axes:
             key, _, text = word.partition("=")
             if text and not find(key):
                 more = ": arguments are for msctx run --sweep" if key.startswith("args.") else ""
-                self._word("--axis", f"{word!r} is no option{more}", allowed, nearest(key, _spellings()))
+                self._word("--axis", f"{key!r} is not an option{more}", allowed, nearest(key, _spellings()))
                 continue
             try:
                 values = values_of(key, text) if text else []
@@ -418,7 +417,7 @@ def _kind_of(subject: str) -> str:
     allowed = f"a YAML file; conv, matmul; package.module:function; {', '.join(names)}"
     hint = nearest(subject, [*names, *ONE_KIND])
     raise FileError(
-        [Diagnostic("", "cannot be compared: there is no such file, model, workload or experiment", subject, allowed, hint)]
+        [Diagnostic("", f"cannot compare {subject!r}: no such file, model, workload or experiment", "", allowed, hint)]
     )
 
 

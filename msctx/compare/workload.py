@@ -202,7 +202,7 @@ class Row(BaseModel):
         if self.a:
             a, b = self.a, self.b
             if min(len(a), len(b)) < 2 or a[-1] != b[-2] or (len(b) > 2 and a[:-2] != b[:-2]):
-                raise Misfit("b", f"{text(a)} @ {text(b)} is no product of matrices")
+                raise Misfit("b", f"{text(a)} @ {text(b)} is not a product of matrices")
         else:
             self._check_convolution()
         return self
@@ -255,7 +255,7 @@ def read(name: str) -> Workload:
     if not (path.exists() or path.suffix in (".yaml", ".yml")):
         if name not in (names := known()):
             hint = nearest(name, names)
-            raise FileError([Diagnostic("", "is no workload", name, f"a YAML file; {', '.join(names)}", hint)])
+            raise FileError([Diagnostic("", "is not a workload", name, f"a YAML file; {', '.join(names)}", hint)])
         path = names[name]
     return parse(load(path, collect=True), path.stem)
 

@@ -50,7 +50,7 @@ def read(words: Sequence[str]) -> dict[str, list[Any]]:
         elif find(key) is None and not key.startswith(("args.", "experiment.")):
             names = [spelling for option in OPTIONS.values() for spelling in option.spellings]
             problems.append(
-                Diagnostic("--sweep", f"{key!r} is no option and no argument", "command line", "", nearest(key, names))
+                Diagnostic("--sweep", f"{key!r} is neither an option nor an argument", "command line", "", nearest(key, names))
             )
         elif any(is_same(key, other) for other in found):
             problems.append(

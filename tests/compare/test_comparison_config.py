@@ -103,8 +103,8 @@ def test_values_with_commas_stand_in_a_list() -> None:
     ("text", "told"),
     [
         ("compare: {workload: resnet5}", "did you mean resnet50?"),
-        ("compare: {workload: resnet50, model: a:b}", "workload and model are named to be compared"),
-        ("compare: {}", "nothing is named to be compared"),
+        ("compare: {workload: resnet50, model: a:b}", "give one thing to compare, not workload and model"),
+        ("compare: {}", "give something to compare"),
         ("compare: {workload: resnet50, second: 2}", "did you mean seconds?"),
         ("compare: {workload: resnet50, directions: [forward]}", "'forward' is not one of them"),
         ("compare: {workload: resnet50, budget: 3}", "3 is out of range"),

@@ -86,7 +86,7 @@ def test_batches() -> None:
         ("input: 1x8x16x16, weight: 4x8x3x3, count: 0", "count: 0 is out of range"),
         ("input: 1x8x16x16, weight: 4x4x3x3, groups: 3", "channels"),
         ("input: 1x8x16x16, weight: 4x8x3x3, output_padding: 1", "is for transposed convolutions"),
-        ("a: 3x4, b: 5x6", "3x4 @ 5x6 is no product of matrices"),
+        ("a: 3x4, b: 5x6", "3x4 @ 5x6 is not a product of matrices"),
         ("a: 3x4, b: 4x6, weight: 3x3", "weight: unknown key"),
         ("name: x", "is neither a convolution"),
         ("input: 1x8x16x16, weight: 4x8x1x3, padding: 0x1, stride: 0x1", "stride: '0x1' does not fit"),
