@@ -65,7 +65,7 @@ def test_explain_a_target_that_is_absent(msctx):
     code, out, _ = msctx("explain", "device_target=Ascend", "device_id=1")
     assert code == 0
     assert "torch.npu.current_device = 1" in out
-    assert "device_target=Ascend is not on this machine: the plan is a preview" in out
+    assert "preview only: no Ascend here" in out
 
 
 def test_explain_changes_nothing_and_needs_no_torch():

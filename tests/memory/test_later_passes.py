@@ -743,6 +743,9 @@ def test_fully_sharded_blocks_train_the_same(passes_fresh: Callable[..., str]) -
                     optimizer.step()
                     optimizer.zero_grad()
                     losses.append(float(loss))
+                rows = msctx.memory_stats()["recomputed"] if options else []
+            assert all("hooks" in row["reason"] and not row["recomputed"] for row in rows), rows
+            assert bool(rows) == bool(options)
             return losses
 
         for how in ({}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}):
