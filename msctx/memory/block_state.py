@@ -43,6 +43,8 @@ class Known:
     """What it reaches and must not change in later passes, either."""
     draws: bool = True
     """Whether its code names Python's or NumPy's random numbers."""
+    seeds: bool = True
+    """Whether it names ways to seed torch's."""
     past_versions: bool = False
     """Whether it may write to tensors that do not notice it."""
 

@@ -52,6 +52,8 @@ HOOKED = ("register_hook", "register_prehook")
 COMPILED = "it calls compiled code"
 PAST_VERSIONS = {"data", "numpy", "from_numpy", "frombuffer", "untyped_storage", "data_ptr", "batch_norm", "instance_norm"}
 """Names by which tensors are written to that do not notice it."""
+SEEDS = {"manual_seed", "manual_seed_all", "seed", "set_rng_state", "fork_rng", "default_generator"}
+"""Names by which torch's random numbers may begin anew: afterwards their state may be what it was before."""
 COMMUNICATES = "it communicates with other processes, each of which decides for itself what it computes again"
 COLLECTIVE = re.compile(
     r"_?(all_gather|all_reduce|all_to_all|barrier|batch_isend_irecv|broadcast|gather|i?send|i?recv|reduce|reduce_scatter|scatter)"
@@ -125,8 +127,8 @@ class Look:
         """Of the global variables of a module: those that are kept."""
         self._modules = {*sys.modules}
         self._names = {"forward"}
-        self.draws = self.past_versions = False
-        """Whether code names Python's or NumPy's random numbers; ways to write to tensors that do not notice it."""
+        self.draws = self.seeds = self.past_versions = False
+        """Whether code names Python's or NumPy's random numbers; ways to seed; ways to write to tensors that do not notice it."""
         self._is_one_of_several = is_one_of_several()
         self._look(partial(self._meet_block, modules, inputs))
 
@@ -221,6 +223,7 @@ class Look:
         if self._is_one_of_several and any(COLLECTIVE.fullmatch(name) for name in names - AMBIGUOUS):
             raise _Unknown(COMMUNICATES)
         self.draws = self.draws or "random" in names or any(_draws(space.get(name)) for name in names)
+        self.seeds = self.seeds or not names.isdisjoint(SEEDS)
         self.past_versions = self.past_versions or not names.isdisjoint(PAST_VERSIONS)
 
     def _look(self, meet: Callable[[], None]) -> None:

@@ -195,6 +195,7 @@ class Pass:
         self._inputs = [inputs]
         self._alone = nullcontext if known is not None else _alone
         self._state, self._numbers = State(path, block, inputs, known), _Numbers(inputs)
+        self._seeds = known is None or known.seeds
         self._saves = Saves(path, self._state.constant(), known)
 
     def run(self, around: AbstractContextManager[Any]) -> Any:
@@ -209,7 +210,7 @@ class Pass:
                 with self._alone(), self._saves.saving(), around:
                     made = self._call(self._block, *args, **kwargs)
                 self._state.end(draws=around.draws if isinstance(around, Look) else None)
-                self._numbers.end()
+                self._numbers.end(around.seeds if isinstance(around, Look) else self._seeds)
                 return made
             args, kwargs = tree_unflatten(leaves, self._spec)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -245,7 +246,7 @@ class Pass:
         state, saves = once._state, once._saves
         received = look.received()
         changing, obstacle, lasting = state.changing(), str(look.obstacle or NESTED * saves.nested), look.lasting()
-        draws, past_versions = look.draws, look.past_versions
+        draws, seeds, past_versions = look.draws, look.seeds, look.past_versions
         del look  # it holds all that it has seen
         state.keep_only(changing)
         if not obstacle:
@@ -263,7 +264,7 @@ class Pass:
         else:
             saves.let_go()
         kept = None if obstacle else lasting
-        return made, Known(looks, obstacle, changing, frozenset(saves.unset), kept, draws, past_versions)
+        return made, Known(looks, obstacle, changing, frozenset(saves.unset), kept, draws, seeds, past_versions)
 
 
 class _Received:
@@ -304,7 +305,10 @@ class _Numbers:
         self._devices, self._states = get_device_states(*leaves)
         self._of_host: torch.Tensor | None = torch.get_rng_state()
 
-    def end(self) -> None:
+    def end(self, seeds: bool) -> None:
+        """*seeds*: the block may have set them to what they were before."""
+        if seeds:
+            return
         if self._of_host is not None and torch.equal(self._of_host, torch.get_rng_state()):
             self._of_host = None
         module: Any = torch.get_device_module(self._kind) if self._devices else None
@@ -318,7 +322,12 @@ class _Numbers:
     @contextmanager
     def again(self) -> Iterator[None]:
         if self._of_host is None and not self._devices:
-            yield
+            before = torch.get_rng_state()
+            try:
+                yield
+            finally:
+                if threading.active_count() == 1 and not torch.equal(before, torch.get_rng_state()):
+                    torch.set_rng_state(before)  # seeded with what it was
             return
         with torch.random.fork_rng(self._devices, device_type=self._kind):
             if self._of_host is not None:

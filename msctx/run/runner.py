@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from msctx.notices import tell
 from msctx.plan import Plan, make
 from msctx.run import ranks
 from msctx.run.config import Experiment
+from msctx.run.ending import Terminated, deafen, terminable
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
@@ -107,7 +106,7 @@ def run_experiment(
     """
     require(experiment.sinks, experiment.sinks_mark)
     found, begin = state(), models.now()
-    with _signals():
+    with terminable():
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
             record = ranks.record(out, experiment.record_dir, experiment.name)
@@ -175,10 +174,8 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             returned = entry(run)
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
-        except (KeyboardInterrupt, Terminated) as interrupt:
-            if threading.current_thread() is threading.main_thread():  # put back at the end of run_experiment
-                for number in (signal.SIGINT, signal.SIGTERM):  # a second one must not keep the record from being written
-                    signal.signal(number, signal.SIG_IGN)
+        except KeyboardInterrupt as interrupt:
+            deafen()
             result["status"], error = "interrupted", interrupt
             if isinstance(interrupt, Terminated):
                 result["reason"] = "SIGTERM"
@@ -197,47 +194,6 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
         run.record.metrics({k: v for k, v in result.items() if isinstance(v, int | float)})
     result["seconds"] = round(time.perf_counter() - clock, 3)
     return result, error
-
-
-class Terminated(BaseException):
-    """SIGTERM, as schedulers send it: the run ends and writes its record, then the process ends by the signal."""
-
-
-def _terminate(number: int, frame: Any) -> None:
-    raise Terminated
-
-
-def _forget_in_child() -> None:
-    """A process that the entry forks ends by the signal at once."""
-    if signal.getsignal(signal.SIGTERM) is _terminate:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Have SIGTERM end a run as Ctrl-C does, unless somebody handles it. In the end both handlers are as they were, and after
-    SIGTERM the process ends by it, as its sender expects.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    if before[signal.SIGTERM] == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
-    terminated = False
-    try:
-        yield
-    except Terminated:
-        terminated = True
-    finally:
-        for number, handler in before.items():
-            if handler is not None:
-                signal.signal(number, handler)
-    if terminated:
-        signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager

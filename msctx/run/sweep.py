@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from msctx.options import OPTIONS, find
 from msctx.options.option import device_of
 from msctx.options.registry import from_text
 from msctx.options.yamlfile import AmbiguousNumber, parse
+from msctx.run.ending import Terminated, deafen, terminable
 from msctx.run.record import Record, plain
 
 
@@ -190,14 +192,17 @@ def sweep(
     record = Record.create(out, parent, f"{name}-sweep")
     grid = points(values)
     found: dict[str, Any] = {"sweep": {key: list(each) for key, each in values.items()}, "partial": False, "points": []}
-    with Children() as children:
+    with terminable() as again, Children() as children:
         for number, point in enumerate(grid, 1):
             folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
             try:
                 result = run_point(children, file, [*words, *words_of(point)], folder)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
+                deafen()
                 found["partial"] = True
                 record.json("sweep.json", found)
+                if isinstance(interrupt, Terminated):
+                    again.append(signal.SIGTERM)
                 raise Interrupted(record.folder) from None
             found["points"].append({"point": point, "result": result})
             record.json("sweep.json", found)

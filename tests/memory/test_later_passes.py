@@ -158,6 +158,18 @@ def makes(block: Any, x: torch.Tensor) -> torch.Tensor:
     return made
 
 
+class Seeds(Block):
+    """The state of the generator is the same before and after it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        return super().forward(x) * torch.rand(1)
+
+
+def test_a_block_that_seeds_leaves_the_numbers_of_others_alone() -> None:
+    are_same(lambda: [Seeds(), nn.Dropout(0.5), Seeds(), Block()], recomputed=None)
+
+
 @pytest.mark.parametrize("later", [draws, normalises, makes])
 def test_the_same_bits(later: Forward, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # else numbers may be drawn by another thread

@@ -190,10 +190,11 @@ def test_whoever_is_ended_takes_the_run_with_it(waits: Any, tmp_path: Path, word
     until(lambda: not [*(tmp_path / "tmp").glob("msctx-compare-*")])
 
 
-def test_ctrl_c_lets_the_run_write_its_record(waits: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_ctrl_c_and_sigterm_let_the_run_write_its_record(waits: Any, tmp_path: Path, number: int, code: int) -> None:
     process, runs = waits("run", "train.yaml", "--sweep", "args.number=1,2", "--out", "out")
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
+    process.send_signal(number)
+    assert process.wait() == code
     until(lambda: not any(map(is_running, runs)))
     assert json.loads((tmp_path / "out" / "1" / "result.json").read_text())["status"] == "interrupted"
     assert json.loads((tmp_path / "out" / "sweep.json").read_text())["partial"] is True

@@ -1,0 +1,60 @@
+"""SIGTERM, as schedulers send it before they kill a job, ends a run or a sweep as Ctrl-C does; then the process ends by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
+def _forget_in_child() -> None:
+    """A process that is forked meanwhile ends by the signal at once."""
+    if signal.getsignal(signal.SIGTERM) is _terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def terminable() -> Iterator[list[int]]:
+    """SIGTERM raises :class:`Terminated`, unless somebody handles it; at the end, the process ends by the signal.
+
+    The handlers of SIGTERM and Ctrl-C are then as they were. Gives a list that holds SIGTERM once it is to be sent again.
+    """
+    again: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield again
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if before[signal.SIGTERM] == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield again
+    except Terminated:
+        again.append(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+        if again:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def deafen() -> None:
+    """From here on, neither signal keeps what is left from being written."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
