@@ -128,7 +128,8 @@ class Look:
         self._modules = {*sys.modules}
         self._names = {"forward"}
         self.draws = self.seeds = self.past_versions = False
-        """Whether code names Python's or NumPy's random numbers; ways to seed; ways to write to tensors that do not notice it."""
+        """Whether Python's or NumPy's random numbers are reached; whether code names ways to seed torch's, and ways to write to
+        tensors that do not notice it."""
         self._is_one_of_several = is_one_of_several()
         self._look(partial(self._meet_block, modules, inputs))
 
@@ -183,8 +184,10 @@ class Look:
             self._look(partial(self._called, frame.f_code, frame.f_globals))
             if self.obstacle == COMPILED:  # or what follows would be compiled, too
                 sys.setprofile(None)
-        elif event == "c_call" and not self.obstacle and getattr(what, "__name__", "") in HOOKED:
-            self.obstacle = REGISTERS
+        elif event == "c_call" and not self.obstacle:
+            self.draws = self.draws or _draws(what)
+            if getattr(what, "__name__", "") in HOOKED:
+                self.obstacle = REGISTERS
 
     def _called(self, code: CodeType, space: dict[str, Any]) -> None:
         """A function is about to run: what it names is kept as it is now."""
@@ -255,6 +258,7 @@ class Look:
             self._add(value, path, key)
 
     def _add(self, value: Any, path: str, key: Any = "") -> None:
+        self.draws = self.draws or any(value is generator for generator in OF_LIBRARIES)
         if type(value) in PLAIN or id(value) in self._seen or isinstance(value, ModuleType) or value is ABSENT:
             return
         self._seen[id(value)] = value
@@ -292,9 +296,10 @@ def _communicates(module: Any, code: CodeType) -> bool:
 
 
 def _draws(value: Any) -> bool:
-    return (
-        value in (random, numpy.random) if isinstance(value, ModuleType) else getattr(value, "__self__", None) in OF_LIBRARIES
-    )
+    if isinstance(value, ModuleType):
+        return value in (random, numpy.random)
+    owner = getattr(value, "__self__", None)
+    return any(owner is generator for generator in OF_LIBRARIES)
 
 
 # --- what an object holds ---------------------------------------------------------------------------------------------

@@ -88,6 +88,40 @@ def test_no_number_that_another_thread_draws_comes_twice(draw: Callable[[], floa
     assert len({*drawn}) == len(drawn) > 20
 
 
+class Scales(Block):
+    """Its code does not name random numbers."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.draw()
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: random.random()])
+def test_numbers_that_a_block_draws_beside_another_thread(draw: Callable[[], float]) -> None:
+    def drawn(**options: Any) -> list[Any]:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        model = nn.Sequential(Scales(draw), Scales(draw))
+        with msctx.context(**options) as ctx:
+            ctx.watch(model)
+            found: list[Any] = [float(gradient.sum()) for gradient in trained(model)]
+            assert not options or all(row["recomputed"] for row in rows(model))
+        return [*found, random.random(), np.random.rand()]
+
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        assert drawn() == drawn(memory_optimize_level="O1")
+    finally:
+        end.set()
+        other.join()
+
+
 def test_a_backward_pass_whose_operations_are_counted() -> None:
     model = nn.Sequential(*[Block() for _ in range(4)])
     with msctx.context(memory_optimize_level="O1") as ctx:
