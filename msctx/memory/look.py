@@ -56,12 +56,12 @@ SEEDS = {"manual_seed", "manual_seed_all", "seed", "set_rng_state", "fork_rng", 
 """Names by which torch's random numbers may begin anew: afterwards their state may be what it was before."""
 COMMUNICATES = "it communicates with other processes, each of which decides for itself what it computes again"
 COLLECTIVE = re.compile(
-    r"_?(all_gather|all_reduce|all_to_all|barrier|batch_isend_irecv|broadcast|gather|i?send|i?recv|reduce|reduce_scatter|scatter)"
-    r"(_(coalesced|into_tensor|object|object_list|single|tensor|tensor_autograd|tensor_coalesced|autograd))*"
+    r"_?(monitored_)?(all_?gather|all_?reduce|all_?to_?all|barrier|batch_isend_irecv|broadcast|gather|i?send|i?recv|reduce"
+    r"|reduce_?scatter|scatter)(_(autograd|base|coalesced|into_tensor|object|object_list|single|tensor))*"
 )
-"""The functions of torch.distributed by which processes exchange something."""
-AMBIGUOUS = {"gather", "scatter", "reduce", "send", "recv", "broadcast"}
-"""Names that much else has, too: those of a call count, not those in code."""
+"""The functions of torch.distributed, and the methods of its groups, by which processes exchange something."""
+AMBIGUOUS = {"barrier", "gather", "scatter", "reduce", "send", "recv", "broadcast"}
+"""Names that much else has, too."""
 REGISTERS = "it registers hooks for the backward pass, which would run twice"
 TRANSFORM = doesnt_support_saved_tensors_hooks(len).__code__
 """Around each of torch.func's transforms: they do not begin where there are hooks on saved tensors."""
@@ -186,6 +186,8 @@ class Look:
                 sys.setprofile(None)
         elif event == "c_call" and not self.obstacle:
             self.draws = self.draws or _draws(what)
+            if self._is_one_of_several and _is_message(what):
+                self.obstacle = COMMUNICATES
             if getattr(what, "__name__", "") in HOOKED:
                 self.obstacle = REGISTERS
 
@@ -223,8 +225,11 @@ class Look:
 
     def _hear_of(self, names: set[str], space: dict[str, Any]) -> None:
         """What code names that runs, or that a class has and a later pass may run."""
-        if self._is_one_of_several and any(COLLECTIVE.fullmatch(name) for name in names - AMBIGUOUS):
-            raise _Unknown(COMMUNICATES)
+        if self._is_one_of_several:
+            values = [space.get(name) for name in names]
+            clear = names if any(_is_of_distributed(value) for value in values) else names - AMBIGUOUS
+            if any(map(COLLECTIVE.fullmatch, clear)):
+                raise _Unknown(COMMUNICATES)
         self.draws = self.draws or "random" in names or any(_draws(space.get(name)) for name in names)
         self.seeds = self.seeds or not names.isdisjoint(SEEDS)
         self.past_versions = self.past_versions or not names.isdisjoint(PAST_VERSIONS)
@@ -293,6 +298,17 @@ def _communicates(module: Any, code: CodeType) -> bool:
         return False
     always = module.startswith(("torch.distributed.tensor.", "torch.distributed._functional_collectives"))
     return always or COLLECTIVE.fullmatch(code.co_name) is not None
+
+
+def _is_of_distributed(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return isinstance(name, str) and name.startswith("torch.distributed")
+
+
+def _is_message(what: Any) -> bool:
+    """Whether a function in C is a method of a process group that exchanges something."""
+    is_group = "distributed_c10d" in type(getattr(what, "__self__", None)).__module__
+    return is_group and COLLECTIVE.fullmatch(getattr(what, "__name__", "")) is not None
 
 
 def _draws(value: Any) -> bool:

@@ -23,7 +23,7 @@ exec "$@" 3<&- </dev/null
 """
 """The shell's watch outlives the program until run() ends its group; a process that was forked meanwhile keeps it waiting."""
 GRACE = 10.0
-"""Seconds that a program has after Ctrl-C to end by itself."""
+"""Seconds that a program has after Ctrl-C or SIGTERM to end by itself."""
 
 
 class Children:
@@ -49,7 +49,7 @@ class Children:
     def run(
         self, command: Sequence[str], cwd: Path | None = None, scratch: Path | None = None, **how: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end, from any thread; Ctrl-C is passed on to it. *how*: as for Popen."""
+        """Run a program to its end, from any thread; Ctrl-C is passed on to it, other exceptions as SIGTERM. *how*: as for Popen."""
         with self._guard:
             if self._ended:
                 return subprocess.CompletedProcess(command, -signal.SIGKILL, "", "")
@@ -68,8 +68,8 @@ class Children:
         with process:
             try:
                 output = process.communicate()
-            except KeyboardInterrupt:
-                _signal(process, signal.SIGINT)
+            except BaseException as raised:
+                _signal(process, signal.SIGINT if isinstance(raised, KeyboardInterrupt) else signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
                     process.communicate(timeout=GRACE)
                 raise

@@ -10,11 +10,17 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+class Terminated(BaseException):
+    """SIGTERM came. Not a KeyboardInterrupt, which training loops take for a wish to end well."""
+
+
+class _State:
+    came = False
 
 
 def _terminate(number: int, frame: Any) -> None:
+    _State.came = True
+    signal.signal(number, signal.SIG_IGN)  # a second one must not cut short what the entry does at its end
     raise Terminated
 
 
@@ -29,28 +35,33 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def terminable() -> Iterator[list[int]]:
-    """SIGTERM raises :class:`Terminated`, unless somebody handles it; at the end, the process ends by the signal.
+def terminable() -> Iterator[None]:
+    """SIGTERM raises :class:`Terminated`, unless somebody handles it; at the end, the process ends by the signal in any case.
 
-    The handlers of SIGTERM and Ctrl-C are then as they were. Gives a list that holds SIGTERM once it is to be sent again.
+    The handlers of SIGTERM and Ctrl-C are then as they were.
     """
-    again: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield again
+        yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if before[signal.SIGTERM] == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     try:
-        yield again
+        yield
     except Terminated:
-        again.append(signal.SIGTERM)
+        pass
     finally:
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)
-        if again:
+        if _State.came:
+            _State.came = False
             signal.raise_signal(signal.SIGTERM)
+
+
+def is_terminated() -> bool:
+    """Whether SIGTERM came, though other code may have caught what it raised."""
+    return _State.came
 
 
 def deafen() -> None:

@@ -22,7 +22,7 @@ from msctx.notices import tell
 from msctx.plan import Plan, make
 from msctx.run import ranks
 from msctx.run.config import Experiment
-from msctx.run.ending import Terminated, deafen, terminable
+from msctx.run.ending import Terminated, deafen, is_terminated, terminable
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
@@ -147,8 +147,6 @@ def run_experiment(
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
         sinks.close(result)
-        if isinstance(error, Terminated):
-            raise error
     if error is not None:
         raise error
     for text in unwatched(plan, experiment.levels.values(), begin):
@@ -174,11 +172,9 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             returned = entry(run)
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
-        except KeyboardInterrupt as interrupt:
+        except (KeyboardInterrupt, Terminated) as interrupt:
             deafen()
             result["status"], error = "interrupted", interrupt
-            if isinstance(interrupt, Terminated):
-                result["reason"] = "SIGTERM"
         except SystemExit as end:
             if end.code not in (None, 0):
                 error = EntryFailed(f"the entry ended itself with {end.code!r}; the run is recorded in {run.dir}")
@@ -190,6 +186,8 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             result["status"], result["error"] = "failed", text
             result["reason"] = in_a_line(raised)
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
+    if is_terminated():  # a library may have made another exception of it
+        result |= {"status": "interrupted", "reason": "SIGTERM"}
     if not run.rows and result["status"] == "completed":
         run.record.metrics({k: v for k, v in result.items() if isinstance(v, int | float)})
     result["seconds"] = round(time.perf_counter() - clock, 3)

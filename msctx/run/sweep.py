@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -192,17 +191,15 @@ def sweep(
     record = Record.create(out, parent, f"{name}-sweep")
     grid = points(values)
     found: dict[str, Any] = {"sweep": {key: list(each) for key, each in values.items()}, "partial": False, "points": []}
-    with terminable() as again, Children() as children:
+    with terminable(), Children() as children:
         for number, point in enumerate(grid, 1):
             folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
             try:
                 result = run_point(children, file, [*words, *words_of(point)], folder)
-            except KeyboardInterrupt as interrupt:
+            except (KeyboardInterrupt, Terminated):
                 deafen()
                 found["partial"] = True
                 record.json("sweep.json", found)
-                if isinstance(interrupt, Terminated):
-                    again.append(signal.SIGTERM)
                 raise Interrupted(record.folder) from None
             found["points"].append({"point": point, "result": result})
             record.json("sweep.json", found)

@@ -190,6 +190,29 @@ def test_sigterm_leaves_a_valid_record_and_ends_the_process(job, tmp_path):
     assert (result["status"], result["reason"], result["restored"]) == ("interrupted", "SIGTERM", True)
 
 
+CAUGHT = """
+import signal
+def main(run):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except BaseException:
+        signal.raise_signal(signal.SIGTERM)  # a second one cuts nothing short
+        (run.dir / "saved").touch()
+        {then}
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "raise SystemExit(1)", "raise ValueError"])
+def test_what_becomes_of_sigterm_in_the_entry_does_not_count(job, tmp_path, then):
+    """A Trainer ends by itself after an exception, or makes another one of it."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "msctx", "run", job(CAUGHT.format(then=then)), "--out", str(out)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGTERM
+    result = json.loads((out / "result.json").read_text())
+    assert (result["status"], result["reason"], result["restored"]) == ("interrupted", "SIGTERM", True)
+    assert (out / "saved").exists()
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
 def test_a_handler_of_sigterm_stays(job, tmp_path, handler):
     before = signal.signal(signal.SIGTERM, handler)
