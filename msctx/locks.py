@@ -63,14 +63,16 @@ def _wait() -> None:
     no_fork.acquire()
     while _is_importing() and time.monotonic() < end:
         no_fork.release()
-        time.sleep(1e-3)
-        no_fork.acquire()
+        try:
+            time.sleep(1e-3)
+        finally:  # a signal's handler may raise
+            no_fork.acquire()
 
 
 def _is_importing() -> bool:
     """Python has no public way to ask."""
     locks: dict[str, Any] = getattr(importlib._bootstrap, "_module_locks", {})
-    ours = [lock() for name, lock in [*locks.items()] if name.startswith("msctx")]
+    ours = [lock() for name, lock in [*locks.items()] if name.partition(".")[0] == "msctx"]
     return any(getattr(lock, "owner", None) not in (None, threading.get_ident()) for lock in ours)
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from msctx.cli import render
-from msctx.cli.completion import complete
+from msctx.cli import completion, render
 from msctx.cli.output import Json, print_json, print_text, write_new
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
@@ -25,19 +24,29 @@ def compare(
     subject: Annotated[
         str,
         typer.Argument(
-            help="A YAML file; conv or matmul; package.module:function; a shipped comparison, workload or experiment."
+            help="A YAML file; conv or matmul; package.module:function; a shipped comparison, workload or experiment.",
+            autocompletion=completion.subject,
         ),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Options that hold for all.", autocompletion=complete),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Options that hold for all.",
+            autocompletion=completion.settings,
+        ),
     ] = None,
     workload: Annotated[str | None, typer.Option(help="Of conv and matmul: a shipped workload, or its YAML file.")] = None,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="MxKxN", help="For matmul: the shape of a product; repeatable.")
     ] = None,
     axis: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=A,B", help="Values of an option to compare; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B",
+            help="Values of an option to compare; repeatable.",
+            autocompletion=completion.settings,
+        ),
     ] = None,
     budget: Annotated[
         float | None, typer.Option(help="Find the fastest layers whose error on the whole model is at most this.")

@@ -1,14 +1,19 @@
-"""Shell completion of ``KEY=VALUE`` words: names of options, then their values."""
+"""Shell completion: of ``KEY=VALUE`` words the names of options, then their values; of what is shipped the names."""
 
 from __future__ import annotations
 
 import typer
 
 from msctx.options import OPTIONS, find
+from msctx.shipped import CONFIGS
 
 
-def complete(context: typer.Context, incomplete: str) -> list[str]:
-    """What a word may go on as. bash makes three words of ``KEY=VALUE`` and completes the last; other shells complete all of it."""
+def settings(context: typer.Context, incomplete: str) -> list[str]:
+    """What a ``KEY=VALUE`` may go on as.
+
+    bash makes three words of it and completes the last; other shells complete all of it. Of the only option that fits, the values
+    are offered at once: bash puts a space behind a word that can only go on in one way.
+    """
     before = [word for words in context.params.values() if isinstance(words, list | tuple) for word in words]
     while before and before[-1] == "=":
         before.pop()
@@ -17,13 +22,35 @@ def complete(context: typer.Context, incomplete: str) -> list[str]:
     key, sign, start = incomplete.partition("=")
     if sign:
         return [f"{key}={value}" for value in _values(key, start)]
-    names = (name for option in OPTIONS.values() for name in option.spellings if "." in key or "." not in name)
-    return sorted(f"{name}=" for name in names if name.startswith(key))
+    names = option(incomplete)
+    only = _values(names[0], "") if len(names) == 1 else []
+    return [f"{names[0]}={value}" for value in only] or [f"{name}=" for name in names]
+
+
+def option(incomplete: str) -> list[str]:
+    """Names of options; those of groups once a group is named."""
+    names = (name for option in OPTIONS.values() for name in option.spellings if "." in incomplete or "." not in name)
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def experiment(incomplete: str) -> list[str]:
+    """Names of shipped experiments, beside files."""
+    return _shipped("experiments", incomplete)
+
+
+def subject(incomplete: str) -> list[str]:
+    """What ``msctx compare`` takes by name."""
+    names = {"conv", "matmul", *(name for folder in ("compare", "experiments", "workloads") for name in _shipped(folder))}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _shipped(folder: str, start: str = "") -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / folder).glob(f"{start}*.yaml"))
 
 
 def _values(key: str, start: str) -> list[str]:
-    option = find(key)
-    schema = option.kind.schema() if option and option.kind else {}
+    found = find(key)
+    schema = found.kind.schema() if found and found.kind else {}
     values = [True, False] if schema.get("type") == "boolean" else schema.get("enum", [])
     words = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
     return [word for word in dict.fromkeys(words) if word.startswith(start)]

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from msctx.cli import render
-from msctx.cli.completion import complete
+from msctx.cli import completion, render
 from msctx.cli.output import Json, emit, emit_plan, print_json, print_text
 from msctx.errors import Diagnostic, OptionError
 
@@ -18,7 +17,7 @@ def explain(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.", autocompletion=complete
+            metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.", autocompletion=completion.settings
         ),
     ] = None,
     device: Annotated[
@@ -50,7 +49,13 @@ def explain(
 
 
 def options(
-    name: Annotated[str | None, typer.Argument(help="An option, or a group such as gpu_config, by any of its names.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="An option, or a group such as gpu_config, by any of its names.",
+            autocompletion=completion.option,
+        ),
+    ] = None,
     write_ini: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="With op_select_implmode: write its list, a start for op_precision_mode."),

@@ -8,22 +8,34 @@ from typing import Annotated, Any
 
 import typer
 
-from msctx.cli import render
-from msctx.cli.completion import complete
+from msctx.cli import completion, render
 from msctx.cli.output import Json, emit, emit_plan, only_json, print_json
 from msctx.errors import Diagnostic, OptionError
 
 
 def run(
-    file: Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped experiment (digits).")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file, or the name of a shipped experiment (digits).",
+            autocompletion=completion.experiment,
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…", autocompletion=complete),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…", autocompletion=completion.settings
+        ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
     sweep: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=A,B", help="Run once per value, or per combination of several keys.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=A,B",
+            help="Run once per value, or per combination of several keys.",
+            autocompletion=completion.settings,
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -123,6 +123,8 @@ class Look:
         """Classes that were met → their attributes that are kept: those that code names."""
         self._ran: dict[tuple[int, int], CodeType] = {}
         """The functions that were called, with their global variables."""
+        self._heard: set[FunctionType] = set()
+        """Methods whose names were met."""
         self._named: dict[int, set[str]] = {}
         """Of the global variables of a module: those that are kept."""
         self._modules = {*sys.modules}
@@ -224,7 +226,7 @@ class Look:
                     spaces.append(vars(value))
 
     def _hear_of(self, names: set[str], space: dict[str, Any]) -> None:
-        """What code names that runs, or that a class has and a later pass may run."""
+        """What code names that runs; and the methods that it names, which a later pass may run."""
         if self._is_one_of_several:
             values = [space.get(name) for name in names]
             clear = names if any(_is_of_distributed(value) for value in values) else names - AMBIGUOUS
@@ -233,6 +235,11 @@ class Look:
         self.draws = self.draws or "random" in names or any(_draws(space.get(name)) for name in names)
         self.seeds = self.seeds or not names.isdisjoint(SEEDS)
         self.past_versions = self.past_versions or not names.isdisjoint(PAST_VERSIONS)
+        methods = [vars(kind)[name] for kind in self._classes for name in names & vars(kind).keys()]
+        for method in methods:
+            if isinstance(method, FunctionType) and method not in self._heard:
+                self._heard.add(method)
+                self._hear_of(_names_in(method.__code__), method.__globals__)
 
     def _look(self, meet: Callable[[], None]) -> None:
         """Into what is met, and all that it reaches, unless the block must be left alone anyhow."""
@@ -276,9 +283,6 @@ class Look:
             if base not in self._classes and not _is_library(base):
                 self._classes[base] = set()
                 self._look_at_class(base)
-                for function in vars(base).values():
-                    if isinstance(function, FunctionType):
-                        self._hear_of(_names_in(function.__code__), function.__globals__)
 
     def _look_at_class(self, kind: type) -> None:
         special = {name for name in vars(kind) if name.startswith("__")}

@@ -25,10 +25,14 @@ def test_bash_completes_options_and_values(tmp_path: Path) -> None:
         ask() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _msctx_completion msctx; echo "${{COMPREPLY[*]}}"; }}
         ask msctx explain conv_fprop_algo = wino
         ask msctx explain deterministic =
-        ask msctx run digits conv_fp
+        ask msctx run digits conv_al
+        ask msctx run digits runtime_num
+        ask msctx run dig
+        ask msctx options max_dev
     """
     done = subprocess.run([bash, "-c", script], capture_output=True, text=True, check=True, env={**os.environ})
-    offered = ["winograd winograd_nonfused", "ON OFF true false 1 0", "conv_fprop_algo="]
+    offered = ["winograd winograd_nonfused", "ON OFF true false 1 0", "conv_algo_rules= conv_allow_hf32= conv_allow_tf32="]
+    offered += ["runtime_num_threads=", "digits digits_algorithms", "max_device_memory"]
     assert done.stdout.splitlines() == offered, done.stderr
 
 
