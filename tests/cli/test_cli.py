@@ -178,6 +178,13 @@ def test_doctor(msctx):
     assert "C++ compiler" in msctx("doctor")[1]
 
 
+def test_help_begins_with_what_people_come_for(msctx):
+    _, text, _ = msctx("--help")
+    commands = [line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.strip()]
+    assert commands[:3] == ["run", "explain", "init"]
+    assert "…" not in text and "..." not in text.partition("Commands:")[2], "no text is cut"  # noqa: PT018
+
+
 def test_version_and_module():
     done = subprocess.run([sys.executable, "-m", "msctx", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == __import__("msctx").__version__

@@ -77,7 +77,8 @@ def test_a_quantised_convolution() -> None:
         x = torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
         w = torch.quantize_per_tensor(torch.randn(4, 3, 3, 3), 0.1, 0, torch.qint8)
         assert_counted_and_refused(
-            lambda: quantised.conv2d(x, w, torch.zeros(4), scale=0.1, zero_point=0).dequantize(), "quantized::conv2d"
+            lambda: quantised.conv2d(x, w, torch.zeros(4), scale=0.1, zero_point=0).dequantize(),
+            "quantized::conv2d is not a float convolution",
         )
     finally:
         torch.backends.quantized.engine = found
