@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from glob import escape, glob
+from os.path import isdir
+
 import typer
 
 from msctx.options import OPTIONS, find
@@ -23,8 +26,9 @@ def settings(context: typer.Context, incomplete: str) -> list[str]:
     if sign:
         return [f"{key}={value}" for value in _values(key, start)]
     names = option(incomplete)
-    only = _values(names[0], "") if len(names) == 1 else []
-    return [f"{names[0]}={value}" for value in only] or [f"{name}=" for name in names]
+    if len(names) > 1:
+        return [f"{name}=" for name in names]
+    return [f"{name}={value}" for name in names for value in _values(name, "") or ["", _example(name)]]
 
 
 def option(incomplete: str) -> list[str]:
@@ -34,18 +38,29 @@ def option(incomplete: str) -> list[str]:
 
 
 def experiment(incomplete: str) -> list[str]:
-    """Names of shipped experiments, beside files."""
-    return _shipped("experiments", incomplete)
+    """Names of shipped experiments, and files."""
+    return _shipped("experiments", incomplete) + _files(incomplete)
 
 
 def subject(incomplete: str) -> list[str]:
     """What ``msctx compare`` takes by name."""
     names = {"conv", "matmul", *(name for folder in ("compare", "experiments", "workloads") for name in _shipped(folder))}
-    return sorted(name for name in names if name.startswith(incomplete))
+    return sorted(name for name in names if name.startswith(incomplete)) + _files(incomplete)
+
+
+def _files(start: str) -> list[str]:
+    """YAML files, and folders."""
+    found = [path for path in glob(f"{escape(start)}*") if path.endswith((".yaml", ".yml")) or isdir(path)]
+    return sorted(f"{path}/" if isdir(path) else path for path in found)
 
 
 def _shipped(folder: str, start: str = "") -> list[str]:
     return sorted(path.stem for path in (CONFIGS / folder).glob(f"{start}*.yaml"))
+
+
+def _example(key: str) -> str:
+    found = find(key)
+    return str(found.example) if found and isinstance(found.example, str | int | float) else "VALUE"
 
 
 def _values(key: str, start: str) -> list[str]:

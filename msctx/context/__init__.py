@@ -452,7 +452,7 @@ def _layers(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
     if (found := _known.get(key)) is None:
         layer = layer_of(options, origin)
         found = (layer,) if layer.settings else ()
-        if all(setting.content is None for setting in layer.settings.values()):  # a file may be another next time
+        if not any(setting.option.format for setting in layer.settings.values()):  # a file may be another next time
             if len(_known) > KEPT:
                 _known.clear()
             _known[key] = found

@@ -59,11 +59,14 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
         from msctx.context import Context
 
         origin = f"mark msctx of {item.nodeid}" if marks else "--msctx"
+        problem = ""
         try:
             layers = [_layer(origin, *mark.args, **mark.kwargs) for mark in reversed(marks)]
             stack.enter_context(Context((*item.config.stash[_FOR_ALL], *layers), origin))
         except msctx.MsctxError as error:
-            pytest.fail(str(error), pytrace=False)
+            problem = str(error)
+        if problem:  # here: inside of the handler, pytest would show it twice
+            pytest.fail(problem, pytrace=False)
     return (yield)
 
 

@@ -52,7 +52,7 @@ HOOKED = ("register_hook", "register_prehook")
 COMPILED = "it calls compiled code"
 PAST_VERSIONS = {"data", "numpy", "from_numpy", "frombuffer", "untyped_storage", "data_ptr", "batch_norm", "instance_norm"}
 """Names by which tensors are written to that do not notice it."""
-SEEDS = {"manual_seed", "manual_seed_all", "seed", "set_rng_state", "fork_rng", "default_generator"}
+SEEDS = {"manual_seed", "manual_seed_all", "seed", "set_state", "set_rng_state", "fork_rng", "default_generator"}
 """Names by which torch's random numbers may begin anew: afterwards their state may be what it was before."""
 COMMUNICATES = "it communicates with other processes, each of which decides for itself what it computes again"
 COLLECTIVE = re.compile(
@@ -172,7 +172,7 @@ class Look:
         kept = [(path, read) for path, read, _ in self._kept if _is_argument(path, read)]
         return Lasting(kept, by_bits=False) if any(_is_object(read) for _, read in kept) else None
 
-    def _profile(self, frame: FrameType, event: str, what: object) -> None:
+    def _profile(self, frame: FrameType, event: str, what: Any) -> None:
         if frame.f_code is TRANSFORM and event in ("call", "return"):
             self._transforms += 1 if event == "call" else -1
             if event == "call" and self._transforms == 1:
@@ -188,6 +188,7 @@ class Look:
                 sys.setprofile(None)
         elif event == "c_call" and not self.obstacle:
             self.draws = self.draws or _draws(what)
+            self.seeds = self.seeds or (getattr(what, "__name__", "") in SEEDS and isinstance(what.__self__, torch.Generator))
             if self._is_one_of_several and _is_message(what):
                 self.obstacle = COMMUNICATES
             if getattr(what, "__name__", "") in HOOKED:
@@ -205,6 +206,7 @@ class Look:
             raise _Unknown(COMPILED)
         self._ran[id(code), id(space)] = code
         module = space.get("__name__")
+        self.seeds = self.seeds or (module == "torch.random" and code.co_name in SEEDS)
         if self._is_one_of_several and _communicates(module, code):
             raise _Unknown(COMMUNICATES)
         is_new = module in sys.modules and module not in self._modules  # imported since

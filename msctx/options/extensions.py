@@ -78,8 +78,8 @@ OPTIONS = (
              "nothing. It need not be there yet, nor its folder. A relative path in a YAML file is meant from the folder of "
              "that file."),
     extension("strict", Bool, example=True,
-        help="Turns every option that would be refused, is not built yet or is inert into an error before anything changes, "
-             "and a switch that other code changed inside the scope into an error at exit. Without it each is a single "
-             "warning."),
+        help="Turns every option that would be refused, is not built yet or is inert (but those of a device that is not here) "
+             "into an error before anything changes, and a switch that other code changed inside the scope into an error at "
+             "exit. Without it each is a single warning."),
 )
 # fmt: on

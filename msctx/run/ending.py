@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,18 +16,27 @@ class Terminated(BaseException):
 
 
 class _State:
-    came = False
+    came: float | None = None
+
+
+SECONDS = 5.0
+"""For what the entry does at its end: after them, a further signal raises again."""
 
 
 def _terminate(number: int, frame: Any) -> None:
-    _State.came = True
-    signal.signal(number, signal.SIG_IGN)  # a second one must not cut short what the entry does at its end
-    raise Terminated
+    now = time.monotonic()
+    if _State.came is None or now - _State.came > SECONDS:
+        _State.came = now
+        raise Terminated
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """Not SIG_IGN, which programs that are started would inherit."""
 
 
 def _forget_in_child() -> None:
     """A process that is forked meanwhile ends by the signal at once."""
-    if signal.getsignal(signal.SIGTERM) is _terminate:
+    if signal.getsignal(signal.SIGTERM) in (_terminate, _ignore):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -54,18 +64,19 @@ def terminable() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:
                 signal.signal(number, handler)
-        if _State.came:
-            _State.came = False
+        if _State.came is not None:
+            _State.came = None
             signal.raise_signal(signal.SIGTERM)
+            raise SystemExit(128 + signal.SIGTERM)  # the first process of a container does not end by it
 
 
 def is_terminated() -> bool:
     """Whether SIGTERM came, though other code may have caught what it raised."""
-    return _State.came
+    return _State.came is not None
 
 
 def deafen() -> None:
     """From here on, neither signal keeps what is left from being written."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _ignore)

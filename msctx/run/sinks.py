@@ -34,7 +34,8 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder))
-        lines = [f"| {key} | {value} |" for key, value in parameters.items()]
+        cells = {key: " ".join(str(value).split()).replace("|", "\\|") for key, value in parameters.items()}
+        lines = [f"| {key} | {value} |" for key, value in cells.items()]
         self._writer.add_text("parameters", "\n".join(["| parameter | value |", "|---|---|", *lines]))
 
     def send(self, numbers: Mapping[str, float], step: int) -> None:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,41 @@ def test_numbers_that_a_block_draws_beside_another_thread(draw: Callable[[], flo
             found: list[Any] = [float(gradient.sum()) for gradient in trained(model)]
             assert not options or all(row["recomputed"] for row in rows(model))
         return [*found, random.random(), np.random.rand()]
+
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        assert drawn() == drawn(memory_optimize_level="O1")
+    finally:
+        end.set()
+        other.join()
+
+
+class SeedsBy(Block):
+    """Its code does not name how it seeds, and leaves the generator as it was."""
+
+    def __init__(self, seed: Callable[[], object]) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seed()
+        return super().forward(torch.dropout(x, 0.5, True))
+
+
+def test_a_block_that_seeds_beside_another_thread() -> None:
+    def drawn(**options: Any) -> list[float]:
+        seed = partial(torch.manual_seed, 0)
+        model = nn.Sequential(SeedsBy(seed), SeedsBy(seed))
+        found = []
+        with msctx.context(**options) as ctx:
+            ctx.watch(model)
+            for _ in range(4):
+                made = model(torch.ones(8, 16))
+                (made * torch.rand(1)).sum().backward()
+                found.append(float(torch.rand(1)))
+        return found
 
     end = threading.Event()
     other = threading.Thread(target=end.wait)

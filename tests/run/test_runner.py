@@ -191,12 +191,14 @@ def test_sigterm_leaves_a_valid_record_and_ends_the_process(job, tmp_path):
 
 
 CAUGHT = """
-import signal
+import signal, subprocess
 def main(run):
     try:
         signal.raise_signal(signal.SIGTERM)
     except BaseException:
         signal.raise_signal(signal.SIGTERM)  # a second one cuts nothing short
+        with subprocess.Popen(["sleep", "60"]) as program:
+            program.terminate()
         (run.dir / "saved").touch()
         {then}
 """
