@@ -21,9 +21,10 @@ from weakref import ref
 
 import numpy
 import torch
-from torch import _C, distributed, nn
+from torch import _C, nn
 from torch._functorch.vmap import doesnt_support_saved_tensors_hooks
 
+from msctx.memory import communication
 from msctx.memory.fingerprints import fingerprint
 from msctx.memory.sources import GENERATORS, OF_LIBRARIES, owned, source_of
 from msctx.native.installed import Held
@@ -54,14 +55,6 @@ PAST_VERSIONS = {"data", "numpy", "from_numpy", "frombuffer", "untyped_storage",
 """Names by which tensors are written to that do not notice it."""
 SEEDS = {"manual_seed", "manual_seed_all", "seed", "set_state", "set_rng_state", "fork_rng", "default_generator"}
 """Names by which torch's random numbers may begin anew: afterwards their state may be what it was before."""
-COMMUNICATES = "it communicates with other processes, each of which decides for itself what it computes again"
-COLLECTIVE = re.compile(
-    r"_?(monitored_)?(all_?gather|all_?reduce|all_?to_?all|barrier|batch_isend_irecv|broadcast|gather|i?send|i?recv|reduce"
-    r"|reduce_?scatter|scatter)(_(autograd|base|coalesced|into_tensor|object|object_list|single|tensor))*"
-)
-"""The functions of torch.distributed, and the methods of its groups, by which processes exchange something."""
-AMBIGUOUS = {"barrier", "gather", "scatter", "reduce", "send", "recv", "broadcast"}
-"""Names that much else has, too."""
 REGISTERS = "it registers hooks for the backward pass, which would run twice"
 TRANSFORM = doesnt_support_saved_tensors_hooks(len).__code__
 """Around each of torch.func's transforms: they do not begin where there are hooks on saved tensors."""
@@ -132,7 +125,7 @@ class Look:
         self.draws = self.seeds = self.past_versions = False
         """Whether Python's or NumPy's random numbers are reached; whether code names ways to seed torch's, and ways to write to
         tensors that do not notice it."""
-        self._is_one_of_several = is_one_of_several()
+        self._is_one_of_several = communication.is_one_of_several()
         self._look(partial(self._meet_block, modules, inputs))
 
     def _meet_block(self, modules: dict[str, nn.Module], inputs: tuple[Any, dict[str, Any]]) -> None:
@@ -188,9 +181,11 @@ class Look:
                 sys.setprofile(None)
         elif event == "c_call" and not self.obstacle:
             self.draws = self.draws or _draws(what)
-            self.seeds = self.seeds or (getattr(what, "__name__", "") in SEEDS and isinstance(what.__self__, torch.Generator))
-            if self._is_one_of_several and _is_message(what):
-                self.obstacle = COMMUNICATES
+            self.seeds = self.seeds or (
+                getattr(what, "__name__", "") in SEEDS and isinstance(getattr(what, "__self__", None), torch.Generator)
+            )
+            if self._is_one_of_several and communication.is_message(what):
+                self.obstacle = communication.REASON
             if getattr(what, "__name__", "") in HOOKED:
                 self.obstacle = REGISTERS
 
@@ -207,8 +202,8 @@ class Look:
         self._ran[id(code), id(space)] = code
         module = space.get("__name__")
         self.seeds = self.seeds or (module == "torch.random" and code.co_name in SEEDS)
-        if self._is_one_of_several and _communicates(module, code):
-            raise _Unknown(COMMUNICATES)
+        if self._is_one_of_several and communication.runs(module, code):
+            raise _Unknown(communication.REASON)
         is_new = module in sys.modules and module not in self._modules  # imported since
         if is_new or _is_of_library(module):
             return
@@ -229,11 +224,8 @@ class Look:
 
     def _hear_of(self, names: set[str], space: dict[str, Any]) -> None:
         """What code names that runs; and the methods that it names, which a later pass may run."""
-        if self._is_one_of_several:
-            values = [space.get(name) for name in names]
-            clear = names if any(_is_of_distributed(value) for value in values) else names - AMBIGUOUS
-            if any(map(COLLECTIVE.fullmatch, clear)):
-                raise _Unknown(COMMUNICATES)
+        if self._is_one_of_several and communication.is_named(names, space):
+            raise _Unknown(communication.REASON)
         self.draws = self.draws or "random" in names or any(_draws(space.get(name)) for name in names)
         self.seeds = self.seeds or not names.isdisjoint(SEEDS)
         self.past_versions = self.past_versions or not names.isdisjoint(PAST_VERSIONS)
@@ -291,30 +283,6 @@ class Look:
         if names := (self._names | special) - self._classes[kind]:
             self._classes[kind] |= names
             self._keep(kind.__qualname__, partial(_named, vars(kind), sorted(names)))
-
-
-def is_one_of_several() -> bool:
-    """Whether torch.distributed has made this process one of several."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-def _communicates(module: Any, code: CodeType) -> bool:
-    """Whether a function is one of torch.distributed's that exchange something; any operator of DTensor may."""
-    if not isinstance(module, str) or not module.startswith("torch.distributed."):
-        return False
-    always = module.startswith(("torch.distributed.tensor.", "torch.distributed._functional_collectives"))
-    return always or COLLECTIVE.fullmatch(code.co_name) is not None
-
-
-def _is_of_distributed(value: Any) -> bool:
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-    return isinstance(name, str) and name.startswith("torch.distributed")
-
-
-def _is_message(what: Any) -> bool:
-    """Whether a function in C is a method of a process group that exchanges something."""
-    is_group = "distributed_c10d" in type(getattr(what, "__self__", None)).__module__
-    return is_group and COLLECTIVE.fullmatch(getattr(what, "__name__", "")) is not None
 
 
 def _draws(value: Any) -> bool:

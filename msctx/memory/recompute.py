@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from msctx.memory import watched
 from msctx.memory.block_state import Known, hook_of_user
 from msctx.memory.budget import Budget, counting_saved
-from msctx.memory.look import is_one_of_several
+from msctx.memory.communication import is_one_of_several
 from msctx.memory.replay import LOOKS, NESTED, Call, Pass, is_alone
 from msctx.native.installed import Held
 from msctx.notices import tell
