@@ -107,7 +107,7 @@ def test_without_sinks_nothing_is_looked_at() -> None:
 
 def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(experiment: Experiment, sent: list[Any], tmp_path: Path) -> None:
     sent.append("fails")
-    with pytest.warns(msctx.MsctxWarning, match="tensorboard gets nothing from here on.*OSError: the disk is full") as found:
+    with pytest.warns(msctx.MsctxWarning, match="tensorboard failed and is left out.*OSError: the disk is full") as found:
         result = run_experiment(read(experiment("tensorboard")), str(tmp_path / "run"))
     assert len(found) == 1
     assert result["status"] == "completed"
