@@ -176,7 +176,9 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             deafen()
             result["status"], error = "interrupted", interrupt
         except SystemExit as end:
-            if end.code not in (None, 0):
+            if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's answer to Ctrl-C
+                result["status"], error = "interrupted", end.__context__
+            elif end.code not in (None, 0):
                 error = EntryFailed(f"the entry ended itself with {end.code!r}; the run is recorded in {run.dir}")
                 result["status"], result["error"] = "failed", str(error)
         except EntryFailed as failed:

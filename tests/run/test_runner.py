@@ -226,6 +226,19 @@ def test_a_handler_of_sigterm_stays(job, tmp_path, handler):
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_library_that_makes_an_exit_of_ctrl_c(job, tmp_path):
+    source = """
+        def main():
+            try:
+                raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                raise SystemExit(1)
+    """
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(read(job(textwrap.dedent(source))), str(tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
+
+
 def test_ctrl_c_leaves_a_valid_record(job, tmp_path):
     source = "import time\ndef main(run):\n    run.log(epoch=1)\n    time.sleep(60)\n"
     out = tmp_path / "run"
