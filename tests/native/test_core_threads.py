@@ -58,7 +58,8 @@ def test_a_thread_that_gives_weights_other_memory_while_another_watches_them(pas
         + """
 from time import time
 sys.setswitchinterval(1e-5)
-model, x = torch.nn.Sequential(*[torch.nn.Conv2d(2, 2, 3, padding=1) for _ in range(20)]), torch.randn(1, 2, 6, 6)
+model = torch.nn.Sequential(*[torch.nn.Conv2d(2, 2, 3, padding=1) for _ in range(20)])
+core.load()
 end = time() + 4
 def replacing():
     while time() < end:
@@ -67,9 +68,7 @@ def replacing():
 def watching():
     while time() < end:
         with msctx.context(conv_fprop_algo="gemm") as ctx:
-            ctx.watch(model)
-            model(x)
-            ctx.choices()
+            ctx.watch(model)  # to compute meanwhile would be a race of PyTorch's own
 together(replacing, watching)
 """
     )
