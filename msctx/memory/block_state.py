@@ -115,14 +115,18 @@ class State:
         Args:
             draws: whether it does; ``None`` where it was not looked at: what is known.
         """
-        shared = OF_LIBRARIES if not (self._draws if draws is None else draws) and threading.active_count() > 1 else ()
-        pairs = zip(self._generators, self._sources, self._numbers, strict=True)
-        used = [generator not in shared and _bits(source.read()) != _bits(it) for generator, source, it in pairs]
-        others = zip(self._generators, self._sources, used, strict=True)
-        self._unused = [source for generator, source, is_used in others if not is_used and generator not in shared]
-        self._numbers = [number for number, is_used in zip(self._numbers, used, strict=True) if is_used]
-        self._sources = [source for source, is_used in zip(self._sources, used, strict=True) if is_used]
-        self._generators.clear()
+        names_them = self._draws if draws is None else draws
+        shared = OF_LIBRARIES if not names_them and threading.active_count() > 1 else ()
+        read = [*zip(self._generators, self._sources, self._numbers, strict=True)]
+        self._generators, self._sources, self._numbers = [], [], []
+        for generator, source, number in read:
+            if any(generator is each for each in shared):
+                continue
+            if _bits(source.read()) == _bits(number):
+                self._unused.append(source)
+            else:
+                self._sources.append(source)
+                self._numbers.append(number)
 
     def keep_only(self, changing: Collection[Name]) -> None:
         self._copies = {name: value for name, value in self._copies.items() if name in changing}

@@ -137,6 +137,8 @@ def _rule(where: Any, algorithms: Any) -> ConvRule:
 
 def _condition(word: str) -> tuple[str, str]:
     field, sign, pattern = word.partition("=")
+    if field == "transposed":  # as choices() shows it
+        pattern = pattern.lower()
     if not sign:
         return "module", word
     if field not in FIELDS:

@@ -20,7 +20,7 @@ class _State:
 
 
 SECONDS = 5.0
-"""For what the entry does at its end: after them, a further signal raises again."""
+"""That the entry has to end by itself; a signal after them raises again."""
 
 
 def _terminate(number: int, frame: Any) -> None:

@@ -182,7 +182,7 @@ def test_help_begins_with_what_people_come_for(msctx):
     _, text, _ = msctx("--help")
     commands = [line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.strip()]
     assert commands[:3] == ["run", "explain", "init"]
-    assert "…" not in text and "..." not in text.partition("Commands:")[2], "no text is cut"  # noqa: PT018
+    assert not {"…", "..."} & {word[-3:] for word in text.partition("Commands:")[2].split()}, "no text is cut"
 
 
 def test_version_and_module():

@@ -19,7 +19,10 @@ def test_bash_completes_options_and_values(tmp_path: Path) -> None:
     command = tmp_path / "msctx"
     command.write_text(f"#!{sys.executable}\nfrom msctx.cli import main\nmain()\n")
     command.chmod(0o755)
+    (tmp_path / "mine.yaml").touch()
+    (tmp_path / "mine.txt").touch()
     script = f"""
+        cd {tmp_path}
         PATH={tmp_path}:$PATH
         eval "$(_MSCTX_COMPLETE=source_bash msctx)"
         ask() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _msctx_completion msctx; echo "${{COMPREPLY[*]}}"; }}
@@ -28,11 +31,12 @@ def test_bash_completes_options_and_values(tmp_path: Path) -> None:
         ask msctx run digits conv_al
         ask msctx run digits runtime_num
         ask msctx run dig
+        ask msctx run mi
         ask msctx options max_dev
     """
     done = subprocess.run([bash, "-c", script], capture_output=True, text=True, check=True, env={**os.environ})
     offered = ["winograd winograd_nonfused", "ON OFF true false 1 0", "conv_algo_rules= conv_allow_hf32= conv_allow_tf32="]
-    offered += ["runtime_num_threads= runtime_num_threads=8", "digits digits_algorithms", "max_device_memory"]
+    offered += ["runtime_num_threads= runtime_num_threads=8", "digits digits_algorithms", "mine.yaml", "max_device_memory"]
     assert done.stdout.splitlines() == offered, done.stderr
 
 

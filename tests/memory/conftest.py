@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -15,3 +16,14 @@ def nothing_left_in_the_pool() -> Iterator[None]:
     yield
     gc.collect()
     assert msctx.memory_stats()["current_bytes"] == 0
+
+
+@pytest.fixture
+def another_thread() -> Iterator[None]:
+    """A thread that does nothing, as the monitor of a progress bar: whatever draws random numbers may be that one."""
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    yield
+    end.set()
+    other.join()

@@ -100,6 +100,7 @@ class Scales(Block):
         return super().forward(x) * self.draw()
 
 
+@pytest.mark.usefixtures("another_thread")
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: random.random()])
 def test_numbers_that_a_block_draws_beside_another_thread(draw: Callable[[], float]) -> None:
     def drawn(**options: Any) -> list[Any]:
@@ -113,14 +114,7 @@ def test_numbers_that_a_block_draws_beside_another_thread(draw: Callable[[], flo
             assert not options or all(row["recomputed"] for row in rows(model))
         return [*found, random.random(), np.random.rand()]
 
-    end = threading.Event()
-    other = threading.Thread(target=end.wait)
-    other.start()
-    try:
-        assert drawn() == drawn(memory_optimize_level="O1")
-    finally:
-        end.set()
-        other.join()
+    assert drawn() == drawn(memory_optimize_level="O1")
 
 
 class SeedsBy(Block):
@@ -135,6 +129,7 @@ class SeedsBy(Block):
         return super().forward(torch.dropout(x, 0.5, True))
 
 
+@pytest.mark.usefixtures("another_thread")
 def test_a_block_that_seeds_beside_another_thread() -> None:
     def drawn(**options: Any) -> list[float]:
         seed = partial(torch.manual_seed, 0)
@@ -148,14 +143,7 @@ def test_a_block_that_seeds_beside_another_thread() -> None:
                 found.append(float(torch.rand(1)))
         return found
 
-    end = threading.Event()
-    other = threading.Thread(target=end.wait)
-    other.start()
-    try:
-        assert drawn() == drawn(memory_optimize_level="O1")
-    finally:
-        end.set()
-        other.join()
+    assert drawn() == drawn(memory_optimize_level="O1")
 
 
 def test_a_backward_pass_whose_operations_are_counted() -> None:

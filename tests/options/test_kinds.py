@@ -171,6 +171,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
             IntKind(0, 9).parse(wrong)
 
 
+def test_truth_values_of_numpy_are_truth_values() -> None:
+    assert BOOL.parse(np.bool_(True)) is True
+    assert ON_OFF.parse(np.bool_(False)) == "OFF"
+
+
 SUGGESTIONS = [
     (ON_OFF, "on", "ON"),
     (ON_OFF, "maybe", ""),

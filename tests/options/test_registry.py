@@ -227,6 +227,12 @@ def test_the_nearest_option_is_named(wrong: str, right: str) -> None:
         option_of(wrong)
 
 
+@pytest.mark.parametrize("word", ["tf32", "allow_tf32"])
+def test_a_word_that_several_options_have(word: str) -> None:
+    (problem,) = problems_of(**{word: True})
+    assert problem.suggestion == "did you mean conv_allow_tf32 or matmul_allow_tf32?"
+
+
 def test_a_name_like_none_leads_to_the_list() -> None:
     (problem,) = problems_of(xyzzy=1)
     assert str(problem) == "test  xyzzy: unknown option; `msctx options` lists them all"
@@ -375,6 +381,7 @@ def test_every_wrong_value_is_answered_with_what_is_allowed() -> None:
         ("precision_mode", "bf16", "allow_mix_precision_bf16"),
         ("precision_mode_v2", "bf16", "mixed_bfloat16"),
         ("conv_fprop_algo", "algo_1", "implicit_precomp_gemm"),
+        ("conv_dgrad_algo", "auto", "performance"),
         ("max_device_memory", 4, "4GB"),
     ],
 )

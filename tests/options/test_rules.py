@@ -100,6 +100,16 @@ def test_the_source_names_a_winner(winner: str, value: Any, loser: str, other: A
         assert told in msctx.explain(order, device=device).failing, "the user set it, and it has no effect: worth a warning"
 
 
+def test_what_is_refused_further_in_takes_nobodys_place(ini: str) -> None:
+    """A list of operators does nothing without op_select_implmode."""
+    alone = stacked({"op_precision_mode": ini}, {"optypelist_for_implmode": "MatMul"})
+    assert "op_precision_mode" in in_force(alone)
+    assert "optypelist_for_implmode" not in in_force(alone)
+    both = stacked({"op_precision_mode": ini}, {"optypelist_for_implmode": "MatMul", "op_select_implmode": "high_precision"})
+    assert "op_precision_mode" not in in_force(both)
+    assert "optypelist_for_implmode" in in_force(both)
+
+
 @pytest.mark.parametrize(
     ("winner", "value", "loser", "other"),
     [
@@ -437,3 +447,8 @@ def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> Non
         ("fprop", "gemm"): "conv_fprop_algo=gemm",
         ("dgrad", "algo_0"): "dgrad=algo_0 of conv_algo_rules",
     }
+
+
+def test_a_condition_takes_truth_as_choices_shows_it() -> None:
+    layer = make_layer({"conv_algo_rules": {"transposed=True": "gemm"}}, "test")
+    assert layer.settings["conv_algo_rules"].value.startswith("transposed=true:")

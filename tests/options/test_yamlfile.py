@@ -518,3 +518,21 @@ def test_an_escape_and_a_number_that_python_does_not_read() -> None:
         parse('a: "\\U00110000"', "x.yaml")
     with pytest.raises(FileError, match="a number of thousands of digits"):
         parse(f"a: 0x{'f' * 9000}", "x.yaml")
+
+
+def test_a_key_that_would_speak_to_the_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text('"\\e]0;title\\a": 1\n')
+    document = load(file)
+    with pytest.raises(OptionError) as error:
+        make_layer(document.data, str(file), lambda path: document.mark(path))
+    assert "\\x1b]0;title\\x07: unknown option" in str(error.value)
+    assert str(error.value).replace("\n", "").isprintable()
+
+
+def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(f"op_precision_mode: {'a' * 300}\n")
+    document = load(file)
+    with pytest.raises(OptionError, match=r"x.yaml:1:20  op_precision_mode: .* cannot be read"):
+        make_layer(document.data, str(file), lambda path: document.mark(path))

@@ -215,6 +215,17 @@ def test_what_becomes_of_sigterm_in_the_entry_does_not_count(job, tmp_path, then
     assert (out / "saved").exists()
 
 
+def test_the_first_process_of_a_container_ends_after_sigterm(job, tmp_path, monkeypatch):
+    """The kernel ends it by no signal whose handler is the default one."""
+    sent = []
+    source = "import os, signal\ndef main(): os.kill(os.getpid(), signal.SIGTERM); signal.sigtimedwait([], 5)"
+    monkeypatch.setattr(signal, "raise_signal", sent.append)
+    with pytest.raises(SystemExit) as end:
+        run_experiment(read(job(source)), str(tmp_path / "run"))
+    assert (end.value.code, sent) == (143, [signal.SIGTERM])
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
 def test_a_handler_of_sigterm_stays(job, tmp_path, handler):
     before = signal.signal(signal.SIGTERM, handler)
