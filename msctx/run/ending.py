@@ -17,6 +17,7 @@ class Terminated(BaseException):
 
 class _State:
     came: float | None = None
+    process: int | None = None  # that handles the signal
 
 
 SECONDS = 5.0
@@ -24,6 +25,9 @@ SECONDS = 5.0
 
 
 def _terminate(number: int, frame: Any) -> None:
+    if os.getpid() != _State.process:  # forked a moment ago; what is raised in the hooks of a fork is lost
+        _forget_in_child()
+        signal.raise_signal(number)
     now = time.monotonic()
     if _State.came is None or now - _State.came > SECONDS:
         _State.came = now
@@ -55,6 +59,7 @@ def terminable() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     if before[signal.SIGTERM] == signal.SIG_DFL:
+        _State.process = os.getpid()
         signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
