@@ -5,11 +5,12 @@ Each error class carries the exit code with which the command line ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 MOST = 100
 """Mistakes that are shown and suggested for at once; nobody reads thousands, and to look for a name takes milliseconds."""
@@ -38,6 +39,10 @@ class Mark:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
+
+
+Marks = Callable[[tuple[Any, ...]], Mark | None]
+"""Gives the place in a file of the value at a path of keys; ``(..., "")`` asks for the key itself."""
 
 
 @dataclass(frozen=True, slots=True)

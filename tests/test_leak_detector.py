@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LEAKS = """
 import os, torch, msctx, pytest
 from torch.nn.modules import module
@@ -47,6 +49,7 @@ def pytest_configure(config):
 """
 
 
+@pytest.mark.full
 def test_the_detector_fails_exactly_the_tests_that_leak(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
     (tmp_path / "test_leaks.py").write_text(LEAKS)

@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict
 from msctx.compare import grid, workload
 from msctx.compare.grid import DIRECTIONS, PHASES, Point
 from msctx.compare.workload import NetworkLayer, Product, Workload
-from msctx.errors import Diagnostic, FileError, Mark, MsctxError, OptionError, nearest, searching
+from msctx.errors import Diagnostic, FileError, Mark, Marks, MsctxError, OptionError, nearest, searching
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, all_at, find, make_layer
 from msctx.options.kinds import BadValue, IntKind, Kind, ShareKind, TextKind, show
-from msctx.options.pydantic_errors import Marks, checked
+from msctx.options.validation import checked
 from msctx.options.yamlfile import AmbiguousNumber, load, parse
 from msctx.run.config import COMPARED, Experiment, read_document
 from msctx.run.sweep import is_same, values_of

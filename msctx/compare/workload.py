@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
 from msctx.native.choices import ConvProblem
 from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, show
-from msctx.options.pydantic_errors import Misfit, checked
+from msctx.options.validation import Misfit, checked
 from msctx.options.yamlfile import Document, load
 from msctx.shipped import CONFIGS
 

@@ -105,7 +105,7 @@ def _unknown(name: str, where: str) -> Diagnostic:
         return Diagnostic(name, f"{LATER[name]} has it, and msctx has no such option", where)
     if find(name) is not None or is_dictionary(name) or name == "preset":
         return Diagnostic(name, "MindSpore has no such key; msctx.set_context takes it", where)
-    return Diagnostic(name, "there is no such key", where, suggestion=nearest(name, KEYS))
+    return Diagnostic(name, "unknown key", where, suggestion=nearest(name, KEYS))
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _unread(name: str) -> Diagnostic:
             return Diagnostic(name, f"MindSpore's get_context does not know it; {group} has it", where)
     if find(name) is not None:
         return Diagnostic(name, "MindSpore has no such key; msctx.get_context knows it", where)
-    return Diagnostic(name, "there is no such key", where, suggestion=nearest(name, [*KEYS, *FLAT, *SPEED_UP]))
+    return Diagnostic(name, "unknown key", where, suggestion=nearest(name, [*KEYS, *FLAT, *SPEED_UP]))
 
 
 # --- the object behind them -------------------------------------------------------------------------------------------

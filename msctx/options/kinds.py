@@ -42,6 +42,12 @@ class BadValue(ValueError):
         super().__init__(text)
         self.text, self.allowed, self.suggestion = text, allowed, suggestion
 
+    @property
+    def hint(self) -> str:
+        """The suggested value as it can be written; advice as it stands."""
+        is_advice = isinstance(self.suggestion, str) and (not self.suggestion or " " in self.suggestion)
+        return self.suggestion if is_advice else repr(self.suggestion)
+
 
 def plain(value: str) -> str:
     """A text without what a subclass (an enumeration, numpy's) makes of it when it is printed."""

@@ -8,10 +8,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
+from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, searching
 from msctx.locks import imported
 from msctx.options.layer import Layer, Setting
-from msctx.options.registry import OPTIONS, Marks, contradictions, find, from_text, ge_key, ge_name, is_dictionary, make_layer
+from msctx.options.registry import OPTIONS, contradictions, find, from_text, ge_key, ge_name, is_dictionary, make_layer
 from msctx.shipped import CONFIGS
 
 LEVELS = ("preset", "yaml", "environment", "command line", "set_context")

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from msctx.errors import Diagnostic, Mark, OptionError, nearest, searching
+from msctx.errors import Diagnostic, Mark, Marks, OptionError, nearest, searching
 from msctx.locks import imported
 from msctx.options import ascend, debug, execution, extensions, gpu, rules, session, system
 from msctx.options.documents import dotted, read_file
-from msctx.options.kinds import BOOL, INVALID, BadValue, IntKind, ValueKind
+from msctx.options.kinds import BOOL, INVALID, IntKind, ValueKind
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
 from msctx.options.unsupported import LATER
@@ -29,9 +29,6 @@ _DICTIONARIES = {".".join(parts[:i]) for parts in (s.split(".") for s in _SPELLI
 """Keys that hold a dictionary of options: gpu_config, session, device_context.gpu …"""
 _NAMES = [*_SPELLINGS, *_DICTIONARIES, "preset"]
 _GE = {option.ge: option for option in OPTIONS.values() if option.ge}
-
-Marks = Callable[[tuple[Any, ...]], Mark | None]
-"""Gives the place in a file of the value at a path of keys; ``(..., "")`` asks for the key itself."""
 
 
 def all_at(mark: Mark | None) -> Marks:
@@ -174,7 +171,7 @@ class _Reading:
         where = self.origin
         if wrong:
             for at, bad, _ in wrong:
-                self.problems.append(Diagnostic(dotted((spelling, *at)), bad.text, where, bad.allowed, shown(bad), inside(at)))
+                self.problems.append(Diagnostic(dotted((spelling, *at)), bad.text, where, bad.allowed, bad.hint, inside(at)))
             return None
         first = self.settings.get(spelling)
         if first is not None and first.value != value and bool(first.via) == bool(via):
@@ -295,12 +292,6 @@ def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tup
             yield from _flatten(value, path)
         else:
             yield path, spelling, value
-
-
-def shown(bad: BadValue) -> str:
-    """A suggested value as it can be written; advice as it stands."""
-    is_advice = isinstance(bad.suggestion, str) and (not bad.suggestion or " " in bad.suggestion)
-    return bad.suggestion if is_advice else repr(bad.suggestion)
 
 
 def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Diagnostic]:

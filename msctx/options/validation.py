@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from msctx.errors import nearest
+from msctx.errors import Diagnostic, Marks, nearest
 from msctx.locks import no_fork
 from msctx.options.kinds import INVALID, BadValue, show
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    M = TypeVar("M", bound=BaseModel)
 
 Path = tuple[Any, ...]
 
@@ -30,6 +35,36 @@ def adapter(kind: Any) -> Any:
         return TypeAdapter(kind)
 
 
+class Misfit(BadValue):
+    """Values of several keys that do not fit together, which is shown at one of them; ``""``: at the whole part."""
+
+    def __init__(self, key: str, text: str, allowed: str = "") -> None:
+        super().__init__(text, allowed=allowed)
+        self.key = key
+
+
+def checked(
+    model: type[M],
+    data: Any,
+    problems: list[Diagnostic],
+    *,
+    section: str = "",
+    where: str = "",
+    marks: Marks = lambda path: None,
+) -> M | None:
+    """A part of a file or of a command line as its model; ``None`` where something is wrong, which is added to *problems*.
+
+    Args:
+        section: what the names of its keys begin with in messages.
+        where: the place, where there are no marks.
+    """
+    found, wrong = check(adapter(model), data)
+    for path, bad, at_key in wrong:
+        name, mark = ".".join(filter(None, [section, *map(str, path)])), marks((*path, "") if at_key else path)
+        problems.append(Diagnostic(name, bad.text, where, bad.allowed, bad.suggestion if at_key else bad.hint, mark))
+    return found  # type: ignore[no-any-return]
+
+
 def check(validator: Any, value: Any) -> tuple[Any, list[Wrong]]:
     """The canonical value, or ``None`` and what is wrong; what could not be read is reported already."""
     from pydantic import ValidationError
@@ -49,16 +84,18 @@ def _wrong(error: Mapping[str, Any], validator: Any) -> Wrong:
             return Wrong(path[:-1], BadValue(f"{path[-1]} is missing"))
         case "extra_forbidden":
             keys = _keys(validator.json_schema(), path[:-1])
-            bad = BadValue("there is no such key", allowed=", ".join(keys), suggestion=nearest(str(path[-1]), keys))
+            bad = BadValue("unknown key", allowed=", ".join(keys), suggestion=nearest(str(path[-1]), keys))
             return Wrong(path, bad, True)
         case "list_type":
             hint = f'["{value}"]' if isinstance(value, str) and len(value) < 40 else ""
             return Wrong(path, BadValue(f"{shown} is not a list", allowed='["a", "b"]', suggestion=hint))
-        case "dict_type":
+        case "dict_type" | "model_type":
             return Wrong(path, BadValue(f"{shown} is not a dictionary", allowed='{"key": value}'))
         case "string_unicode":
             bad = BadValue("half of a surrogate pair is not a character", allowed="text")
-    if not isinstance(bad, BadValue):
+    if isinstance(bad, Misfit):
+        path += tuple(filter(None, [bad.key]))
+    elif not isinstance(bad, BadValue):
         bad = BadValue(f"{shown} is not of the right type", allowed="a value of another type")
     elif value is None:
         bad = BadValue("None is not a value; omit the option to leave PyTorch as it is", allowed=bad.allowed)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
+from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, preset_layer
-from msctx.options.registry import Marks, from_text, shown
+from msctx.options.registry import from_text
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
 from msctx.run.sinks import SINKS
 from msctx.shipped import CONFIGS
@@ -259,7 +259,7 @@ class _Source:
         try:
             self.found[section][name] = known[name].parse(value)
         except BadValue as bad:
-            self.report(path, bad.text, allowed=bad.allowed, hint=shown(bad), mark=self.mark(section, name))
+            self.report(path, bad.text, allowed=bad.allowed, hint=bad.hint, mark=self.mark(section, name))
 
     def layer(self) -> Layer:
         """The options as one layer; ``experiment.seed`` is another way to set ``seed``."""

@@ -228,6 +228,7 @@ def test_json_stays_json_when_the_entry_prints(msctx, tmp_path):
     assert msctx("run", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "b"))[0] == 0
 
 
+@pytest.mark.full
 def test_a_run_goes_on_when_nobody_reads(tmp_path):
     command = f"{sys.executable} -m msctx run digits args.epochs=2 --out {tmp_path}/run 2>/dev/null | true"
     subprocess.run(["bash", "-c", command], check=True, cwd=ROOT)

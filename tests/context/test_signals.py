@@ -149,6 +149,7 @@ assert raised > 20, f"{raised}: the storm did not come"
 """
 
 
+@pytest.mark.full
 def test_a_storm_of_signals_loses_no_switch(passes: Passes) -> None:
     """A handler that raises every 200 microseconds: while contexts of each kind are entered, entered inside each other and left."""
     passes(STORM)

@@ -133,6 +133,7 @@ def test_rules_by_module_find_the_weights_of_the_model() -> None:
     assert {(row.module, row.direction, row.ran) for row in ctx.choices()} == {("1", "fprop", "gemm"), ("1", "wgrad", "algo_1")}
 
 
+@pytest.mark.full
 def test_frozen_code_from_before_is_counted_and_refused() -> None:
     from torch._inductor import config
 

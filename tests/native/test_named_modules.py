@@ -208,7 +208,7 @@ def test_copies_are_not_watched(rules):
 
 
 @unmatched_is_fine
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("reentrant", [pytest.param(True, marks=pytest.mark.full), False])
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_a_checkpoint_is_computed_again_with_the_models_of_its_forward_pass(customs, reentrant, is_watched):
     """Whatever is watched around its backward pass, and in whichever thread that runs."""

@@ -110,6 +110,7 @@ for name in {users!r}.split():
 """)
 
 
+@pytest.mark.full
 def test_threads_without_a_context_go_on_while_others_enter_and_leave(passes: Passes) -> None:
     """What they have is released by whichever allocator is in force at that moment."""
     passes(f"""{COMMON}

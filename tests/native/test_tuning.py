@@ -361,6 +361,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_the_processes_of_a_run_choose_alike_and_rank_0_measures_for_the_next(tmp_path: Path) -> None:
     unknown = "1x5x9x9 * 3x5x3x3, float32, channels_first"
     for rank, ran in enumerate(("direct", "gemm")):

@@ -29,6 +29,7 @@ def launched(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
 
 
+@pytest.mark.full
 def test_torchrun_is_one_run(tmp_path: Path) -> None:
     done = launched(tmp_path)
     assert done.returncode == 0, done.stderr

@@ -37,6 +37,7 @@ def job(tmp_path):
     return job
 
 
+@pytest.mark.full
 def test_digits_reaches_98_percent_and_leaves_a_record(tmp_path):
     result = run_experiment(read(DIGITS, need_entry=True), str(tmp_path / "run"))
     assert result["test_accuracy"] >= 0.98
@@ -219,7 +220,9 @@ def main(run):
 """
 
 
-@pytest.mark.parametrize("then", ["pass", "raise SystemExit(1)", "raise ValueError"])
+@pytest.mark.parametrize(
+    "then", ["raise ValueError", *(pytest.param(t, marks=pytest.mark.full) for t in ("pass", "raise SystemExit(1)"))]
+)
 def test_what_becomes_of_sigterm_in_the_entry_does_not_count(job, tmp_path, then):
     """A Trainer ends by itself after an exception, or makes another one of it."""
     out = tmp_path / "run"

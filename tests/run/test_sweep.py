@@ -44,6 +44,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return int(end.value.code or 0), out, err
 
 
+@pytest.mark.full
 def test_a_grid_has_one_summary(experiment: str, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     code, text, told = run(
@@ -177,7 +178,7 @@ def is_running(number: int) -> bool:
     "words",
     [
         ("run", "train.yaml", "--sweep", "args.number=1,2", "--out", "out"),
-        ("compare", "train.yaml", "--axis", "deterministic=ON"),
+        pytest.param(("compare", "train.yaml", "--axis", "deterministic=ON"), marks=pytest.mark.full),
     ],
     ids=["sweep", "compare"],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from msctx.switches import torch_inductor
 
 VARIABLES = {name: variable for name, (variable, _) in torch_inductor._FLAGS.items()} | {
@@ -128,5 +130,6 @@ for check in (
 )
 
 
+@pytest.mark.full
 def test_values_hold_in_every_thread_whether_inductor_is_loaded_or_not(passes: Callable[..., str]) -> None:
     assert passes(SCRIPT) == ""
