@@ -108,6 +108,7 @@ class Raised {
     if (times_) tensors.bias = nullptr;
   }
   bool any() const { return times_ > 0; }
+  double by() const { return std::pow(double(factor), times_); }
   void lower(float* result, int64_t count) const {
     for (int i = 0; i < times_; i++) multiply(result, result, count, 1 / factor);
   }
@@ -191,9 +192,16 @@ int32_t largest_of(const std::vector<Peak>& peaks) {
 }
 constexpr int32_t infinity_bits = 0x7f800000;
 
-// What the largest value of each channel could add to a result, if errors and signs were random: the scale of what transforms round. NaN:
-// a value is not finite, or the weights are so small throughout that transforms have no bits left of them.
-double norm_of(const ConvProblem& p, Op op, const ConvTensors& t, const float* w, const Parallel& parallel) {
+// What transforms round: relatively, by `norm`, what the largest value of each channel could add to a result if errors and signs were random
+// (NaN: a value is not finite, or the weights are so small throughout that transforms have no bits left of them); and absolutely, by
+// `denormal`, what they lose of a result when they compute with numbers below the smallest normal one.
+struct Rounded {
+  double norm = NAN, denormal = 0.0;
+};
+// Times the distance of such numbers: 0.3 is expected of Fourier's transforms, whatever their size, some ten of Winograd's.
+double lost_of(double squares) { return 64 * 0x1p-149 * std::sqrt(squares); }
+
+Rounded rounded_by_transforms(const ConvProblem& p, Op op, const ConvTensors& t, const float* w, const Parallel& parallel) {
   const auto* const x = static_cast<const float*>(t.x);
   const auto* const y = static_cast<const float*>(t.y);
   const int64_t gc = group_c(p), gk = group_k(p), window = volume(p.window);
@@ -202,35 +210,43 @@ double norm_of(const ConvProblem& p, Op op, const ConvTensors& t, const float* w
   if (op == Op::backward_weight) {
     const auto of_x = peaks_of<true>(x, p.n, p.c, volume(p.in), t.channels_last, nullptr, parallel);
     const auto of_y = peaks_of<true>(y, p.n, p.k, volume(p.out), t.channels_last, nullptr, parallel);
-    if (!is_finite(of_x) || !is_finite(of_y)) return NAN;
+    if (!is_finite(of_x) || !is_finite(of_y)) return {};
+    double squares = 0.0;
+    for (const auto* peaks : {&of_x, &of_y})
+      for (const Peak& each : *peaks) squares = std::max(squares, each.squares);
     for (int64_t k = 0; k < p.k; k++)
       for (int64_t c = k / gk * gc; c < (k / gk + 1) * gc; c++) {
         const Peak &a = of_x[size_t(c)], &b = of_y[size_t(k)];
         largest = std::max(largest, std::min(a.largest() * std::sqrt(b.squares), b.largest() * std::sqrt(a.squares)));
       }
-    return largest;
+    return {largest, largest > 0.0 ? lost_of(squares) : 0.0};
   }
   const bool forward = op == Op::forward;
   const auto peaks = forward ? peaks_of<false>(x, p.n, p.c, volume(p.in), t.channels_last, nullptr, parallel)
                              : peaks_of<false>(y, p.n, p.k, volume(p.out), t.channels_last, nullptr, parallel);
   const auto of_w = peaks_of<false>(w, 1, p.k, gc * window, false, nullptr, parallel);
   const int32_t largest_weight = largest_of(of_w);
-  if (!is_finite(peaks) || largest_weight >= infinity_bits) return NAN;
-  if (largest_weight > 0 && largest_weight < 27 << 23) return NAN;  // 2^-100
+  if (!is_finite(peaks) || largest_weight >= infinity_bits) return {};
+  if (largest_weight > 0 && largest_weight < 27 << 23) return {};  // 2^-100
   const int64_t results = forward ? p.k : p.c, terms = forward ? gc : gk, each = forward ? gk : gc;
-  std::vector<double> squares(size_t(results), 0.0);
+  std::vector<double> squares(size_t(results), 0.0), factors(size_t(results), 0.0);
   parallel_for(parallel, results, [&](int64_t r, int) {
+    double weights = 0.0, values = 0.0;
     const int64_t group = r / each;
     for (int64_t i = 0; i < terms; i++) {
       const int64_t source = group * terms + i, k = forward ? r : source, c = forward ? i : r % each;
       const float* const from = w + (k * gc + c) * window;
       double sum = 0.0;
       for (int64_t tap = 0; tap < window; tap++) sum += double(from[tap]) * double(from[tap]);
-      squares[size_t(r)] += sum * double(peaks[size_t(source)].largest()) * double(peaks[size_t(source)].largest());
+      const double peak = peaks[size_t(source)].largest();
+      squares[size_t(r)] += sum * peak * peak;
+      weights += sum;
+      values += double(window) * peak * peak;
     }
+    factors[size_t(r)] = std::max(weights, values);
   });
-  for (double each : squares) largest = std::max(largest, std::sqrt(each));
-  return largest;
+  largest = std::sqrt(*std::max_element(squares.begin(), squares.end()));
+  return {largest, largest > 0.0 ? lost_of(*std::max_element(factors.begin(), factors.end())) : 0.0};
 }
 
 template <class T>
@@ -321,8 +337,8 @@ bool conv_run(
   }
   const bool transforms = algorithm.most_spread > 0.0;
   const void* const w = t.w || !transforms ? t.w : plain_of(kept);
-  const double norm = transforms ? norm_of(p, op, t, static_cast<const float*>(w), parallel) : 0.0;
-  if (!std::isnan(norm)) {
+  const Rounded rounded = transforms ? rounded_by_transforms(p, op, t, static_cast<const float*>(w), parallel) : Rounded{0.0, 0.0};
+  if (!std::isnan(rounded.norm)) {
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
     Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
     Raised raised(algorithm, p, op, t, memory, parallel);
@@ -331,7 +347,8 @@ bool conv_run(
     const bool done = algorithm.run(p, op, raised.tensors, {Weights::get, &weights}, scratch.data, parallel);
     if (done && raised.any()) raised.lower(static_cast<float*>(result), count);
     const float* const added = raised.any() ? nullptr : t.bias;
-    if (done && ((lost <= 0.0 && !transforms) || holds(algorithm, p, op, t, added, lost, norm, parallel))) {
+    lost = std::max(lost, rounded.denormal / raised.by());
+    if (done && ((lost <= 0.0 && !transforms) || holds(algorithm, p, op, t, added, lost, rounded.norm, parallel))) {
       if (raised.any() && t.bias) add_bias(p, op, t, parallel);
       return false;
     }

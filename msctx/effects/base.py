@@ -128,7 +128,7 @@ def effect(*names: str) -> Callable[[E], E]:
 
     def register(function: E) -> E:
         for name in names:
-            if name in EFFECTS:
+            if name in EFFECTS and EFFECTS[name].__module__ != function.__module__:  # its own: its import was interrupted
                 raise AssertionError(f"two translations for {name}")
             EFFECTS[name] = function
         return function

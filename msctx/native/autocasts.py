@@ -34,6 +34,8 @@ class Arguments(dict[str, Any]):
     That they are taken, by ``**``, shows that the checkpoint is about to be computed again.
     """
 
+    _release: Callable[[], None] | None = None  # a signal's handler may raise before there is one
+
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__(arguments)
         self.carried = precision.carried()
@@ -47,7 +49,8 @@ class Arguments(dict[str, Any]):
         return super().keys()
 
     def __del__(self) -> None:
-        at_work.later(self._release)
+        if self._release is not None:
+            at_work.later(self._release)
 
 
 def _install() -> Callable[[], None]:

@@ -1,7 +1,11 @@
 """runtime_num_threads, inter_op_parallel_num, flush_denormal: the host's threads, on each device."""
 
+import importlib
+
+import pytest
 from plans import check, planned
 
+from msctx.effects import base, threads
 from msctx.options import DEVICES
 
 THREADS, INTEROP, DENORMALS = {"torch.num_threads": 3}, {"torch.num_interop_threads": 3}, {"torch.flush_denormal": True}
@@ -35,3 +39,11 @@ def test_the_host_has_one_number_of_threads() -> None:
     assert found.assignments == {"torch.num_threads": 8}
     (lost,) = [r for r in found.rows if r.device == "cuda"]
     assert lost.reason == "these are the host's threads, and device_context.cpu.op_tuning.threads_num=8 sets them"
+
+
+def test_an_import_that_a_signal_interrupted_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python forgets the module; what it registered before the signal came is still there."""
+    monkeypatch.setattr(base, "EFFECTS", dict(base.EFFECTS))
+    importlib.reload(threads)
+    with pytest.raises(AssertionError, match="two translations for seed"):
+        base.effect("seed")(threads.flush_denormal)

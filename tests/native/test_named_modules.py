@@ -119,6 +119,11 @@ def test_watched_modules_are_searched_once(monkeypatch, ctx):
     assert len(calls) == searched
 
 
+def test_arguments_that_were_never_made_end_without_a_word():
+    """A signal's handler raised first."""
+    autocasts.Arguments.__new__(autocasts.Arguments)
+
+
 def test_a_checkpoint_that_is_collected_while_we_are_at_work(rules):
     """Its hooks are released then, by no lock that the same thread may hold."""
     model = nn.Sequential(nn.ReLU(), nn.ReLU())

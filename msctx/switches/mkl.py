@@ -1,0 +1,95 @@
+"""MKL's conditional numerical reproducibility: in its strict mode, matrix products keep their bits.
+
+Source: "Obtaining Numerically Reproducible Results" in Intel's oneMKL Developer Guide: mkl_cbwr_set, mkl_cbwr_get, MKL_CBWR.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from msctx.switches.base import Switch
+
+STRICT = "AUTO,STRICT"
+"""The fastest instructions that the processor has, in the strict mode: for any number of threads, and of rows or columns beside."""
+
+_CODES = {1: "OFF", 2: "AUTO", 3: "COMPATIBLE", 4: "SSE2", 6: "SSSE3", 7: "SSE4_1", 8: "SSE4_2", 9: "AVX", 10: "AVX2"}
+_CODES |= {11: "AVX512_MIC", 12: "AVX512", 13: "AVX512_MIC_E1", 14: "AVX512_E1"}
+_IS_STRICT = 0x10000
+_ALL = -1
+_TOO_LATE = -8  # MKL_CBWR_ERR_MODE_CHANGE_FAILURE
+
+
+@cache
+def _functions() -> tuple[Any, Any] | None:
+    """mkl_cbwr_get and mkl_cbwr_set, as PyTorch's library has or leads to them under the names that MKL gives them inside."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__path__[0], "lib", "libtorch_cpu.so")))
+        return library.mkl_serv_cbwr_get, library.mkl_serv_cbwr_set
+    except (OSError, AttributeError):
+        return None
+
+
+def is_here() -> bool:
+    return _functions() is not None
+
+
+def read() -> str:
+    """The mode in force, as the variable MKL_CBWR has it: ``OFF``, ``AVX512,STRICT``."""
+    functions = _functions()
+    assert functions is not None
+    found = functions[0](_ALL)
+    name = _CODES.get(found & ~_IS_STRICT, str(found & ~_IS_STRICT))
+    return f"{name},STRICT" if found & _IS_STRICT else name
+
+
+def is_strict() -> bool:
+    return read().endswith(",STRICT")
+
+
+def _set(value: str) -> int:
+    functions = _functions()
+    assert functions is not None
+    name, _, strict = value.partition(",")
+    code = next((code for code, known in _CODES.items() if known == name), None) or int(name)
+    return int(functions[1](code | bool(strict) * _IS_STRICT))
+
+
+def _write(value: str) -> None:
+    if error := _set(value):
+        raise RuntimeError(f"mkl_cbwr_set returned {error}")
+
+
+def obstacle() -> str:
+    """Why matrix products cannot keep their bits; ``""``: they do, or can from now on."""
+    if not is_here():
+        return "this PyTorch computes them without MKL"
+    if is_strict():
+        return ""
+    found = read()
+    error = _set(STRICT)
+    if not error and is_strict():
+        return "" if not _set(found) else ""
+    if error == _TOO_LATE:
+        return (
+            "MKL has computed before, and takes its strict mode only before that: start with `msctx run`, or set the option with "
+            "msctx.set_context before the first operator, or the variable MKL_CBWR=AUTO,STRICT before Python starts"
+        )
+    return "MKL has no strict mode for this processor"
+
+
+SWITCHES = (
+    Switch(
+        name="mkl.cbwr",
+        read=read,
+        write=_write,
+        restore="never",
+        only_before="MKL's first computation",
+        satisfied=lambda value: is_strict() if value == STRICT else read() == value,
+        available=is_here,
+    ),
+)
