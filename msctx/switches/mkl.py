@@ -71,9 +71,11 @@ def obstacle() -> str:
     if is_strict():
         return ""
     found = read()
-    error = _set(STRICT)
-    if not error and is_strict():
-        return "" if not _set(found) else ""
+    error, is_possible = _set(STRICT), is_strict()
+    if not error:
+        _set(found)
+    if is_possible:
+        return ""
     if error == _TOO_LATE:
         return (
             "MKL has computed before, and takes its strict mode only before that: start with `msctx run`, or set the option with "

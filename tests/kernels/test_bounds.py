@@ -93,7 +93,10 @@ def test_denormal_values_beside_normal_ones(kernels: Kernels, row: Row, tiny: fl
         for index, scales in zip(factors, ((tiny, 1e-28), (1e16, 1e-12)), strict=True):
             shape = (-1, 1, 1, 1) if index == WEIGHT else (-1, 1, 1)
             given[index] = (given[index].astype(np.float64) * np.reshape(scales, shape)).astype(np.float32)
-        assert excess(kernels, row, each, (given[0], given[1], given[2]), truth_of(kernels, row.direction, each, tuple(given))) <= 1
+        assert (
+            excess(kernels, row, each, (given[0], given[1], given[2]), truth_of(kernels, row.direction, each, tuple(given)))
+            <= 1
+        )
 
 
 @pytest.mark.parametrize("scales", [(1e-42, 1e-42), (1e-36, 1e-36), (0, 1e-36), (1e-36, 0), (0, 1e-42), (1e-42, 0)], ids=str)
