@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cache
 from glob import glob
 
-from msctx.effects import NEED_CORE, Facts
+from msctx.effects import INVARIANT, NEED_CORE, Facts
 
 
 @cache
@@ -44,11 +44,15 @@ def free_memory() -> int:
 
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
-    native = cudnn = matrix_unit = ""
+    native = cudnn = matrix_unit = mkl = ""
     if not NEED_CORE.isdisjoint(settings):
         from msctx.native import core
 
         native = core.obstacle()
         cudnn = core.cudnn_obstacle() if "cuda" in here() else ""
         matrix_unit = core.matrix_unit_obstacle()
-    return Facts(devices=here(), cann=_cann(), native=native, cudnn=cudnn, matrix_unit=matrix_unit)
+    if any(name in settings for name in INVARIANT):
+        from msctx.switches import torch_mkl
+
+        mkl = torch_mkl.obstacle()
+    return Facts(devices=here(), cann=_cann(), native=native, cudnn=cudnn, mkl=mkl, matrix_unit=matrix_unit)

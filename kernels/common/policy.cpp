@@ -36,8 +36,11 @@ std::string brief(const ConvText& t) {
   return t.module.empty() ? words : words + " of " + t.module;
 }
 
+// The options under which torch's own path is not taken, where they alone ask.
+bool is_invariance(const std::string& asked) { return asked == "thread_invariant" || asked == "batch_invariant"; }
+
 std::string option_of(const Choice& choice) {
-  return choice.asked == "thread_invariant" ? choice.asked : "conv_" + choice.direction + "_algo=" + choice.asked;
+  return is_invariance(choice.asked) ? choice.asked : "conv_" + choice.direction + "_algo=" + choice.asked;
 }
 
 bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || row.exists(op_of(row.direction, call.transposed)); }
@@ -165,7 +168,7 @@ std::string Policy::asked_for(Direction direction, const std::vector<bool>& held
   for (size_t i = 0; i < rules_.size(); i++)
     if (held[i] && !rules_[i].asked[int(direction)].empty()) return rules_[i].asked[int(direction)];
   const std::string& asked = asked_[int(direction)];
-  return asked.empty() && thread_invariant ? "thread_invariant" : asked;
+  return asked.empty() && thread_invariant ? invariance() : asked;
 }
 
 bool Policy::asks(Direction direction) const {
@@ -193,13 +196,16 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   std::vector<std::string> why;
   for (int i = 0; i < found.count; i++) why.push_back(filled(found.text[i], call));
   if (!why.empty()) return why;
-  if (!a.fixed_order && thread_invariant) why.push_back("it adds in no fixed order, and thread_invariant=True asks for the same bits");
+  if (!a.fixed_order && thread_invariant)
+    why.push_back("it adds in no fixed order, and " + std::string(invariance()) + "=True asks for the same bits");
   if (!a.fixed_order && (deterministic || call.torch_is_deterministic))
     why.push_back(
         std::string("it adds in no fixed order, and ") + (deterministic ? "deterministic=ON asks" : "torch's own flags ask") +
         " for the same bits");
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
   const bool may_fall_back = safe_ && (a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32"));  // see conv_run
+  if (may_fall_back && batch_invariant && row.direction != Direction::wgrad)
+    why.push_back("the values of other images decide how it computes one, and batch_invariant=True asks for the same bits");
   if (may_fall_back) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
   if (workspace_limit >= 0 && bytes > size_t(workspace_limit))
     why.push_back(
@@ -320,7 +326,7 @@ std::unique_ptr<Decision> Policy::make(
 // The first row of the name asked for that can take the call. nullptr: none, and why; or no algorithm is named.
 const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& choice) const {
   std::string label, reason;  // of the last one that could not
-  bool is_known = choice.asked == "normal" || choice.asked == "thread_invariant";
+  bool is_known = choice.asked == "normal" || is_invariance(choice.asked);
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || choice.asked != row.name) continue;
@@ -396,7 +402,7 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || !allows_math(row) || !(exists(row, call) || choice.asked == row.name)) continue;
     std::vector<std::string> why = obstacles(row, call);
-    if (why.empty() && choice.asked == "thread_invariant" && !is_exact(row, call)) why.push_back(too_inexact());
+    if (why.empty() && is_invariance(choice.asked) && !is_exact(row, call)) why.push_back(too_inexact());
     const std::string label = label_of(row), text = why.empty() ? "could compute it" : sentence(why);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == label; });
     if (same == lines.end())

@@ -27,6 +27,7 @@ TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
 }
 
 const Tuned* Policy::tuned_for(const ConvCall& call, Direction direction, int threads) const {
+  if (batch_invariant) return nullptr;  // each batch size has a result of its own
   const TuningKey key = tuning_key(call, direction);
   return thread_invariant ? tuned_for_any_threads(key, deterministic) : tuned(key, threads, deterministic);
 }
@@ -39,6 +40,7 @@ void Policy::tune(
   std::string why = why_not_measured;
   if (known) why = choice.reasons.front();
   else if (deterministic) why = "nothing is measured under deterministic=ON, and no entry of the tuning file with the same stamp has it";
+  else if (batch_invariant) why = "under batch_invariant=True the choice must not depend on the size of the batch";
   else if (thread_invariant) why = "nothing is measured under thread_invariant=True, and the tuning file does not have it";
   else if (why.empty() && forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
   decision.to_measure = why.empty();

@@ -34,7 +34,7 @@ def _shown(switch: str, value: Any) -> Any:
     if not switch.startswith("native.convolution."):
         return value
     policy = plain(value) or {}
-    return [policy.get(field) for field in ("deterministic", "thread_invariant", "frozen_weights")]
+    return [policy.get(field) for field in ("deterministic", "thread_invariant", "batch_invariant", "frozen_weights")]
 
 
 def kernels(ran: Iterable[Choice]) -> frozenset[Any]:

@@ -1,6 +1,6 @@
 """HOW each option is carried out, the devices side by side; one file per theme. Pure: imports no torch."""
 
-from msctx.effects.algorithms import NAMED, NATIVE
+from msctx.effects.algorithms import INVARIANT, NAMED, NATIVE
 from msctx.effects.base import AS_FOUND, EFFECTS, THEMES, Facts, Outcome, Want, translate
 from msctx.effects.memory import POOL, SHOW_FREE
 from msctx.effects.precision_mode import PRECISION
@@ -8,4 +8,16 @@ from msctx.effects.precision_mode import PRECISION
 NEED_CORE = frozenset((*NATIVE, *PRECISION, *POOL))
 """The options for which the native core is built and loaded."""
 
-__all__ = ["AS_FOUND", "EFFECTS", "NAMED", "NEED_CORE", "SHOW_FREE", "THEMES", "Facts", "Outcome", "Want", "translate"]
+__all__ = [
+    "AS_FOUND",
+    "EFFECTS",
+    "INVARIANT",
+    "NAMED",
+    "NEED_CORE",
+    "SHOW_FREE",
+    "THEMES",
+    "Facts",
+    "Outcome",
+    "Want",
+    "translate",
+]

@@ -11,15 +11,17 @@ from msctx.options.conv_policy import ConvPolicy
 from msctx.options.conv_rules import DIRECTIONS, FEW_CHANNELS, ConvRule, asked_by, rules_of
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
-NATIVE = (*ALGORITHMS, "conv_algo_rules", "thread_invariant", "enable_small_channel")
+INVARIANT = ("thread_invariant", "batch_invariant")
+"""What asks for kernels whose bits do not depend on something, where no algorithm is asked for."""
+NATIVE = (*ALGORITHMS, "conv_algo_rules", *INVARIANT, "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
 NAMED = (*ALGORITHMS, "conv_algo_rules")
 """Those of them that name algorithms; they are built for CUDA, too."""
 CHOOSING = ("normal", "performance")
 """What chooses among the algorithms and torch's own path."""
-OPEN = (*CHOOSING, "thread_invariant")
+OPEN = (*CHOOSING, *INVARIANT)
 """What chooses among the algorithms, each of which has some of the abilities below."""
-SAME_BITS = {"deterministic": "ON", "thread_invariant": True}
+SAME_BITS = {"deterministic": "ON", **dict.fromkeys(INVARIANT, True)}
 """The options under which nothing adds in an order of its own."""
 UNORDERED = {("dgrad", "algo_0"), ("wgrad", "algo_0"), ("wgrad", "algo_3")}
 
@@ -83,6 +85,8 @@ def conv_policy(want: Want) -> dict[str, Any]:
         asking["conv_algo_rules"] = "; ".join(filter(None, texts))
     if not asking:
         return {}
+    if asking.get("batch_invariant"):
+        asking["thread_invariant"] = True  # of the same kernels, fewer
     policy = ConvPolicy(
         **asking,
         conv_workspace_limit=want.other("conv_workspace_limit"),
@@ -107,7 +111,7 @@ def asked(want: Want) -> dict[tuple[str, str], str]:
     named = {d: want.other(f"conv_{d}_algo") for d in DIRECTIONS}
     found = asked_by(named, want.other("conv_algo_rules"))
     if want.device == "cpu":  # there are options for what is left open
-        for option, name in (("thread_invariant", "thread_invariant"), ("enable_small_channel", "normal")):
+        for option, name in (*zip(INVARIANT, INVARIANT, strict=True), ("enable_small_channel", "normal")):
             found |= {(d, name): option for d in DIRECTIONS if want.other(option) and not named[d]}
     return found
 
@@ -135,7 +139,10 @@ def algorithm(want: Want) -> Outcome:
         return honoured(assignments, named if want.device == "cuda" and want.value != "normal" else "")
     for name, value in SAME_BITS.items():
         if want.other(name) == value:
-            differs = f"nothing is measured under {name}={value}: the tuning file decides what it knows, normal the rest"
+            decides = (
+                "normal decides" if want.other("batch_invariant") else "the tuning file decides what it knows, normal the rest"
+            )
+            differs = f"nothing is measured under {name}={value}: {decides}"
             return approximated(assignments, differs)
     return honoured(assignments, "each problem that the tuning file does not know is measured when it is first met")
 
@@ -158,19 +165,6 @@ def conv_algo_rules(want: Want) -> Outcome:
         differs = f"{', '.join(unordered)} adds in no fixed order and falls back under {' and '.join(asking)}"
         return approximated(assignments, "; ".join(filter(None, (differs, moves))))
     return approximated(assignments, moves) if moves else honoured(assignments)
-
-
-@effect("thread_invariant")
-def thread_invariant(want: Want) -> Outcome:
-    if not want.value:
-        return NOTHING_ASKED
-    if want.facts.native:
-        return refused(want.facts.native)
-    differs = (
-        "holds for convolutions; for torch's own operators (matrix products, the weight gradients of Linear and LayerNorm, sums) "
-        "nothing is promised"
-    )
-    return approximated(carried_out(want), differs)
 
 
 @effect("enable_small_channel")
@@ -228,7 +222,9 @@ def conv_max_error(want: Want) -> Outcome:
     taken = ", ".join(dict.fromkeys(named))
     if len(named) == len(asked(want)):
         return inert(f"overridden by {taken}: an algorithm that is named runs whatever its bound")
-    return approximated({}, f"holds for what normal, performance and thread_invariant choose; {taken} runs whatever its bound")
+    return approximated(
+        {}, f"holds for what normal, performance, thread_invariant and batch_invariant choose; {taken} runs whatever its bound"
+    )
 
 
 @effect("conv_workspace_limit")
@@ -248,7 +244,7 @@ def fallback(want: Want) -> Outcome:
 def detail(want: Want, also: str = "", ability: str = "") -> Outcome:
     """Of an option for how algorithms run; on the CPU, of those with an *ability*."""
     if not asked(want):
-        asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant and enable_small_channel"
+        asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant, batch_invariant and enable_small_channel"
         elsewhere = want.settings.devices - {*want.facts.devices}  # groups that wait for a machine with such a device
         waits = any(want.settings.get(name, device) for device in elsewhere for name in NAMED)
         return replace(inert(f"no algorithm is asked for: it goes with {asking}{also}"), expected=waits)

@@ -10,7 +10,19 @@ from typing import Any, TypeVar
 
 from msctx.options import DEVICES, Option, Setting, Settings, rules
 
-THEMES = ("algorithms", "determinism", "device", "memory", "placement", "precision_mode", "seed", "tf32", "threads", "tracing")
+THEMES = (
+    "algorithms",
+    "determinism",
+    "device",
+    "invariance",
+    "memory",
+    "placement",
+    "precision_mode",
+    "seed",
+    "tf32",
+    "threads",
+    "tracing",
+)
 """The modules of this package that hold translations."""
 
 
@@ -26,6 +38,8 @@ class Facts:
     """Why there can be no native core; ``""``: it is there, or can be built."""
     cudnn: str = ""
     """Why cuDNN's algorithms cannot be named; ``""``: they can, as far as is known."""
+    mkl: str = ""
+    """Why MKL's matrix products cannot keep their bits; ``""``: they can, as far as is known."""
     matrix_unit: str = ""
     """Why the native core has no matrix unit on this processor; ``""``: it has one, as far as is known."""
     free_memory: int = 0

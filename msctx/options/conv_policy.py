@@ -25,6 +25,7 @@ class ConvPolicy:
     tuning_file: str | None = None
     deterministic: bool = False
     thread_invariant: bool = False
+    batch_invariant: bool = False
     conv_allow_tf32: bool = False
     allow_fp32_emulation: bool = True
     frozen_weights: bool = False

@@ -29,10 +29,13 @@ OPTIONS = (
              "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "
              "not to read them."),
     extension("thread_invariant", Bool, example=True, devices=("cpu",),
-        help="Sends every convolution that msctx's own kernels can take to one of them whose bits do not depend on the "
-             "number of threads, where no other algorithm is asked for. Nothing is promised for torch's own operators "
-             "(matrix products, the weight gradients of Linear and LayerNorm, sums). Nothing that runs on a GPU depends on "
-             "the number of the CPU's threads."),
+        help="Convolutions and matrix products give the same bits for any number of threads. Convolutions run msctx's own "
+             "kernels where no algorithm is asked for; matrix products run in MKL's strict mode, which must be set before MKL "
+             "first computes, and stays. Nothing is promised for other operators. What runs on a GPU does not depend on the "
+             "CPU's threads."),
+    extension("batch_invariant", Bool, example=True, devices=("cpu", "cuda"),
+        help="Convolutions and matrix products give each image, or row, the same bits whatever else is in the batch, as "
+             "thread_invariant does for the number of threads, which is part of it."),
     extension("flush_denormal", Bool, example=True, devices=("cpu",),
         help="Takes numbers below the smallest normal one (1.2e-38 in float32) for zero, as torch.set_flush_denormal does, "
              "in all of the CPU's operators: results so small become 0, and Python's own floats follow; what computes with "

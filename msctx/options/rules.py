@@ -116,6 +116,7 @@ NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice
 SAME_BITS = (
     (When("deterministic", ("ON",)), "deterministic=ON asks for the same bits in every run"),
     (When("thread_invariant", TRUE), "thread_invariant=True asks for the same bits with any number of threads"),
+    (When("batch_invariant", TRUE), "batch_invariant=True asks for the same bits in any batch"),
 )
 
 OVERRIDES = (
@@ -209,6 +210,15 @@ FORBIDS = (
         Forbids(option, other, "refused", f"it adds in no fixed order, and {why}")
         for other, why in SAME_BITS
         for option in (When("conv_dgrad_algo", ("algo_0",)), When("conv_wgrad_algo", ("algo_0", "algo_3")))
+    ),
+    *(
+        Forbids(
+            When(option, ("winograd", "winograd_nonfused", "fft", "fft_tiling")),
+            When("batch_invariant", TRUE),
+            "refused",
+            "the values of other images decide how it computes one, and batch_invariant=True asks for the same bits in any batch",
+        )
+        for option in ("conv_fprop_algo", "conv_dgrad_algo")
     ),
     Forbids(
         When("customize_dtypes"),

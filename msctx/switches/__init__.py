@@ -16,6 +16,7 @@ from msctx.switches import (
     torch_core,
     torch_cuda,
     torch_inductor,
+    torch_mkl,
     torch_npu,
     torch_precision,
 )
@@ -25,6 +26,7 @@ _ROWS = (
     *denormals.SWITCHES,
     *torch_core.SWITCHES,
     *torch_inductor.SWITCHES,
+    *torch_mkl.SWITCHES,
     *torch_precision.SWITCHES,
     *torch_cuda.SWITCHES,
     *torch_npu.SWITCHES,

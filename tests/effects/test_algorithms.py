@@ -137,10 +137,6 @@ def test_what_adds_in_no_fixed_order_is_refused_where_bits_are_to_be_the_same() 
 def test_what_is_chosen_is_limited_by_what_is_promised() -> None:
     measured = row("conv_fprop_algo", {"conv_fprop_algo": "performance", "deterministic": "ON"})
     assert (measured.status, "nothing is measured" in measured.reason) == ("approximated", True)
-    invariant = row("thread_invariant", {"thread_invariant": True})
-    assert (invariant.status, invariant.assignments) == ("approximated", carried_out(thread_invariant=True))
-    assert "matrix products" in invariant.reason
-    assert row("thread_invariant", {"thread_invariant": False}).assignments == {}
 
 
 def test_few_channels_are_a_rule_of_the_policy_where_an_algorithm_is_left_open() -> None:

@@ -231,3 +231,34 @@ def test_extents_that_no_memory_holds_are_torchs_own_affair() -> None:
     for name in ("winograd", "normal", "gemm", "fft"):
         with msctx.context(conv_fprop_algo=name, fallback="silent"):
             assert fn.conv2d(t, t, dilation=2**62, padding=1).shape == own
+
+
+def test_batch_invariant_chooses_the_same_for_every_batch() -> None:
+    """Winograd is what thread_invariant takes for many images; the values of other images decide what that computes."""
+    images, w = torch.randn(12, 64, 28, 28), torch.randn(64, 64, 3, 3)
+
+    def results(count: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x = images[:count].clone().requires_grad_()
+        with msctx.context(batch_invariant=True, **options) as ctx:
+            y = fn.conv2d(x, w, padding=1)
+            y.backward(y.detach())
+        assert {(row.direction, row.asked, row.provider) for row in ctx.choices() if row.direction != "wgrad"} == {
+            ("fprop", options.get("conv_fprop_algo", "batch_invariant"), "msctx"),
+            ("dgrad", "batch_invariant", "msctx"),
+        }
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    for options in ({}, {"conv_fprop_algo": "performance"}, {"frozen_weights": True}):
+        whole = results(12, **options)
+        for count in (1, 2, 5):
+            assert all(torch.equal(part, all_[:count]) for part, all_ in zip(results(count, **options), whole, strict=True)), options
+
+
+def test_a_rule_cannot_name_what_the_values_of_other_images_decide() -> None:
+    x, w = torch.randn(4, 16, 14, 14), torch.randn(16, 16, 3, 3)
+    with msctx.context(batch_invariant=True, conv_algo_rules="dims=2: fprop=winograd", fallback="silent") as ctx:
+        fn.conv2d(x, w)
+    (row,) = ctx.choices()
+    assert (row.asked, row.provider, row.ran != "winograd") == ("winograd", "msctx", True)
+    assert any("the values of other images decide" in reason for reason in row.reasons)

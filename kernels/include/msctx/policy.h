@@ -27,6 +27,7 @@ struct PolicyOptions {
   int32_t tuning;  // the table of tuning results that `performance` looks into
   int32_t deterministic;
   int32_t thread_invariant;
+  int32_t batch_invariant;  // with thread_invariant alone
   int32_t allow_tf32;
   int32_t allow_fp32_emulation;
   int32_t frozen_weights;  // a weight is looked at once while this policy is in force
@@ -101,6 +102,7 @@ class Policy : public PolicyOptions {
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
   bool is_exact(const ConvRow&, const ConvCall&) const;
   std::string too_inexact() const;
+  const char* invariance() const { return batch_invariant ? "batch_invariant" : "thread_invariant"; }
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
   std::unique_ptr<Decision> make(const ConvCall&, Direction, int threads, const std::string& why_not_measured) const;
   void tune(const ConvCall&, Direction, int threads, const std::string& why_not_measured, Choice&, Decision&) const;

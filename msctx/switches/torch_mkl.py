@@ -86,7 +86,7 @@ def obstacle() -> str:
 
 SWITCHES = (
     Switch(
-        name="mkl.cbwr",
+        name="torch.mkl.cbwr",
         read=read,
         write=_write,
         restore="never",

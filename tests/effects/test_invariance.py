@@ -1,0 +1,43 @@
+"""thread_invariant and batch_invariant: the policy for convolutions, and MKL's strict mode where it can still be had."""
+
+from plans import check, rows
+
+from msctx.effects.algorithms import INDUCTOR
+from msctx.options.conv_policy import ConvPolicy
+
+STRICT = {"torch.mkl.cbwr": "AUTO,STRICT"}
+THREADS = {"native.convolution.cpu": ConvPolicy(thread_invariant=True)} | INDUCTOR
+BATCH = {"native.convolution.cpu": ConvPolicy(thread_invariant=True, batch_invariant=True)} | INDUCTOR
+
+
+def test_what_each_device_gets() -> None:
+    check(
+        [
+            (
+                "cpu",
+                {"thread_invariant": True},
+                {"thread_invariant": ("approximated", THREADS | STRICT, "stays after a with-block")},
+            ),
+            ("cpu", {"batch_invariant": True}, {"batch_invariant": ("approximated", BATCH | STRICT, "adds over the batch")}),
+            ("cpu", {"thread_invariant": False}, {"thread_invariant": ("honoured", {}, "nothing is asked for")}),
+            ("cpu", {"batch_invariant": False}, {"batch_invariant": ("honoured", {}, "nothing is asked for")}),
+            ("cuda", {"batch_invariant": True}, {"batch_invariant": ("not_built", {}, "on CUDA")}),
+            ("cuda", {"thread_invariant": True}, {"thread_invariant": ("inert", {}, "no meaning on cuda")}),
+        ]
+    )
+
+
+def test_where_mkl_cannot_follow_the_reason_is_given() -> None:
+    late = {"thread_invariant": ("approximated", THREADS, "nothing is promised for matrix products, since it is too late")}
+    check([("cpu", {"thread_invariant": True}, late)], mkl="it is too late")
+    check([("cpu", {"thread_invariant": True}, {"thread_invariant": ("refused", {}, "no compiler")})], native="no compiler")
+
+
+def test_what_the_values_of_other_images_decide_is_refused() -> None:
+    for name in ("winograd", "winograd_nonfused", "fft", "fft_tiling"):
+        found = rows({"conv_fprop_algo": name, "conv_wgrad_algo": "fft", "batch_invariant": True})
+        assert (found["conv_fprop_algo"].status, found["conv_wgrad_algo"].status) == ("refused", "honoured")
+        assert rows({"conv_fprop_algo": name, "thread_invariant": True})["conv_fprop_algo"].status == "honoured"
+    assert rows({"conv_fprop_algo": "gemm", "batch_invariant": True})["conv_fprop_algo"].status == "honoured"
+    found = rows({"conv_dgrad_algo": "performance", "batch_invariant": True})
+    assert found["conv_dgrad_algo"].reason == "nothing is measured under batch_invariant=True: normal decides"

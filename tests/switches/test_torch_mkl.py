@@ -1,0 +1,107 @@
+"""MKL's strict mode: what it keeps, in all products of matrices; that it can be had only before the first of them, and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from msctx.switches import torch_mkl
+
+pytestmark = pytest.mark.skipif(not torch_mkl.is_here(), reason="this PyTorch has no MKL")
+Passes = Callable[..., str]
+
+PRODUCTS = """
+import torch
+from torch.nn import functional as F
+
+SHAPES = ((1, 768, 96), (7, 100, 33), (64, 300, 500), (100, 1001, 77), (512, 64, 64), (17, 3000, 19), (300, 20, 20))
+def gradients(x, w):
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    F.linear(x, w).square().sum().backward()
+    return x.grad, w.grad
+
+def products(dtype):
+    torch.manual_seed(0)
+    for m, k, n in SHAPES:
+        x, w, b = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype), torch.randn(n, dtype=dtype)
+        yield x, lambda x: F.linear(x, w, b)
+        yield x, lambda x: x @ w.t().contiguous()
+        yield x, lambda x: torch.einsum("ik,jk->ij", x, w)
+        yield x, lambda x: gradients(x, w)[0]
+        yield None, lambda _: gradients(x, w)[1]
+    x, w = torch.randn(12, 130, 40, dtype=dtype), torch.randn(12, 40, 50, dtype=dtype)
+    yield x, lambda x: torch.bmm(x, w[: len(x)])
+
+def differing():
+    threads = rows = 0
+    for dtype in (torch.float32, torch.float64):
+        for x, product in products(dtype):
+            torch.set_num_threads(1)
+            whole = product(x)
+            for count in (2, 3, 4):
+                torch.set_num_threads(count)
+                threads += not torch.equal(product(x), whole)
+            if x is not None:
+                rows += sum(not torch.equal(product(x[:some]), whole[:some]) for some in (1, 2, 3, 8, 33, len(x) // 2) if some)
+    return threads, rows
+"""
+
+
+def test_products_keep_their_bits_for_any_threads_and_rows(passes: Passes) -> None:
+    passes(f"""{PRODUCTS}
+import msctx, pytest
+from msctx.switches import torch_mkl
+assert torch_mkl.read() == "OFF" and not torch_mkl.obstacle() and torch_mkl.read() == "OFF", "asking changes nothing"
+with pytest.raises(msctx.StrictError, match="torch.mkl.cbwr cannot be put back"), msctx.context(thread_invariant=True, strict=True):
+    pass
+assert torch_mkl.read() == "OFF"
+with pytest.warns(msctx.MsctxWarning, match="once set, stays"), msctx.context(thread_invariant=True) as ctx:
+    assert "matrix products by MKL" in ctx.plan.rows[0].reason
+    assert torch_mkl.is_strict() and differing() == (0, 0)
+assert torch_mkl.is_strict() and not torch_mkl.obstacle()
+with msctx.context(batch_invariant=True, strict=True):  # now nothing is left to be put back
+    pass
+""")
+
+
+def test_without_it_they_do_not_and_then_it_is_too_late(passes: Passes) -> None:
+    passes(f"""{PRODUCTS}
+import warnings
+import msctx
+from msctx.switches import torch_mkl
+found = differing()
+assert found[0] and found[1], found
+assert "MKL has computed before" in torch_mkl.obstacle() and torch_mkl.read() == "OFF"
+with msctx.context(batch_invariant=True) as ctx:
+    assert torch_mkl.read() == "OFF" and "MKL_CBWR=AUTO,STRICT" in ctx.plan.rows[0].reason
+""")
+
+
+@pytest.mark.parametrize(("value", "is_strict"), [("AVX2,STRICT", True), ("COMPATIBLE", False)])
+def test_the_users_own_mode_is_read_and_a_strict_one_serves(passes: Passes, value: str, is_strict: bool) -> None:
+    passes(
+        f"""
+import os, torch
+os.environ["MKL_CBWR"] = {value!r}
+import msctx
+assert msctx.state()["torch.mkl.cbwr"] == {value!r}
+from msctx.switches import SWITCHES, torch_mkl
+assert SWITCHES["torch.mkl.cbwr"].is_satisfied(torch_mkl.STRICT) is {is_strict}
+assert torch_mkl.obstacle() == "" and torch_mkl.read() == {value!r}
+"""
+    )
+
+
+def test_a_mode_that_mkl_does_not_take_is_an_error() -> None:
+    torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+    other = "SSE4_2" if torch_mkl.read() != "SSE4_2" else "AVX2"
+    with pytest.raises(RuntimeError, match="mkl_cbwr_set returned"):
+        torch_mkl._write(other)
+
+
+def test_a_pytorch_without_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_mkl, "_functions", lambda: None)
+    assert torch_mkl.obstacle() == "this PyTorch computes them without MKL"
+    assert not torch_mkl.is_here()
