@@ -252,7 +252,9 @@ def test_batch_invariant_chooses_the_same_for_every_batch() -> None:
     for options in ({}, {"conv_fprop_algo": "performance"}, {"frozen_weights": True}):
         whole = results(12, **options)
         for count in (1, 2, 5):
-            assert all(torch.equal(part, all_[:count]) for part, all_ in zip(results(count, **options), whole, strict=True)), options
+            assert all(torch.equal(part, all_[:count]) for part, all_ in zip(results(count, **options), whole, strict=True)), (
+                options
+            )
 
 
 def test_a_rule_cannot_name_what_the_values_of_other_images_decide() -> None:
