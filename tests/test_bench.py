@@ -292,3 +292,16 @@ def test_a_kernel_of_another_family_or_none_that_is_known_is_no_proof(bench: Cal
     assert not fits("fft", "fprop", [])
     assert not fits("implicit_gemm", "fprop", ["not_implicit_convolve_sgemm<float>"]), "a part of a name is not the name"
     assert not fits("gemm", "fprop", ["im2col4d_kernel_of_others<float>"])
+
+
+def test_what_keeping_bits_costs_is_a_figure_for_each_number_of_threads(bench: Callable[[str], Any]) -> None:
+    of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
+    rows = {
+        "a product": {
+            "1": {"each": [0.5, 0.52, 0.51], "again": [1.0, 1.02, 0.99]},
+            "2": {"each": [1.0, 1.1, 0.9], "again": [1.3]},
+        }
+    }
+    head, _, line, _, _ = bench("invariance").table([{"machine": of, "processes": 3, "rows": rows}])
+    assert head.endswith("| 1 thread | 2 threads |")
+    assert line == "| a product | **0.51 (0.50 to 0.52)** | - |"

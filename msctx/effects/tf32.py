@@ -21,7 +21,7 @@ def matmul_allow_tf32(want: Want) -> Outcome:
             "" if want.value else "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
         )
         return honoured({"torch.cuda.matmul.allow_tf32": want.value}, reason)
-    return not_built(CORE)
+    return not_built(CORE) if want.value else honoured(reason="torch's own products do not round to TF32 on a CPU")
 
 
 @effect("conv_allow_tf32")

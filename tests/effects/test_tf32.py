@@ -12,7 +12,6 @@ FLAGS = {
     "conv_allow_hf32": ("ascend", "torch.npu.conv.allow_hf32", "honoured"),
 }
 ELSEWHERE = {
-    ("matmul_allow_tf32", "cpu"): "not_built",
     ("matmul_allow_tf32", "ascend"): "inert",
     ("conv_allow_tf32", "ascend"): "inert",
     ("matmul_allow_hf32", "cpu"): "not_built",
@@ -38,9 +37,14 @@ def test_elsewhere_nothing_is_switched_and_that_is_reported() -> None:
         for value in (True, False):
             (row,) = msctx.explain({name: value}, device=device).rows
             assert (row.status, row.assignments, bool(row.reason)) == (status, {}, True)
+    no_rounding = {False: ("honoured", {}, "do not round")}
     check(
-        ("cpu", {"conv_allow_tf32": value}, {"conv_allow_tf32": (status, {}, "do not round")})
-        for value, status in ((True, "inert"), (False, "honoured"))
+        ("cpu", {option: value}, {option: expected})
+        for option, by_value in (
+            ("conv_allow_tf32", {True: ("inert", {}, "do not round")} | no_rounding),
+            ("matmul_allow_tf32", {True: ("not_built", {}, "native core")} | no_rounding),
+        )
+        for value, expected in by_value.items()
     )
 
 

@@ -1,0 +1,133 @@
+"""What batch_invariant=True costs: torch's time for products and convolutions over the time under the option.
+
+MKL's mode holds for a whole process, so each side has its own: PyTorch as it is, PyTorch again (A/A), and PyTorch under the option
+take turns for each shape, and of each turn the fastest call counts. A figure is the median over --processes such trios.
+
+    python bench/invariance.py --threads 1,2 --processes 3 --out bench/results/NAME-invariance.json
+    python bench/invariance.py --docs bench/results/NAME-invariance.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import contest
+import figures
+
+PRODUCTS = {
+    "1024 x 1024 x 1024": (1024, 1024, 1024),
+    "128 x 768 x 3072": (128, 768, 3072),
+    "16 x 4096 x 4096": (16, 4096, 4096),
+    "1 x 4096 x 4096": (1, 4096, 4096),
+    "64 x 64 x 64": (64, 64, 64),
+}
+CONVOLUTIONS = {
+    "3x3, 64 channels, 56 x 56, batch 4": ((4, 64, 56, 56), (64, 64, 3, 3)),
+    "3x3, 256 channels, 14 x 14, batch 4": ((4, 256, 14, 14), (256, 256, 3, 3)),
+    "1x1, 256 channels, 28 x 28, batch 4": ((4, 256, 28, 28), (256, 256, 1, 1)),
+}
+SIDES = ("torch", "again", "ours")
+TURNS = 9
+
+
+def problems() -> dict[str, Callable[[], Any]]:
+    import torch
+    from torch.nn import functional as fn
+
+    torch.manual_seed(0)
+    found: dict[str, Callable[[], Any]] = {}
+    for name, (m, k, n) in PRODUCTS.items():
+        x, w = torch.randn(m, k), torch.randn(n, k)
+        found[f"linear, {name}"] = lambda x=x, w=w: fn.linear(x, w)
+    for name, (images, window) in CONVOLUTIONS.items():
+        x, w = torch.randn(images), torch.randn(window)
+        found[f"convolution, {name}"] = lambda x=x, w=w: fn.conv2d(x, w, padding=w.shape[-1] // 2)
+    return found
+
+
+def work(given: argparse.Namespace) -> None:
+    """One side: for each name that is read, the fastest call of a turn, in ms."""
+    import torch
+
+    import msctx
+
+    if given.work == "ours":
+        msctx.set_context(batch_invariant=True)
+    known = problems()
+    with torch.no_grad():
+        for line in sys.stdin:
+            run, best, begun = known[line.strip()], float("inf"), time.perf_counter()
+            while time.perf_counter() - begun < given.seconds / TURNS:
+                start = time.perf_counter()
+                run()
+                best = min(best, time.perf_counter() - start)
+            print(json.dumps(best * 1e3), flush=True)
+
+
+def trio(threads: int, given: argparse.Namespace) -> dict[str, tuple[float, float]]:
+    """Problem → torch's time over that under the option, and torch's over itself."""
+
+    def begun(side: str) -> subprocess.Popen[str]:
+        command = [sys.executable, __file__, "--work", side, "--threads", str(threads), "--seconds", str(given.seconds)]
+        idle = os.environ | {"OMP_WAIT_POLICY": "passive"}  # threads that wait must not take the others' processors
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=idle)
+
+    running = {side: begun(side) for side in SIDES}
+    found = {}
+    for name in problems():
+        times: dict[str, list[float]] = {side: [] for side in SIDES}
+        for turn in range(TURNS + 1):
+            for side in SIDES if turn % 2 else reversed(SIDES):
+                asking, answers = running[side].stdin, running[side].stdout
+                assert asking is not None
+                assert answers is not None
+                print(name, file=asking, flush=True)
+                times[side].append(json.loads(answers.readline()))
+        best = {side: min(each[1:]) for side, each in times.items()}  # the first turn warms up
+        found[name] = best["torch"] / best["ours"], best["torch"] / best["again"]
+    for process in running.values():
+        assert process.stdin
+        process.stdin.close()
+        process.wait()
+    return found
+
+
+def collect(given: argparse.Namespace) -> dict[str, Any]:
+    rows: dict[str, dict[str, dict[str, list[float]]]] = {}
+    result = {"machine": contest.machine(), "processes": given.processes, "rows": rows}
+    for _ in range(given.processes):
+        for threads in given.threads:
+            for name, (speed, again) in trio(threads, given).items():
+                row = rows.setdefault(name, {}).setdefault(str(threads), {"each": [], "again": []})
+                row["each"].append(speed)
+                row["again"].append(again)
+        contest.keep(given.out, result)
+    return result
+
+
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line for each problem."""
+    (result,) = results
+    threads = [*next(iter(result["rows"].values()))]
+    heads = [f"{n} thread{'s' * (n != '1')}" for n in threads]
+    lines = [f"| torch's time over that with `batch_invariant=True` | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    for name, row in result["rows"].items():
+        each = [figures.of_processes(statistics.median(row[n]["each"]), row[n]["each"], row[n]["again"]) for n in threads]
+        lines.append(f"| {name} | {' | '.join(each)} |")
+    return [*lines, "", f"{contest.last_line(results, 'processes for each side')} {figures.legend(True, result['processes'])}"]
+
+
+def main() -> None:
+    contest.do(contest.arguments(__doc__, [], [1]).parse_args(), "invariance", work, collect, table)
+
+
+if __name__ == "__main__":
+    main()
