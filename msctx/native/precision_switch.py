@@ -181,7 +181,11 @@ def _unscaled() -> str:
     """The warning for a backward pass in float16; ``""`` where somebody has a scaler."""
     import torch
 
-    if any(issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() for found in gc.get_objects()):
+    kinds: list[type[torch.amp.GradScaler]] = [torch.amp.GradScaler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    # Not gc.get_objects: a tuple that another thread is just making must have no second reference
+    if any(issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() for found in gc.get_referrers(*kinds)):
         return ""
     return (
         "a backward pass in float16 without a GradScaler: gradients below 6e-8 vanish. Take one from ctx.grad_scaler(), and use "

@@ -12,6 +12,7 @@ from recorded import Recorded, each_mode
 from torch.utils.checkpoint import checkpoint
 
 import msctx
+from msctx.native import precision_switch
 from msctx.options.precision_rules import MODES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -156,3 +157,12 @@ def test_a_missing_scaler_is_reported_under_each_filter_of_warnings() -> None:
             msctx.context(precision_mode="allow_mix_precision_fp16"),
         ):
             torch.nn.Linear(4, 4)(torch.ones(1, 4)).float().sum().backward()
+
+
+def test_looking_for_a_scaler_takes_no_references_to_what_others_are_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuple that a thread is making from a generator must have no second one: the thread would get a SystemError."""
+    monkeypatch.delattr(gc, "get_objects")
+    assert "without a GradScaler" in precision_switch._unscaled()
+    scaler = type("Own", (torch.amp.GradScaler,), {})("cpu")
+    assert scaler.is_enabled()
+    assert precision_switch._unscaled() == ""
