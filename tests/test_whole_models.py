@@ -55,7 +55,9 @@ def differing(model, x):
 """
 
 
-@pytest.mark.skipif(not torch_mkl.is_here(), reason="this PyTorch has no MKL")
+pytestmark = pytest.mark.skipif(not (torch_mkl.is_here() and torch_mkl.is_intels()), reason="no MKL with a strict mode")
+
+
 def test_gradients_have_the_same_bits_for_any_number_of_threads(passes: Callable[..., str]) -> None:
     passes(f"""{STEPS}
 msctx.set_context(thread_invariant=True)
@@ -67,5 +69,5 @@ assert differing(transformer, words) <= norms, "LayerNorm's parameters alone, as
 @pytest.mark.full
 def test_without_it_they_do_not(passes: Callable[..., str]) -> None:
     passes(f"""{STEPS}
-assert differing(convolutional, images) and differing(transformer, words) - norms
+assert differing(convolutional, images) | differing(transformer, words) - norms
 """)

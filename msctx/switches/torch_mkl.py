@@ -6,6 +6,7 @@ Source: "Obtaining Numerically Reproducible Results" in Intel's oneMKL Developer
 from __future__ import annotations
 
 import ctypes
+import platform
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,15 @@ def is_here() -> bool:
     return _functions() is not None
 
 
+@cache
+def is_intels() -> bool:
+    """Whether the processor is one of those for which Intel documents the strict mode."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return "Intel" in platform.processor()
+
+
 def read() -> str:
     """The mode in force, as the variable MKL_CBWR has it: ``OFF``, ``AVX512,STRICT``."""
     functions = _functions()
@@ -68,6 +78,8 @@ def obstacle() -> str:
     """Why matrix products cannot keep their bits; ``""``: they do, or can from now on."""
     if not is_here():
         return "this PyTorch computes them without MKL"
+    if not is_intels():
+        return "MKL's strict mode is documented for processors of Intel's alone"
     if is_strict():
         return ""
     found = read()
