@@ -1,7 +1,8 @@
-"""What batch_invariant=True costs: torch's time for products and convolutions over the time under the option.
+"""What batch_invariant=True costs: torch's time for products and convolutions over the time under the option, and both errors.
 
 MKL's mode holds for a whole process, so each side has its own: PyTorch as it is, PyTorch again (A/A), and PyTorch under the option
-take turns for each shape, and of each turn the fastest call counts. A figure is the median over --processes such trios.
+take turns for each shape, and of each turn the fastest call counts; convolutions in the faster of the two memory formats. A figure
+is the median over --processes such trios; an error is relative to the largest result in float64.
 
     python bench/invariance.py --threads 1,2 --processes 3 --out bench/results/NAME-invariance.json
     python bench/invariance.py --docs bench/results/NAME-invariance.json
@@ -38,23 +39,27 @@ SIDES = ("torch", "again", "ours")
 TURNS = 9
 
 
-def problems() -> dict[str, Callable[[], Any]]:
+def problems() -> dict[str, list[Callable[[Any], Any]]]:
+    """Name → the ways to compute it, of which the fastest counts; each takes the dtype."""
     import torch
     from torch.nn import functional as fn
 
     torch.manual_seed(0)
-    found: dict[str, Callable[[], Any]] = {}
+    found: dict[str, list[Callable[[Any], Any]]] = {}
     for name, (m, k, n) in PRODUCTS.items():
         x, w = torch.randn(m, k), torch.randn(n, k)
-        found[f"linear, {name}"] = lambda x=x, w=w: fn.linear(x, w)
+        found[f"linear, {name}"] = [lambda dtype, x=x, w=w: fn.linear(x.to(dtype), w.to(dtype))]
     for name, (images, window) in CONVOLUTIONS.items():
         x, w = torch.randn(images), torch.randn(window)
-        found[f"convolution, {name}"] = lambda x=x, w=w: fn.conv2d(x, w, padding=w.shape[-1] // 2)
+        both = [(x.to(memory_format=f), w.to(memory_format=f)) for f in (torch.contiguous_format, torch.channels_last)]
+        found[f"convolution, {name}"] = [
+            lambda dtype, x=x, w=w: fn.conv2d(x.to(dtype), w.to(dtype), padding=w.shape[-1] // 2) for x, w in both
+        ]
     return found
 
 
 def work(given: argparse.Namespace) -> None:
-    """One side: for each name that is read, the fastest call of a turn, in ms."""
+    """One side: for each name that is read, the fastest call of a turn in ms, and the error."""
     import torch
 
     import msctx
@@ -62,18 +67,23 @@ def work(given: argparse.Namespace) -> None:
     if given.work == "ours":
         msctx.set_context(batch_invariant=True)
     known = problems()
+    errors: dict[str, float] = {}
     with torch.no_grad():
-        for line in sys.stdin:
-            run, best, begun = known[line.strip()], float("inf"), time.perf_counter()
+        for name in map(str.strip, sys.stdin):
+            best, begun = float("inf"), time.perf_counter()
+            if name not in errors:
+                truth = known[name][0](torch.float64)
+                errors[name] = max(float((run(torch.float32) - truth).abs().max() / truth.abs().max()) for run in known[name])
             while time.perf_counter() - begun < given.seconds / TURNS:
-                start = time.perf_counter()
-                run()
-                best = min(best, time.perf_counter() - start)
-            print(json.dumps(best * 1e3), flush=True)
+                for run in known[name]:
+                    start = time.perf_counter()
+                    run(torch.float32)
+                    best = min(best, time.perf_counter() - start)
+            print(json.dumps([best * 1e3, errors[name]]), flush=True)
 
 
-def trio(threads: int, given: argparse.Namespace) -> dict[str, tuple[float, float]]:
-    """Problem → torch's time over that under the option, and torch's over itself."""
+def trio(threads: int, given: argparse.Namespace) -> dict[str, tuple[float, float, float, float]]:
+    """Problem → torch's time over that under the option, and torch's over itself; the errors of torch and under the option."""
 
     def begun(side: str) -> subprocess.Popen[str]:
         command = [sys.executable, __file__, "--work", side, "--threads", str(threads), "--seconds", str(given.seconds)]
@@ -84,15 +94,17 @@ def trio(threads: int, given: argparse.Namespace) -> dict[str, tuple[float, floa
     found = {}
     for name in problems():
         times: dict[str, list[float]] = {side: [] for side in SIDES}
+        errors: dict[str, float] = {}
         for turn in range(TURNS + 1):
             for side in SIDES if turn % 2 else reversed(SIDES):
                 asking, answers = running[side].stdin, running[side].stdout
                 assert asking is not None
                 assert answers is not None
                 print(name, file=asking, flush=True)
-                times[side].append(json.loads(answers.readline()))
+                ms, errors[side] = json.loads(answers.readline())
+                times[side].append(ms)
         best = {side: min(each[1:]) for side, each in times.items()}  # the first turn warms up
-        found[name] = best["torch"] / best["ours"], best["torch"] / best["again"]
+        found[name] = best["torch"] / best["ours"], best["torch"] / best["again"], errors["torch"], errors["ours"]
     for process in running.values():
         assert process.stdin
         process.stdin.close()
@@ -101,12 +113,13 @@ def trio(threads: int, given: argparse.Namespace) -> dict[str, tuple[float, floa
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
-    rows: dict[str, dict[str, dict[str, list[float]]]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     result = {"machine": contest.machine(), "processes": given.processes, "rows": rows}
     for _ in range(given.processes):
         for threads in given.threads:
-            for name, (speed, again) in trio(threads, given).items():
-                row = rows.setdefault(name, {}).setdefault(str(threads), {"each": [], "again": []})
+            for name, (speed, again, *errors) in trio(threads, given).items():
+                of_problem = rows.setdefault(name, {"errors": errors})
+                row = of_problem.setdefault(str(threads), {"each": [], "again": []})
                 row["each"].append(speed)
                 row["again"].append(again)
         contest.keep(given.out, result)
@@ -116,12 +129,12 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
 def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each problem."""
     (result,) = results
-    threads = [*next(iter(result["rows"].values()))]
-    heads = [f"{n} thread{'s' * (n != '1')}" for n in threads]
+    threads = [key for key in next(iter(result["rows"].values())) if key != "errors"]
+    heads = [*(f"{n} thread{'s' * (n != '1')}" for n in threads), "error: torch, ours"]
     lines = [f"| torch's time over that with `batch_invariant=True` | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for name, row in result["rows"].items():
         each = [figures.of_processes(statistics.median(row[n]["each"]), row[n]["each"], row[n]["again"]) for n in threads]
-        lines.append(f"| {name} | {' | '.join(each)} |")
+        lines.append(f"| {name} | {' | '.join(each)} | {', '.join(f'{error:.0e}' for error in row['errors'])} |")
     return [*lines, "", f"{contest.last_line(results, 'processes for each side')} {figures.legend(True, result['processes'])}"]
 
 

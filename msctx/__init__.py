@@ -81,7 +81,10 @@ def memory_stats() -> dict[str, Any]:
 
 
 def empty_cache() -> int:
-    """Give back to the system what the pool of host memory holds and nobody uses; returns how many bytes."""
+    """Give back to the system what the pool of host memory holds and nobody uses; returns how many bytes.
+
+    Idle workspace and what was made of weights that are gone go, too.
+    """
     from msctx.native import memory
 
     return memory.empty_cache()

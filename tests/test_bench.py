@@ -298,10 +298,11 @@ def test_what_keeping_bits_costs_is_a_figure_for_each_number_of_threads(bench: C
     of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
     rows = {
         "a product": {
+            "errors": [3e-7, 2e-7],
             "1": {"each": [0.5, 0.52, 0.51], "again": [1.0, 1.02, 0.99]},
             "2": {"each": [1.0, 1.1, 0.9], "again": [1.3]},
         }
     }
     head, _, line, _, _ = bench("invariance").table([{"machine": of, "processes": 3, "rows": rows}])
-    assert head.endswith("| 1 thread | 2 threads |")
-    assert line == "| a product | **0.51 (0.50 to 0.52)** | - |"
+    assert head.endswith("| 1 thread | 2 threads | error: torch, ours |")
+    assert line == "| a product | **0.51 (0.50 to 0.52)** | - | 3e-07, 2e-07 |"

@@ -195,13 +195,13 @@ constexpr int32_t infinity_bits = 0x7f800000;
 // What transforms round: relatively, by `norm`, what the largest value of each channel could add to a result if errors and signs were random
 // (NaN: a value is not finite, or the weights are so small throughout that transforms have no bits left of them); and absolutely, by
 // `denormal`, what they lose of a result when they compute with numbers below the smallest normal one.
-struct Rounded {
+struct Rounding {
   double norm = NAN, denormal = 0.0;
 };
 // Times the distance of such numbers: 0.3 is expected of Fourier's transforms, whatever their size, some ten of Winograd's.
 double lost_of(double squares) { return 64 * 0x1p-149 * std::sqrt(squares); }
 
-Rounded rounded_by_transforms(const ConvProblem& p, Op op, const ConvTensors& t, const float* w, const Parallel& parallel) {
+Rounding rounding_of(const ConvProblem& p, Op op, const ConvTensors& t, const float* w, const Parallel& parallel) {
   const auto* const x = static_cast<const float*>(t.x);
   const auto* const y = static_cast<const float*>(t.y);
   const int64_t gc = group_c(p), gk = group_k(p), window = volume(p.window);
@@ -337,8 +337,8 @@ bool conv_run(
   }
   const bool transforms = algorithm.most_spread > 0.0;
   const void* const w = t.w || !transforms ? t.w : plain_of(kept);
-  const Rounded rounded = transforms ? rounded_by_transforms(p, op, t, static_cast<const float*>(w), parallel) : Rounded{0.0, 0.0};
-  if (!std::isnan(rounded.norm)) {
+  const Rounding rounding = transforms ? rounding_of(p, op, t, static_cast<const float*>(w), parallel) : Rounding{0.0, 0.0};
+  if (!std::isnan(rounding.norm)) {
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
     Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
     Raised raised(algorithm, p, op, t, memory, parallel);
@@ -347,8 +347,8 @@ bool conv_run(
     const bool done = algorithm.run(p, op, raised.tensors, {Weights::get, &weights}, scratch.data, parallel);
     if (done && raised.any()) raised.lower(static_cast<float*>(result), count);
     const float* const added = raised.any() ? nullptr : t.bias;
-    lost = std::max(lost, rounded.denormal / raised.by());
-    if (done && ((lost <= 0.0 && !transforms) || holds(algorithm, p, op, t, added, lost, rounded.norm, parallel))) {
+    lost = std::max(lost, rounding.denormal / raised.by());
+    if (done && ((lost <= 0.0 && !transforms) || holds(algorithm, p, op, t, added, lost, rounding.norm, parallel))) {
       if (raised.any() && t.bias) add_bias(p, op, t, parallel);
       return false;
     }

@@ -180,4 +180,8 @@ MSCTX_API int msctx_pool_fill(int byte) { return std::exchange(glue::filling, by
 MSCTX_API int msctx_pool_purpose(int purpose) { return pool_purpose(purpose); }
 MSCTX_API void msctx_pool_purposes(int64_t* bytes, int count, int at_refusal) { pool_purposes(bytes, count, at_refusal != 0); }
 MSCTX_API void msctx_pool_reset_peak() { pool_reset_peak(); }
-MSCTX_API int64_t msctx_pool_empty_cache() { return pool_empty_cache(); }
+MSCTX_API int64_t msctx_pool_empty_cache() {
+  glue::drop_kept_weights();  // of weights that are gone
+  glue::trim_scratch(true);
+  return pool_empty_cache();
+}

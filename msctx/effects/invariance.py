@@ -6,7 +6,7 @@ from msctx.effects.algorithms import carried_out
 from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, not_built, refused
 
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
-"""MKL's strict mode: all of its products of matrices keep their bits; those of a matrix and a vector do not."""
+"""MKL's strict mode: products of matrices keep their bits; those of a matrix and a vector do not."""
 NEITHER = "matrix-vector products (mv), attention kernels, sums, normalisations"
 
 

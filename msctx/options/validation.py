@@ -58,11 +58,12 @@ def checked(
         section: what the names of its keys begin with in messages.
         where: the place, where there are no marks.
     """
+    found: M | None
     found, wrong = check(adapter(model), data)
     for path, bad, at_key in wrong:
         name, mark = ".".join(filter(None, [section, *map(str, path)])), marks((*path, "") if at_key else path)
         problems.append(Diagnostic(name, bad.text, where, bad.allowed, bad.suggestion if at_key else bad.hint, mark))
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def check(validator: Any, value: Any) -> tuple[Any, list[Wrong]]:

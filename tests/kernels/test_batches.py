@@ -26,6 +26,7 @@ def test_the_bits_of_an_image_do_not_depend_on_the_batch(kernels: Kernels) -> No
         many = replace(each, n=7)
         values = stored(many)
         for row in (r for r in rows if takes(r, many)):
+            assert kernels.workspace(row, each) == kernels.workspace(row, many), "else a limit would choose by the batch"
             for isa in row.isas:
                 whole = kernels.run(row, many, values, isa)
                 for some in (1, 5):

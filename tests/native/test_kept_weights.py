@@ -299,3 +299,18 @@ def test_they_make_room_where_memory_runs_out(passes: Callable[..., str]) -> Non
         """,
         env={"MALLOC_MMAP_THRESHOLD_": "1048576"},
     )
+
+
+def test_empty_cache_gives_back_what_was_made_of_a_weight_that_is_gone(passes: Callable[..., str]) -> None:
+    passes("""
+import torch, msctx
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+w = torch.randn(256, 256, 3, 3)
+with torch.no_grad(), msctx.context(conv_fprop_algo="winograd"):
+    torch.nn.functional.conv2d(torch.randn(1, 256, 14, 14), w)
+del w
+before = held()
+msctx.empty_cache()
+assert before - held() > 7e6, "its transform holds four times as much as the weight of 2.4 MB"
+""")

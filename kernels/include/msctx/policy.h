@@ -27,7 +27,7 @@ struct PolicyOptions {
   int32_t tuning;  // the table of tuning results that `performance` looks into
   int32_t deterministic;
   int32_t thread_invariant;
-  int32_t batch_invariant;  // with thread_invariant alone
+  int32_t batch_invariant;  // thread_invariant is then set, too
   int32_t allow_tf32;
   int32_t allow_fp32_emulation;
   int32_t frozen_weights;  // a weight is looked at once while this policy is in force
