@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
 from msctx.run.sinks import Sinks, require
+from msctx.signals import uninterrupted
 
 T = TypeVar("T")
 
@@ -106,27 +107,28 @@ def run_experiment(
     """
     require(experiment.sinks, experiment.sinks_mark)
     found, begin = state(), models.now()
-    with terminable():
+    with terminable(), ExitStack() as undisturbed:
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
             record = ranks.record(out, experiment.record_dir, experiment.name)
-            record.json("plan.json", plan.as_dict())
-            record.json("state.json", state())
-            record.json("environment.json", environment())
-            resolved = config(experiment)
-            record.yaml("config.yaml", resolved)
-            names = experiment.sinks if ranks.rank() == 0 else ()
-            sinks = Sinks(names, record.folder, experiment.name, _parameters(resolved))
-            run = Run(record, plan, sinks, progress)
-            if announce is not None:
-                announce(run)
-            from msctx.amp import watched  # here: it needs torch
+            with _ending_early(record):
+                record.json("plan.json", plan.as_dict())
+                record.json("state.json", state())
+                record.json("environment.json", environment())
+                resolved = config(experiment)
+                record.yaml("config.yaml", resolved)
+                names = experiment.sinks if ranks.rank() == 0 else ()
+                sinks = Sinks(names, record.folder, experiment.name, _parameters(resolved))
+                run = Run(record, plan, sinks, progress)
+                if announce is not None:
+                    announce(run)
+                from msctx.amp import watched  # here: it needs torch
 
-            computed, made = precisions.Tally(), choices.Tally()
-            computed.open()
-            made.open()
+                computed, made = precisions.Tally(), choices.Tally()
+                computed.open()
+                made.open()
             with watched() as scaled, run.memory.counting():
-                result, error = _call(entry, run)
+                result, error = _call(entry, run, undisturbed)
                 result |= scaled()
                 if held := run.memory.record():
                     record.json("memory.json", held)
@@ -146,6 +148,7 @@ def run_experiment(
             result["left_changed"] = left  # by the entry itself, or a library that it loads
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
+        undisturbed.close()  # a signal that came after the entry had ended raises here
         sinks.close(result)
     if error is not None:
         raise error
@@ -162,14 +165,30 @@ def _left_changed(found: Mapping[str, Any]) -> dict[str, Any]:
     return {k: {"found": a, "left": b} for k, (a, b) in changed.items()}
 
 
-def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
-    """Call the entry; return the result so far and what to raise once everything is restored."""
+@contextmanager
+def _ending_early(record: Record) -> Iterator[None]:
+    """A signal that comes before the entry is called leaves a result, too."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        deafen()
+        reason = {"reason": "SIGTERM"} if is_terminated() else {}
+        record.json("result.json", {"status": "interrupted", **reason, "run_dir": str(record.folder)})
+        raise
+
+
+def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any], BaseException | None]:
+    """Call the entry; return the result so far and what to raise once everything is restored.
+
+    From its end on signals wait until *undisturbed* is closed.
+    """
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
     result: dict[str, Any] = {"status": "completed", "started": began}
     error: BaseException | None = None
     with _running(run):
         try:
             returned = entry(run)
+            undisturbed.enter_context(uninterrupted())
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
         except (KeyboardInterrupt, Terminated) as interrupt:
@@ -188,6 +207,7 @@ def _call(entry: Any, run: Run) -> tuple[dict[str, Any], BaseException | None]:
             result["status"], result["error"] = "failed", text
             result["reason"] = in_a_line(raised)
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
+    undisturbed.enter_context(uninterrupted())
     if is_terminated():  # a library may have made another exception of it
         result |= {"status": "interrupted", "reason": "SIGTERM"}
     if not run.rows and result["status"] == "completed":

@@ -19,6 +19,7 @@ import msctx
 from msctx.errors import EntryFailed
 from msctx.run import ending
 from msctx.run.config import read
+from msctx.run.memory import MemoryOfRun
 from msctx.run.runner import log, prepare_environment, run_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -266,6 +267,28 @@ def test_a_library_that_makes_an_exit_of_ctrl_c(job, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_experiment(read(job(textwrap.dedent(source))), str(tmp_path / "run"))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_signal_beside_the_entry_leaves_a_result_too(job, tmp_path, monkeypatch, number, before):
+    """Before it is called, or after it has returned: then the run is complete, and the signal acts afterwards."""
+    raise_signal, sent = signal.raise_signal, []
+    monkeypatch.setattr(signal, "raise_signal", sent.append)  # with SIGTERM the process would end
+
+    def signalled(*_: object) -> dict[str, int]:
+        raise_signal(number)
+        return {}
+
+    if not before:
+        monkeypatch.setattr(MemoryOfRun, "record", signalled)
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
+        run_experiment(read(job("def main(): return 7")), str(tmp_path / "run"), announce=signalled if before else None)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == ("interrupted" if before else "completed")
+    assert result.get("value") == (None if before else 7)
+    assert sent == ([signal.SIGTERM] if number == signal.SIGTERM else [])
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == (signal.default_int_handler, signal.SIG_DFL)
 
 
 def test_ctrl_c_leaves_a_valid_record(job, tmp_path):
