@@ -39,6 +39,12 @@ class _Record:
     """What it is to be: a value, or :data:`AS_FOUND`."""
     wrote: Any = None
     """What the switch read after the write."""
+    who: threading.Thread = field(default_factory=threading.current_thread)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a thread that still runs wrote it and nobody else can put it back for that thread."""
+        return self.switch.scope != "process" and self.who is not threading.current_thread() and self.who.is_alive()
 
 
 _numbers = itertools.count(1)
@@ -426,9 +432,10 @@ def rebase(
         known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
         switches = [SWITCHES[name] for name in names if name not in known]
         hold.late.clear()
-        for switch in switches:
-            if switch.name in hold.records and switch.scope == "thread" and hold.thread != threading.get_ident():
-                raise ScopeError(f"{switch.name} was set by set_context in another thread; change or reset it there")
+        elsewhere = {name for name, record in hold.records.items() if record.is_elsewhere}
+        for name in elsewhere:
+            if SWITCHES[name].scope == "thread" or assignments.get(name, AS_FOUND) != hold.records[name].want:
+                raise ScopeError(f"{name} was set by set_context in another thread; change or reset it there")
         hold.thread, hold.who = threading.get_ident(), threading.current_thread()
         _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
         wanted: dict[Hold, Mapping[str, Any]] = {hold: {n: v for n, v in assignments.items() if n not in hold.late}}
@@ -473,7 +480,8 @@ def _lay_anew(
     after = dict(sorted(after.items(), key=lambda found: found[0].number))
     in_force, wants = ([*chain.values()][-1] if chain else AS_FOUND for chain in (before, after))
     if [*before.items()] == [*after.items()]:
-        if base in after and holds[-1] is base and not switch.is_satisfied(wants):  # somebody has changed it since
+        own = base in after and holds[-1] is base and not base.records[name].is_elsewhere
+        if own and not switch.is_satisfied(wants):  # somebody has changed it since
             undone[name] = _remembered(switch, base)
             _bring(switch, wants, base.records[name].put_back)
         return False

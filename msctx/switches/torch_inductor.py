@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from msctx.errors import SwitchError
 from msctx.imports import when_imported
 from msctx.switches.base import Switch
 from msctx.torch_config import override, put_override
@@ -28,9 +30,9 @@ def _entry(key: str) -> Any:
 class _Flag:
     """A truth value of ``torch._inductor.config`` in every thread, unless ``torch.compile`` is given another.
 
-    An assignment to the config module holds for the calling thread alone (trap 7), so the default, which all other threads
-    read, is written too. While inductor is not loaded, the environment variable that it reads when it loads stands for it; loading
-    inside the scope is allowed for.
+    An assignment to the config module holds for the calling thread alone (trap 7), so the default is written, which all threads
+    read; the thread's own value, too, where it has one. While inductor is not loaded, the environment variable that it reads when
+    it loads stands for it; loading inside the scope is allowed for.
     """
 
     def __init__(self, key: str, variable: str, default: str) -> None:
@@ -41,18 +43,22 @@ class _Flag:
             return os.environ.get(self.variable, self.default) == "1"
         return bool(getattr(sys.modules[_MODULE], self.key))
 
-    def save(self) -> tuple[str | None, bool | None, Any]:
-        entry, variable = _entry(self.key), os.environ.get(self.variable)
-        return (variable, None, None) if entry is None else (variable, entry.default, override(sys.modules[_MODULE], self.key))
+    def save(self) -> tuple[str | None, bool | None, Any, threading.Thread]:
+        entry, variable, here = _entry(self.key), os.environ.get(self.variable), threading.current_thread()
+        own = None if entry is None else override(sys.modules[_MODULE], self.key)
+        return variable, None if entry is None else entry.default, own, here
 
     def write(self, on: bool) -> None:
         self._set_variable("1" if on else "0")
         if (entry := _entry(self.key)) is not None:
-            entry.default = on
-            setattr(sys.modules[_MODULE], self.key, on)
+            config, entry.default = sys.modules[_MODULE], on
+            own = override(config, self.key)
+            put_override(config, self.key, on if isinstance(own, bool) else own)
 
-    def load(self, state: tuple[str | None, bool | None, Any]) -> None:
-        variable, default, own = state
+    def load(self, state: tuple[str | None, bool | None, Any, threading.Thread]) -> None:
+        variable, default, own, thread = state
+        if isinstance(own, bool) and thread is not threading.current_thread() and thread.is_alive():
+            raise SwitchError(f"another thread has its own torch._inductor.config.{self.key}: reset it there")
         self._set_variable(variable)
         entry = _entry(self.key)
         if entry is None:

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from context_helpers import State, threads
 import msctx
 from msctx.context import ledger
 from msctx.context.base import BASE
-from msctx.errors import MsctxWarning, OptionError, StrictError
+from msctx.errors import MsctxWarning, OptionError, ScopeError, StrictError
+from msctx.torch_config import override, put_override
 
 
 def test_set_and_reset(base: None, exact_state: State) -> None:
@@ -169,3 +171,58 @@ def test_set_context_in_a_thread_that_has_ended(base: None, exact_state: State, 
         ledger._ledger.clear()
         BASE.__init__()  # whatever came of it: the next test starts afresh
     assert left == {}
+
+
+@pytest.mark.parametrize("has_its_own", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"runtime_num_threads": 1}, {"flush_denormal": True}, {"pynative_synchronize": True}, {"deterministic": "ON"}],
+    ids=str,
+)
+def test_reset_in_another_thread_than_the_one_that_set(
+    base: None, exact_state: State, options: dict[str, object], has_its_own: bool, request: pytest.FixtureRequest
+) -> None:
+    """It puts everything back, or it refuses and the thread that set it can still do so."""
+    import torch._inductor.config as inductor
+
+    own = override(inductor, "deterministic")
+    request.addfinalizer(lambda: put_override(inductor, "deterministic", own))
+    if has_its_own:
+        inductor.deterministic = False
+    before = exact_state()
+    msctx.set_context(**options)
+    refusals = run_in_thread(msctx.reset_context)
+    if not refusals:
+        assert exact_state() == before
+    else:
+        assert "another thread" in str(refusals[0])
+        assert msctx.get_context() == options
+    msctx.reset_context()
+    assert exact_state() == before
+
+
+def test_set_context_in_another_thread_leaves_what_the_first_one_set(base: None, exact_state: State) -> None:
+    before = exact_state()
+    msctx.set_context(runtime_num_threads=1)
+    assert not run_in_thread(lambda: msctx.set_context(max_call_depth=3000))
+    assert threads() == 1
+    assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
+    with pytest.raises(ScopeError, match="num_threads was set by set_context in another thread"):
+        raise run_in_thread(lambda: msctx.set_context(runtime_num_threads=2))[0]
+    msctx.reset_context()
+    assert exact_state() == before
+
+
+def run_in_thread(body: Callable[[], None]) -> list[BaseException]:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            body()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised
