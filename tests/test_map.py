@@ -31,7 +31,15 @@ MEMORY = {
 """Options of device memory: where there is an accelerator they do not apply to the host's."""
 DETAILS = {
     *("deterministic_warn_only", "fill_uninitialized_memory"),
-    *("fallback", "conv_workspace_limit", "conv_max_error", "allow_fp32_emulation", "frozen_weights", "tuning_file"),
+    *(
+        "fallback",
+        "conv_workspace_limit",
+        "conv_max_error",
+        "matmul_max_error",
+        "allow_fp32_emulation",
+        "frozen_weights",
+        "tuning_file",
+    ),
 }
 """Options that mean nothing without deterministic=ON, or without an algorithm that is asked for."""
 

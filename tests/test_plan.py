@@ -226,7 +226,7 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
         ({"deterministic": "ON"}, DEVICES, []),
         # not carried out on the only device
         ({"mode": 0}, ("cpu",), ["cpu"]),
-        ({"matmul_allow_tf32": True}, ("cpu",), ["cpu"]),
+        ({"matmul_allow_hf32": True}, ("cpu",), ["cpu"]),
         # the accelerator counts: it carries out what the CPU does not
         ({"matmul_allow_tf32": True}, ("cpu", "cuda"), []),
         ({"max_device_memory": "4GB"}, ("cpu", "cuda"), []),
@@ -240,7 +240,7 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
         ({"tuning_file": "t.json"}, DEVICES, ["ascend"]),
         ({"variable_placement": "Device"}, ("cpu",), []),
         # the target counts, whatever else is here
-        ({"matmul_allow_tf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
+        ({"matmul_allow_hf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
         ({"matmul_allow_tf32": True, "device_target": "GPU"}, ("cpu", "cuda"), []),
         ({"conv_allow_hf32": True, "device_target": "GPU"}, DEVICES, ["cuda"]),
         ({"mode": 0, "device_target": "GPU"}, DEVICES, ["cuda"]),
@@ -252,7 +252,7 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
         ({"gpu_config": {"conv_fprop_algo": "reference"}, "device_target": "CPU"}, ("cpu", "cuda"), ["cuda"]),
         # one that is not here waits for a machine that has it
         ({"gpu_config": {"matmul_allow_tf32": True}, "device_target": "CPU"}, ("cpu",), []),
-        ({"cpu_config": {"matmul_allow_tf32": True}}, ("cpu", "cuda"), ["cpu"]),
+        ({"cpu_config": {"matmul_allow_tf32": True}}, ("cpu", "cuda"), []),
         # inert alike
         ({"enable_dump": True}, ("cpu",), ["cpu"]),
         ({"device_id": 1}, ("cpu",), ["cpu"]),

@@ -27,6 +27,16 @@ ConvText text_of(const ConvCall& call) {
   const ConvProblem& p = call.problem;
   constexpr const char* dtypes[] = {"float32", "float64", "float16", "bfloat16"};
   ConvText text;
+  text.dtype = dtypes[int(p.dtype)];
+  if (call.module) text.module = *call.module;
+  if (call.rows) {
+    const std::string batches = call.batches ? std::to_string(call.batches) + "x" : "";
+    const int64_t depth = call.transposed ? p.k : p.c, columns = call.transposed ? p.c : p.k;
+    text.input = batches + std::to_string(call.rows) + "x" + std::to_string(depth);
+    text.weight = batches + std::to_string(depth) + "x" + std::to_string(columns);
+    text.layout = {call.left_transposed ? 'T' : 'N', call.transposed ? 'N' : 'T'};
+    return text;
+  }
   text.input = call.transposed ? shape(p.n, p.k, p.out, p.dims) : shape(p.n, p.c, p.in, p.dims);
   text.weight = shape(p.k, group_c(p), p.window, p.dims);
   text.stride = along_axes(p.stride, p.dims);
@@ -35,9 +45,7 @@ ConvText text_of(const ConvCall& call) {
   text.output_padding = along_axes(call.output_padding, p.dims);
   text.groups = std::to_string(p.groups);
   text.transposed = call.transposed ? "true" : "false";
-  text.dtype = dtypes[int(p.dtype)];
   text.layout = call.channels_last ? "channels_last" : "channels_first";
-  if (call.module) text.module = *call.module;
   return text;
 }
 
@@ -63,7 +71,7 @@ std::string line_of(const ConvText& t) {
       {", groups ", "1", t.groups},
   };
   for (const auto& [words, usual, value] : rest)
-    if (value != usual) line += words + value;
+    if (!value.empty() && value != usual) line += words + value;
   return line + ", " + t.layout;
 }
 

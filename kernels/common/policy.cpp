@@ -25,8 +25,10 @@ std::string sentence(const std::vector<std::string>& parts) {
   return joined;
 }
 
-std::string brief(const ConvText& t) {
-  std::string words = t.transposed == "true" ? "transposed convolution of " : "convolution of ";
+std::string brief(const Choice& choice) {
+  const ConvText& t = choice.problem;
+  const bool is_product = choice.direction == name_of(Direction::matmul);
+  std::string words = is_product ? "matrix product of " : t.transposed == "true" ? "transposed convolution of " : "convolution of ";
   words += t.input + (t.weight.empty() ? "" : " with " + t.weight) + " (" + t.dtype;
   const std::pair<const char*, const std::string&> rest[] = {
       {", stride ", t.stride}, {", padding ", t.padding}, {", dilation ", t.dilation}, {", groups ", t.groups}};
@@ -40,7 +42,8 @@ std::string brief(const ConvText& t) {
 bool is_invariance(const std::string& asked) { return asked == "thread_invariant" || asked == "batch_invariant"; }
 
 std::string option_of(const Choice& choice) {
-  return is_invariance(choice.asked) ? choice.asked : "conv_" + choice.direction + "_algo=" + choice.asked;
+  if (is_invariance(choice.asked)) return choice.asked;
+  return (choice.direction == "matmul" ? "matmul_algo=" : "conv_" + choice.direction + "_algo=") + choice.asked;
 }
 
 bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || row.exists(op_of(row.direction, call.transposed)); }
@@ -50,8 +53,8 @@ bool is(const ConvRow& row, const char* math) { return std::strcmp(row.algorithm
 }  // namespace
 
 std::string in_short(const Choice& choice) {
-  const std::string option = option_of(choice), what = brief(choice.problem), why = sentence(choice.reasons);
-  const std::string rest = "). PyTorch computes it instead; choices() lists all such convolutions";
+  const std::string option = option_of(choice), what = brief(choice), why = sentence(choice.reasons);
+  const std::string rest = "). PyTorch computes it instead; choices() lists all such calls";
   return option + "\n" + option + " cannot compute the " + what + " (" + why + rest;
 }
 
@@ -59,7 +62,7 @@ std::string label_of(const std::string& name, const std::string& math) {
   return math == "strict" || math == "float64" || math == "torch" ? name : name + " (" + math + ")";
 }
 
-std::atomic<bool> has_policy[places]{};
+std::atomic<bool> has_policy[places]{}, has_products[places]{};
 
 namespace {
 
@@ -138,29 +141,36 @@ void set_policy(Place place, const PolicyText* wanted, const ConvTable& table) {
     next->number = ++all.times;
   }
   has_policy[int(place)].store(wanted != nullptr, std::memory_order_release);
+  has_products[int(place)].store(next && next->asks(Direction::matmul), std::memory_order_release);
   all.in_force[int(place)].swap(next);
 }
 
 Policy::Policy(const PolicyText& t, const ConvTable& table)
     : PolicyOptions(t.options),
-      asked_{text(t.asked[0]), text(t.asked[1]), text(t.asked[2])},
       table_(table),
       safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
+  for (int d = 0; d < directions; d++) asked_[d] = text(t.asked[d]);
   for (int i = 0; i < t.rules; i++) {
     Rule rule{Conditions::of(t.rule[i]), {}};
-    for (int d = 0; d < 3; d++) rule.asked[d] = text(t.rule[i].asked[d]);
+    for (int d = 0; d < directions; d++) rule.asked[d] = text(t.rule[i].asked[d]);
     rules_.push_back(std::move(rule));
   }
 }
 
-std::vector<bool> Policy::holding(const ConvText& t) const {
+// Rules for convolutions name none for products, and those for products nothing else.
+bool Policy::Rule::is_for(Direction direction) const {
+  return (direction == Direction::matmul) != asked[int(Direction::matmul)].empty();
+}
+
+std::vector<bool> Policy::holding(const ConvText& t, Direction direction) const {
   std::vector<bool> found;
-  for (const Rule& rule : rules_) found.push_back(rule.conditions->hold_for(t));
+  for (const Rule& rule : rules_) found.push_back(rule.is_for(direction) && rule.conditions->hold_for(t));
   return found;
 }
 
-void Policy::note(const std::vector<bool>& held, int64_t books) const {
-  for (size_t i = 0; i < rules_.size(); i++) rules_[i].conditions->note(held[i], books);
+void Policy::note(const std::vector<bool>& held, Direction direction, int64_t books) const {
+  for (size_t i = 0; i < rules_.size(); i++)
+    if (rules_[i].is_for(direction)) rules_[i].conditions->note(held[i], books);
 }
 
 // The first rule that matches and names the direction, else the option.
@@ -183,8 +193,11 @@ std::string in_words(double number) {
   return {digits, std::to_chars(digits, digits + sizeof digits, number).ptr};
 }
 
-bool Policy::allows_math(const ConvRow& row) const {
-  if (is(row, "tf32")) return allow_tf32 && allow_fp32_emulation;  // products of parts, too
+// A product's row whose name is asked for may round as that says.
+bool Policy::allows_math(const ConvRow& row, const std::string& asked) const {
+  const bool is_product = row.direction == Direction::matmul;
+  const bool may_round = is_product ? matmul_allow_tf32 || asked == row.name : allow_tf32;
+  if (is(row, "tf32")) return may_round && allow_fp32_emulation;  // products of parts, too
   return allow_fp32_emulation || !is(row, "fp32-grade");
 }
 
@@ -220,13 +233,16 @@ int Policy::threads_for(const ConvAlgorithm& a, const ConvProblem& p, Op op, int
 // What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves.
 bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   const bool half = call.problem.dtype == DType::f16 || call.problem.dtype == DType::bf16;
-  if (half || (max_error == 0.0 && is(row, "tf32"))) return true;
-  const double allowed = max_error == 0.0 ? largest_error : max_error;
+  const double asked = most_error(row.direction);
+  if (half || (asked == 0.0 && is(row, "tf32"))) return true;
+  const double allowed = asked == 0.0 ? largest_error : asked;
   return row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= allowed;
 }
 
-std::string Policy::too_inexact() const {
-  return "its error bound is above " + (max_error == 0.0 ? "3e-5" : "conv_max_error=" + in_words(max_error));
+std::string Policy::too_inexact(Direction direction) const {
+  const double asked = most_error(direction);
+  const std::string option = direction == Direction::matmul ? "matmul_max_error=" : "conv_max_error=";
+  return "its error bound is above " + (asked == 0.0 ? "3e-5" : option + in_words(asked));
 }
 
 // How much `normal` expects of a row for a call: 0, where torch's own path is as good a guess.
@@ -290,7 +306,7 @@ Decided Policy::decide(const ConvCall& call, Direction direction, int threads, i
   const std::string key = key_of(call, direction, threads);
   Decided found = known(key);
   if (!found) found = keep(key, make(call, direction, threads, ""));
-  note(found->held, books);
+  note(found->held, direction, books);
   return found->choice ? found : nullptr;
 }
 
@@ -305,8 +321,9 @@ std::unique_ptr<Decision> Policy::make(
   auto choice = std::make_unique<Choice>();
   choice->direction = name_of(direction);
   choice->problem = problem;
-  decision->held = holding(problem);
+  decision->held = holding(problem, direction);
   choice->asked = asked_for(direction, decision->held);
+  if (is_invariance(choice->asked) && allows_torch(call)) choice->asked.clear();
   if (choice->asked.empty()) return decision;
 
   if (choice->asked == "performance") {
@@ -315,7 +332,7 @@ std::unique_ptr<Decision> Policy::make(
     decision->row = named(call, direction, *choice);
     decision->fell_back = !decision->row && !choice->reasons.empty();
     if (!decision->row) decision->row = guess(call, direction, *choice);
-    if (!decision->row && thread_invariant) decision->fell_back = true;  // no bits are promised of torch's own path
+    if (!decision->row && !allows_torch(call)) decision->fell_back = true;  // no bits are promised of torch's own path
   }
   describe(*choice, decision->row, call, op_of(direction, call.transposed), threads);
   if (decision->fell_back) decision->message = complaint(*choice, call, direction);
@@ -331,7 +348,7 @@ const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& 
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || choice.asked != row.name) continue;
     is_known = true;
-    if (!allows_math(row)) continue;
+    if (!allows_math(row, choice.asked)) continue;
     const std::vector<std::string> why = obstacles(row, call);
     // The rows after it take more problems in the same arithmetic, or cannot take this one for the same reason: one is enough.
     if (!choice.reasons.empty() && (label == label_of(row) || reason == sentence(why))) choice.reasons.pop_back();
@@ -347,7 +364,7 @@ const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& 
 // What `normal` takes: the first row of those from which it expects most, if that is anything; where torch's own path is not allowed,
 // the first good one of ours.
 const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& choice) const {
-  const bool torch_allowed = !thread_invariant;
+  const bool torch_allowed = allows_torch(call);
   const ConvRow *best = nullptr, *good = nullptr, *inexact = nullptr, *resort = nullptr;  // all but the first where torch is not allowed
   std::vector<std::pair<const ConvRow*, std::string>> passed;
   for (int i = 0; i < table_.count; i++) {
@@ -356,7 +373,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
     std::vector<std::string> why = obstacles(row, call);
     const bool can = why.empty(), is_good = row.merit(call.problem, op_of(direction, call.transposed)) != Merit::last_resort;
     if (can && !is_exact(row, call)) {
-      why.push_back(too_inexact());
+      why.push_back(too_inexact(direction));
       if (!inexact && is_good) inexact = &row;
     } else if (can) {
       if (const int rank = rank_of(row, call); rank > (best ? rank_of(*best, call) : 0)) best = &row;
@@ -367,7 +384,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
     }
     passed.emplace_back(&row, sentence(why));
   }
-  if (!best && !torch_allowed) best = good ? good : inexact && max_error == 0.0 ? inexact : resort;
+  if (!best && !torch_allowed) best = good ? good : inexact && most_error(direction) == 0.0 ? inexact : resort;
   if (!best && !choice.reasons.empty()) return nullptr;
   std::string last;  // of two rows of one label that stand side by side the later one takes more
   for (const auto& [row, why] : passed) {
@@ -396,13 +413,13 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
 
 // Every row of the direction, with all of its reasons.
 std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direction direction) const {
-  std::string words = option_of(choice) + " cannot compute the " + brief(choice.problem) + ":\n";
+  std::string words = option_of(choice) + " cannot compute the " + brief(choice) + ":\n";
   std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || !allows_math(row) || !(exists(row, call) || choice.asked == row.name)) continue;
     std::vector<std::string> why = obstacles(row, call);
-    if (why.empty() && is_invariance(choice.asked) && !is_exact(row, call)) why.push_back(too_inexact());
+    if (why.empty() && is_invariance(choice.asked) && !is_exact(row, call)) why.push_back(too_inexact(direction));
     const std::string label = label_of(row), text = why.empty() ? "could compute it" : sentence(why);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == label; });
     if (same == lines.end())
@@ -415,8 +432,8 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
 }
 
 Decided Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason, int64_t books) {
-  const std::vector<bool> held = holding(problem);
-  note(held, books);
+  const std::vector<bool> held = holding(problem, direction);
+  note(held, direction, books);
   auto choice = std::make_unique<Choice>();
   choice->asked = asked_for(direction, held);
   if (choice->asked.empty()) return nullptr;
@@ -427,7 +444,7 @@ Decided Policy::refuse(Direction direction, const ConvText& problem, const std::
   const bool fell_back = choice->asked != "normal" && choice->asked != "performance";
   auto decision = std::make_shared<Decision>();
   decision->fell_back = fell_back;
-  decision->message = option_of(*choice) + " cannot compute the " + brief(problem) + ": " + reason + "\n";
+  decision->message = option_of(*choice) + " cannot compute the " + brief(*choice) + ": " + reason + "\n";
   decision->choice = record(std::move(choice));
   const std::string key = "refused " + std::to_string(decision->choice->number);
   if (Decided found = known(key)) return found;

@@ -19,9 +19,10 @@ std::string comparison(const Measured& m, const std::string& winner) {
 TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
   std::string permissions = "strict";
   if (allow_fp32_emulation) permissions += ", fp32-grade";
-  if (table_.is_computed_again ? allow_tf32 : call.allows_tf32) permissions += ", tf32";
+  const bool rounds = direction == Direction::matmul ? matmul_allow_tf32 : allow_tf32;
+  if (table_.is_computed_again ? rounds : call.allows_tf32) permissions += ", tf32";
   if (call.torch_benchmarks) permissions += ", torch benchmarks";
-  if (max_error != 0.0) permissions += ", error " + in_words(max_error);
+  if (const double most = most_error(direction); most != 0.0) permissions += ", error " + in_words(most);
   if (workspace_limit >= 0) permissions += ", workspace " + std::to_string(workspace_limit);
   return {tuning, name_of(direction), line_of(text_of(call)), permissions};
 }
@@ -62,7 +63,7 @@ bool Policy::follows(
       choice.reasons.push_back(refused + "performance may not take here");
       return false;
     }
-  } else if (thread_invariant) {
+  } else if (!allows_torch(call)) {
     choice.reasons.push_back(refused + "promises no bits, and thread_invariant=True asks for them");
     return false;
   }

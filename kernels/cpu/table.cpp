@@ -5,12 +5,12 @@
 namespace msctx::MSCTX_ISA {
 
 extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_depthwise, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
-    conv_implicit_precomp_gemm, conv_reference, conv_winograd, conv_winograd_nonfused;
+    conv_implicit_precomp_gemm, conv_reference, conv_winograd, conv_winograd_nonfused, conv_product;
 Fingerprint fingerprint(const void* data, int64_t bytes, const Parallel&);
 
 namespace {
 
-constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
+constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad, matmul = Direction::matmul;
 
 // What `normal` expects, from the figures of bench/convolutions.py (torch's own path is oneDNN's).
 
@@ -88,6 +88,9 @@ constexpr ConvRow rows[] = {
     {wgrad, "fft_tiling", &conv_fft_tiling, fft_tiling},
     {wgrad, "fft", &conv_fft, last_resort},
     {wgrad, "reference", &conv_reference, last_resort},
+
+    {matmul, "strict", &conv_product, fair},
+    {matmul, "reference", &conv_reference, last_resort},
 };
 
 #define MSCTX_TEXT_OF(x) #x

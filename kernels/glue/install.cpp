@@ -5,6 +5,7 @@
 #include "glue/cudnn.h"
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
+#include "glue/product.h"
 #include "glue/registered.h"
 #include "glue/routes.h"
 #include "glue/scratch.h"
@@ -52,6 +53,7 @@ void install() {
   aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cpu>));
   install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
   for (const char* name : hooked) in_force_at(Place::cpu).watch(operator_named(name), CPU);
+  install_products(in_force_at(Place::cpu));
 }
 
 }  // namespace

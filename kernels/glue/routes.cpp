@@ -29,6 +29,16 @@
 namespace msctx::glue {
 namespace {
 
+// Operators that compute matrix products without those that are hooked (see product.cpp).
+constexpr std::string_view products_of_torch[] = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    "aten::mkldnn_rnn_layer", "aten::mkldnn_linear"};
+
+bool is_product(const std::string& name) {
+  if (std::find(std::begin(products_of_torch), std::end(products_of_torch), name) != std::end(products_of_torch)) return true;
+  return name.find("aten::") == name.npos && name.find("conv") == name.npos && name.find("linear") != name.npos;
+}
+
 // torch's own convolutions, which its aten::convolution calls, too; of these install_routes takes the ones that it calls often.
 constexpr std::string_view called_by_torch[] = {
     "aten::mkldnn_convolution", "aten::_nnpack_spatial_convolution", "aten::_slow_conv2d_forward", "aten::_slow_conv2d_backward",
@@ -37,6 +47,7 @@ constexpr std::string_view called_by_torch[] = {
 
 bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
   const auto has = [&](const char* part) { return op.name.find(part) != std::string::npos; };
+  if (is_product(op.name) && has("aten::")) return key == c10::DispatchKey::CPU || key == c10::DispatchKey::MkldnnCPU;
   if (has("aten::")) {
     if (key == c10::DispatchKey::MkldnnCPU) return op.name == "aten::convolution" || op.name == "aten::mkldnn_convolution";
     const bool is_called = std::find(std::begin(called_by_torch), std::end(called_by_torch), op.name) != std::end(called_by_torch);
@@ -45,10 +56,10 @@ bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
     const bool is_fused = op.name == "aten::cudnn_convolution_relu" || op.name == "aten::cudnn_convolution_add_relu";
     return op.name == "aten::conv_tbc" || (is_fused && op.overload_name.empty());  // their out= calls them
   }
-  if (!has("mkldnn") && !has("quantized::") && !has("onednn::") && !has("prepacked::")) return false;
+  if (!has("mkldnn") && !has("mkl::") && !has("quantized::") && !has("onednn::") && !has("prepacked::")) return false;
   for (const char* part : {"prepack", "unpack", "reorder", "_stride", "_padding", "_dilation", "_groups", "d_transpose"})
     if (op.name.find(part, op.name.find("::")) != std::string::npos) return false;  // packing weights, asking for parameters
-  return has("conv");
+  return has("conv") || is_product(op.name);
 }
 
 bool is_asked(Place place) { return inside_torch == 0 && in_force(place); }
@@ -56,11 +67,12 @@ bool is_asked(Place place) { return inside_torch == 0 && in_force(place); }
 void count_route(Place place, const std::string& name, bool is_backward, const at::Tensor& input, const at::Tensor& weight) {
   const auto [policy, books] = msctx::policy(place);
   if (!policy) return;
-  const bool is_quantized = input.defined() && input.is_quantized();
+  const bool is_quantized = input.defined() && input.is_quantized(), of_products = is_product(name);
   const std::string reason =
-      name + (is_quantized ? " is not a float convolution" : " is an operator of its own") + ": algorithms of msctx do not apply to it";
-  for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad})
-    if (is_backward == (direction != Direction::fprop))
+      name + (!is_quantized ? " is an operator of its own" : of_products ? " is not a float product" : " is not a float convolution") +
+      ": algorithms of msctx do not apply to it";
+  for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad, Direction::matmul})
+    if (of_products ? direction == Direction::matmul : direction != Direction::matmul && is_backward == (direction != Direction::fprop))
       if (const Decided decision = policy->refuse(direction, text_of_tensors(input, weight, "packed"), reason, books)) {
         complain(*policy, *decision);
         count(decision->choice, {1}, false, books);

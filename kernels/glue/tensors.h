@@ -152,7 +152,7 @@ struct Ran {
   int weights_kept = 0, weights_prepared = 0;
 };
 
-// Runs a row. `bias`, if any, is that of an fprop by an algorithm that adds it. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
+// Runs a row. `bias`, if any, is that of an fprop by an algorithm that adds it. fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
     const Policy& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
     at::MemoryFormat format, const std::optional<at::Tensor>& bias, Weight kind, Ran& ran) {
@@ -171,6 +171,7 @@ inline at::Tensor run_row(
   ConvTensors t{};
   void *pa = a.data_ptr(), *pb = keeps_weight && !b.is_contiguous() ? nullptr : b.data_ptr(), *pr = plain.data_ptr();
   switch (row.direction) {
+    case Direction::matmul:
     case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
     case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
     case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;

@@ -75,7 +75,7 @@ void count_miss(Watched& all, const Place& place, const at::Tensor& weight) {
 
 }  // namespace
 
-const std::string* module_of(const at::Tensor& weight) {
+const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   if (!any.load(std::memory_order_relaxed)) return nullptr;
   Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
@@ -83,6 +83,7 @@ const std::string* module_of(const at::Tensor& weight) {
   if (const auto found = all.by_place.find(place); found != all.by_place.end()) return path_of(all, found->second);
   const bool stands_for_itself = weight.is_leaf() && !weight.is_view();
   if (stands_for_itself) count_miss(all, place, weight);
+  if (!by_shape) return nullptr;
   std::string shape;  // cast, gathered or computed, it has another storage
   for (const int64_t size : weight.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
   const auto same = all.by_shape.find(shape);

@@ -7,7 +7,7 @@
 
 namespace msctx::glue {
 
-// nullptr: no watched module. The string lives as long as the process.
-const std::string* module_of(const at::Tensor& weight);
+// nullptr: no watched module. The string lives as long as the process. Without `by_shape` the storage alone decides.
+const std::string* module_of(const at::Tensor& weight, bool by_shape = true);
 
 }  // namespace msctx::glue

@@ -22,6 +22,7 @@ from msctx.native import precisions
 from msctx.native.choices import Tally
 from msctx.notices import tell, user_frame
 from msctx.options import Layer, Settings
+from msctx.options.conv_rules import RULES
 from msctx.options.layers import layer_of, with_preset
 from msctx.options.resolve import Origin, look_up
 from msctx.plan import Plan
@@ -108,7 +109,7 @@ class Context:
         self.origin = origin
         self._watched = Watched() if models is None else models
         self._unmatched = unmatched
-        self._tally = Tally(s.value for layer in layers if (s := layer.settings.get("conv_algo_rules")) is not None)
+        self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
         self._computed = precisions.Tally()
 
     @untraced
@@ -221,7 +222,7 @@ class Context:
         return look_up(name, self.settings, self.plan.main_device).value
 
     def choices(self) -> Choices:
-        """Which algorithm each convolution ran while this context was open, and why: a row for each distinct problem."""
+        """Which algorithm each convolution and matrix product ran while this context was open, and why: a row for each problem."""
         return self._tally.choices()
 
     def precisions(self) -> Precisions:
@@ -238,15 +239,12 @@ class Context:
         """Keep the counts of a scope that closes; returns what to warn of."""
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
         found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
-        rules = [f"conv_algo_rules: no convolution matched {rule}" for rule in scope.end()]
+        rules = [*scope.end()]
         (found.extend if self._unmatched is None else self._unmatched)(rules)
         since = self._watched.since()
         own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
-        if "conv_algo_rules" in own:  # they may name any
-            own |= {"conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo"}
-        for asked, more in notices.counted(own):
-            what = f"{more} more convolution{'s' * (more > 1)}"
-            found.append(f"{asked} could not compute {what}; choices() lists them, with reasons")
+        for asked, more in notices.counted(own.union(*(asked for rules, asked in RULES.items() if rules in own))):
+            found.append(f"{asked} could not compute {more} more call{'s' * (more > 1)}; choices() lists them, with reasons")
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
     def watch(self, model: nn.Module) -> Context:

@@ -1,22 +1,24 @@
-"""conv_*_algo and what goes with them: which algorithm each convolution runs, by the policy of the native core; memory formats."""
+"""conv_*_algo, matmul_algo and what goes with them: which algorithm each call runs, by the policy of the native core; formats."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.effects.precision_mode import policy
 from msctx.options.conv_policy import ConvPolicy
-from msctx.options.conv_rules import DIRECTIONS, FEW_CHANNELS, ConvRule, asked_by, rules_of
+from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 INVARIANT = ("thread_invariant", "batch_invariant")
 """What asks for kernels whose bits do not depend on something, where no algorithm is asked for."""
-NATIVE = (*ALGORITHMS, "conv_algo_rules", *INVARIANT, "enable_small_channel")
+PRODUCTS = ("matmul_algo", "matmul_algo_rules")
+NATIVE = (*ALGORITHMS, "conv_algo_rules", *PRODUCTS, *INVARIANT, "enable_small_channel")
 """The options that ask the native core for something: only for these is it built and loaded."""
 NAMED = (*ALGORITHMS, "conv_algo_rules")
-"""Those of them that name algorithms; they are built for CUDA, too."""
+"""Those of them that the core carries out on CUDA, too."""
 CHOOSING = ("normal", "performance")
 """What chooses among the algorithms and torch's own path."""
 OPEN = (*CHOOSING, *INVARIANT)
@@ -26,15 +28,18 @@ SAME_BITS = {"deterministic": "ON", **dict.fromkeys(INVARIANT, True)}
 UNORDERED = {("dgrad", "algo_0"), ("wgrad", "algo_0"), ("wgrad", "algo_3")}
 
 
-def _rows(fprop: str = "", dgrad: str = "", wgrad: str = "") -> frozenset[tuple[str, str]]:
-    return frozenset((d, name) for d, names in zip(DIRECTIONS, (fprop, dgrad, wgrad), strict=True) for name in names.split())
+def _rows(fprop: str = "", dgrad: str = "", wgrad: str = "", matmul: str = "") -> frozenset[tuple[str, str]]:
+    names = zip(ASKED, (fprop, dgrad, wgrad, matmul), strict=True)
+    return frozenset((direction, name) for direction, each in names for name in each.split())
 
 
+ROUNDING = "tf32 bf16x3"
+PARTS = f"fp16x3 int8x6 bf16x6 {ROUNDING}"
 TRANSFORMS = "winograd winograd_nonfused fft fft_tiling"
 ABILITIES = {
     "keep a form of the weights": (
         _rows(f"direct {TRANSFORMS}", f"algo_1 {TRANSFORMS}"),
-        _rows("implicit_gemm implicit_precomp_gemm"),
+        _rows("implicit_gemm implicit_precomp_gemm", matmul=PARTS),
     ),
     "take a workspace": (
         _rows(
@@ -42,13 +47,18 @@ ABILITIES = {
             f"algo_1 {TRANSFORMS}",
             "algo_1 algo_3 winograd_nonfused fft fft_tiling",
         ),
-        _rows("implicit_gemm"),
+        _rows("implicit_gemm", matmul=PARTS),
     ),
     "compute products from parts": (
         _rows(),
-        _rows("implicit_gemm implicit_precomp_gemm winograd winograd_nonfused", "algo_1 winograd winograd_nonfused", "algo_1"),
+        _rows(
+            "implicit_gemm implicit_precomp_gemm winograd winograd_nonfused",
+            "algo_1 winograd winograd_nonfused",
+            "algo_1",
+            PARTS,
+        ),
     ),
-    "round to TF32": (_rows(), _rows("implicit_gemm implicit_precomp_gemm", "algo_1", "algo_1")),
+    "round to TF32": (_rows(), _rows("implicit_gemm implicit_precomp_gemm", "algo_1", "algo_1", ROUNDING)),
 }
 """Ability → the CPU's algorithms that have it for some problems: on every processor, and those that add to them on a matrix unit.
 tests/kernels compares them with the rows themselves."""
@@ -77,6 +87,8 @@ def conv_policy(want: Want) -> dict[str, Any]:
         return {}
     options = NATIVE if want.device == "cpu" else NAMED
     asking = {name: setting.value for name in options if (setting := want.in_force(name)) and setting.value}
+    if rounds_products(want):
+        asking.setdefault("matmul_algo", "normal")
     if want.device == "cuda":
         asking = {name: value for name, value in asking.items() if value != "reference"}
     left_open = [(d, "normal") for d in DIRECTIONS if f"conv_{d}_algo" not in asking]
@@ -91,9 +103,12 @@ def conv_policy(want: Want) -> dict[str, Any]:
         **asking,
         conv_workspace_limit=want.other("conv_workspace_limit"),
         conv_max_error=want.other("conv_max_error") if want.device == "cpu" else None,  # cuDNN does not state its errors
+        matmul_max_error=want.other("matmul_max_error") if want.device == "cpu" else None,
         fallback=want.other("fallback", "error" if want.other("strict", False) else "warn"),
         tuning_file=want.other("tuning_file"),
         deterministic=want.other("deterministic") == "ON",
+        torch_keeps_products="thread_invariant" in asking and not want.facts.mkl,
+        matmul_allow_tf32=want.device == "cpu" and want.other("matmul_allow_tf32", False),
         conv_allow_tf32=want.other("conv_allow_tf32", want.device == "cuda"),  # there torch's own flag has to allow it, too
         allow_fp32_emulation=want.other("allow_fp32_emulation", True),
         frozen_weights=want.device == "cpu" and want.other("frozen_weights", False),  # cuDNN keeps no weights
@@ -108,19 +123,33 @@ def carried_out(want: Want) -> dict[str, Any]:
 
 def asked(want: Want) -> dict[tuple[str, str], str]:
     """All that the native core is asked for on this device: (direction, algorithm) → who asks for it."""
-    named = {d: want.other(f"conv_{d}_algo") for d in DIRECTIONS}
-    found = asked_by(named, want.other("conv_algo_rules"))
+    named = {d: want.other(option_of(d)) for d in (ASKED if want.device == "cpu" else DIRECTIONS)}
+    found = asked_by(named, want.other("conv_algo_rules"), want.other("matmul_algo_rules") if PRODUCT in named else None)
     if want.device == "cpu":  # there are options for what is left open
-        for option, name in (*zip(INVARIANT, INVARIANT, strict=True), ("enable_small_channel", "normal")):
-            found |= {(d, name): option for d in DIRECTIONS if want.other(option) and not named[d]}
+        for option in INVARIANT:
+            found |= {(d, option): option for d in ASKED if want.other(option) and not named[d]}
+        if want.other("enable_small_channel"):
+            found |= {(d, "normal"): "enable_small_channel" for d in DIRECTIONS if not named[d]}
+        if rounds_products(want) and not named[PRODUCT]:
+            found.setdefault((PRODUCT, "normal"), "matmul_allow_tf32")
     return found
 
 
-def _are_able(want: Want, ability: str) -> bool:
+def rounds_products(want: Want) -> bool:
+    """Whether products may round to TF32 on a CPU that has the unit for it."""
+    return want.device == "cpu" and bool(want.other("matmul_allow_tf32")) and not want.facts.matrix_unit
+
+
+def asked_of(want: Want, *directions: str) -> dict[tuple[str, str], str]:
+    """What of :func:`asked` is for these directions."""
+    return {key: who for key, who in asked(want).items() if key[0] in directions}
+
+
+def _are_able(want: Want, ability: str, who: Collection[tuple[str, str]]) -> bool:
     """Whether an algorithm that is asked for has an ability on the CPU; what runs where one falls back is not asked for."""
     everywhere, on_matrix_unit = ABILITIES[ability]
     able = everywhere if want.facts.matrix_unit else everywhere | on_matrix_unit
-    return any(found in able or found[1] in OPEN for found in asked(want))
+    return any(found in able or found[1] in OPEN for found in who)
 
 
 def _obstacle(want: Want) -> str:
@@ -195,6 +224,35 @@ def disable_format_transform(want: Want) -> Outcome:
     return approximated({"torch.inductor.layout_optimization": not want.value}, differs)
 
 
+@effect("matmul_algo", "matmul_algo_rules")
+def products(want: Want) -> Outcome:
+    if want.device == "cuda":
+        return _by_torchs_flags(want)
+    if want.facts.native:
+        return refused(want.facts.native)
+    names = {name for (_, name), who in asked_of(want, PRODUCT).items() if who not in INVARIANT}
+    if want.option.name == "matmul_algo":
+        names &= {want.value}
+    if missing := sorted(names & {*PARTS.split()}) if want.facts.matrix_unit else []:
+        why = f"{', '.join(missing)}: {want.facts.matrix_unit}"
+        return refused(why) if len(missing) == len(names) else approximated(carried_out(want), why)
+    return approximated(carried_out(want), PAST_THE_HOOK)
+
+
+PAST_THE_HOOK = (
+    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; attention's own kernels and products that inductor "
+    "turns into sums (of a vector, of few columns) run as they do without it"
+)
+
+
+def _by_torchs_flags(want: Want) -> Outcome:
+    if want.value == "strict":
+        return honoured({"torch.cuda.matmul.allow_tf32": False})
+    if want.value == "tf32":
+        return approximated({"torch.cuda.matmul.allow_tf32": True}, "cuBLAS chooses: it may compute without rounding")
+    return not_built("matrix products of msctx's own on CUDA")
+
+
 @effect("tuning_file")
 def tuning_file(want: Want) -> Outcome:
     if not any(name == "performance" for _, name in asked(want)):
@@ -211,16 +269,18 @@ def frozen_weights(want: Want) -> Outcome:
     return detail(want, "; or with precision_mode and its family", "keep a form of the weights")
 
 
-@effect("conv_max_error")
-def conv_max_error(want: Want) -> Outcome:
+@effect("conv_max_error", "matmul_max_error")
+def max_error(want: Want) -> Outcome:
+    directions = (PRODUCT,) if want.option.name == "matmul_max_error" else DIRECTIONS
     if want.device == "cuda":
-        return not_built("error bounds of cuDNN's algorithms: cuDNN states none, and they would all run")
-    outcome = detail(want)
-    named = [who for (_, name), who in asked(want).items() if name not in OPEN]
+        return not_built("error bounds of cuDNN's and cuBLAS's algorithms: they state none, and would all run")
+    outcome = detail(want, of=directions)
+    mine = asked_of(want, *directions)
+    named = [who for (_, name), who in mine.items() if name not in OPEN]
     if outcome.status != "honoured" or not named:
         return outcome
     taken = ", ".join(dict.fromkeys(named))
-    if len(named) == len(asked(want)):
+    if len(named) == len(mine):
         return inert(f"overridden by {taken}: an algorithm that is named runs whatever its bound")
     return approximated(
         {}, f"holds for what normal, performance, thread_invariant and batch_invariant choose; {taken} runs whatever its bound"
@@ -229,7 +289,7 @@ def conv_max_error(want: Want) -> Outcome:
 
 @effect("conv_workspace_limit")
 def conv_workspace_limit(want: Want) -> Outcome:
-    return detail(want, ability="take a workspace")
+    return detail(want, ability="take a workspace", of=DIRECTIONS)
 
 
 @effect("fallback")
@@ -241,16 +301,18 @@ def fallback(want: Want) -> Outcome:
     return outcome
 
 
-def detail(want: Want, also: str = "", ability: str = "") -> Outcome:
+def detail(want: Want, also: str = "", ability: str = "", of: tuple[str, ...] = ASKED) -> Outcome:
     """Of an option for how algorithms run; on the CPU, of those with an *ability*."""
-    if not asked(want):
-        asking = "conv_fprop_algo and its like, conv_algo_rules, thread_invariant, batch_invariant and enable_small_channel"
+    if not (mine := asked_of(want, *of)):
+        convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) else []
+        products = [*PRODUCTS, "matmul_allow_tf32"] if PRODUCT in of and want.device == "cpu" else []
+        asking = ", ".join((*convolutions, *products, *INVARIANT)) + " and enable_small_channel" * bool(convolutions)
         elsewhere = want.settings.devices - {*want.facts.devices}  # groups that wait for a machine with such a device
         waits = any(want.settings.get(name, device) for device in elsewhere for name in NAMED)
         return replace(inert(f"no algorithm is asked for: it goes with {asking}{also}"), expected=waits)
     if why := _obstacle(want):
         return refused(why)
-    if ability and want.device == "cpu" and not _are_able(want, ability):
-        who = ", ".join(dict.fromkeys(asked(want).values()))
+    if ability and want.device == "cpu" and not _are_able(want, ability, mine):
+        who = ", ".join(dict.fromkeys(mine.values()))
         return inert("; ".join(filter(None, (f"no algorithm that is asked for can {ability}: {who}", want.facts.matrix_unit))))
-    return honoured(reason="part of the policy for convolutions")
+    return honoured(reason="part of the policy for convolutions and matrix products")

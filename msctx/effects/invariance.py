@@ -6,8 +6,8 @@ from msctx.effects.algorithms import carried_out
 from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, not_built, refused
 
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
-"""MKL's strict mode: products of matrices keep their bits; those of a matrix and a vector do not."""
-NEITHER = "matrix-vector products (mv), attention kernels, sums, normalisations"
+"""MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
+NEITHER = "attention kernels, sums (products of a vector in compiled code, too), normalisations"
 
 
 @effect("thread_invariant")
@@ -19,7 +19,7 @@ def thread_invariant(want: Want) -> Outcome:
 def batch_invariant(want: Want) -> Outcome:
     if want.device == "cuda" and want.value:
         return not_built("matrix products and convolutions of msctx's own on CUDA")
-    return _invariant(want, f"{NEITHER}, products of tiny matrices (bmm), and what adds over the batch")
+    return _invariant(want, f"{NEITHER} and what adds over the batch")
 
 
 def _invariant(want: Want, nothing_for: str) -> Outcome:
@@ -28,11 +28,6 @@ def _invariant(want: Want, nothing_for: str) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     assignments: dict[str, Any] = carried_out(want)
-    if want.facts.mkl:
-        differs = (
-            f"holds for convolutions; nothing is promised for matrix products, since {want.facts.mkl}; nor for {nothing_for}"
-        )
-        return approximated(assignments, differs)
-    products = f"matrix products by MKL (mm, addmm, linear, bmm), whose mode {STAYS}"
-    differs = f"holds for convolutions and {products}; nothing is promised for {nothing_for}"
-    return approximated(assignments | MKL, differs)
+    how = f"run msctx's own kernels, since {want.facts.mkl}" if want.facts.mkl else f"of float32 run MKL, whose mode {STAYS}"
+    differs = f"holds for convolutions and matrix products, which {how}; nothing is promised for {nothing_for}"
+    return approximated(assignments if want.facts.mkl else assignments | MKL, differs)

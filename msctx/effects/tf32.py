@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from msctx.effects.algorithms import asked, detail
+from msctx.effects.algorithms import asked_of, carried_out, detail
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 
 RNNS = (
     "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code; once it was "
@@ -11,7 +12,7 @@ RNNS = (
 )
 ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
-CORE = "the matrix products of the native core"
+NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in float32 alone"
 
 
 @effect("matmul_allow_tf32")
@@ -21,27 +22,34 @@ def matmul_allow_tf32(want: Want) -> Outcome:
             "" if want.value else "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
         )
         return honoured({"torch.cuda.matmul.allow_tf32": want.value}, reason)
-    return not_built(CORE) if want.value else honoured(reason="torch's own products do not round to TF32 on a CPU")
+    if not want.value:
+        return honoured(reason="torch's own products do not round to TF32 on a CPU, nor do msctx's")
+    if want.other("allow_fp32_emulation") is False:
+        return inert(NO_PARTS)
+    if want.facts.native or want.facts.matrix_unit:
+        return inert(want.facts.native or f"{want.facts.matrix_unit}, which alone rounds to TF32")
+    outcome = detail(want, ability="round to TF32", of=(PRODUCT,))
+    return honoured(carried_out(want), ON_UNIT) if outcome.status == "honoured" else outcome
 
 
 @effect("conv_allow_tf32")
 def conv_allow_tf32(want: Want) -> Outcome:
     if want.device == "cuda":
-        if want.value and want.other("allow_fp32_emulation") is False and asked(want):
+        if want.value and want.other("allow_fp32_emulation") is False and asked_of(want, *DIRECTIONS):
             return inert("allow_fp32_emulation=False asks for products in float32 alone, whatever this option allows")
         return approximated({"torch.cudnn.allow_tf32": want.value}, RNNS)
-    if not asked(want):
+    if not asked_of(want, *DIRECTIONS):
         if want.value:
             return inert("no algorithm is asked for, and torch's own convolutions do not round to TF32 on a CPU")
         return honoured(reason="torch's own convolutions do not round to TF32 on a CPU")
-    outcome = detail(want)
+    outcome = detail(want, of=DIRECTIONS)
     if not want.value or outcome.status != "honoured":
         return outcome
     if want.other("allow_fp32_emulation") is False:
-        return inert("overridden by allow_fp32_emulation=False, which asks for products in float32 alone")
+        return inert(NO_PARTS)
     if want.facts.matrix_unit:
         return inert(f"{want.facts.matrix_unit}, which alone rounds to TF32")
-    outcome = detail(want, ability="round to TF32")
+    outcome = detail(want, ability="round to TF32", of=DIRECTIONS)
     return replace(outcome, reason=f"{outcome.reason}; {ON_UNIT}") if outcome.status == "honoured" else outcome
 
 
@@ -58,4 +66,4 @@ def allow_fp32_emulation(want: Want) -> Outcome:
 def allow_hf32(want: Want) -> Outcome:
     if want.device == "ascend":
         return honoured({HF32[want.option.name]: want.value})
-    return not_built(CORE)
+    return not_built("HF32's rounding on other devices")

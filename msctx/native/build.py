@@ -59,6 +59,11 @@ def kernels_library(sanitize: str = "", sources: Path | None = None) -> Path:
     return _obtain(spec_of("kernels", sanitize, sources)).path
 
 
+def emulated_library() -> Path:
+    """The library for torch with a matrix unit in software beside, for the tests: ``MSCTX_ISA=amx_fp16_emulated`` and its like."""
+    return _obtain(spec_of("emulated", "", None)).path
+
+
 def build(verbose: bool = False, *, sources: Path | None = None) -> Build:
     """The library for torch and how it came about; *verbose* prints each command and the compiler's messages."""
     return _obtain(spec_of("library", "", sources), verbose)

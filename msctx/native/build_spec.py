@@ -111,7 +111,8 @@ class BuildSpec:
 
 
 def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
-    """Of the *product* ``library`` (for torch) or ``kernels`` (without torch and its glue; *sanitize* as for kernels_library())."""
+    """Of the *product* ``library`` (for torch), ``kernels`` (without torch and its glue; *sanitize* as for kernels_library()) or
+    ``emulated`` (for torch, with a matrix unit in software). The last two are for tests."""
     check_platform()
     if not re.fullmatch(r"[a-z,-]*", sanitize):
         raise NativeError(
@@ -119,7 +120,8 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
         )
     import torch
 
-    root, with_torch = (sources or KERNEL_SOURCES).resolve(), product == "library"
+    root, with_torch = (sources or KERNEL_SOURCES).resolve(), product != "kernels"
+    is_emulated = product != "library"
     # use-after-scope: what unrolled loops keep in registers would each be watched, which takes minutes to compile
     no_scope = "-fno-sanitize-address-use-after-scope"
     # -g1: the lines that a report names; with the variables, which it does not, compiling takes nearly twice as long
@@ -140,10 +142,10 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
     def of_isa(folder: str, isa: str, flags: tuple[str, ...]) -> list[Unit]:
         return units(folder, *flags, f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa.removesuffix('_emulated')}")
 
-    tiles = ({**TILES, **({} if with_torch else emulated(has_avx512))}) if x86 else {}
+    tiles = ({**TILES, **(emulated(has_avx512) if is_emulated else {})}) if x86 else {}
     by_isa = [of_isa("cpu", isa, f) for isa, f in VECTORS.items() if x86 or isa == "generic"]
     by_isa += [of_isa("cpu/amx", isa, f) for isa, f in tiles.items()]
-    with_emulated = () if with_torch else (f"-DMSCTX_WITH_EMULATED={512 if has_avx512 else 2}",)
+    with_emulated = (f"-DMSCTX_WITH_EMULATED={512 if has_avx512 else 2}",) if is_emulated else ()
     once = units("common", *(("-DMSCTX_WITH_X86", *with_emulated) if x86 else ()))
     include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")
     glue = units("glue", "-I.", "-fopenmp", *include)

@@ -10,7 +10,7 @@ from typing import Any
 from msctx import locks
 from msctx.native import core
 from msctx.native.scope_counter import ScopeCounter
-from msctx.options.conv_rules import ConvRule, rules_of
+from msctx.options.conv_rules import PRODUCT, ConvRule, rules_of
 from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows, size
 
@@ -19,10 +19,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ConvProblem:
-    """One convolution, as PyTorch was asked for it. What holds along each spatial axis is a tuple of that many numbers.
+    """One convolution or matrix product, as PyTorch was asked for it.
 
-    ``layout`` is ``"channels_first"`` or ``"channels_last"``; for operators that no algorithm of msctx replaces, a word for the form
-    of their tensors, and what is not known of them is empty.
+    What holds along each spatial axis is a tuple of that many numbers. ``layout`` is ``"channels_first"`` or ``"channels_last"``; for
+    operators that no algorithm of msctx replaces, a word for the form of their tensors, and what is not known of them is empty.
+
+    Of a product ``input`` and ``weight`` are its factors as they are multiplied, rows x columns, and ``layout`` has BLAS's letters:
+    ``"NT"`` where the left factor lies in rows and the right one transposed, as in ``linear``.
     """
 
     input: Shape
@@ -58,7 +61,7 @@ class Choice(Row):
     """How one problem was computed.
 
     Attributes:
-        direction: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``.
+        direction: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``; ``"matmul"`` for a matrix product.
         problem: its shapes and parameters.
         module: the path of its module, where ``ctx.watch(model)`` knows it, else ``""``.
         asked: the algorithm asked for, in MindSpore's words; ``"thread_invariant"`` where only that was.
@@ -97,7 +100,7 @@ class Choices(Rows[Choice]):
     The core keeps some 4,000 rows of a context and drops those that were used longest ago: ``dropped`` is how many.
     """
 
-    EMPTY = "no convolution has run under a policy"
+    EMPTY = "no convolution or matrix product has run under a policy"
     NESTED = ("problem",)
 
     def _table(self) -> tuple[list[str], Iterator[list[Any]]]:
@@ -132,7 +135,7 @@ def _rows(book: int | None) -> Choices:
 class Tally(ScopeCounter):
     """The calls made while a context was open, by whichever of its scopes: a call inside several of them counts once.
 
-    *rules* are its own, canonical texts. :meth:`close` returns the conditions of those that no convolution matched, though some ran
+    *rules* are its own, canonical texts. :meth:`close` returns a warning for each of those that no call matched, though some ran
     under them.
     """
 
@@ -170,11 +173,16 @@ class Tally(ScopeCounter):
         while (place := library.c.msctx_book_unmatched(self._book, unmatched[-1] + 1 if unmatched else 0)) >= 0:
             unmatched.append(place)
         library.c.msctx_book_close(self._book)
-        return [str(self._parsed()[place]).partition(": ")[0] for place in unmatched]
+        return [_unmatched(self._parsed()[place]) for place in unmatched]
 
     def choices(self) -> Choices:
         with uninterrupted(), self._lock:
             return Choices() if self._book is None else _rows(self._book)
+
+
+def _unmatched(rule: ConvRule) -> str:
+    option, what = ("matmul_algo_rules", "product") if rule.is_of_products else ("conv_algo_rules", "convolution")
+    return f"{option}: no {what} matched {str(rule).partition(': ')[0]}"
 
 
 _early_lock = locks.plain()
@@ -194,7 +202,7 @@ core.ON_LOAD.append(_begin_early)
 def _choice(entry: dict[str, Any]) -> Choice:
     """A row of the library, whose fields are those of a choice and of its problem."""
     shape = _numbers(entry.pop("input"))
-    axes = max(0, len(shape) - 2)
+    axes = max(0, len(shape) - 2) if entry["direction"] != PRODUCT else 0
     along = {name: _numbers(entry.pop(name), axes) for name in ("stride", "padding", "dilation", "output_padding")}
     problem = ConvProblem(
         input=shape,

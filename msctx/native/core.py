@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msctx import locks, notices
 from msctx.errors import NativeError, nearest
 from msctx.options.conv_policy import FLAGS, ConvPolicy
-from msctx.options.conv_rules import DIRECTIONS
+from msctx.options.conv_rules import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,13 +76,14 @@ class _Condition(Structure):
 
 
 class _Rule(Structure):
-    _fields_ = [("conditions", c_int32), ("condition", POINTER(_Condition)), ("asked", c_char_p * 3)]
+    _fields_ = [("conditions", c_int32), ("condition", POINTER(_Condition)), ("asked", c_char_p * len(ASKED))]
 
 
 class _Options(Structure):
     _fields_ = [
         ("workspace_limit", c_int64),
         ("max_error", c_double),
+        ("matmul_max_error", c_double),
         ("fallback", c_int32),
         ("tuning", c_int32),
         *((flag, c_int32) for flag in FLAGS),
@@ -90,7 +91,7 @@ class _Options(Structure):
 
 
 class _Policy(Structure):
-    _fields_ = [("options", _Options), ("asked", c_char_p * 3), ("rules", c_int32), ("rule", POINTER(_Rule))]
+    _fields_ = [("options", _Options), ("asked", c_char_p * len(ASKED)), ("rules", c_int32), ("rule", POINTER(_Rule))]
 
 
 class _Measured(Structure):
@@ -244,6 +245,7 @@ def policy_of(policy: ConvPolicy, tuning: int) -> Any:
     options = _Options(
         workspace_limit=-1 if policy.conv_workspace_limit is None else policy.conv_workspace_limit,
         max_error=policy.conv_max_error or 0.0,
+        matmul_max_error=policy.matmul_max_error or 0.0,
         fallback=FALLBACKS.index(policy.fallback),
         tuning=tuning,
         **{flag: getattr(policy, flag) for flag in FLAGS},
@@ -261,7 +263,7 @@ def rules_of(rules: tuple[Any, ...]) -> Any:
 
 
 def _names(asked: dict[str, str | None]) -> Any:
-    return (c_char_p * 3)(*((name.encode() if (name := asked.get(d)) else None) for d in DIRECTIONS))
+    return (c_char_p * len(ASKED))(*((name.encode() if (name := asked.get(d)) else None) for d in ASKED))
 
 
 ON_LOAD: list[Callable[[Core], None]] = []

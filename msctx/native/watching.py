@@ -1,4 +1,4 @@
-"""Watched models: which module each convolution's weight belongs to, for the library by the weight's storage.
+"""Watched models: which module the weight of a convolution or product belongs to, for the library by the weight's storage.
 
 The library counts the weights that it meets, cannot name and still finds alive later. Only where it has met new ones are the models
 looked at again: a weight may have got another storage, by ``parameter.data = …``, ``load_state_dict(assign=True)``, an optimizer's
@@ -66,7 +66,7 @@ def _weight(module: nn.Module) -> tuple[torch.Tensor | None, bool]:
         return weight, False
     parts = _of(getattr(_of(module._modules, "parametrizations"), "_modules", {}), "weight")
     own = [_of(module._parameters, "weight_v")] if parts is None else list(parts._parameters.values())
-    tensors = [t for t in own if t is not None and t.ndim >= 3]
+    tensors = [t for t in own if t is not None and t.ndim >= 2]
     return max(tensors, key=lambda t: t.numel(), default=None), True
 
 
@@ -76,7 +76,7 @@ def _of(found: Any, name: str) -> Any:
 
 
 def watch(model: Model, module: nn.Module) -> None:
-    """Name the convolutions of a model by their paths, from now on while :func:`turn` has it on."""
+    """Name the convolutions and linear layers of a model by their paths, from now on while :func:`turn` has it on."""
     if (library := core.loaded()) is not None:
         with _at_work.lock:
             _look_at(library, model.number, module)
@@ -114,7 +114,7 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
     changed = False
     for path, module in model.named_modules():
         weight, is_computed = _weight(module)
-        if weight is None or is_lazy(weight) or weight.ndim < 3 or _has_no_storage(weight):
+        if weight is None or is_lazy(weight) or weight.ndim < 2 or _has_no_storage(weight):
             continue
         key = (id(module), path.replace("_orig_mod.", ""), number)
         dtype = "" if is_computed else str(weight.dtype).removeprefix("torch.")

@@ -1,11 +1,11 @@
-"""The policy for convolutions on one kind of device: what all options for them come to together, as one value."""
+"""The policy for convolutions and products on one kind of device: what all options for them come to, as one value."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Any
 
-from msctx.options.conv_rules import DIRECTIONS, ConvRule, asked_by, rules_of
+from msctx.options.conv_rules import ASKED, ConvRule, asked_by, option_of, rules_of
 
 
 @dataclass(frozen=True)
@@ -18,31 +18,38 @@ class ConvPolicy:
     conv_fprop_algo: str | None = None
     conv_dgrad_algo: str | None = None
     conv_wgrad_algo: str | None = None
+    matmul_algo: str | None = None
     conv_algo_rules: str | None = None
+    matmul_algo_rules: str | None = None
     conv_workspace_limit: int | None = None
     conv_max_error: float | None = None
+    matmul_max_error: float | None = None
     fallback: str = "warn"
     tuning_file: str | None = None
     deterministic: bool = False
     thread_invariant: bool = False
     batch_invariant: bool = False
+    torch_keeps_products: bool = False
+    """No option: MKL's strict mode keeps the bits of torch's own products."""
     conv_allow_tf32: bool = False
+    matmul_allow_tf32: bool = False
     allow_fp32_emulation: bool = True
     frozen_weights: bool = False
 
     @property
     def algorithms(self) -> dict[str, str | None]:
         """Direction → the algorithm that its option names."""
-        return {direction: getattr(self, f"conv_{direction}_algo") for direction in DIRECTIONS}
+        return {direction: getattr(self, option_of(direction)) for direction in ASKED}
 
     @property
     def rules(self) -> tuple[ConvRule, ...]:
-        return rules_of(self.conv_algo_rules) if self.conv_algo_rules else ()
+        return tuple(rule for text in (self.conv_algo_rules, self.matmul_algo_rules) if text for rule in rules_of(text))
 
     @property
     def measures(self) -> bool:
-        """Whether some convolution may run the fastest algorithm by measurement."""
-        return any(name == "performance" for _, name in asked_by(self.algorithms, self.conv_algo_rules))
+        """Whether some call may run the fastest algorithm by measurement."""
+        asked = asked_by(self.algorithms, self.conv_algo_rules, self.matmul_algo_rules)
+        return any(name == "performance" for _, name in asked)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that are not as by default."""

@@ -1,4 +1,4 @@
-"""conv_algo_rules: which convolutions, by module or by problem, run which algorithm; its one canonical text, and what it means."""
+"""conv_algo_rules and matmul_algo_rules: which calls, by module or by problem, run which algorithm; their one canonical text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from msctx.options import gpu
 from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
+"""Of a convolution."""
+PRODUCT = "matmul"
+ASKED = (*DIRECTIONS, PRODUCT)
+"""What algorithms are asked for, in the order of the native core."""
+PRODUCT_FIELDS = ("module", "input", "weight", "dtype", "layout")
 FIELDS = (
     "module",
     "input",
@@ -29,13 +34,22 @@ FIELDS = (
 """What of a problem a condition can name: the text that choices() shows, and how many axes an image has."""
 
 
+def option_of(direction: str) -> str:
+    """The option that names an algorithm for all calls."""
+    return "matmul_algo" if direction == PRODUCT else f"conv_{direction}_algo"
+
+
+RULES = {"conv_algo_rules": tuple(map(option_of, DIRECTIONS)), "matmul_algo_rules": (option_of(PRODUCT),)}
+"""An option of rules → the options whose algorithms they name for single calls."""
+
+
 def _algorithms(direction: str) -> ChoiceKind:
-    kind = next(option for option in gpu.OPTIONS if option.name == f"conv_{direction}_algo").kind
+    kind = next(option for option in gpu.OPTIONS if option.name == option_of(direction)).kind
     assert isinstance(kind, ChoiceKind)
     return kind
 
 
-_ALGORITHMS = {direction: _algorithms(direction) for direction in DIRECTIONS}
+_ALGORITHMS = {direction: _algorithms(direction) for direction in ASKED}
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,10 @@ class ConvRule:
 
     conditions: tuple[tuple[str, str], ...]
     asked: tuple[tuple[str, str], ...]
+
+    @property
+    def is_of_products(self) -> bool:
+        return self.asked[0][0] == PRODUCT
 
     def __str__(self) -> str:
         """The rule in its canonical text; a single module pattern stands without ``module=``."""
@@ -59,48 +77,73 @@ FEW_CHANNELS = (("dims", "2"), ("input", "*x[1-4]x*x*"))
 
 def rules_of(text: str) -> tuple[ConvRule, ...]:
     """The rules that a canonical text holds, first to last: the first that matches decides."""
-    return tuple(_rule(*part.split(": ", 1)) for part in text.split("; "))
+    return tuple(_rule(*part.split(": ", 1), _ALL) for part in text.split("; "))
 
 
-def asked_by(named: Mapping[str, str | None], text: str | None) -> dict[tuple[str, str], str]:
+def asked_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[str, str], str]:
     """All that options and rules ask for together: (direction, algorithm) → who asks for it, an option first.
 
     Args:
         named: direction → the algorithm that its option names.
-        text: the rules' canonical text.
+        texts: the rules' canonical texts.
     """
-    found = {(d, name): f"conv_{d}_algo={name}" for d, name in named.items() if name}
-    for d, name in (pair for rule in (rules_of(text) if text else ()) for pair in rule.asked):
-        found.setdefault((d, name), f"{d}={name} of conv_algo_rules")
+    found = {(d, name): f"{option_of(d)}={name}" for d, name in named.items() if name}
+    for d, name in (pair for text in texts if text for rule in rules_of(text) for pair in rule.asked):
+        found.setdefault((d, name), f"{d}={name} of {'matmul' if d == PRODUCT else 'conv'}_algo_rules")
     return found
+
+
+@dataclass(frozen=True)
+class _Of:
+    """What rules are about."""
+
+    directions: tuple[str, ...]
+    fields: tuple[str, ...]
+    allowed: str
+
+
+_ALL = _Of(ASKED, FIELDS, "")
+
+
+CONVOLUTIONS = _Of(
+    DIRECTIONS,
+    FIELDS,
+    "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
+    "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'",
+)
+PRODUCTS = _Of(
+    (PRODUCT,),
+    PRODUCT_FIELDS,
+    "conditions → an algorithm: a module path (encoder.*) or fields of a problem (input=512x768 layout=NT), each with * and ?; as "
+    "text: 'encoder.*: bf16x6; input=*x4096: strict'",
+)
 
 
 class RulesKind(TextKind):
     """``layer1.*: winograd; weight=64x3x7x7 stride=2: fprop=gemm, wgrad=algo_1``, or the same as a mapping."""
 
-    ALLOWED = (
-        "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
-        "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'"
-    )
-
-    def __init__(self) -> None:
-        super().__init__(allowed=self.ALLOWED)
+    def __init__(self, about: _Of = CONVOLUTIONS) -> None:
+        super().__init__(allowed=about.allowed)
+        self.about = about
 
     def parse(self, value: Any) -> str:
         if isinstance(value, Mapping):
             pairs = list(value.items())
         else:
             text = super().parse(value)
-            written = _mapping(text) if text.lstrip().startswith("{") else None
-            pairs = list(written.items()) if written else [_halves(part) for part in text.split(";") if part.strip()]
+            written = _mapping(text, self.allowed) if text.lstrip().startswith("{") else None
+            pairs = (
+                list(written.items()) if written else [_halves(part, self.allowed) for part in text.split(";") if part.strip()]
+            )
         if not pairs:
             raise BadValue("there are no rules in it", allowed=self.allowed)
-        return "; ".join(str(_rule(where, algorithms)) for where, algorithms in pairs)
+        return "; ".join(str(_rule(where, algorithms, self.about)) for where, algorithms in pairs)
 
     def schema(self) -> dict[str, Any]:
         each = {
             d: {"description": f"The algorithm of {d} there.", "enum": [*kind.choices, *kind.aliases]}
-            for d, kind in _ALGORITHMS.items()
+            for d in self.about.directions
+            if (kind := _ALGORITHMS[d])
         }
         names = sorted({name for kind in each.values() for name in kind["enum"]})
         algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
@@ -108,7 +151,7 @@ class RulesKind(TextKind):
         return {"anyOf": [{"type": "string", "pattern": r"\S\s*:\s*\S"}, mapping]}
 
 
-def _mapping(text: str) -> dict[Any, Any]:
+def _mapping(text: str, allowed: str) -> dict[Any, Any]:
     """What is written as in a file, on a command line."""
     imported("yaml")
     import yaml
@@ -118,57 +161,60 @@ def _mapping(text: str) -> dict[Any, Any]:
     except yaml.YAMLError:
         found = None
     if not isinstance(found, dict):
-        raise BadValue(f"{show(text)} is not a mapping", allowed=RulesKind.ALLOWED)
+        raise BadValue(f"{show(text)} is not a mapping", allowed=allowed)
     return found
 
 
-def _halves(part: str) -> tuple[str, str]:
+def _halves(part: str, allowed: str) -> tuple[str, str]:
     where, sign, algorithms = part.partition(":")
     if not sign or not where.strip() or not algorithms.strip():
-        raise BadValue(f"{show(part.strip())} is not 'condition: algorithm'", allowed=RulesKind.ALLOWED)
+        raise BadValue(f"{show(part.strip())} is not 'condition: algorithm'", allowed=allowed)
     return where, algorithms
 
 
-def _rule(where: Any, algorithms: Any) -> ConvRule:
+def _rule(where: Any, algorithms: Any, about: _Of) -> ConvRule:
     if not isinstance(where, str) or not where.strip() or any(sign in where for sign in ":;"):
-        raise BadValue(f"{show(where)} is not a condition", allowed=RulesKind.ALLOWED)
-    return ConvRule(tuple(_condition(word) for word in where.split()), tuple(_asked(algorithms)))
+        raise BadValue(f"{show(where)} is not a condition", allowed=about.allowed)
+    return ConvRule(tuple(_condition(word, about) for word in where.split()), tuple(_asked(algorithms, about)))
 
 
-def _condition(word: str) -> tuple[str, str]:
+def _condition(word: str, about: _Of) -> tuple[str, str]:
     field, sign, pattern = word.partition("=")
     if field == "transposed":  # as choices() shows it
         pattern = pattern.lower()
     if not sign:
         return "module", word
-    if field not in FIELDS:
-        raise BadValue(f"{show(field)} is no field of a problem", allowed=", ".join(FIELDS), suggestion=nearest(field, FIELDS))
+    if field not in about.fields:
+        allowed, hint = ", ".join(about.fields), nearest(field, about.fields)
+        raise BadValue(f"{show(field)} is no field of a problem", allowed=allowed, suggestion=hint)
     if not pattern:
-        raise BadValue(f"{show(word)} has no pattern", allowed=RulesKind.ALLOWED)
+        raise BadValue(f"{show(word)} has no pattern", allowed=about.allowed)
     return field, pattern
 
 
-def _asked(algorithms: Any) -> list[tuple[str, str]]:
+def _asked(algorithms: Any, about: _Of) -> list[tuple[str, str]]:
     """An algorithm for each direction that is named; a name alone is meant for each direction that has it."""
+    directions = about.directions
+    kinds = {d: _ALGORITHMS[d] for d in directions}
     if isinstance(algorithms, str):
         words = [word.strip() for word in algorithms.split(",")]
         if len(words) == 1 and "=" not in words[0]:
-            found = [(d, kind.parse(words[0])) for d, kind in _ALGORITHMS.items() if words[0] in (*kind.choices, *kind.aliases)]
+            found = [(d, kind.parse(words[0])) for d, kind in kinds.items() if words[0] in (*kind.choices, *kind.aliases)]
             if not found:
-                names = list(dict.fromkeys(name for kind in _ALGORITHMS.values() for name in kind.choices))
+                names = list(dict.fromkeys(name for kind in kinds.values() for name in kind.choices))
                 raise BadValue(
                     f"{show(words[0])} is not an algorithm", allowed=", ".join(names), suggestion=nearest(words[0], names)
                 )
             return found
         algorithms = dict(word.partition("=")[::2] for word in words)
     if not isinstance(algorithms, Mapping) or not algorithms:
-        raise BadValue(f"{show(algorithms)} names no algorithms", allowed=RulesKind.ALLOWED)
+        raise BadValue(f"{show(algorithms)} names no algorithms", allowed=about.allowed)
     for direction, name in algorithms.items():
-        if direction not in DIRECTIONS:
-            hint = nearest(str(direction), DIRECTIONS)
-            raise BadValue(f"{show(direction)} is not a direction", allowed=", ".join(DIRECTIONS), suggestion=hint)
+        if direction not in directions:
+            hint = nearest(str(direction), directions)
+            raise BadValue(f"{show(direction)} is not a direction", allowed=", ".join(directions), suggestion=hint)
         try:
-            _ALGORITHMS[direction].parse(name)
+            kinds[direction].parse(name)
         except BadValue as error:
             raise BadValue(f"{direction}: {error.text}", allowed=error.allowed, suggestion=error.suggestion) from None
-    return [(d, _ALGORITHMS[d].parse(algorithms[d])) for d in DIRECTIONS if d in algorithms]
+    return [(d, kinds[d].parse(algorithms[d])) for d in directions if d in algorithms]

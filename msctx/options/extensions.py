@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated
 
-from msctx.options.conv_rules import RulesKind
+from msctx.options.conv_rules import PRODUCTS, RulesKind
 from msctx.options.kinds import Bool, Choice, Int, MemoryBetween, Path, Share
 from msctx.options.option import Option
 
@@ -29,10 +29,10 @@ OPTIONS = (
              "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "
              "not to read them."),
     extension("thread_invariant", Bool, example=True, devices=("cpu",),
-        help="Convolutions and matrix products give the same bits for any number of threads. Convolutions run msctx's own "
-             "kernels where no algorithm is asked for; matrix products run in MKL's strict mode, which must be set before MKL "
-             "first computes, and stays. Nothing is promised for other operators. What runs on a GPU does not depend on the "
-             "CPU's threads."),
+        help="Convolutions and matrix products give the same bits for any number of threads. Where no algorithm is asked for "
+             "they run msctx's own kernels; float32 and float64 products of matrices run MKL's strict mode where that can "
+             "be had, which must be set before MKL first computes, and stays. Nothing is promised for other operators. What "
+             "runs on a GPU does not depend on the CPU's threads."),
     extension("batch_invariant", Bool, example=True, devices=("cpu", "cuda"),
         help="Convolutions and matrix products give each image, or row, the same bits whatever else is in the batch, as "
              "thread_invariant does for the number of threads, which is part of it."),
@@ -45,13 +45,13 @@ OPTIONS = (
             "error": "the call raises, with every candidate and all of its reasons",
             "silent": "torch's own path runs; only choices() shows it",
         }), example="error", devices=("cpu", "cuda"),
-        help="What happens when a convolution cannot run the algorithm that was named for it. Unset it is warn, and error "
+        help="What happens when a convolution or product cannot run the algorithm that was named for it. Unset it is warn, and error "
              "under strict. strict applies to options, this to single calls."),
     extension("allow_fp32_emulation", Bool, example=False, devices=("cpu", "cuda"),
         help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), "
              "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
              "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false asks for products in float32 "
-             "alone, even where conv_allow_tf32 is set: on CUDA no convolution takes TF32 then."),
+             "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set: on CUDA no convolution takes TF32 then."),
     extension("frozen_weights", Bool, example=True, devices=("cpu", "cuda"),
         help="Says that weights do not change while the context is open. What algorithms make of a weight of a convolution "
              "(its Winograd transform, for instance) is kept from call to call; each call compares all bytes of the weight "
@@ -75,6 +75,13 @@ OPTIONS = (
         help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and its "
              "like. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "
              "fields of a problem are those that choices() shows."),
+    extension("matmul_algo_rules", Annotated[str, RulesKind(PRODUCTS)],
+        example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu",),
+        help="matmul_algo for single products, by module path or by problem; a rule wins over matmul_algo. The first rule that "
+             "matches decides. Module paths are known for the weights of models given to ctx.watch(model); the fields of a "
+             "problem are those that choices() shows."),
+    extension("matmul_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
+        help="As conv_max_error, for matrix products that normal and performance choose, and matmul_allow_tf32."),
     extension("tuning_file", Path, example="tuning.json", devices=("cpu", "cuda"), is_output=True,
         help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one "
              "in the cache: to be committed beside an experiment, so that the next run makes the same choices and measures "

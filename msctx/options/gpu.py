@@ -1,4 +1,4 @@
-"""The keys of gpu_config, which our cpu_config has too: algorithms of convolutions, and TF32 (catalogue: gpu)."""
+"""The keys of gpu_config, which our cpu_config has too: algorithms of convolutions and products, and TF32 (catalogue: gpu)."""
 
 from functools import partial
 
@@ -19,6 +19,14 @@ CUDNN_NUMBERS = {
 """cuDNN's numbers of forward algorithms, which MindSpore gives by name; those of gradients it gives by number."""
 MEASURED = dict.fromkeys(("auto", "fastest", "benchmark"), "performance")
 """What others call it."""
+
+JAX = {
+    "F32_F32_F32": "strict",
+    "BF16_BF16_F32_X3": "bf16x3",
+    "BF16_BF16_F32_X6": "bf16x6",
+    "TF32_TF32_F32": "tf32",
+}
+"""The same in JAX's words (jax.lax.DotAlgorithmPreset)."""
 
 gpu_option = partial(Option, groups=("gpu_config", "cpu_config"), devices=("cpu", "cuda"), source=SOURCE)
 """An option of gpu_config; the CPU has the same."""
@@ -68,11 +76,26 @@ OPTIONS = (
         documented=("gpu_config.conv_wgrad_algo", "device_context.gpu.op_tuning.conv_wgrad_algo"),
         help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
+    gpu_option("matmul_algo", Choice({
+            "normal": NORMAL,
+            "performance": PERFORMANCE,
+            "strict": "products of the values themselves, added in one order",
+            "fp16x3": "three products of two float16 parts of each value, on a matrix unit; float32's errors",
+            "int8x6": "six products of three 8-bit digits of each value, on a matrix unit",
+            "bf16x6": "six products of three bfloat16 parts of each value, of any exponents",
+            "bf16x3": "three products of two bfloat16 parts: 16 bits of each value",
+            "tf32": "of values rounded to 11 bits or more, on a matrix unit",
+            "reference": REFERENCE,
+        }, JAX, MEASURED), default="normal", example="strict", source="msctx",
+        help="How matrix products are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
+             "and LSTM cells call, forward and backward. A product that the named way does not support runs torch's own "
+             "path, with a warning. On CUDA strict and tf32 set torch's own flags."),
     gpu_option("conv_allow_tf32", Bool, default=True, example=False, also=("device_context.gpu.op_precision.conv_allow_tf32",),
         help="Whether float32 convolutions may round their operands to TF32 (10 bits of mantissa) to run on tensor cores. "
              "Unset, CUDA follows torch's own flag and the CPU never rounds."),
     gpu_option("matmul_allow_tf32", Bool, default=False, example=True,
         also=("device_context.gpu.op_precision.matmul_allow_tf32",),
-        help="Whether float32 matrix products may round their operands to TF32 (10 bits of mantissa) to run on tensor cores."),
+        help="Whether float32 matrix products may round their operands to TF32 (10 bits of mantissa) to run on tensor cores, or "
+             "on a CPU's matrix unit, where that is expected to be faster."),
 )
 # fmt: on

@@ -82,7 +82,7 @@ def test_what_cudnn_cannot_be_given_is_not_built() -> None:
     gemm = {"conv_fprop_algo": "gemm"}
     check(
         [
-            ("cuda", gemm | {"conv_max_error": 1e-6}, {"conv_max_error": ("not_built", {}, "cuDNN states none")}),
+            ("cuda", gemm | {"conv_max_error": 1e-6}, {"conv_max_error": ("not_built", {}, "they state none")}),
             ("cuda", gemm | {"frozen_weights": True}, {"frozen_weights": ("inert", {}, "cuDNN keeps no form of a weight")}),
             ("cuda", {"thread_invariant": False}, {"thread_invariant": ("inert", {}, "no meaning on cuda")}),
             ("cuda", {"thread_invariant": True, "fallback": "error"}, {"fallback": ("inert", {}, "no algorithm is asked for")}),

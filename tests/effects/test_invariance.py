@@ -6,8 +6,12 @@ from msctx.effects.algorithms import INDUCTOR
 from msctx.options.conv_policy import ConvPolicy
 
 STRICT = {"torch.mkl.cbwr": "AUTO,STRICT"}
-THREADS = {"native.convolution.cpu": ConvPolicy(thread_invariant=True)} | INDUCTOR
-BATCH = {"native.convolution.cpu": ConvPolicy(thread_invariant=True, batch_invariant=True)} | INDUCTOR
+THREADS = {"native.convolution.cpu": ConvPolicy(thread_invariant=True, torch_keeps_products=True)} | INDUCTOR
+LATE = {"native.convolution.cpu": ConvPolicy(thread_invariant=True)} | INDUCTOR
+BATCH = {
+    "native.convolution.cpu": ConvPolicy(thread_invariant=True, batch_invariant=True, torch_keeps_products=True),
+    **INDUCTOR,
+}
 
 
 def test_what_each_device_gets() -> None:
@@ -28,7 +32,7 @@ def test_what_each_device_gets() -> None:
 
 
 def test_where_mkl_cannot_follow_the_reason_is_given() -> None:
-    late = {"thread_invariant": ("approximated", THREADS, "nothing is promised for matrix products, since it is too late")}
+    late = {"thread_invariant": ("approximated", LATE, "which run msctx's own kernels, since it is too late")}
     check([("cpu", {"thread_invariant": True}, late)], mkl="it is too late")
     check([("cpu", {"thread_invariant": True}, {"thread_invariant": ("refused", {}, "no compiler")})], native="no compiler")
 

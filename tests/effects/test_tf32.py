@@ -3,7 +3,9 @@
 from plans import check, planned
 
 import msctx
+from msctx.effects.algorithms import INDUCTOR
 from msctx.options import DEVICES
+from msctx.options.conv_policy import ConvPolicy
 
 FLAGS = {
     "matmul_allow_tf32": ("cuda", "torch.cuda.matmul.allow_tf32", "honoured"),
@@ -19,6 +21,7 @@ ELSEWHERE = {
     ("conv_allow_hf32", "cpu"): "not_built",
     ("conv_allow_hf32", "cuda"): "not_built",
 }
+PRODUCTS = {"native.convolution.cpu": ConvPolicy(matmul_algo="normal", matmul_allow_tf32=True)} | INDUCTOR
 GROUPS = {"cuda": "gpu_config", "ascend": "ascend_config"}
 
 
@@ -29,7 +32,8 @@ def test_the_devices_own_flag() -> None:
                 (row,) = msctx.explain(options, device=device).rows
                 assert (row.status, row.assignments) == (status, {switch: value})
                 assert row.reason or status != "approximated"
-    assert planned(dict.fromkeys(FLAGS, True), on=DEVICES).assignments == {flag[1]: True for flag in FLAGS.values()}
+    found = planned(dict.fromkeys(FLAGS, True), on=DEVICES).assignments
+    assert {name: value for name, value in found.items() if name not in PRODUCTS} == {flag[1]: True for flag in FLAGS.values()}
 
 
 def test_elsewhere_nothing_is_switched_and_that_is_reported() -> None:
@@ -42,16 +46,34 @@ def test_elsewhere_nothing_is_switched_and_that_is_reported() -> None:
         ("cpu", {option: value}, {option: expected})
         for option, by_value in (
             ("conv_allow_tf32", {True: ("inert", {}, "do not round")} | no_rounding),
-            ("matmul_allow_tf32", {True: ("not_built", {}, "native core")} | no_rounding),
+            ("matmul_allow_tf32", {True: ("honoured", PRODUCTS, "matrix unit")} | no_rounding),
         )
         for value, expected in by_value.items()
     )
 
 
+def test_products_take_tf32_on_a_cpu_that_has_it_and_where_nothing_forbids_it() -> None:
+    wanted = {"matmul_allow_tf32": True}
+    check([("cpu", wanted, {"matmul_allow_tf32": ("inert", {}, "no unit here, which alone")})], matrix_unit="no unit here")
+    check([("cpu", wanted | {"allow_fp32_emulation": False}, {"matmul_allow_tf32": ("inert", {}, "overridden by")})])
+    check(
+        [
+            (
+                "cpu",
+                wanted | {"matmul_algo": "strict"},
+                {"matmul_allow_tf32": ("inert", {}, "no algorithm that is asked for can")},
+            )
+        ]
+    )
+    for algo in ("tf32", "bf16x3"):
+        named = {"matmul_algo": algo, "matmul_allow_tf32": False}
+        check([("cpu", named, {"matmul_algo": ("refused", {}, "it rounds, and matmul_allow_tf32=False")})])
+
+
 def test_each_devices_group_means_it_alone() -> None:
     options = {"conv_allow_tf32": True, "gpu_config": {"conv_allow_tf32": False}, "cpu_config": {"matmul_allow_tf32": True}}
     found = planned(options, on=("cpu", "cuda"))
-    assert found.assignments == {"torch.cudnn.allow_tf32": False}
+    assert found.assignments == {"torch.cudnn.allow_tf32": False} | PRODUCTS
     assert {(r.spelling, r.device, r.value) for r in found.rows} == {
         ("conv_allow_tf32", "cpu", True),
         ("conv_allow_tf32", "cuda", True),  # overridden

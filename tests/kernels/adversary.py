@@ -83,10 +83,10 @@ def unit(kernels: Kernels, op: int, each: Case, given: Tensors, right: Array) ->
 
 def ratio(kernels: Kernels, row: Row, each: Case, attack: Attack, isa: str) -> float:
     """The error of the row in units of its bound."""
-    given = attack.data(each, row.direction)
-    right = truth_of(kernels, row.direction, each, given)
-    lost = 8 * terms(row.direction, each) * 2.0**-149
-    allowed = kernels.error(row, each) * unit(kernels, row.direction, each, given, right) + lost
+    given = attack.data(each, row.op)
+    right = truth_of(kernels, row.op, each, given)
+    lost = 8 * terms(row.op, each) * 2.0**-149
+    allowed = kernels.error(row, each) * unit(kernels, row.op, each, given, right) + lost
     if not allowed < 1e37:
         return 0.0
     return distance(kernels.run(row, each, given, isa), right) / allowed
@@ -94,12 +94,12 @@ def ratio(kernels: Kernels, row: Row, each: Case, attack: Attack, isa: str) -> f
 
 def worst(kernels: Kernels, row: Row, each: Case, isa: str, rounds: int, seed: int = 0) -> tuple[float, Attack]:
     """A climb from plain data; it starts anew where it finds nothing better for a while."""
-    generator = np.random.default_rng([seed, len(str(each)), row.direction])
+    generator = np.random.default_rng([seed, len(str(each)), row.op])
     best = found = Attack("normal", ())
     highest = here = 0.0
     since = 0
     for _ in range(rounds):
-        attack = mutated(generator, found, each, row.direction)
+        attack = mutated(generator, found, each, row.op)
         value = ratio(kernels, row, each, attack, isa)
         if value > here:
             found, here, since = attack, value, 0

@@ -33,6 +33,11 @@ class Case:
         """Of x, w and y."""
         return (self.n, self.c, *self.size), (self.k, self.c // self.groups, *self.window), (self.n, self.k, *self.out)
 
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix product: a window of 1x1, moved by one."""
+        return set(self.window + self.stride) == {1} and not any(self.padding) and self.groups == 1
+
     def __str__(self) -> str:
         parts = [f"{self.n}x{self.c}x{'x'.join(map(str, self.size))}k{self.k}w{'x'.join(map(str, self.window))}"]
         for letter, values, plain in (("s", self.stride, 1), ("p", self.padding, 0), ("d", self.dilation, 1)):
@@ -94,6 +99,7 @@ OTHER_CASES = (
     case(2, 4, 2, (6, 5, 4), (1, 2, 3), (2, 1, 1), groups=2),
     case(1, 2, 3, (5, 4, 6), 2, dtype="float64"),
     case(1, 3, 2, (17,), 3, dtype="bfloat16"),
+    *(case(1, 300, 130, (1, 197), 1, dtype=dtype) for dtype in ("float32", "float64", "float16", "bfloat16")),
 )
 """What gemm and reference take besides."""
 

@@ -53,6 +53,8 @@ def takes(row: Row, case: Case) -> bool:
     """Whether the row is to take its own operation of the case."""
     if row.algorithm in ("gemm", "reference"):
         return True
+    if row.algorithm == "product":
+        return case.is_product
     if len(case.size) != 2 or case.dtype != "float32":
         return False
     if "winograd" in row.algorithm:

@@ -18,7 +18,7 @@ TARGETS = (2, 0, 1)
 FACTORS = ((0, 1), (2, 1), (0, 2))
 """Which two it reads."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-DIRECTIONS = ("fprop", "dgrad", "wgrad")
+DIRECTIONS = ("fprop", "dgrad", "wgrad", "matmul")
 EMULATED = "_emulated"
 _FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "cpu"
 _TABLES = "".join((_FOLDER / name).read_text("utf-8") for name in ("amx/table.cpp", "table.cpp"))
@@ -29,7 +29,9 @@ def _named(direction: str, name: str, algorithm: str) -> str:
     return "-".join([direction, name, *([algorithm] if algorithm != name else [])])
 
 
-ROWS = tuple(_named(*found) for found in re.findall(r'{(fprop|dgrad|wgrad), "(\w+)", &conv_(\w+)', _TABLES))
+ROWS = tuple(
+    dict.fromkeys(_named(*found) for found in re.findall(r'{(fprop|dgrad|wgrad|matmul), "(\w+)", &conv_(\w+)', _TABLES))
+)
 """From the source, since a test's parameters are wanted before there is a library; test_dispatch.py compares it with that."""
 
 
@@ -51,7 +53,7 @@ class _Row(Structure):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table; ``direction`` is 0, 1 or 2 (fprop, dgrad, wgrad), which is also the operation of an ordinary problem.
+    """A row of the table; ``direction`` is that of :data:`DIRECTIONS`, ``op`` the operation of an ordinary problem in it.
 
     ``isas`` are those that have it, best first; a matrix unit in software stands in for one that the processor lacks.
     """
@@ -65,6 +67,10 @@ class Row:
     same_on_every_isa: bool
     reads_channels_last: bool
     adds_bias: bool
+
+    @property
+    def op(self) -> int:
+        return self.direction % 3
 
     def __str__(self) -> str:
         return _named(DIRECTIONS[self.direction], self.name, self.algorithm)
@@ -177,7 +183,7 @@ class Kernels:
         *channels_last*: the row is given x and y, and gives its result, in that layout; the shapes stay. *bias*: one value for
         each channel of the result, float32, for rows that add it.
         """
-        target = TARGETS[row.direction if op is None else op]
+        target = TARGETS[row.op if op is None else op]
         given = [np.ascontiguousarray(t) for t in tensors]
         given[target] = np.full_like(given[target], garbage(given[target].dtype))
         if channels_last:
@@ -205,7 +211,7 @@ class Kernels:
 
     def _question(self, row: Row, case: Case, op: int | None, isa: str = "") -> tuple[Any, ...]:
         isa = isa or row.isas[0]
-        return isa.encode(), self._index[isa][str(row)], byref(_problem(case)), row.direction if op is None else op
+        return isa.encode(), self._index[isa][str(row)], byref(_problem(case)), row.op if op is None else op
 
 
 def garbage(dtype: np.dtype[Any]) -> Any:

@@ -32,9 +32,9 @@ def main(path: str) -> None:
     count = 0
     for each in SMALL:
         for row in kernels.rows:
-            for op in {row.direction} | (set() if row.direction == 2 else {1 - row.direction}):
+            for op in {row.op} | (set() if row.op == 2 else {1 - row.op}):
                 if kernels.reasons(row, each, op):
-                    assert not (takes(row, each) and op == row.direction), (row, each)
+                    assert not (takes(row, each) and op == row.op), (row, each)
                     continue
                 right = truth(kernels, op, each)
                 # a matrix unit in software: what the real one reads, no sanitizer sees
@@ -52,7 +52,7 @@ def main(path: str) -> None:
         for tensor in (x, w, y):
             tensor.flat[0] = np.inf
         for row in kernels.rows:
-            if row.direction == op and takes(row, SMALL[0]):
+            if row.op == op and takes(row, SMALL[0]):
                 result = kernels.run(row, SMALL[0], (x, w, y), threads=3)
                 assert not np.isfinite(result).all(), row
                 assert result.shape == SMALL[0].shapes[TARGETS[op]]

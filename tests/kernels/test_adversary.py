@@ -26,12 +26,12 @@ def test_no_data_breaks_the_bound(kernels: Kernels, row: Row) -> None:
 @pytest.mark.parametrize("row", [row for row in ROWS if "tiles" in row], indirect=True)
 def test_an_outlier_that_nothing_reads_costs_no_digits(kernels: Kernels, row: Row, outlier: float) -> None:
     """Sums of so few products that the outlier is never far above the mean: a tap over padding alone, and a row past the windows."""
-    of_weights = row.direction == BACKWARD_WEIGHT
+    of_weights = row.op == BACKWARD_WEIGHT
     each = case(2, 4, 5, (10, 9), 3, 2) if of_weights else case(1, 2, 3, (1, 9), 3, padding=1)
     assert takes(row, each)
     x, w, y = (t.copy() for t in stored(each))
     (x if of_weights else w)[0, 0, 9 if of_weights else 0, 1] = outlier
-    right = truth_of(kernels, row.direction, each, (x, w, y))
+    right = truth_of(kernels, row.op, each, (x, w, y))
     assert largest(right) < 100, "it is read"
     for isa in row.isas:
         assert distance(kernels.run(row, each, (x, w, y), isa), right) <= kernels.error(row, each) * largest(right), isa

@@ -13,10 +13,8 @@ TOGETHER = ("winograd", "fft", "tiles")
 
 
 def test_the_bits_of_an_image_do_not_depend_on_the_batch(kernels: Kernels) -> None:
-    rows = [
-        r for r in kernels.rows if r.direction != BACKWARD_WEIGHT and r.fixed_order and not r.algorithm.startswith(TOGETHER)
-    ]
-    assert {row.direction for row in rows} == {0, BACKWARD_DATA}
+    rows = [r for r in kernels.rows if r.op != BACKWARD_WEIGHT and r.fixed_order and not r.algorithm.startswith(TOGETHER)]
+    assert {row.op for row in rows} == {0, BACKWARD_DATA}
     for each in (
         *CASES[:9:2],
         *OTHER_CASES[::4],

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.parametrize("row", ROWS, indirect=True)
 
 def underflow(row: Row, each: Case) -> float:
     """What rounding may cost where numbers cannot be relatively exact: about half the smallest one for each product."""
-    return terms(row.direction, each) * DENORMAL * (AMPLIFIED if row.algorithm.startswith("winograd") else 1)
+    return terms(row.op, each) * DENORMAL * (AMPLIFIED if row.algorithm.startswith("winograd") else 1)
 
 
 def excess(kernels: Kernels, row: Row, each: Case, given: Tensors, right: np.ndarray) -> float:
@@ -56,7 +56,7 @@ def problem(kernels: Kernels, op: int, each: Case, kind: str) -> tuple[Tensors, 
 def test_error_is_what_the_row_says(kernels: Kernels, row: Row, kind: str) -> None:
     wrong = []
     for each in (c for c in BOUND_CASES if takes(row, c)):
-        found = excess(kernels, row, each, *problem(kernels, row.direction, each, kind))
+        found = excess(kernels, row, each, *problem(kernels, row.op, each, kind))
         wrong += [f"{each}: {found:.3g} times what is allowed"] if not found <= 1 else []
     assert not wrong
 
@@ -68,15 +68,15 @@ def test_bounds_are_small(kernels: Kernels, row: Row) -> None:
 @pytest.mark.parametrize("factor", [0, 1])
 def test_denormal_inputs_are_not_flushed(kernels: Kernels, row: Row, factor: int) -> None:
     """One factor is denormal throughout, the other of size one: a row that takes it for zero has zeros for its result."""
-    index = FACTORS[row.direction][factor]
+    index = FACTORS[row.op][factor]
     for each in (c for c in (CASES[0], CASES[3], CASES[2]) if takes(row, c)):
         given = list(stored(each))
         generator = np.random.default_rng(3)
         given[index] = (data(given[index].shape, "uniform", generator) * 1e-39).astype(np.float32)
         assert 0 < given[index].max() < 2.0**-126
-        right = truth_of(kernels, row.direction, each, tuple(given))
-        lost = 2 * terms(row.direction, each) * 2.0**-149
-        assert lost < largest(right) / (2 if row.direction == BACKWARD_WEIGHT else 10)
+        right = truth_of(kernels, row.op, each, tuple(given))
+        lost = 2 * terms(row.op, each) * 2.0**-149
+        assert lost < largest(right) / (2 if row.op == BACKWARD_WEIGHT else 10)
         for isa in row.isas:
             result = kernels.run(row, each, tuple(given), isa)
             assert distance(result, right) <= kernels.error(row, each) * largest(right) + lost
@@ -88,15 +88,12 @@ def test_denormal_values_beside_normal_ones(kernels: Kernels, row: Row, tiny: fl
     each = case(1, 2, 2, 12, 3, groups=2)
     if not takes(row, each):
         return
-    for factors in (FACTORS[row.direction], FACTORS[row.direction][::-1]):
+    for factors in (FACTORS[row.op], FACTORS[row.op][::-1]):
         given = list(stored(each))
         for index, scales in zip(factors, ((tiny, 1e-28), (1e16, 1e-12)), strict=True):
             shape = (-1, 1, 1, 1) if index == WEIGHT else (-1, 1, 1)
             given[index] = (given[index].astype(np.float64) * np.reshape(scales, shape)).astype(np.float32)
-        assert (
-            excess(kernels, row, each, (given[0], given[1], given[2]), truth_of(kernels, row.direction, each, tuple(given)))
-            <= 1
-        )
+        assert excess(kernels, row, each, (given[0], given[1], given[2]), truth_of(kernels, row.op, each, tuple(given))) <= 1
 
 
 @pytest.mark.parametrize("scales", [(1e-42, 1e-42), (1e-36, 1e-36), (0, 1e-36), (1e-36, 0), (0, 1e-42), (1e-42, 0)], ids=str)
@@ -104,7 +101,7 @@ def test_products_that_vanish_are_zeros(kernels: Kernels, row: Row, scales: tupl
     """Nothing is left of them: no scale of theirs may be infinite, and no result be forgotten."""
     for each in (c for c in CASES[:6] if takes(row, c) and c.dtype == "float32"):
         given = list(stored(each, "uniform"))
-        for index, scale in zip(FACTORS[row.direction], scales, strict=True):
+        for index, scale in zip(FACTORS[row.op], scales, strict=True):
             given[index] = (given[index].astype(np.float64) * scale).astype(np.float32)
         for isa in row.isas:
             assert (np.abs(kernels.run(row, each, tuple(given), isa)) <= 1e-40).all(), (isa, each)
@@ -114,9 +111,9 @@ def test_products_that_vanish_are_zeros(kernels: Kernels, row: Row, scales: tupl
 @pytest.mark.parametrize("decades", [1, 1.5, 2, 3, 4.5, 6])
 def test_channels_scaled_in_opposite_ways(kernels: Kernels, row: Row, decades: float) -> None:
     """Large values meet small weights, as after folding a normalisation; or weights in an order of their own."""
-    if row.direction == BACKWARD_WEIGHT:
+    if row.op == BACKWARD_WEIGHT:
         return  # sums over positions
-    source, along = FACTORS[row.direction][0], 1 - row.direction
+    source, along = FACTORS[row.op][0], 1 - row.op
     generator = np.random.default_rng(6)
     for each in (case(2, 64, 32, (18, 17), 3, padding=1), case(1, 100, 20, (9, 12), 3)):
         if not takes(row, each):
@@ -127,7 +124,7 @@ def test_channels_scaled_in_opposite_ways(kernels: Kernels, row: Row, decades: f
             given[source] *= scale[:, None, None]
             other = np.moveaxis(given[1], along, 0)
             other /= (generator.permutation(scale) if is_own else scale)[:, None, None, None]
-            right = truth_of(kernels, row.direction, each, tuple(given))
+            right = truth_of(kernels, row.op, each, tuple(given))
             for isa in row.isas:
                 result = kernels.run(row, each, tuple(given), isa)
                 assert distance(result, right) <= kernels.error(row, each) * largest(right), (isa, each, is_own)

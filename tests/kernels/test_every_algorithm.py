@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("row", ROWS, indirect=True)
 
 def within(kernels: Kernels, row: Row, each: Case, result: np.ndarray, op: int | None = None) -> str:
     """What is wrong with the result, or nothing."""
-    right = truth(kernels, row.direction if op is None else op, each)
+    right = truth(kernels, row.op if op is None else op, each)
     error, bound = distance(result, right), kernels.error(row, each, op) * largest(right)
     return "" if error <= bound else f"{each}: {error:.3g} is more than {bound:.3g}"
 
@@ -71,7 +71,7 @@ def test_same_bits_on_every_isa_and_with_any_number_of_threads(kernels: Kernels,
 
 def test_transposed(kernels: Kernels, row: Row) -> None:
     """fprop of a transposed convolution is backward_data, and dgrad is forward: taken and right, or refused with a reason."""
-    op = {FORWARD: BACKWARD_DATA, BACKWARD_DATA: FORWARD}.get(row.direction, row.direction)
+    op = {FORWARD: BACKWARD_DATA, BACKWARD_DATA: FORWARD}.get(row.op, row.op)
     for each in (c for c in ALL if takes(row, c)):
         refused = kernels.reasons(row, each, op)
         assert not (refused and row.algorithm in BOTH_WAYS), each
@@ -81,7 +81,7 @@ def test_transposed(kernels: Kernels, row: Row) -> None:
 
 def test_touches_nothing_but_its_result(kernels: Kernels, row: Row) -> None:
     """Tensors need not lie on any boundary, and what lies before and after them is not theirs."""
-    room, target = 64, TARGETS[row.direction]
+    room, target = 64, TARGETS[row.op]
     chosen = (CASES[0], CASES[3], CASES[4], CASES[13], CASES[15], OTHER_CASES[1], OTHER_CASES[-1])
     for each, isa in product((c for c in chosen if takes(row, c)), row.isas):
         given = stored(each)

@@ -34,7 +34,7 @@ def test_sums_of_nothing_are_zeros(kernels: Kernels, row: Row) -> None:
         for isa in row.isas:
             for threads in (1, 3):
                 result = kernels.run(row, each, stored(each), isa, threads)
-                assert result.shape == each.shapes[TARGETS[row.direction]]
+                assert result.shape == each.shapes[TARGETS[row.op]]
                 wrong += [f"{each} {isa}"] if result.any() else []  # NaN is something, too
     assert not wrong
 
@@ -87,7 +87,7 @@ def test_any_geometry(kernels: Kernels, examples: int) -> None:
         for op in OPS:
             right = truth_of(kernels, op, each, values)
             size = max(largest(right), usual(kernels, op, each, values))
-            for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
+            for row in (r for r in kernels.rows if r.op == op and not kernels.reasons(r, each)):
                 assert takes(row, each), row
                 runs = zip(row.isas, (1, threads, threads), strict=False)
                 results = {isa: kernels.run(row, each, values, isa, t) for isa, t in runs}
@@ -114,7 +114,7 @@ def test_far_apart(kernels: Kernels) -> None:
     for each, op in product(FAR, OPS):
         values = stored(each)
         right = truth_of(kernels, op, each, values)
-        for row in (r for r in kernels.rows if r.direction == op and not kernels.reasons(r, each)):
+        for row in (r for r in kernels.rows if r.op == op and not kernels.reasons(r, each)):
             assert kernels.workspace(row, each) < 2**29, row
             assert distance(kernels.run(row, each, values), right) <= kernels.error(row, each) * max(largest(right), 1), row
 

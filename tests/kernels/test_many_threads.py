@@ -18,7 +18,7 @@ SHARED = (
 def test_repeated(kernels: Kernels, row: Row) -> None:
     for each in (c for c in SHARED if takes(row, c)):
         results = [kernels.run(row, each, stored(each), threads=16) for _ in range(3 if row.fixed_order else 20)]
-        right = truth(kernels, row.direction, each)
+        right = truth(kernels, row.op, each)
         bound = kernels.error(row, each) * largest(right)
         assert all(distance(result, right) <= bound for result in results), each
         assert not row.fixed_order or len({result.tobytes() for result in results}) == 1, each
@@ -30,16 +30,16 @@ def test_threads_that_add_to_the_same_sums_lose_nothing(kernels: Kernels, thread
     rows = [row for row in kernels.rows if not row.fixed_order]
     assert len(rows) >= 3
     for row in rows:
-        each = case(1, 1, 4800, 4, 1) if row.direction == BACKWARD_DATA else case(6000, 1, 1, 3, 1)
+        each = case(1, 1, 4800, 4, 1) if row.op == BACKWARD_DATA else case(6000, 1, 1, 3, 1)
         x, w, y = (np.ones(shape, np.float32) for shape in each.shapes)
         for _ in range(60):
-            assert (kernels.run(row, each, (x, w, y), threads=threads) == terms(row.direction, each)).all(), row
+            assert (kernels.run(row, each, (x, w, y), threads=threads) == terms(row.op, each)).all(), row
 
 
 def test_more_threads_than_tasks(kernels: Kernels) -> None:
     """A result of one element: all threads but one find nothing to do."""
     each = case(1, 1, 1, 1, 1)
     for row in (r for r in kernels.rows if takes(r, each)):
-        right = truth(kernels, row.direction, each)
+        right = truth(kernels, row.op, each)
         result = kernels.run(row, each, stored(each), threads=32)
         assert distance(result, right) <= kernels.error(row, each) * largest(right), row

@@ -111,7 +111,7 @@ def test_where_torch_has_them(kernels: Kernels, row: Row, name: str) -> None:
     for number, each in enumerate(NONFINITE):
         for i, which in enumerate(w for w in CHANGES if name in w and takes(row, each)):
             isa = row.isas[(number + i) % len(row.isas)]  # in turn
-            texts = wrong(kernels, row, each, isa, *problem(which, row.direction, number))
+            texts = wrong(kernels, row, each, isa, *problem(which, row.op, number))
             found += [f"{which}: {text}" for text in texts]
     assert not found
 
@@ -122,6 +122,6 @@ def test_computed_again_only_where_it_must_be(kernels: Kernels, row: Row) -> Non
     each = next(c for c in NONFINITE if takes(row, c))
     values = [t.astype(np.float32) for t in tensors(each)]
     assert not kernels.run_in_place(row, each, [t.copy() for t in values])
-    values[FACTORS[row.direction][1]].flat[0] = INF
-    values[TARGETS[row.direction]][...] = 0.0
+    values[FACTORS[row.op][1]].flat[0] = INF
+    values[TARGETS[row.op]][...] = 0.0
     assert kernels.run_in_place(row, each, values) == row.algorithm.startswith(("winograd", "fft", "tiles"))

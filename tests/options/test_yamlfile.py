@@ -423,7 +423,7 @@ digits.yaml:3:22  max_device_memory: '4OGB' is not an amount of memory
 digits.yaml:5:5  gpu_config.conv_allow_tf23: gpu_config has no such key
     5 |     conv_allow_tf23: true
       |     ^^^^^^^^^^^^^^^ did you mean conv_allow_tf32?
-      allowed: conv_fprop_algo, conv_dgrad_algo, conv_wgrad_algo, conv_allow_tf32, matmul_allow_tf32
+      allowed: conv_fprop_algo, conv_dgrad_algo, conv_wgrad_algo, matmul_algo, conv_allow_tf32, matmul_allow_tf32
 digits.yaml:6:22  gpu_config.conv_fprop_algo: ['winograd'] is not one of the values
     6 |     conv_fprop_algo: [winograd]
       |                      ^^^^^^^^^^ did you mean 'winograd'?

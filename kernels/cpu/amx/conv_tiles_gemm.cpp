@@ -229,7 +229,8 @@ double graded_error(const ConvProblem& p, Op op) {
 }
 template <class First>
 double error_of(const ConvProblem& p, Op op) {
-  return std::is_same_v<First, Graded> ? graded_error(p, op) : rounded_error(p, op);
+  if (std::is_same_v<First, Bfloat16x3>) return graded_error(p, op) + 3 * 0x1p-17;  // of each value 2^-17 are left out, and the last product
+  return is_graded<First> ? graded_error(p, op) : rounded_error(p, op);
 }
 
 template <class First>
@@ -268,36 +269,29 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
 
 }  // namespace
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32;
-const ConvAlgorithm conv_tiles_gemm = {
-    .name = "tiles_gemm",
-    .math = "fp32-grade",
-    .fixed_order = true,
-    .same_on_every_isa = false,
-    .reasons = reasons,
-    .workspace = workspace<Graded>,
-    .error = graded_error,
-    .run = run<Graded>,
-    .reads_channels_last = true,
-    .adds_bias = true,
-    .prepared_size = prepared_size<Graded>,
-    .prepare = prepare<Graded>,
-    .prepared_for_all_sizes = true,
-};
-const ConvAlgorithm conv_tiles_gemm_tf32 = {
-    .name = "tiles_gemm_tf32",
-    .math = "tf32",
-    .fixed_order = true,
-    .same_on_every_isa = false,
-    .reasons = reasons,
-    .workspace = workspace<Rounded>,
-    .error = rounded_error,
-    .run = run<Rounded>,
-    .reads_channels_last = true,
-    .adds_bias = true,
-    .prepared_size = prepared_size<Rounded>,
-    .prepare = prepare<Rounded>,
-    .prepared_for_all_sizes = true,
-};
+template <class First>
+constexpr ConvAlgorithm by(const char* name) {
+  return {
+      .name = name,
+      .math = is_graded<First> ? "fp32-grade" : "tf32",
+      .fixed_order = true,
+      .same_on_every_isa = false,
+      .reasons = reasons,
+      .workspace = workspace<First>,
+      .error = error_of<First>,
+      .run = run<First>,
+      .reads_channels_last = true,
+      .adds_bias = true,
+      .prepared_size = prepared_size<First>,
+      .prepare = prepare<First>,
+      .prepared_for_all_sizes = true,
+  };
+}
+
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_int8x6, conv_tiles_bf16x6, conv_tiles_bf16x3;
+const ConvAlgorithm conv_tiles_gemm = by<Graded>("tiles_gemm"), conv_tiles_gemm_tf32 = by<Rounded>("tiles_gemm_tf32");
+// For matrix products that name their parts.
+const ConvAlgorithm conv_tiles_int8x6 = by<Int8x6>("tiles_int8x6"), conv_tiles_bf16x6 = by<Bfloat16x6>("tiles_bf16x6"),
+                    conv_tiles_bf16x3 = by<Bfloat16x3>("tiles_bf16x3");
 
 }  // namespace msctx::MSCTX_ISA

@@ -241,4 +241,22 @@ inline constexpr bool has_any_exponent<Bfloat16x6> = true;
 template <>
 inline constexpr bool has_any_exponent<Bfloat16x3> = true;
 
+// How far a product's factors may be spread, as the product of their crests; beyond, WideOf is taken.
+template <class S>
+constexpr double most_spread = has_any_exponent<S> ? __builtin_inf() : 32768;  // two halves hold a value to 2^-39 of the largest
+template <>
+inline constexpr double most_spread<Int8x6> = 200;
+template <>
+inline constexpr double most_spread<Int8x3> = 60;  // two digits have fewer bits to lose
+
+// No less exact than sums of float32; others round.
+template <class S>
+constexpr bool is_graded = false;
+template <>
+inline constexpr bool is_graded<Int8x6> = true;
+template <>
+inline constexpr bool is_graded<Bfloat16x6> = true;
+template <>
+inline constexpr bool is_graded<Float16x3> = true;
+
 }  // namespace msctx::MSCTX_ISA

@@ -1,15 +1,16 @@
 // Every algorithm that runs on the matrix unit, in order of priority; the rows of ../table.cpp follow them.
 
+#include "choice.h"
 #include "msctx/table.h"
 
 namespace msctx::MSCTX_ISA {
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_wgrad, conv_tiles_wgrad_tf32, conv_tiles_winograd,
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_int8x6, conv_tiles_bf16x6, conv_tiles_bf16x3, conv_tiles_wgrad, conv_tiles_wgrad_tf32, conv_tiles_winograd,
     conv_tiles_winograd_nonfused;
 
 namespace {
 
-constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad;
+constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad, matmul = Direction::matmul;
 
 // Weights change with every step of a training, and so are packed for each gradient of x: its positions must outweigh that, and taps
 // share what is split.
@@ -60,6 +61,8 @@ bool stays(const ConvProblem& p, Op op) { return (op == Op::forward ? group_c(p)
 Merit winograd(const ConvProblem& p, Op op) { return winograd_pays(p, op) && stays(p, op) ? Merit::beats_torch : Merit::fair; }
 Merit winograd_nonfused(const ConvProblem& p, Op op) { return winograd_pays(p, op) ? Merit::beats_torch : Merit::fair; }
 
+Merit fair(const ConvProblem&, Op) { return Merit::fair; }
+
 constexpr ConvRow rows[] = {
     {fprop, "implicit_precomp_gemm", &conv_tiles_gemm_tf32, gemm},
     {fprop, "winograd", &conv_tiles_winograd, winograd},
@@ -75,6 +78,16 @@ constexpr ConvRow rows[] = {
 
     {wgrad, "algo_1", &conv_tiles_wgrad_tf32, wgrad_gemm_tf32},
     {wgrad, "algo_1", &conv_tiles_wgrad, wgrad_gemm},
+
+    {matmul, "tf32", &conv_tiles_gemm_tf32, gemm},
+#ifdef MSCTX_HAS_FLOAT16
+    {matmul, "fp16x3", &conv_tiles_gemm, gemm},
+    {matmul, "int8x6", &conv_tiles_int8x6, fair},
+#else
+    {matmul, "int8x6", &conv_tiles_int8x6, gemm},
+#endif
+    {matmul, "bf16x6", &conv_tiles_bf16x6, fair},
+    {matmul, "bf16x3", &conv_tiles_bf16x3, fair},
 };
 
 #define MSCTX_TEXT_OF(x) #x

@@ -13,6 +13,10 @@ struct ConvCall {
   ConvProblem problem;
   int64_t output_padding[3];
   const std::string* module;  // its path, where a watched model has it; one string per path
+  // Of a matrix product: its batches (0: it has none) and rows, and whether its left factor lies transposed. rows is 0 for convolutions.
+  int64_t batches, rows;
+  int32_t left_transposed;
+  int32_t torch_keeps_bits;  // torch's own path of it: its bits depend on neither threads nor rows
   int32_t transposed;
   int32_t channels_last;
   int32_t device;  // its number among those of its kind; 0 on the CPU
@@ -32,7 +36,8 @@ std::string filled(const char* reason, const ConvCall&);
 std::string line_of(const ConvText&);
 
 static inline const char* name_of(Direction direction) {
-  return direction == Direction::fprop ? "fprop" : direction == Direction::dgrad ? "dgrad" : "wgrad";
+  constexpr const char* names[] = {"fprop", "dgrad", "wgrad", "matmul"};
+  return names[int(direction)];
 }
 
 }  // namespace msctx

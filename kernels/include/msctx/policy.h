@@ -22,13 +22,14 @@ enum class Fallback : int32_t { warn, error, silent };
 // What a policy holds beside algorithms. The flags are those of ConvPolicy (msctx/options/conv_policy.py), in its order.
 struct PolicyOptions {
   int64_t workspace_limit;  // bytes; negative: none
-  double max_error;         // that a row may have for `normal` and `performance`; 0: see largest_error
+  double max_error, matmul_max_error;  // that a row may have for `normal` and `performance`; 0: see largest_error
   Fallback fallback;
   int32_t tuning;  // the table of tuning results that `performance` looks into
   int32_t deterministic;
   int32_t thread_invariant;
   int32_t batch_invariant;  // thread_invariant is then set, too
-  int32_t allow_tf32;
+  int32_t torch_keeps_products;  // the bits of torch's own matrix products depend on neither
+  int32_t allow_tf32, matmul_allow_tf32;
   int32_t allow_fp32_emulation;
   int32_t frozen_weights;  // a weight is looked at once while this policy is in force
 };
@@ -36,7 +37,7 @@ struct PolicyOptions {
 // From Python. A null name is one that nobody asked for.
 struct PolicyText {
   PolicyOptions options;
-  const char* asked[3];
+  const char* asked[directions];
   int32_t rules;
   const RuleText* rule;
 };
@@ -92,16 +93,19 @@ class Policy : public PolicyOptions {
  private:
   struct Rule {
     std::shared_ptr<Conditions> conditions;
-    std::string asked[3];
+    std::string asked[directions];
+    bool is_for(Direction) const;
   };
-  std::vector<bool> holding(const ConvText&) const;
-  void note(const std::vector<bool>& held, int64_t books) const;
+  std::vector<bool> holding(const ConvText&, Direction) const;
+  void note(const std::vector<bool>& held, Direction, int64_t books) const;
   std::string asked_for(Direction, const std::vector<bool>& held) const;
-  bool allows_math(const ConvRow&) const;
+  bool allows_math(const ConvRow&, const std::string& asked = "") const;
+  bool allows_torch(const ConvCall& call) const { return !thread_invariant || call.torch_keeps_bits; }
+  double most_error(Direction d) const { return d == Direction::matmul ? matmul_max_error : max_error; }
   const ConvRow* named(const ConvCall&, Direction, Choice&) const;
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
   bool is_exact(const ConvRow&, const ConvCall&) const;
-  std::string too_inexact() const;
+  std::string too_inexact(Direction) const;
   const char* invariance() const { return batch_invariant ? "batch_invariant" : "thread_invariant"; }
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
   std::unique_ptr<Decision> make(const ConvCall&, Direction, int threads, const std::string& why_not_measured) const;
@@ -112,7 +116,7 @@ class Policy : public PolicyOptions {
   Decided known(const std::string& key);
   Decided keep(const std::string& key, Decided, bool instead = false);
 
-  std::string asked_[3];
+  std::string asked_[directions];
   std::vector<Rule> rules_;
   const ConvTable& table_;
   const ConvAlgorithm* safe_;  // what conv_run falls back to
@@ -126,6 +130,9 @@ inline std::string label_of(const ConvRow& row) { return label_of(row.name, row.
 // The policy in force, or nullptr. `in_force` is the one load that a convolution costs when there is none.
 extern std::atomic<bool> has_policy[places];
 inline bool in_force(Place place) { return has_policy[int(place)].load(std::memory_order_relaxed); }
+// The same of the policy's asking for matrix products.
+extern std::atomic<bool> has_products[places];
+inline bool asks_for_products(Place place) { return has_products[int(place)].load(std::memory_order_relaxed); }
 // As a call takes it; `books` is how many were opened by then: see count.
 struct Taken {
   std::shared_ptr<Policy> policy;

@@ -18,7 +18,7 @@ struct CondText {
 struct RuleText {
   int32_t conditions;
   const CondText* condition;
-  const char* asked[3];
+  const char* asked[directions];
 };
 
 // Where a rule holds. The same conditions are one object: policies note in it what books ask of it.

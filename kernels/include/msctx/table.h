@@ -6,7 +6,10 @@
 namespace msctx {
 
 // What the user chooses an algorithm for. For a transposed convolution fprop is backward_data of the problem, dgrad is forward.
-enum class Direction : int32_t { fprop, dgrad, wgrad };
+// A matrix product is a convolution with a window of 1x1: the rows of the left factor are its positions, the right factor is its
+// weight [columns][depth]; a transposed one if the right factor lies as [depth][columns].
+enum class Direction : int32_t { fprop, dgrad, wgrad, matmul };
+constexpr int directions = 4;
 
 // What `normal` may expect of a row, from the problem alone: never from threads, memory or load.
 enum class Merit : int32_t {
@@ -43,7 +46,7 @@ struct ConvTable {
 
 static inline Op op_of(Direction direction, bool transposed) {
   if (direction == Direction::wgrad) return Op::backward_weight;
-  return (direction == Direction::fprop) != transposed ? Op::forward : Op::backward_data;
+  return (direction != Direction::dgrad) != transposed ? Op::forward : Op::backward_data;
 }
 
 namespace generic { const ConvTable& table(); }

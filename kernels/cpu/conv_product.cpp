@@ -1,0 +1,70 @@
+// strict: matrix products in FMAs of the values themselves (see Direction::matmul in table.h). The bits of a row depend neither on the
+// other rows nor on the number of threads.
+
+#include "msctx/matrix_product.h"
+
+namespace msctx::MSCTX_ISA {
+namespace {
+
+template <class T>
+void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
+  using Sum = typename SumOf<T>::type;
+  const bool forward = op == Op::forward;
+  const auto* const left = static_cast<const T*>(forward ? t.x : t.y);
+  const auto* const right = static_cast<const T*>(t.w);
+  auto* const result = static_cast<T*>(forward ? t.y : t.x);
+  const int64_t depth = forward ? p.c : p.k, columns = forward ? p.k : p.c, positions = volume(p.in);
+  const int64_t images = t.channels_last ? 1 : p.n, rows = t.channels_last ? p.n * positions : positions;
+  const int64_t row_step = t.channels_last ? depth : 1, depth_step = t.channels_last ? 1 : positions;
+  const int64_t result_row = t.channels_last ? columns : 1, result_column = t.channels_last ? 1 : positions;
+  const int64_t tasks = blocks<Sum>(rows, columns);
+  parallel_for(parallel, images * tasks, [&](int64_t task, int) {
+    const T* const from = left + task / tasks * rows * depth;
+    T* const to = result + task / tasks * rows * columns;
+    for_block<Sum>(task % tasks, rows, columns, [&](int64_t i0, int64_t count, int64_t j0, int64_t across) {
+      block_product<Sum>(
+          count, across, depth, Strided<Sum, T>{from + i0 * row_step, row_step, depth_step},
+          [&](int64_t k, int64_t a, int64_t b, Sum* out) {
+            const T* const w = forward ? right + (j0 + a) * depth + k : right + k * columns + j0 + a;
+            const int64_t step = forward ? depth : 1;
+            for (int64_t j = 0; j < b - a; j++) out[j] = widen(w[j * step]);
+          },
+          [&](int64_t i, const Sum* sums, int64_t n) {
+            T* const row = to + (i0 + i) * result_row + j0 * result_column;
+            for (int64_t j = 0; j < n; j++) row[j * result_column] = from_double<T>(t.bias ? Sum(sums[j] + t.bias[j0 + j]) : sums[j]);
+          });
+    });
+  });
+}
+
+void reasons(const ConvProblem& p, Op op, Reasons& why) {
+  const bool is_product = has_unit(p.window) && has_unit(p.stride) && p.groups == 1 && volume(p.in) == volume(p.out);
+  why.add_if(!is_product || op == Op::backward_weight, "it computes matrix products only");
+}
+
+size_t workspace(const ConvProblem&, Op, int) { return 0; }
+
+double error(const ConvProblem& p, Op op) { return sum_error(p.dtype, op == Op::forward ? p.c : p.k); }
+
+bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
+  with_type(p.dtype, [&](auto zero) { run_typed<decltype(zero)>(p, op, t, parallel); });
+  return true;
+}
+
+}  // namespace
+
+extern const ConvAlgorithm conv_product;
+const ConvAlgorithm conv_product = {
+    .name = "product",
+    .math = "strict",
+    .fixed_order = true,
+    .same_on_every_isa = true,
+    .reasons = reasons,
+    .workspace = workspace,
+    .error = error,
+    .run = run,
+    .reads_channels_last = true,
+    .adds_bias = true,
+};
+
+}  // namespace msctx::MSCTX_ISA

@@ -1,0 +1,304 @@
+// Matrix products under a policy: a product is a convolution with a window of 1x1, see Direction::matmul.
+#include "glue/product.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_addmm_activation_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/addmv_ops.h>
+#include <ATen/ops/baddbmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mv_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <string_view>
+#include <utility>
+
+#include "glue/hook.h"
+#include "glue/tensors.h"
+#include "msctx/measure.h"
+
+namespace msctx::glue {
+namespace {
+
+constexpr Direction matmul = Direction::matmul;
+// Rows are cut into images of this width: what algorithms on the matrix unit take together.
+constexpr int64_t width = 32;
+
+enum class Kind { matrices, batches, vector };
+enum class Activation { none, relu, gelu };
+
+// beta * added + alpha * left @ right, as an operator is given it.
+struct Terms {
+  const at::Tensor &left, &right;
+  const at::Tensor* added = nullptr;
+  at::Scalar beta = 0, alpha = 1;
+  Activation activation = Activation::none;
+
+  bool adds() const { return added && beta.toDouble() != 0.0; }
+  bool scales() const { return alpha.toDouble() != 1.0; }
+};
+
+template <class... Out>
+Terms terms_of(const at::Tensor& left, const at::Tensor& right, Out&...) {
+  return {left, right};
+}
+template <class... Out>
+Terms terms_of(
+    const at::Tensor& added, const at::Tensor& left, const at::Tensor& right, const at::Scalar& beta, const at::Scalar& alpha, Out&...) {
+  return {left, right, &added, beta, alpha};
+}
+template <class... Out>
+Terms terms_of(
+    const at::Tensor& added, const at::Tensor& left, const at::Tensor& right, const at::Scalar& beta, const at::Scalar& alpha, bool gelu,
+    Out&...) {
+  return {left, right, &added, beta, alpha, gelu ? Activation::gelu : Activation::relu};
+}
+
+// torch's own path of it, without a tensor that is given for the result.
+at::Tensor by_torch(Kind kind, const Terms& t) {
+  const InsideTorch inside;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (t.activation != Activation::none)
+    return at::_ops::_addmm_activation::call(*t.added, t.left, t.right, t.beta, t.alpha, t.activation == Activation::gelu);
+  switch (kind) {
+    case Kind::batches:
+      return t.added ? at::_ops::baddbmm::call(*t.added, t.left, t.right, t.beta, t.alpha) : at::_ops::bmm::call(t.left, t.right);
+    case Kind::vector:
+      return t.added ? at::_ops::addmv::call(*t.added, t.left, t.right, t.beta, t.alpha) : at::_ops::mv::call(t.left, t.right);
+    default: return t.added ? at::_ops::addmm::call(*t.added, t.left, t.right, t.beta, t.alpha) : at::_ops::mm::call(t.left, t.right);
+  }
+}
+
+// torch computes products of tiny matrices in loops of its own, by the size of each.
+bool is_tiny(int64_t rows, int64_t depth, int64_t columns) { return rows * depth * columns < 400; }
+
+// A product that is ours to compute, in plain numbers.
+class Product {
+ public:
+  // Whether torch's own products of matrices keep their bits is the policy's.
+  Product(Kind kind, const Terms& t, bool torch_keeps_bits) : kind_(kind), t_(t) {
+    const at::Tensor &a = t.left, &b = t.right;
+    const bool has_batches = kind == Kind::batches;
+    if (a.dim() != (has_batches ? 3 : 2) || b.dim() != (kind == Kind::vector ? 1 : a.dim())) return;
+    if (!is_ours(a) || !is_ours(b) || a.scalar_type() != b.scalar_type()) return;
+    batches_ = has_batches ? a.size(0) : 1;
+    rows_ = a.size(-2), depth_ = a.size(-1), columns_ = kind == Kind::vector ? 1 : b.size(-1);
+    if (b.size(has_batches ? 1 : 0) != depth_ || (has_batches && b.size(0) != batches_)) return;
+    constexpr int64_t most = int64_t(1) << 30;
+    if (batches_ * rows_ * depth_ * columns_ == 0 || rows_ > most || depth_ > most || columns_ > most) return;
+    if (t.adds() && (!is_ours(*t.added) || t.added->scalar_type() != a.scalar_type() || !at::is_expandable_to(t.added->sizes(), sizes()))) return;
+    if (t.alpha.isComplex() || t.beta.isComplex() || t.alpha.toDouble() == 0.0) return;
+
+    // Sixteen bits are rounded once: what is added, or scaled by, joins before that.
+    wide_ = a.element_size() == 2 && (t.adds() || t.scales());
+    right_transposed_ = kind == Kind::vector || (b.stride(-2) == 1 && b.stride(-1) != 1);
+    ConvCall& call = call_;
+    std::memset(&call, 0, sizeof call);
+    ConvProblem& p = call.problem;
+    p.dims = 2;
+    p.dtype = *dtype_of(a);
+    p.n = p.groups = 1;
+    p.c = right_transposed_ ? depth_ : columns_, p.k = right_transposed_ ? columns_ : depth_;
+    for (int i = 0; i < 3; i++) p.in[i] = p.out[i] = p.window[i] = p.stride[i] = p.dilation[i] = 1;
+    lay(p, divide_up(rows_, width), rows_ > width ? width : rows_);
+    call.batches = has_batches ? batches_ : 0;
+    call.rows = rows_;
+    call.left_transposed = a.stride(-2) == 1 && a.stride(-1) != 1;
+    call.transposed = !right_transposed_;
+    call.channels_last = 1;
+    call.torch_keeps_bits = torch_keeps_bits && kind != Kind::vector && p.dtype <= DType::f64 && !(has_batches && is_tiny(rows_, depth_, columns_));
+    call.module = has_batches ? nullptr : module_of(b, false);
+    const at::Context& torch = at::globalContext();
+    call.torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
+    is_valid_ = true;
+  }
+
+  bool is_valid() const { return is_valid_; }
+  const ConvCall& call() const { return call_; }
+  std::vector<int64_t> sizes() const {
+    if (kind_ == Kind::batches) return {batches_, rows_, columns_};
+    return kind_ == Kind::vector ? std::vector{rows_} : std::vector{rows_, columns_};
+  }
+
+  // The whole result by a row.
+  at::Tensor run(const Policy& policy, const ConvRow& row, Ran& ran) const {
+    const at::Tensor a = widened(t_.left), b = widened(kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right);
+    at::Tensor result;
+    if (kind_ != Kind::batches) {
+      result = one(policy, row, a, b, ran);
+    } else {
+      result = at::empty(sizes(), a.options());
+      for (int64_t i = 0; i < batches_; i++) result.select(0, i).copy_(one(policy, row, a.select(0, i), b.select(0, i), ran));
+    }
+    if (t_.scales()) result.mul_(t_.alpha);
+    result = result.view(sizes());
+    if (t_.adds() && !adds_bias(row)) result.add_(widened(*t_.added), t_.beta);
+    if (t_.activation == Activation::relu) result.relu_();
+    if (t_.activation == Activation::gelu) result = at::_ops::gelu::call(result, "none");
+    return wide_ ? result.to(t_.left.scalar_type()) : result;
+  }
+
+ private:
+  static bool is_ours(const at::Tensor& t) {
+    return t.defined() && t.layout() == at::kStrided && t.device().is_cpu() && t.has_storage() && dtype_of(t) && !t.is_neg();
+  }
+  static void lay(ConvProblem& p, int64_t height, int64_t across) {
+    p.in[1] = p.out[1] = height;
+    p.in[2] = p.out[2] = across;
+  }
+  at::Tensor widened(const at::Tensor& t) const { return wide_ ? t.to(at::kFloat) : t; }
+
+  // Whether what is added is a value for each column, which the row adds itself.
+  bool adds_bias(const ConvRow& row) const {
+    if (!t_.adds() || !row.algorithm->adds_bias || t_.beta.toDouble() != 1.0 || t_.scales() || kind_ != Kind::matrices) return false;
+    return t_.added->scalar_type() == at::kFloat && t_.added->dim() == 1 && t_.added->size(0) == columns_;
+  }
+
+  at::Tensor one(const Policy& policy, const ConvRow& row, const at::Tensor& a, const at::Tensor& b, Ran& ran) const {
+    ConvCall call = call_;
+    ConvProblem& p = call.problem;
+    if (wide_) p.dtype = DType::f32;
+    const bool padded = row.algorithm->prepare && rows_ % p.in[2] != 0;
+    if (!row.algorithm->prepare) lay(p, 1, rows_);
+    const int64_t height = p.in[1], across = p.in[2];
+    at::Tensor left = a;
+    if (padded) {
+      left = at::zeros({height * across, depth_}, a.options());
+      left.narrow(0, 0, rows_).copy_(a);
+    }
+    const int64_t down = left.stride(0), step = left.stride(1);
+    const at::Tensor image = left.as_strided({1, depth_, height, across}, {height * across * down, step, across * down, down});
+    const at::Tensor weight = (right_transposed_ ? b.t() : b).unsqueeze(2).unsqueeze(3);
+    const std::optional<at::Tensor> bias = adds_bias(row) ? std::optional(t_.added->contiguous()) : std::nullopt;
+    // In inference, where a right factor is a weight most often: activations would only push weights out.
+    const bool is_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
+    const auto kept = is_weight ? Weight::kept : Weight::fresh;
+    const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, bias, kept, ran);
+    const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
+    return padded ? all.narrow(0, 0, rows_).contiguous().clone() : all;
+  }
+
+  const Kind kind_;
+  const Terms& t_;
+  bool is_valid_ = false, wide_ = false, right_transposed_ = false;
+  int64_t batches_ = 0, rows_ = 0, depth_ = 0, columns_ = 0;
+  ConvCall call_;
+};
+
+// What a policy makes of a product; undefined: torch is to compute it.
+at::Tensor computed(Kind kind, const Terms& terms) {
+  Taken taken = msctx::policy(Place::cpu);
+  if (!taken.policy) return {};
+  Policy& policy = *taken.policy;
+  const Product product(kind, terms, policy.torch_keeps_products);
+  if (!product.is_valid()) return {};
+  const ConvCall& call = product.call();
+  Decided decision = policy.decide(call, matmul, at::get_num_threads(), taken.books);
+  if (decision == nullptr) return {};
+  complain(policy, *decision);
+  Ran ran;
+  const InsideTorch inside;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (decision->to_measure && !at::in_parallel_region()) {
+    const Run how{nullptr, [&](const ConvRow* row) {
+      Ran ignored;
+      return seconds_of([&] { row ? product.run(policy, *row, ignored) : by_torch(kind, terms); });
+    }};
+    decision = measured(policy, call, decision, matmul, at::get_num_threads(), how);
+  }
+  at::Tensor result;
+  if (decision->row) {
+    at::RecordFunction range(at::RecordScope::USER_SCOPE);
+    if (range.isActive()) range.before(std::string("msctx::") + decision->row->name + " matmul");
+    result = product.run(policy, *decision->row, ran);
+  }
+  msctx::count(decision->choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again, taken.books);
+  return result;
+}
+
+template <class First, class... Rest>
+at::Tensor& written(First&& first, Rest&&... rest) {
+  if constexpr (std::is_same_v<First, at::Tensor&>)
+    return first;
+  else
+    return written(std::forward<Rest>(rest)...);
+}
+
+// An operator at the CPU's key, in one of its forms: the kernel that was in force is called as the dispatcher would.
+template <class Op, class Signature = typename Op::schema>
+struct Hooked;
+template <class Op, class Return, class... Arguments>
+struct Hooked<Op, Return(Arguments...)> {
+  static inline c10::KernelFunction torchs;
+  static inline std::optional<c10::OperatorHandle> op;
+  static inline Before others;
+  static constexpr std::string_view name = Op::name;
+  static constexpr bool is_written = std::is_same_v<Return, at::Tensor&>;  // out= and in-place
+  static constexpr Kind kind = name.find("bmm") != name.npos   ? Kind::batches
+                               : name.find("mv") != name.npos  ? Kind::vector
+                                                               : Kind::matrices;
+
+  static Return pass_on(c10::DispatchKeySet keys, Arguments... arguments) {
+    const InsideTorch guard;
+    if (others.kernel) {
+      torch::jit::Stack stack;
+      (stack.emplace_back(arguments), ...);
+      if (others.call(*op, keys, &stack)) {
+        if constexpr (is_written)
+          return written<Arguments...>(std::forward<Arguments>(arguments)...);
+        else
+          return stack[0].toTensor();
+      }
+    }
+    return torchs.call<Return, Arguments...>(*op, keys, std::forward<Arguments>(arguments)...);
+  }
+
+  static Return run(c10::DispatchKeySet keys, Arguments... arguments) {
+    if (inside_torch > 0 || !asks_for_products(Place::cpu)) return pass_on(keys, std::forward<Arguments>(arguments)...);
+    const Terms terms = terms_of(arguments...);
+    if constexpr (is_written) {
+      at::Tensor& out = written<Arguments...>(std::forward<Arguments>(arguments)...);
+      const bool fits = out.device().is_cpu() && out.scalar_type() == terms.left.scalar_type() && out.layout() == at::kStrided;
+      const at::Tensor result = fits ? computed(kind, terms) : at::Tensor();
+      if (!result.defined()) return pass_on(keys, std::forward<Arguments>(arguments)...);
+      at::native::resize_output(out, result.sizes());
+      return out.copy_(result), out;
+    } else {
+      at::Tensor result = computed(kind, terms);
+      return result.defined() ? result : pass_on(keys, std::forward<Arguments>(arguments)...);
+    }
+  }
+
+  static void install(InForce& in_force) {
+    constexpr c10::DispatchKey key = c10::DispatchKey::CPU;
+    op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
+    if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
+    others = anothers(*op, key);
+    torchs = in_table(*op, key);
+    const std::string overload = Op::overload_name;
+    library("aten", key).impl((std::string(Op::name).substr(6) + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
+    in_force.watch(*op, key);
+  }
+};
+
+template <class... Ops>
+void install_all(InForce& in_force) {
+  (Hooked<Ops>::install(in_force), ...);
+}
+
+}  // namespace
+
+void install_products(InForce& in_force) {
+  install_all<
+      at::_ops::mm, at::_ops::mm_out, at::_ops::addmm, at::_ops::addmm_out, at::_ops::addmm_, at::_ops::bmm, at::_ops::bmm_out,
+      at::_ops::baddbmm, at::_ops::baddbmm_out, at::_ops::baddbmm_, at::_ops::mv, at::_ops::mv_out, at::_ops::addmv, at::_ops::addmv_out,
+      at::_ops::addmv_, at::_ops::_addmm_activation, at::_ops::_addmm_activation_out>(in_force);
+}
+
+}  // namespace msctx::glue

@@ -1,0 +1,96 @@
+"""Matrix products of a matrix unit through torch, where the unit is software: values, bounds, padding, kept weights."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from msctx.native import build
+
+pytestmark = pytest.mark.full
+PARTS = {
+    "amx_fp16_emulated": ("fp16x3", "int8x6", "bf16x6", "bf16x3", "tf32"),
+    "amx_emulated": ("int8x6", "bf16x6", "bf16x3", "tf32"),
+}
+PROGRAM = """
+import sys
+import torch
+from msctx.native import build
+build.library = build.emulated_library
+import msctx
+
+def data(kind, *shape):
+    values = torch.randn(*shape)
+    if kind == "wide": return values * 2.0 ** torch.randint(-20, 21, shape)
+    if kind == "rows": return values * 2.0 ** torch.randint(-20, 21, (shape[0], 1))
+    if kind == "columns": return values * 2.0 ** torch.randint(-20, 21, (1, shape[1]))
+    if kind == "outlier": values[:, 0] = 1e4
+    if kind == "denormal": return values * 1e-40
+    if kind == "diagonal": return torch.diag(torch.logspace(-6, 3, max(shape)))[: shape[0], : shape[1]].clone()
+    return values
+
+torch.manual_seed(0)
+for algo in sys.argv[1:]:
+    for kind in ("normal", "wide", "rows", "columns", "outlier", "diagonal"):
+        for m, k, n in ((1, 40, 30), (33, 70, 50), (64, 64, 64), (100, 257, 31), (197, 65, 130)):
+            a, b = data(kind, m, k), data(kind, k, n)
+            for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b)):
+                with msctx.context(matmul_algo=algo, fallback="error", thread_invariant=False) as ctx:
+                    found = torch.addmm(b[0], left, right)
+                (row,) = ctx.choices()
+                assert row.ran == algo and found.is_contiguous(), row
+                assert found.untyped_storage().nbytes() == found.numel() * 4
+                exact = left.double() @ right.double()
+                sizes = (a.double().abs() @ b.double().abs()).max().item()
+                rounding = 2e-7 * (exact.abs().max() + b[0].abs().max()).item()
+                error = (found.double() - exact - b[0].double()).abs().max().item() - rounding
+                assert error <= row.error * sizes, (algo, kind, (m, k, n), row.problem.layout, error / sizes, row.error)
+    a, b = data("normal", 40, 50), data("normal", 50, 60)
+    a[3, 4], b[5, 6] = torch.inf, torch.nan
+    with msctx.context(matmul_algo=algo):
+        found = a @ b
+    assert torch.equal(found.isfinite(), (a @ b).isfinite()), algo
+    left, right = torch.randint(-9, 10, (70, 80)).float(), torch.randint(-9, 10, (80, 90)).float()
+    with msctx.context(matmul_algo=algo):
+        small = left @ right
+    is_fixed_point = algo == "int8x6" or (algo == "tf32" and sys.argv[1] != "fp16x3")
+    assert is_fixed_point or torch.equal(small, left @ right), "scales are powers of two"
+    layer = torch.nn.Linear(64, 48)
+    with msctx.context(matmul_algo=algo, fallback="error") as ctx, torch.no_grad():
+        first = layer(torch.ones(40, 64))
+        assert torch.equal(first, layer(torch.ones(40, 64)))
+        layer.weight.data.mul_(2)
+        assert not torch.equal(first, layer(torch.ones(40, 64)))
+    (row,) = ctx.choices()
+    assert (row.calls, row.weights_kept, row.weights_prepared) == (3, 1, 2), row
+    with msctx.context(matmul_algo=algo, fallback="error") as ctx:
+        layer(torch.ones(40, 64, requires_grad=True)).square().sum().backward()
+    assert {r.problem.layout for r in ctx.choices()} == {"NT", "NN", "TN"}
+    assert not any(r.weights_kept or r.weights_prepared for r in ctx.choices())
+    def step(a, b): return (a @ b).relu()
+    with msctx.context(matmul_algo=algo, fallback="error"):
+        a, b = data("normal", 64, 64), data("normal", 64, 64)
+        assert torch.equal(torch.compile(step)(a, b), step(a, b))
+for algo, error in (("normal", 3e-5), ("tf32", 1)):
+    options = {"matmul_algo": "normal"} if algo == "normal" else {"matmul_allow_tf32": True}
+    with msctx.context(**options) as ctx:
+        torch.randn(512, 512) @ torch.randn(512, 512).t()
+    (row,) = ctx.choices()
+    assert row.math == ("fp32-grade" if algo == "normal" else "tf32"), row
+print("right")
+"""
+
+
+@pytest.mark.parametrize("isa", PARTS)
+def test_values_bounds_and_kept_weights(isa: str) -> None:
+    if why := build.obstacle():
+        pytest.skip(why)
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *PARTS[isa]],
+        env={**os.environ, "MSCTX_ISA": isa},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert process.stdout.splitlines()[-1:] == ["right"], process.stderr[-3000:]

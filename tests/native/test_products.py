@@ -1,0 +1,255 @@
+"""Matrix products under a policy: every operator in every form, values, bits, what ran, and what is left to torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from recorded import op_db
+from torch import Tensor
+from torch.nn import functional as fn
+
+import msctx
+from msctx.errors import MsctxWarning
+
+Call = Callable[..., Tensor]
+OPERATORS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "mv",
+    "addmv",
+    "matmul",
+    "nn.functional.linear",
+    "einsum",
+    "nn.functional.bilinear",
+)
+STRICT = {"float32": 2e-5, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}
+"""dtype → what is allowed of an error, in units of the sum of the products' magnitudes."""
+
+
+def matrices(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(a, b, generator=generator).to(dtype) for a, b in pairwise(sizes)]
+
+
+def in_place(added: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return added.clone().addmm_(a, b, beta=0.5, alpha=2)
+
+
+def into(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    out = a.new_empty(0) if out is None else out
+    assert torch.mm(a, b, out=out) is out
+    return out
+
+
+FORMS: dict[str, Call] = {
+    "mm": torch.mm,
+    "mm.out": into,
+    "mm.out in columns": lambda a, b: into(a, b, a.new_empty(b.size(1), a.size(0)).t()),
+    "addmm": lambda a, b: torch.addmm(b[0], a, b),
+    "addmm, scaled": lambda a, b: torch.addmm(a[:, :1], a, b, beta=0.5, alpha=2),
+    "addmm.out": lambda a, b: torch.addmm(b[0], a, b, out=a.new_empty(a.size(0), b.size(1))),
+    "addmm_": lambda a, b: in_place(a.new_ones(a.size(0), b.size(1)), a, b),
+    "addmm without what is added": lambda a, b: torch.addmm(a.new_full((1,), torch.nan), a, b, beta=0),
+    "_addmm_activation": lambda a, b: torch._addmm_activation(b[0], a, b),
+    "_addmm_activation, gelu": lambda a, b: torch._addmm_activation(b[0], a, b, use_gelu=True),
+    "bmm": lambda a, b: torch.bmm(a.expand(3, *a.shape), torch.stack([b, -b, 2 * b])),
+    "baddbmm": lambda a, b: torch.baddbmm(b[:1], a.expand(3, *a.shape), b.expand(3, *b.shape), beta=2, alpha=-1),
+    "baddbmm_": lambda a, b: a.new_ones(2, a.size(0), b.size(1)).baddbmm_(a.expand(2, *a.shape), b.expand(2, *b.shape)),
+    "mv": lambda a, b: torch.mv(a, b[:, 0]),
+    "addmv": lambda a, b: torch.addmv(a[:, 0], a, b[:, -1], beta=3),
+    "addmv_": lambda a, b: a[:, 0].clone().addmv_(a, b[:, -1]),
+    "linear": lambda a, b: fn.linear(a, b.t().contiguous(), b[0]),
+    "linear of images": lambda a, b: fn.linear(torch.stack([a, 2 * a]), b.t().contiguous()),
+    "both transposed": lambda a, b: torch.mm(a.t().contiguous().t(), b.t().contiguous().t()),
+    "every second row and column": lambda a, b: torch.mm(a[::2], b[:, ::2]),
+    "expanded": lambda a, b: torch.mm(a[:, :1].expand(*a.shape), b[:1].expand(*b.shape)),
+    "a lower triangle": lambda a, b: torch.einsum("ij,jk->ki", a, b),
+}
+
+
+def near(found: Tensor, call: Call, tensors: list[Tensor]) -> None:
+    right, size = call(*(t.double() for t in tensors)), call(*(t.double().abs() for t in tensors))
+    allowed = STRICT[str(found.dtype).removeprefix("torch.")]
+    assert found.shape == right.shape
+    assert ((found.double() - right).abs() <= allowed * size.abs().clamp_min(1)).all()
+
+
+@pytest.mark.parametrize("dtype", STRICT)
+def test_every_operator_in_every_form(dtype: str) -> None:
+    for name, call in FORMS.items():
+        tensors = matrices(37, 53, 29, dtype=getattr(torch, dtype))
+        with msctx.context(matmul_algo="strict", fallback="error") as ctx:
+            found = call(*tensors)
+        near(found, call, tensors)
+        plain = call(*tensors)
+        assert (found.dtype, found.stride()) == (plain.dtype, plain.stride()), name
+        assert {(row.direction, row.ran, row.problem.dtype) for row in ctx.choices()} == {("matmul", "strict", dtype)}, name
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 2), (97, 1, 130), (13, 129, 1), (200, 257, 33)], ids=str)
+def test_odd_sizes(sizes: tuple[int, int, int]) -> None:
+    for algo in ("strict", "reference"):
+        with msctx.context(matmul_algo=algo, fallback="error"):
+            near(torch.mm(*matrices(*sizes)), torch.mm, matrices(*sizes))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_torchs_own_samples(operator: str) -> None:
+    """Values and gradients; complex and integer products, empty ones, and mistakes are torch's affair."""
+    found = next(op for op in op_db() if op.name == operator)
+    for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64):
+        if dtype not in found.supported_dtypes("cpu"):
+            continue
+        for sample in found.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point):
+            plain = found(sample.input, *sample.args, **sample.kwargs)
+            with msctx.context(matmul_algo="strict", fallback="error"):
+                ours = found(sample.input, *sample.args, **sample.kwargs)
+                torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-4)
+                if ours.requires_grad:
+                    gradient = torch.autograd.grad(ours.sum(), sample.input, allow_unused=True)
+            if ours.requires_grad:
+                right = torch.autograd.grad(plain.sum(), sample.input, allow_unused=True)
+                torch.testing.assert_close(gradient, right, rtol=1e-5, atol=1e-4)
+
+
+def test_a_mistake_is_reported_by_torch() -> None:
+    (a,) = matrices(3, 4)
+    for wrong in (lambda: a @ a, lambda: torch.mm(a, a.t().double()), lambda: torch.addmm(a, a, a.t())):
+        with pytest.raises(RuntimeError) as plain:
+            wrong()
+        with msctx.context(matmul_algo="strict", fallback="error") as ctx, pytest.raises(RuntimeError) as ours:
+            wrong()
+        assert str(ours.value) == str(plain.value)
+        assert not ctx.choices()
+
+
+def test_inf_and_nan_are_where_they_are_in_torch() -> None:
+    a, b = matrices(20, 30, 40)
+    a[3, 4], a[5, 6], b[7, 8] = torch.inf, torch.nan, -torch.inf
+    plain = a @ b
+    with msctx.context(matmul_algo="strict"):
+        ours = a @ b
+    assert torch.equal(ours.isnan(), plain.isnan())
+    assert torch.equal(ours.isinf(), plain.isinf())
+
+
+# --- what ran ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_step_by_module() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.ReLU(), torch.nn.Linear(20, 5))
+    rules = {"0": "strict", "input=*x20 weight=20x5": "reference"}
+    with msctx.context(matmul_algo_rules=rules, fallback="error") as ctx:
+        ctx.watch(model)
+        model(matrices(8, 30)[0]).sum().backward()
+    found = {(str(row.problem), row.module): row.ran for row in ctx.choices()}
+    assert found == {
+        ("8x30 * 30x20, float32, NT", "0"): "strict",
+        ("8x20 * 20x5, float32, NT", "2"): "reference",
+    }
+
+
+def test_a_rule_that_matches_nothing_is_reported() -> None:
+    with (
+        pytest.warns(MsctxWarning, match="matmul_algo_rules: no product matched decoder"),
+        msctx.context(matmul_algo_rules={"decoder.*": "strict"}),
+    ):
+        torch.mm(*matrices(3, 4, 5))
+    with msctx.context(matmul_algo_rules={"decoder.*": "strict"}):  # none ran that it could have matched
+        fn.conv2d(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
+
+
+def test_normal_and_performance_have_reasons() -> None:
+    for algo in ("normal", "performance"):
+        with msctx.context(matmul_algo=algo) as ctx:
+            found = torch.mm(*matrices(40, 50, 60))
+        near(found, torch.mm, matrices(40, 50, 60))
+        (row,) = ctx.choices()
+        assert (row.asked, row.direction, bool(row.reasons)) == (algo, "matmul", True)
+        assert row.ran in ("torch", "strict", "fp16x3", "int8x6", "bf16x6")
+
+
+def test_what_computes_past_the_hook_is_counted_and_refused() -> None:
+    query = torch.randn(1, 2, 16, 8)
+    with msctx.context(matmul_algo="strict", fallback="silent") as ctx:
+        fn.scaled_dot_product_attention(query, query, query)
+    (row,) = ctx.choices()
+    assert (row.direction, row.ran) == ("matmul", "torch")
+    assert "_scaled_dot_product_flash_attention_for_cpu is an operator of its own" in row.reasons[0]
+    with msctx.context(matmul_algo="strict", fallback="error"), pytest.raises(RuntimeError, match="operator of its own"):
+        fn.scaled_dot_product_attention(query, query, query)
+    with msctx.context(conv_fprop_algo="gemm", fallback="error") as ctx:  # a policy for convolutions alone
+        fn.scaled_dot_product_attention(query, query, query)
+    assert not ctx.choices()
+
+
+def test_without_a_policy_for_products_nothing_is_counted() -> None:
+    with msctx.context(conv_fprop_algo="gemm") as ctx:
+        plain = torch.mm(*matrices(30, 40, 50))
+    assert not ctx.choices()
+    assert torch.equal(plain, torch.mm(*matrices(30, 40, 50)))
+
+
+def test_compiled_code_has_the_same_bits() -> None:
+    a, b = matrices(33, 65, 17)
+
+    def step(a: Tensor, b: Tensor) -> Tensor:
+        return torch.relu(torch.addmm(b[0], a, b)).sum(0)
+
+    with msctx.context(matmul_algo="strict", fallback="error") as ctx:
+        eager, compiled = step(a, b), torch.compile(step)(a, b)
+    torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-5)
+    (row,) = ctx.choices()
+    assert (row.ran, row.calls) == ("strict", 2)
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_bits_depend_on_neither_rows_nor_threads(dtype: torch.dtype) -> None:
+    """Of what no mode of MKL promises, too: products of a vector, 16 bits, tiny batches."""
+    a, b = matrices(130, 257, 31, dtype=dtype)
+    calls: list[Any] = [
+        lambda rows: torch.mm(rows, b),
+        lambda rows: torch.addmm(b[0], rows, b),
+        lambda rows: torch.mv(rows, b[:, 0]),
+        lambda rows: torch.bmm(rows[:, None, :4], b[:4, :3].expand(len(rows), 4, 3)),
+    ]
+    before = torch.get_num_threads()
+    try:
+        with msctx.context(batch_invariant=True, fallback="error"):
+            for call in calls:
+                whole = call(a)
+                for threads in (1, 2, 3):
+                    torch.set_num_threads(threads)
+                    assert all(torch.equal(call(a[:rows]), whole[:rows]) for rows in (1, 2, 7, 64, 129, 130))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_plan_and_compute_at_once() -> None:
+    a, b = matrices(40, 50, 60)
+    with msctx.context(matmul_algo="strict"):
+        right = a @ b
+    wrong: list[str] = []
+
+    def work() -> None:
+        for _ in range(40):
+            if not torch.equal(a @ b, right):
+                wrong.append("other bits")
+
+    with msctx.context(matmul_algo="strict"):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
