@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from functools import cache
 from glob import glob
 
 from msctx.effects import INVARIANT, NEED_CORE, Facts
+
+CUBLAS = "CUBLAS_EMULATE_SINGLE_PRECISION"
+"""Read by cuBLAS when it starts: cuBLAS documentation, "Floating point emulation"."""
 
 
 @cache
@@ -55,4 +59,6 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         from msctx.switches import torch_mkl
 
         mkl = torch_mkl.obstacle()
-    return Facts(devices=here(), cann=_cann(), native=native, cudnn=cudnn, mkl=mkl, matrix_unit=matrix_unit)
+    emulates = os.environ.get(CUBLAS, "0") not in ("", "0")
+    cublas = f"{CUBLAS}={os.environ[CUBLAS]}" if emulates else ""
+    return Facts(devices=here(), cann=_cann(), native=native, cudnn=cudnn, mkl=mkl, cublas=cublas, matrix_unit=matrix_unit)

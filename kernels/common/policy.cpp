@@ -436,7 +436,7 @@ Decided Policy::refuse(Direction direction, const ConvText& problem, const std::
   note(held, direction, books);
   auto choice = std::make_unique<Choice>();
   choice->asked = asked_for(direction, held);
-  if (choice->asked.empty()) return nullptr;
+  if (choice->asked.empty() || (direction == Direction::matmul && is_invariance(choice->asked))) return nullptr;  // it promises nothing for these
   choice->direction = name_of(direction);
   choice->problem = problem;
   choice->ran = choice->provider = choice->math = "torch";

@@ -44,10 +44,7 @@ struct Gemm {
     parallel_for(parallel, blocks<Sum>(depth, out), [&](int64_t task, int) {
       for_block<Sum>(task, depth, out, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
         block_product<Sum>(
-            rows, count, gk, Strided<Sum, T>{weights + i0, 1, depth},
-            [&](int64_t k, int64_t a, int64_t b, Sum* to) {
-              for (int64_t j = a; j < b; j++) to[j - a] = widen(gradient[k * out + j0 + j]);
-            },
+            rows, count, gk, Strided<Sum, T>{weights + i0, 1, depth}, Strided<Sum, T>{gradient + j0, 1, out},
             [&](int64_t i, const Sum* from, int64_t n_) { std::memcpy(columns + (i0 + i) * out + j0, from, sizeof(Sum) * n_); });
       });
     });
@@ -77,10 +74,7 @@ struct Gemm {
     parallel_for(parallel, blocks<Sum>(gk, depth), [&](int64_t task, int) {
       for_block<Sum>(task, gk, depth, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
         block_product<Sum>(
-            rows, count, out, Strided<Sum, T>{gradient + i0 * out, out, 1},
-            [&](int64_t k, int64_t a, int64_t b, Sum* to) {
-              for (int64_t j = a; j < b; j++) to[j - a] = columns[(j0 + j) * out + k];
-            },
+            rows, count, out, Strided<Sum, T>{gradient + i0 * out, out, 1}, Strided<Sum, Sum>{columns + j0 * out, out, 1},
             [&](int64_t i, const Sum* from, int64_t n_) {
               for (int64_t j = 0; j < n_; j++) sums[(i0 + i) * depth + j0 + j] += from[j];
             });

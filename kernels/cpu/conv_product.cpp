@@ -22,13 +22,9 @@ void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
     const T* const from = left + task / tasks * rows * depth;
     T* const to = result + task / tasks * rows * columns;
     for_block<Sum>(task % tasks, rows, columns, [&](int64_t i0, int64_t count, int64_t j0, int64_t across) {
+      const Strided<Sum, T> weights = forward ? Strided<Sum, T>{right + j0 * depth, depth, 1} : Strided<Sum, T>{right + j0, 1, columns};
       block_product<Sum>(
-          count, across, depth, Strided<Sum, T>{from + i0 * row_step, row_step, depth_step},
-          [&](int64_t k, int64_t a, int64_t b, Sum* out) {
-            const T* const w = forward ? right + (j0 + a) * depth + k : right + k * columns + j0 + a;
-            const int64_t step = forward ? depth : 1;
-            for (int64_t j = 0; j < b - a; j++) out[j] = widen(w[j * step]);
-          },
+          count, across, depth, Strided<Sum, T>{from + i0 * row_step, row_step, depth_step}, weights,
           [&](int64_t i, const Sum* sums, int64_t n) {
             T* const row = to + (i0 + i) * result_row + j0 * result_column;
             for (int64_t j = 0; j < n; j++) row[j * result_column] = from_double<T>(t.bias ? Sum(sums[j] + t.bias[j0 + j]) : sums[j]);

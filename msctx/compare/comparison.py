@@ -15,7 +15,7 @@ from msctx.compare import cases as subjects
 from msctx.compare import identity
 from msctx.compare.cases import Case, error_of
 from msctx.compare.config import Comparison, combined
-from msctx.compare.grid import ALGORITHMS, DIRECTIONS, PHASES, Point, name_of, relevant
+from msctx.compare.grid import ALGORITHMS, PHASES, Point, name_of, relevant
 from msctx.compare.measure import NOISY, Entrant, Failed, Interrupted, Ratio, interleaved, seconds_of
 from msctx.compare.model import load
 from msctx.compare.result import FAILED, NO_SAY, SKIPPED, UNABLE, Baseline, Cell, Outcome, Row, Status
@@ -25,6 +25,7 @@ from msctx.errors import MsctxError
 from msctx.memory.meter import Meter
 from msctx.notices import tell
 from msctx.options import make_layer
+from msctx.options.conv_rules import ASKED, PRODUCT, RULES
 from msctx.plan import DONE
 
 TORCH, AGAIN = "", "\0"
@@ -44,7 +45,7 @@ WORSE, MEANINGLESS = 4, 0.5
 hold a choice against."""
 CONFIRMED = 3
 """How many of a row's fastest choices are measured once more, until the fastest of all is one that was."""
-ASKING = (*ALGORITHMS, "conv_algo_rules")
+ASKING = (*ALGORITHMS, "matmul_algo", *RULES)
 """Options that ask for algorithms of convolution."""
 DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
@@ -269,7 +270,7 @@ class Runner:
         """Warn of rules that matched no convolution in any case."""
         for found in self._unmatched.values():
             for text in sorted(set.intersection(*found)):
-                tell("conv_algo_rules", text, text)
+                tell(text.partition(":")[0], text, text)
 
     def _check(self, case: Case, point: Point, truth: list[torch.Tensor], limit: float) -> tuple[Cell, identity.Identity]:
         """Two runs under a choice: one held against float64, which also tunes, and one whose memory is counted.
@@ -296,8 +297,9 @@ class Runner:
             return cell, identity.TORCH
         if choices or unmatched:
             self._unmatched.setdefault(repr(point.options), []).append({*unmatched})
-        of_layer = case.direction in DIRECTIONS
-        mine = [row for row in choices if not of_layer or row.direction == case.direction]
+        direction = PRODUCT if case.direction == "forward" else case.direction
+        of_layer = direction in ASKED
+        mine = [row for row in choices if not of_layer or row.direction == direction]
         cell.workspace = max((row.workspace for row in mine), default=0)
         cell.ran = _what_ran(mine, computed)
         bound = max((row.error for row in mine), default=0.0) if of_layer else 0.0
@@ -308,7 +310,7 @@ class Runner:
         names = {setting.option.name for setting in make_layer(point.options, "comparison").settings.values()}
         if of_layer and others:
             cell.reason, cell.status = "; ".join(others[0].reasons) or f"{others[0].ran} ran in its place", UNABLE
-        elif of_layer and names == {"conv_algo_rules"} and not any(row.asked for row in mine):
+        elif of_layer and names and names <= {*RULES} and not any(row.asked for row in mine):
             cell.reason, cell.status = "none of its rules applies to this layer", NO_SAY
         elif error > bound:
             cell.reason, cell.status = f"its error of {error:.1e} is outside the bound of {bound:.1e}", FAILED
@@ -368,8 +370,6 @@ def _because(what: str) -> Iterator[None]:
 
 def _has_no_say(point: Point, asked: Mapping[str, Any], case: Case) -> bool:
     """Whether a choice cannot change a case at all."""
-    if case.direction == "forward":
-        asked = {key: value for key, value in asked.items() if name_of(key) not in ASKING}
     return not asked and bool(point.options) and case.direction not in PHASES
 
 

@@ -374,7 +374,7 @@ class _Reading:
     def _default_axes(self, named: list[str], directions: tuple[str, ...]) -> dict[str, Any]:
         """All algorithms for layers, those that decide for themselves for whole models."""
         if self.subject == "matmul":
-            return {"precision": PRECISIONS}
+            return {"algorithm": grid.every_product() | PRECISIONS}
         every = grid.every_algorithm(directions)
         if named == ["workload"]:
             return {"algorithm": every}

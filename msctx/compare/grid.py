@@ -47,10 +47,13 @@ def _text(value: Any) -> str:
 
 
 def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
-    """Those that apply to one direction of a convolution: algorithms of the others do not."""
-    if direction not in DIRECTIONS:
+    """Those that apply to one direction of a convolution, or to a product: algorithms of the others do not."""
+    if direction == "forward":
+        others = {*ALGORITHMS, "conv_algo_rules"}
+    elif direction in DIRECTIONS:
+        others = {*ALGORITHMS, "matmul_algo", "matmul_algo_rules"} - {f"conv_{direction}_algo"}
+    else:
         return dict(options)
-    others = {f"conv_{d}_algo" for d in DIRECTIONS if d != direction}
     return {key: value for key, value in options.items() if name_of(key) not in others}
 
 
@@ -87,3 +90,9 @@ def every_algorithm(directions: Sequence[str] = DIRECTIONS) -> dict[str, dict[st
             found.setdefault(name, {})[f"conv_{direction}_algo"] = name
     found.pop("reference", None)
     return found
+
+
+def every_product() -> dict[str, dict[str, str]]:
+    """The same of matrix products."""
+    names = getattr(OPTIONS["matmul_algo"].kind, "choices", ())
+    return {name: {"matmul_algo": name} for name in names if name != "reference"}

@@ -5,8 +5,8 @@ from msctx.effects.base import AS_FOUND, EFFECTS, THEMES, Facts, Outcome, Want, 
 from msctx.effects.memory import POOL, SHOW_FREE
 from msctx.effects.precision_mode import PRECISION
 
-NEED_CORE = frozenset((*NATIVE, *PRECISION, *POOL))
-"""The options for which the native core is built and loaded."""
+NEED_CORE = frozenset((*NATIVE, *PRECISION, *POOL, "matmul_allow_tf32"))
+"""The options for which the native core may be built and loaded."""
 
 __all__ = [
     "AS_FOUND",

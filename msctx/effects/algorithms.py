@@ -236,7 +236,7 @@ def products(want: Want) -> Outcome:
     if missing := sorted(names & {*PARTS.split()}) if want.facts.matrix_unit else []:
         why = f"{', '.join(missing)}: {want.facts.matrix_unit}"
         return refused(why) if len(missing) == len(names) else approximated(carried_out(want), why)
-    return approximated(carried_out(want), PAST_THE_HOOK)
+    return honoured(carried_out(want), PAST_THE_HOOK)
 
 
 PAST_THE_HOOK = (
@@ -245,7 +245,12 @@ PAST_THE_HOOK = (
 )
 
 
+EMULATES = "{} makes cuBLAS compute float32 products from parts: unset it before the program starts"
+
+
 def _by_torchs_flags(want: Want) -> Outcome:
+    if want.value == "strict" and want.facts.cublas:
+        return refused(EMULATES.format(want.facts.cublas))
     if want.value == "strict":
         return honoured({"torch.cuda.matmul.allow_tf32": False})
     if want.value == "tf32":

@@ -40,6 +40,8 @@ class Facts:
     """Why cuDNN's algorithms cannot be named; ``""``: they can, as far as is known."""
     mkl: str = ""
     """Why MKL's matrix products cannot keep their bits; ``""``: they can, as far as is known."""
+    cublas: str = ""
+    """The environment variable that makes cuBLAS compute float32 products from parts, with its value; ``""``: it is not set."""
     matrix_unit: str = ""
     """Why the native core has no matrix unit on this processor; ``""``: it has one, as far as is known."""
     free_memory: int = 0

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from msctx.effects.algorithms import asked_of, carried_out, detail
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built
+from msctx.effects.algorithms import EMULATES, asked_of, carried_out, detail
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 
 RNNS = (
@@ -55,6 +55,8 @@ def conv_allow_tf32(want: Want) -> Outcome:
 
 @effect("allow_fp32_emulation")
 def allow_fp32_emulation(want: Want) -> Outcome:
+    if want.device == "cuda" and not want.value and want.facts.cublas:
+        return refused(EMULATES.format(want.facts.cublas))
     anywhere = replace(want, facts=replace(want.facts, matrix_unit=""))  # what is forbidden, no processor does
     outcome = detail(anywhere, ability="compute products from parts")
     if want.device == "cuda" and not want.value and outcome.status == "honoured":

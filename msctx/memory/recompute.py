@@ -23,7 +23,7 @@ from msctx.memory import watched
 from msctx.memory.block_state import Known, hook_of_user
 from msctx.memory.budget import Budget, counting_saved
 from msctx.memory.communication import is_one_of_several
-from msctx.memory.replay import LOOKS, NESTED, Call, Pass, is_alone
+from msctx.memory.replay import LOOKS, NESTED, OTHER_RESULTS, Call, Pass, is_alone
 from msctx.native.installed import Held
 from msctx.notices import tell
 
@@ -98,6 +98,10 @@ COMPILED = (
     "memory_optimize_level=O1: {} runs compiled, where none of its blocks are computed again; what a compiled graph keeps is the "
     "compiler's choice (torch._functorch.config.activation_memory_budget)"
 )
+ADVANCED = (
+    "memory_optimize_level=O1: block {!r} gave other results when it was computed again to try that, and is left as it is; what it "
+    "changes outside of tensors (an object of a library, a file) has changed twice"
+)
 HOOKS = "calls of its modules run hooks, which would run again: {}"
 PROFILED = (
     "a profiler runs (sys.setprofile), so that the code it calls cannot be seen: it is tried in the next pass without one"
@@ -106,14 +110,23 @@ WHOLE = "it is all that could be computed again, and cutting it into groups woul
 
 
 Case = tuple[Any, ...]
-"""Of a call of a block: whether there are other processes, whether each of its modules trains, the kinds of its arguments."""
+"""Of a call of a block: all that decides what it saves for its backward pass, but for values and shapes."""
 MOST_CASES = 64
+AUTOCAST = ("cpu", "cuda")
 
 
 def _case(block: nn.Module, args: Any, kwargs: Any) -> Case:
-    kinds = (leaf if isinstance(leaf, bool | str | None) else type(leaf) for leaf in tree_leaves((args, kwargs)))
-    modules = ((module.training, type(module)) for module in block.modules())
-    return (is_one_of_several(), *modules, len(args), *kwargs, *kinds)
+    def kind(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return type(leaf), leaf.dtype, leaf.requires_grad
+        return leaf if isinstance(leaf, bool | str | None) else type(leaf)
+
+    modules = (
+        (module.training, type(module), *map(kind, module._parameters.values()), *map(kind, module._buffers.values()))
+        for module in block.modules()
+    )
+    low = [torch.get_autocast_dtype(device) for device in AUTOCAST if torch.is_autocast_enabled(device)]
+    return (is_one_of_several(), *low, *modules, len(args), *kwargs, *map(kind, tree_leaves((args, kwargs))))
 
 
 def _in_the_way(block: nn.Module, *inputs: Any) -> str:
@@ -157,6 +170,8 @@ class _Block:
             made, known = Pass.looked_at(self.path, call, block, (args, kwargs), known.looks + 1, learn)
             learn(known)
             self.budget.leave(self.path, known.obstacle)
+            if known.obstacle == OTHER_RESULTS:
+                tell("memory_optimize_level", self.path, ADVANCED.format(self.path))
             return made
         self.budget.leave(self.path, known.obstacle)
         if known.obstacle:

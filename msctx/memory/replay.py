@@ -22,6 +22,7 @@ from msctx.memory.fingerprints import Fingerprint, fingerprint
 from msctx.memory.look import Hooks, Lasting, Look
 from msctx.native import memory
 
+OTHER_RESULTS = "computing it again gives other results"
 LOOKS = 2
 """How often a block is looked at that cannot be computed again: its first call may make what all others find."""
 RECEIVED = "an object that it receives is changed before its backward pass: {}"
@@ -254,7 +255,7 @@ class Pass:
                 with _alone(), memory.filled(FILLED[1]), once._numbers.again(), state.again(), saves.trying():
                     args, kwargs = tree_unflatten(leaves, once._spec)
                     again = call(block, *args, **kwargs)
-                obstacle = "" if _are_same(made, again) else "computing it again gives other results"
+                obstacle = "" if _are_same(made, again) else OTHER_RESULTS
             except Exception as error:
                 obstacle = f"computing it again fails: {type(error).__name__}: {error}"
         if obstacle:

@@ -77,7 +77,8 @@ FEW_CHANNELS = (("dims", "2"), ("input", "*x[1-4]x*x*"))
 
 def rules_of(text: str) -> tuple[ConvRule, ...]:
     """The rules that a canonical text holds, first to last: the first that matches decides."""
-    return tuple(_rule(*part.split(": ", 1), _ALL) for part in text.split("; "))
+    pairs = (part.split(": ", 1) for part in text.split("; "))
+    return tuple(_rule(where, algorithms, _ALL) for where, algorithms in pairs)
 
 
 def asked_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[str, str], str]:

@@ -192,17 +192,17 @@ def sweep(
     grid = points(values)
     found: dict[str, Any] = {"sweep": {key: list(each) for key, each in values.items()}, "partial": False, "points": []}
     with terminable(), Children() as children:
-        for number, point in enumerate(grid, 1):
-            folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
-            try:
+        try:
+            for number, point in enumerate(grid, 1):
+                folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
                 result = run_point(children, file, [*words, *words_of(point)], folder)
-            except (KeyboardInterrupt, Terminated):
-                deafen()
-                found["partial"] = True
+                found["points"].append({"point": point, "result": result})
                 record.json("sweep.json", found)
-                raise Interrupted(record.folder) from None
-            found["points"].append({"point": point, "result": result})
+                record.text("sweep.csv", as_csv(found["points"]))
+                done(number, point, result)
+        except (KeyboardInterrupt, Terminated):
+            deafen()
+            found["partial"] = True
             record.json("sweep.json", found)
-            record.text("sweep.csv", as_csv(found["points"]))
-            done(number, point, result)
+            raise Interrupted(record.folder) from None
     return found | {"dir": str(record.folder)}

@@ -19,6 +19,7 @@ FACTORS = ((0, 1), (2, 1), (0, 2))
 """Which two it reads."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 DIRECTIONS = ("fprop", "dgrad", "wgrad", "matmul")
+PRODUCT = 3
 EMULATED = "_emulated"
 _FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "cpu"
 _TABLES = "".join((_FOLDER / name).read_text("utf-8") for name in ("amx/table.cpp", "table.cpp"))
@@ -29,10 +30,11 @@ def _named(direction: str, name: str, algorithm: str) -> str:
     return "-".join([direction, name, *([algorithm] if algorithm != name else [])])
 
 
-ROWS = tuple(
-    dict.fromkeys(_named(*found) for found in re.findall(r'{(fprop|dgrad|wgrad|matmul), "(\w+)", &conv_(\w+)', _TABLES))
-)
-"""From the source, since a test's parameters are wanted before there is a library; test_dispatch.py compares it with that."""
+_FOUND = dict.fromkeys(re.findall(r'{(fprop|dgrad|wgrad|matmul), "(\w+)", &conv_(\w+)', _TABLES))
+_OF_CONVOLUTIONS = {algorithm for direction, _, algorithm in _FOUND if direction != "matmul"}
+ROWS = tuple(_named(*row) for row in _FOUND if row[0] != "matmul" or row[2] not in _OF_CONVOLUTIONS)
+"""Each algorithm once for each direction; of products those that no convolution has. From the source, since a test's parameters are
+wanted before there is a library; test_dispatch.py compares it with that."""
 
 
 class _Problem(Structure):
@@ -123,7 +125,7 @@ class Kernels:
         """Those whose matrix unit is software."""
         self._index = {isa: {str(row): i for i, row in enumerate(self.table(isa))} for isa in found}
         wanted = [isa for isa in found if isa.removesuffix(EMULATED) == isa or isa.removesuffix(EMULATED) not in found]
-        rows = {str(row): row for isa in wanted for row in self.table(isa)}
+        rows = {str(row): row for isa in wanted for row in self.table(isa) if str(row) in ROWS}
         of = {name: tuple(isa for isa in wanted if name in self._index[isa]) for name in rows}
         # what a matrix unit has from avx512 is tested there
         tiles = [isa for isa in wanted if isa.startswith("amx")]

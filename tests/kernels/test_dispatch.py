@@ -28,7 +28,7 @@ def test_table_is_that_of_the_source(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("direction", range(4), ids=DIRECTIONS)
 def test_what_every_direction_has(kernels: Kernels, direction: int) -> None:
-    names = {row.name for row in kernels.rows if row.direction == direction}
+    names = {row.name for row in kernels.table("generic") if row.direction == direction}
     transforms = {"fft", "fft_tiling"}
     assert {"reference"} | ({"strict"}, transforms | {"algo_1"}, transforms | {"gemm"})[
         (direction < 3) + (direction == 0)
@@ -74,7 +74,8 @@ def test_the_plan_knows_what_the_rows_can(kernels: Kernels) -> None:
         "round to TF32": lambda row: row.math == "tf32",
     }
     for ability, known in ABILITIES.items():
-        found = {(DIRECTIONS[row.direction], row.name, "tiles" in row.algorithm) for row in kernels.rows if able[ability](row)}
+        rows = {str(row): row for isa in (*kernels.isas, *kernels.emulated) for row in kernels.table(isa)}.values()
+        found = {(DIRECTIONS[row.direction], row.name, "tiles" in row.algorithm) for row in rows if able[ability](row)}
         everywhere = {(d, name) for d, name, on_tiles in found if not on_tiles}
         assert known == (everywhere, {(d, name) for d, name, _ in found} - everywhere), ability
 
@@ -118,7 +119,7 @@ def test_all_reasons_are_reported(kernels: Kernels) -> None:
     bad = case(1, 4, 4, (9, 9), 2, 2, 1, 3, dtype="float64")
     for row in kernels.rows:
         found = [len(kernels.reasons(row, c)) for c in (bad, replace(bad, dtype="float32"), CASES[0])]
-        counts = {"gemm": [0, 0, 0], "reference": [0, 0, 0], "depthwise": [2, 1, 1]}
+        counts = {"gemm": [0, 0, 0], "reference": [0, 0, 0], "depthwise": [2, 1, 1], "product": [1, 1, 1]}
         assert found == counts.get(row.algorithm, [4, 3, 0] if "winograd" in row.algorithm else [1, 0, 0]), row
 
 
@@ -127,7 +128,7 @@ def test_indices_of_32_bits(kernels: Kernels) -> None:
     fits, large = (case(1, 1, 1, (2**15, side), 3, padding=1) for side in (2**16 - 1, 2**16))
     for row in kernels.rows:
         has_indices = row.algorithm in ("implicit_precomp_gemm", "algo_3") or row.algorithm.startswith(
-            ("tiles_gemm", "tiles_wgrad")
+            ("tiles_gemm", "tiles_wgrad", "tiles_int", "tiles_bf")
         )
         assert bool(kernels.reasons(row, large)) == (has_indices or not takes(row, large)), row
         assert bool(kernels.reasons(row, fits)) == (not takes(row, fits)), row

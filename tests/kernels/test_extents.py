@@ -10,7 +10,7 @@ from checks import Tensors, distance, largest, stored, takes, truth_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import BACKWARD_WEIGHT, DTYPES, OPS, ROWS, TARGETS, Kernels, Row, garbage, widen
+from kernels import BACKWARD_WEIGHT, DTYPES, OPS, PRODUCT, ROWS, TARGETS, Kernels, Row, garbage, widen
 
 EMPTY = (
     case(0, 4, 4, 8, 3, padding=1),
@@ -88,6 +88,8 @@ def test_any_geometry(kernels: Kernels, examples: int) -> None:
             right = truth_of(kernels, op, each, values)
             size = max(largest(right), usual(kernels, op, each, values))
             for row in (r for r in kernels.rows if r.op == op and not kernels.reasons(r, each)):
+                if row.direction == PRODUCT and row.algorithm.startswith("tiles"):
+                    continue  # in software, and in parts alone another than fprop's
                 assert takes(row, each), row
                 runs = zip(row.isas, (1, threads, threads), strict=False)
                 results = {isa: kernels.run(row, each, values, isa, t) for isa, t in runs}

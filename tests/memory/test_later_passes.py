@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -326,3 +327,72 @@ def test_a_block_whose_caller_changes_what_it_received_is_left_alone() -> None:
     under, decided = trained_on_graphs(memory_optimize_level="O1")
     assert all(torch.equal(a, b) for a, b in zip(plain, under, strict=True))
     assert {row["reason"] for row in decided} == {"an object that it receives is changed before its backward pass: args[0].x"}
+
+
+class Cells(nn.Module):
+    """Of what an LSTM keeps, torch leaves some parts unset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.norm = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.3), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        many, _ = self.cells(x.unsqueeze(1).expand(-1, 3, -1))
+        made: torch.Tensor = x + self.norm(many[:, -1])
+        return made
+
+
+class Noise(nn.Module):
+    """RReLU's, too, of what is not negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.noise = nn.Linear(WIDTH, WIDTH), nn.RReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = x + self.noise(self.f(x))
+        return made
+
+
+def unfreezes(model: nn.Module, step: int) -> None:
+    model[0].requires_grad_(step > 0)
+
+
+def alternates(model: nn.Module, step: int) -> None:
+    model.to(torch.float64 if step % 2 else torch.float32)
+
+
+@pytest.mark.parametrize(("block", "change"), [(Cells, unfreezes), (Noise, alternates)])
+def test_a_block_that_saves_otherwise_later_is_looked_at_again(block: Any, change: Any) -> None:
+    def trained_steps(**options: str) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(block() for _ in range(4)))
+        with msctx.context(**options) as ctx:
+            ctx.watch(model)
+            for step in range(6):
+                change(model, step)
+                model.zero_grad()
+                x = torch.randn(8, WIDTH, dtype=next(model.parameters()).dtype)
+                model(x).square().mean().backward()
+        return [p.grad for p in model.parameters()]
+
+    found, right = trained_steps(memory_optimize_level="O1"), trained_steps()
+    assert all(map(torch.equal, found, right))
+
+
+def test_what_a_try_may_have_changed_is_reported_once() -> None:
+    class Draws(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = super().forward(x) * self.engine.draw(1)
+            return made
+
+    model = nn.Sequential(Draws(), Draws())
+    for block in model:
+        block.engine = torch.quasirandom.SobolEngine(WIDTH, scramble=True, seed=1)
+    with warnings.catch_warnings(record=True) as found, msctx.context(memory_optimize_level="O1") as ctx:
+        warnings.simplefilter("always")
+        ctx.watch(model)
+        for _ in range(4):
+            model(torch.randn(3, WIDTH)).square().mean().backward()
+    (text,) = [str(one.message) for one in found if "block '0'" in str(one.message)]
+    assert "gave other results when it was computed again" in text

@@ -122,6 +122,16 @@ def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any
     assert "holds the finished runs, marked as partial" in err
 
 
+def test_a_signal_between_two_runs_leaves_a_record_that_is_partial(experiment: str, tmp_path: Path) -> None:
+    def done(number: int, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(sweep.Interrupted):
+        sweep.sweep(experiment, "x", [], {"args.scale": [1, 2]}, str(tmp_path / "out"), "", done)
+    found = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert (found["partial"], len(found["points"])) == (True, 1)
+
+
 WAITS = """
 import os, pathlib, subprocess, time
 def train(number: int = 0):

@@ -34,9 +34,7 @@ static inline void weight_gradient_by_pieces(const ConvProblem& p, const ConvTen
             lowered(g, n, i0 + i, first + k0, first + k1, row);
             for (int64_t k = 0; k < k1 - k0; k++) to[k * step] = row[k];
           },
-          [&](int64_t k, int64_t a, int64_t b, float* to) {
-            for (int64_t j = a; j < b; j++) to[j - a] = gradient[(j0 + j) * out + k];
-          },
+          Strided<float, float>{gradient + j0 * out, out, 1},
           [&](int64_t i, const float* from, int64_t n_) {
             for (int64_t j = 0; j < n_; j++) atomic_add(w + (g * gk + j0 + j) * rows + i0 + i, from[j]);
           });
