@@ -157,7 +157,12 @@ def is_partial(option: Option, device: str) -> bool:
 
 
 BESIDE = (
-    {"deterministic": "ON", "conv_fprop_algo": "performance", "precision_mode": "allow_mix_precision"},
+    {
+        "deterministic": "ON",
+        "conv_fprop_algo": "performance",
+        "matmul_algo": "performance",
+        "precision_mode": "allow_mix_precision",
+    },
     {"conv_fprop_algo": "gemm"},
 )
 """What our own options are a part of: each acts beside one of these."""

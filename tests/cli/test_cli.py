@@ -333,6 +333,7 @@ def test_options_of_a_group(msctx):
         "conv_fprop_algo",
         "conv_dgrad_algo",
         "conv_wgrad_algo",
+        "matmul_algo",
         "conv_allow_tf32",
         "matmul_allow_tf32",
     ]

@@ -17,7 +17,7 @@ FAILING: list[Any] = [
     pytest.param({"mode": 0}, r"mode=.*not_built", id="not_built"),
     pytest.param({"enable_dump": True}, r"enable_dump=True.*inert", id="inert"),
     pytest.param({"memory_offload": "ON"}, r"memory_offload.*refused", id="refused", marks=without_cuda),
-    pytest.param({"matmul_allow_tf32": True}, r"matmul_allow_tf32.*not_built", id="flat", marks=without_cuda),
+    pytest.param({"matmul_allow_hf32": True}, r"matmul_allow_hf32.*not_built", id="flat", marks=without_cuda),
 ]  # fmt: skip
 
 

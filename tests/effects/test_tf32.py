@@ -88,7 +88,8 @@ def test_products_on_cuda_go_by_torchs_own_flag() -> None:
 def test_each_devices_group_means_it_alone() -> None:
     options = {"conv_allow_tf32": True, "gpu_config": {"conv_allow_tf32": False}, "cpu_config": {"matmul_allow_tf32": True}}
     found = planned(options, on=("cpu", "cuda"))
-    assert found.assignments == {"torch.cudnn.allow_tf32": False} | PRODUCTS
+    policy = ConvPolicy(matmul_algo="normal", matmul_allow_tf32=True, conv_allow_tf32=True)
+    assert found.assignments == {"torch.cudnn.allow_tf32": False, "native.convolution.cpu": policy} | INDUCTOR
     assert {(r.spelling, r.device, r.value) for r in found.rows} == {
         ("conv_allow_tf32", "cpu", True),
         ("conv_allow_tf32", "cuda", True),  # overridden

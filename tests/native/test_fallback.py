@@ -34,7 +34,7 @@ def test_the_first_problem_is_reported_in_a_line_and_the_others_are_counted(recw
     )
     assert first.startswith(start)
     assert "\n" not in first
-    assert rest == "conv_fprop_algo=winograd could not compute 2 more convolutions; choices() lists them, with reasons"
+    assert rest == "conv_fprop_algo=winograd could not compute 2 more calls; choices() lists them, with reasons"
     assert sorted((row.ran, row.calls) for row in ctx.choices()) == [("torch", 1), ("torch", 1), ("torch", 3), ("winograd", 1)]
 
 

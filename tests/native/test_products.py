@@ -176,6 +176,18 @@ def test_normal_and_performance_have_reasons() -> None:
         assert row.ran in ("torch", "strict", "fp16x3", "int8x6", "bf16x6")
 
 
+def test_a_bound_that_nothing_of_ours_keeps_leaves_torchs_own_path() -> None:
+    with msctx.context(matmul_algo="normal", matmul_max_error=1e-9) as ctx:
+        torch.mm(*matrices(40, 50, 60))
+    (row,) = ctx.choices()
+    assert row.ran == "torch"
+    assert "strict: its error bound is above matmul_max_error=1e-09" in row.reasons
+    with msctx.context(matmul_algo="strict", matmul_max_error=1e-9) as ctx:
+        torch.mm(*matrices(40, 50, 60))
+    assert ctx.choices()[0].ran == "strict"
+    assert "runs whatever its bound" in ctx.plan.rows[1].reason
+
+
 def test_what_computes_past_the_hook_is_counted_and_refused() -> None:
     query = torch.randn(1, 2, 16, 8)
     with msctx.context(matmul_algo="strict", fallback="silent") as ctx:
