@@ -71,7 +71,7 @@ static inline void pack_rows(const T* from, int64_t step, int64_t rows, int64_t 
           for (int64_t c = 0; c < 8; c++) std::memcpy(out + (k + c) * pitch + i, &block[c], sizeof(float) * (last ? last : 8));
       }
       for (; k < deep; k++)
-        for (int64_t r = 0; r < lanes; r++) out[k * pitch + i + r] = r < there ? from[(i + r) * step + k] : 0.0f;
+        for (int64_t r = i; r < i + lanes; r++) out[k * pitch + r] = r < rows ? from[r * step + k] : 0.0f;
     }
   } else {
     for (int64_t k = 0; k < deep; k++)
