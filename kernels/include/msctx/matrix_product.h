@@ -63,7 +63,11 @@ static inline void pack_rows(const T* from, int64_t step, int64_t rows, int64_t 
       int64_t k = 0;
       for (; k + 8 <= deep; k += 8) {
         Eight block[8] = {};
-        for (int64_t r = 0; r < there; r++) block[r] = *reinterpret_cast<const Eight*>(from + (i + r) * step + k);
+        for (int64_t r = 0; r < there; r++) {
+          const float* const at = from + (i + r) * step + k;
+          if (k % 16 == 0) __builtin_prefetch(at + depth_block);  // the next block: rows are too many for the processor to foresee
+          block[r] = *reinterpret_cast<const Eight*>(at);
+        }
         transpose(block);
         if (lanes == 8)
           for (int64_t c = 0; c < 8; c++) *reinterpret_cast<Eight*>(out + (k + c) * pitch + i) = block[c];
