@@ -55,11 +55,19 @@ def differing(model, x):
 """
 
 
-pytestmark = pytest.mark.skipif(not (torch_mkl.is_here() and torch_mkl.is_intels()), reason="no MKL with a strict mode")
+has_strict_mode = torch_mkl.is_here() and torch_mkl.is_intels()
 
 
-def test_gradients_have_the_same_bits_for_any_number_of_threads(passes: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("", marks=pytest.mark.skipif(not has_strict_mode, reason="no MKL with a strict mode"), id="by MKL"),
+        pytest.param("images.flatten(1) @ images.flatten(1).t()", id="by our own kernel"),
+    ],
+)
+def test_gradients_have_the_same_bits_for_any_number_of_threads(passes: Callable[..., str], before: str) -> None:
     passes(f"""{STEPS}
+{before}
 msctx.set_context(thread_invariant=True)
 assert not differing(convolutional, images)
 assert differing(transformer, words) <= norms, "LayerNorm's parameters alone, as docs/convolutions.md has it"
@@ -67,6 +75,7 @@ assert differing(transformer, words) <= norms, "LayerNorm's parameters alone, as
 
 
 @pytest.mark.full
+@pytest.mark.skipif(not has_strict_mode, reason="another library may keep them")
 def test_without_it_they_do_not(passes: Callable[..., str]) -> None:
     passes(f"""{STEPS}
 assert differing(convolutional, images) | differing(transformer, words) - norms
