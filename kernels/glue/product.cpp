@@ -134,7 +134,10 @@ class Product {
       result = one(policy, row, a, b, ran);
     } else {
       result = at::empty(sizes(), a.options());
-      for (int64_t i = 0; i < batches_; i++) result.select(0, i).copy_(one(policy, row, a.select(0, i), b.select(0, i), ran));
+      if (row.algorithm->reads_channels_last && !row.algorithm->prepare)
+        side_by_side(policy, row, a.contiguous(), (right_transposed_ ? b.transpose(1, 2) : b).contiguous(), result);
+      else
+        for (int64_t i = 0; i < batches_; i++) result.select(0, i).copy_(one(policy, row, a.select(0, i), b.select(0, i), ran));
     }
     if (t_.scales()) result.mul_(t_.alpha);
     result = result.view(sizes());
@@ -181,7 +184,29 @@ class Product {
     const auto kept = is_weight ? Weight::kept : Weight::fresh;
     const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, bias, kept, ran);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
-    return padded ? all.narrow(0, 0, rows_).contiguous().clone() : all;
+    return padded ? all.narrow(0, 0, rows_).clone() : all;
+  }
+
+  // Batches by a row that needs nothing but the factors as they lie: small ones each on one thread, since several would not pay.
+  void side_by_side(const Policy& policy, const ConvRow& row, const at::Tensor& a, const at::Tensor& b, const at::Tensor& result) const {
+    ConvProblem p = call_.problem;
+    if (wide_) p.dtype = DType::f32;
+    lay(p, 1, rows_);
+    const Op op = op_of(matmul, call_.transposed);
+    const int64_t each = rows_ * depth_ * columns_;
+    const auto at_batch = [](const at::Tensor& t, int64_t i) { return static_cast<char*>(t.data_ptr()) + i * t.stride(0) * t.element_size(); };
+    const auto compute = [&](int64_t begin, int64_t end) {
+      const Parallel threads = threads_of_torch();
+      for (int64_t i = begin; i < end; i++) {
+        void *pa = at_batch(a, i), *pb = at_batch(b, i), *pr = at_batch(result, i);
+        const ConvTensors t = op == Op::forward ? ConvTensors{pa, pb, pr, true} : ConvTensors{pr, pb, pa, true};
+        conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), threads);
+      }
+    };
+    if (each < int64_t(1) << 20)
+      at::parallel_for(0, batches_, divide_up(int64_t(1) << 15, each), compute);
+    else
+      compute(0, batches_);
   }
 
   const Kind kind_;
