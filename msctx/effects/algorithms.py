@@ -10,6 +10,7 @@ from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effec
 from msctx.effects.precision_mode import policy
 from msctx.options.conv_policy import ConvPolicy
 from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
+from msctx.options.rules import PARTS, ROUNDING
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 INVARIANT = ("thread_invariant", "batch_invariant")
@@ -33,13 +34,12 @@ def _rows(fprop: str = "", dgrad: str = "", wgrad: str = "", matmul: str = "") -
     return frozenset((direction, name) for direction, each in names for name in each.split())
 
 
-ROUNDING = "tf32 bf16x3"
-PARTS = f"fp16x3 int8x6 bf16x6 {ROUNDING}"
+OF_PARTS = " ".join(PARTS)
 TRANSFORMS = "winograd winograd_nonfused fft fft_tiling"
 ABILITIES = {
     "keep a form of the weights": (
         _rows(f"direct {TRANSFORMS}", f"algo_1 {TRANSFORMS}"),
-        _rows("implicit_gemm implicit_precomp_gemm", matmul=PARTS),
+        _rows("implicit_gemm implicit_precomp_gemm", matmul=OF_PARTS),
     ),
     "take a workspace": (
         _rows(
@@ -47,7 +47,7 @@ ABILITIES = {
             f"algo_1 {TRANSFORMS}",
             "algo_1 algo_3 winograd_nonfused fft fft_tiling",
         ),
-        _rows("implicit_gemm", matmul=PARTS),
+        _rows("implicit_gemm", matmul=OF_PARTS),
     ),
     "compute products from parts": (
         _rows(),
@@ -55,10 +55,10 @@ ABILITIES = {
             "implicit_gemm implicit_precomp_gemm winograd winograd_nonfused",
             "algo_1 winograd winograd_nonfused",
             "algo_1",
-            PARTS,
+            OF_PARTS,
         ),
     ),
-    "round to TF32": (_rows(), _rows("implicit_gemm implicit_precomp_gemm", "algo_1", "algo_1", ROUNDING)),
+    "round to TF32": (_rows(), _rows("implicit_gemm implicit_precomp_gemm", "algo_1", "algo_1", " ".join(ROUNDING))),
 }
 """Ability → the CPU's algorithms that have it for some problems: on every processor, and those that add to them on a matrix unit.
 tests/kernels compares them with the rows themselves."""
@@ -233,7 +233,7 @@ def products(want: Want) -> Outcome:
     names = {name for (_, name), who in asked_of(want, PRODUCT).items() if who not in INVARIANT}
     if want.option.name == "matmul_algo":
         names &= {want.value}
-    if missing := sorted(names & {*PARTS.split()}) if want.facts.matrix_unit else []:
+    if missing := sorted(names & {*PARTS}) if want.facts.matrix_unit else []:
         why = f"{', '.join(missing)}: {want.facts.matrix_unit}"
         return refused(why) if len(missing) == len(names) else approximated(carried_out(want), why)
     return honoured(carried_out(want), PAST_THE_HOOK)

@@ -24,6 +24,7 @@ JAX = {
     "F32_F32_F32": "strict",
     "BF16_BF16_F32_X3": "bf16x3",
     "BF16_BF16_F32_X6": "bf16x6",
+    "BF16_BF16_F32_X9": "bf16x9",
     "TF32_TF32_F32": "tf32",
 }
 """The same in JAX's words (jax.lax.DotAlgorithmPreset)."""
@@ -83,6 +84,7 @@ OPTIONS = (
             "fp16x3": "three products of two float16 parts of each value, on a matrix unit; float32's errors",
             "int8x6": "six products of three 8-bit digits of each value, on a matrix unit",
             "bf16x6": "six products of three bfloat16 parts of each value, of any exponents",
+            "bf16x9": "all nine products of three bfloat16 parts of each value",
             "bf16x3": "three products of two bfloat16 parts: 16 bits of each value",
             "tf32": "of values rounded to 11 bits or more, on a matrix unit",
             "reference": REFERENCE,

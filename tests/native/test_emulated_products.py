@@ -10,7 +10,7 @@ from msctx.native import build
 
 pytestmark = pytest.mark.full
 PARTS = {
-    "amx_fp16_emulated": ("fp16x3", "int8x6", "bf16x6", "bf16x3", "tf32"),
+    "amx_fp16_emulated": ("fp16x3", "int8x6", "bf16x9", "bf16x6", "bf16x3", "tf32"),
     "amx_emulated": ("int8x6", "bf16x6", "bf16x3", "tf32"),
 }
 PROGRAM = """

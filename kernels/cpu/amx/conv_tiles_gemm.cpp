@@ -288,10 +288,10 @@ constexpr ConvAlgorithm by(const char* name) {
   };
 }
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_int8x6, conv_tiles_bf16x6, conv_tiles_bf16x3;
+extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_int8x6, conv_tiles_bf16x9, conv_tiles_bf16x6, conv_tiles_bf16x3;
 const ConvAlgorithm conv_tiles_gemm = by<Graded>("tiles_gemm"), conv_tiles_gemm_tf32 = by<Rounded>("tiles_gemm_tf32");
 // For matrix products that name their parts.
-const ConvAlgorithm conv_tiles_int8x6 = by<Int8x6>("tiles_int8x6"), conv_tiles_bf16x6 = by<Bfloat16x6>("tiles_bf16x6"),
-                    conv_tiles_bf16x3 = by<Bfloat16x3>("tiles_bf16x3");
+const ConvAlgorithm conv_tiles_int8x6 = by<Int8x6>("tiles_int8x6"), conv_tiles_bf16x9 = by<Bfloat16x9>("tiles_bf16x9"),
+                    conv_tiles_bf16x6 = by<Bfloat16x6>("tiles_bf16x6"), conv_tiles_bf16x3 = by<Bfloat16x3>("tiles_bf16x3");
 
 }  // namespace msctx::MSCTX_ISA

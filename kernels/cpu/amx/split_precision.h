@@ -6,7 +6,7 @@
 //             the digits. What is left out is up to 2^-24 of the product of the largest values: good while those are no more than
 //             some 10 times the usual ones (Ozaki et al., "Error-free transformations of matrix multiplication", 2012, is the idea).
 //   Int8x3    two digits: 16 bits below the largest value.
-//   Bfloat16x6, x3   three parts with 24 bits, two with 16 (Henry, Tang, Heinecke, arXiv 1904.06376): any exponents.
+//   Bfloat16x9, x6, x3   three parts with 24 bits, two with 16 (Henry, Tang, Heinecke, arXiv 1904.06376): any exponents.
 //   Float16x3, x1    two parts with 22 bits down to 2^-39 of the largest value; one with TF32's 11 bits.
 #pragma once
 
@@ -109,13 +109,17 @@ struct Halves : Format {
     const auto right = [&](int p) { Format::load_b(b + p * b_apart, across); };
     const auto add = [] { Format::add_products(); };
     left(0);
-    if constexpr (products == 6) right(2), add();
+    if constexpr (products >= 6) right(2), add();
     if constexpr (products >= 3) right(1), add();
     right(0), add();
     if constexpr (products >= 3) left(1), add();
-    if constexpr (products == 6) right(1), add(), left(2), right(0), add();
+    if constexpr (products == 9) right(2), add();
+    if constexpr (products >= 6) right(1), add(), left(2);
+    if constexpr (products == 9) add(), right(2), add();
+    if constexpr (products >= 6) right(0), add();
   }
 };
+using Bfloat16x9 = Halves<Bfloat16, 3, 9>;
 using Bfloat16x6 = Halves<Bfloat16, 3, 6>;
 using Bfloat16x3 = Halves<Bfloat16, 2, 3>;
 using Float16x3 = Halves<Float16, 2, 3>;
@@ -237,6 +241,8 @@ struct WideOf<Float16x1> {
 template <class S>
 constexpr bool has_any_exponent = false;
 template <>
+inline constexpr bool has_any_exponent<Bfloat16x9> = true;
+template <>
 inline constexpr bool has_any_exponent<Bfloat16x6> = true;
 template <>
 inline constexpr bool has_any_exponent<Bfloat16x3> = true;
@@ -254,6 +260,8 @@ template <class S>
 constexpr bool is_graded = false;
 template <>
 inline constexpr bool is_graded<Int8x6> = true;
+template <>
+inline constexpr bool is_graded<Bfloat16x9> = true;
 template <>
 inline constexpr bool is_graded<Bfloat16x6> = true;
 template <>

@@ -5,8 +5,8 @@
 
 namespace msctx::MSCTX_ISA {
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_int8x6, conv_tiles_bf16x6, conv_tiles_bf16x3, conv_tiles_wgrad, conv_tiles_wgrad_tf32, conv_tiles_winograd,
-    conv_tiles_winograd_nonfused;
+extern const ConvAlgorithm conv_tiles_bf16x3, conv_tiles_bf16x6, conv_tiles_bf16x9, conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_int8x6,
+    conv_tiles_wgrad, conv_tiles_wgrad_tf32, conv_tiles_winograd, conv_tiles_winograd_nonfused;
 
 namespace {
 
@@ -87,6 +87,7 @@ constexpr ConvRow rows[] = {
     {matmul, "int8x6", &conv_tiles_int8x6, gemm},
 #endif
     {matmul, "bf16x6", &conv_tiles_bf16x6, fair},
+    {matmul, "bf16x9", &conv_tiles_bf16x9, fair},
     {matmul, "bf16x3", &conv_tiles_bf16x3, fair},
 };
 
