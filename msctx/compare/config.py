@@ -380,7 +380,7 @@ class _Reading:
             return {"algorithm": every}
         if named == ["experiment"]:
             return {"deterministic": ["OFF", "ON"]}
-        return {"algorithm": {name: every[name] for name in ("normal", "performance")}}
+        return {"algorithm": {name: every[name] | {"matmul_algo": name} for name in ("normal", "performance")}}
 
     def _points(self, axes: Mapping[str, Any], typed: Mapping[str, Any]) -> list[Point]:
         """The grid; each value is checked by itself, so that a mistake is reported once and at its place."""

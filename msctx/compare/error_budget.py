@@ -21,9 +21,9 @@ import torch
 from msctx.compare import capture
 from msctx.compare.cases import Case, error_of, of_layer, of_model
 from msctx.compare.choose import is_gain, rests
-from msctx.compare.comparison import Runner, Watch, entrant
+from msctx.compare.comparison import ASKING, Runner, Watch, entrant
 from msctx.compare.config import Comparison
-from msctx.compare.grid import ALGORITHMS, DIRECTIONS, Point, algorithms, besides, name_of
+from msctx.compare.grid import DIRECTIONS, Point, asked_algorithm, besides, name_of
 from msctx.compare.measure import PROVEN, Entrant, Ratio, interleaved, is_faster, margin
 from msctx.compare.model import Model, load
 from msctx.compare.result import Best, Budget, ByLayer, ForAll, Result, Row
@@ -31,11 +31,12 @@ from msctx.compare.summary import recommend
 from msctx.context import Context
 from msctx.native.choices import ConvProblem
 from msctx.options import make_layer
+from msctx.options.conv_rules import PRODUCT, option_of
 from msctx.options.precision_rules import LOW, mode_of
 
 PRECISION, LOWERED = "precision", "lowered"
 Place = tuple[str, str]
-"""The path of a module, and a direction or :data:`PRECISION`."""
+"""The path of a module, and a direction, a product or :data:`PRECISION`."""
 Candidates = dict[Place, list[tuple[str, float]]]
 """Place → the algorithms that spare time there, or that it is lowered, each with how many ms; the fastest first."""
 QUICK = 15.0
@@ -65,9 +66,15 @@ class Setting:
         """conv_algo_rules; what is kept in float32 is left to torch, since its algorithms were measured lowered."""
         rules: dict[str, dict[str, str]] = {}
         for (path, direction), algorithm in self.each.items():
-            if direction != PRECISION and path not in self.kept:
+            if direction in DIRECTIONS and path not in self.kept:
                 rules.setdefault(path, {})[direction] = algorithm
         return rules
+
+    @property
+    def products(self) -> dict[str, str]:
+        """The same of matmul_algo_rules."""
+        found = {path: name for (path, direction), name in self.each.items() if direction == PRODUCT}
+        return {path: name for path, name in found.items() if path not in self.kept}
 
     @property
     def dtypes(self) -> str:
@@ -76,7 +83,8 @@ class Setting:
 
     def set_by(self, file: str) -> dict[str, Any]:
         """The options that bring it about, where a file holds the dtypes."""
-        rules = {"conv_algo_rules": self.rules} if self.rules else {}
+        rules = {"conv_algo_rules": self.rules, "matmul_algo_rules": self.products}
+        rules = {name: each for name, each in rules.items() if each}
         return {**self.options, **rules, **({"customize_dtypes": file} if self.kept else {})}
 
 
@@ -147,6 +155,7 @@ class _Search:
                 ratio=ratios[best],
                 error=error,
                 rules=by_layer.rules,
+                products=by_layer.products,
                 float32=by_layer.kept,
                 options=dict(by_layer.options),
             )
@@ -180,18 +189,21 @@ class _Search:
         return {place: [(LOWERED, ms)] for place, ms in found.items()}
 
     def _algorithms(self, rest: Mapping[str, Any]) -> Candidates:
-        """For each convolution of the model and direction the algorithms that spare time there.
+        """For each convolution of the model and direction, and each product of a module, the algorithms that spare time there.
 
-        A module that computes several problems has the sums over them, of algorithms that spare time in all.
+        A module that computes several problems has the sums over them, of algorithms that spare time in all. The rule of a product
+        holds for its gradients, too, which are not timed.
         """
-        layers = [layer for layer in capture.problems(self._model) if isinstance(layer.problem, ConvProblem) and layer.name]
+        layers = [layer for layer in capture.problems(self._model) if layer.name and ":" not in layer.name]
+        points = [point.options for point in self._comparison.points if besides(point.options) == rest]
         found: dict[Place, dict[str, float]] = {}
-        for direction in self._directions:
-            points = (point.options for point in self._comparison.points if besides(point.options) == rest)
-            names = {algorithms(options).get(direction, "") for options in points} - {""}
-            spared = self._spared([Point(name, {f"conv_{direction}_algo": name}) for name in sorted(names)])
+        for direction in (*self._directions, PRODUCT):
+            names = {asked_algorithm(options, direction) for options in points} - {""}
+            spared = self._spared([Point(name, {option_of(direction): name}) for name in sorted(names)])
             with self._context(Setting(options=rest)):  # beside torch's own path under the same other options
-                for layer in layers:
+                for layer in layers if names else ():
+                    if isinstance(layer.problem, ConvProblem) == (direction == PRODUCT):
+                        continue
                     (case,) = of_layer(layer, [direction], self._device)
                     place, here = (layer.name, direction), spared(case)
                     before = found.get(place, dict.fromkeys(here, 0.0))
@@ -234,7 +246,7 @@ class _Search:
         if setting.kept:
             self._file.write_text(setting.dtypes, encoding="utf-8")
         options = setting.set_by(str(self._file))
-        asks = any(name_of(key) in (*ALGORITHMS, "conv_algo_rules") for key in options)
+        asks = any(name_of(key) in ASKING for key in options)
         layer = make_layer({**({"fallback": "silent"} if asks else {}), **options}, "budget")
         return Context((layer,) if layer.settings else (), "budget")
 

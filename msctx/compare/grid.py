@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.options import OPTIONS, find
+from msctx.options.conv_rules import option_of
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 PHASES = ("inference", "training")
@@ -60,7 +61,7 @@ def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
 def asked_algorithm(options: Mapping[str, Any], direction: str) -> str:
     """The algorithm that options name for a direction, in MindSpore's own word; ``""`` where they name none."""
     for key, value in options.items():
-        if name_of(key) == f"conv_{direction}_algo" and (kind := OPTIONS[name_of(key)].kind):
+        if name_of(key) == option_of(direction) and (kind := OPTIONS[name_of(key)].kind):
             return str(kind.parse(value))
     return ""
 
@@ -71,8 +72,8 @@ def algorithms(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def besides(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that name no algorithm of convolution."""
-    return {key: value for key, value in options.items() if name_of(key) not in ALGORITHMS}
+    """The options that name no algorithm."""
+    return {key: value for key, value in options.items() if name_of(key) not in (*ALGORITHMS, "matmul_algo")}
 
 
 def name_of(key: str) -> str:

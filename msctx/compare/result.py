@@ -195,6 +195,8 @@ class ByLayer(_Part):
     options: dict[str, Any] = {}
     rules: dict[str, Any] = {}
     """conv_algo_rules."""
+    products: dict[str, str] = {}
+    """matmul_algo_rules."""
     float32: list[str] = []
     """The modules that are kept in float32."""
 

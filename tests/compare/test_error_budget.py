@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from comparisons import model_file, needs_core
 from jsonschema import Draft202012Validator
 
@@ -114,6 +115,21 @@ def test_options_beside_algorithms_are_of_the_recommendation(tmp_path: Path, mon
     found = run(read(str(tmp_path / "mine.yaml"), Given()))
     assert "precision_mode: allow_mix_precision_bf16" in found.recommended
     assert "runtime_num_threads: 1" in found.recommended
+
+
+def test_linear_layers_have_their_own_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_core()
+    rigged(monkeypatch)
+    text = f"compare: {{model: '{model_file(tmp_path)}:make', phases: inference, seconds: 0.001, budget: 0.5}}\n"
+    text += "axes: {matmul_algo: [reference, strict]}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    found = run(read(str(tmp_path / "mine.yaml"), Given()))
+    model = load(f"{model_file(tmp_path)}:make")
+    linear = [name for name, module in model.module.named_modules() if isinstance(module, torch.nn.Linear)]
+    assert linear
+    assert sorted(found.budget.per_layer.products) == sorted(linear)
+    assert not found.budget.per_layer.rules
+    assert "matmul_algo_rules" in found.recommended
 
 
 LOWER = "axes: {precision_mode: [allow_fp32_to_bf16]}\n"
