@@ -86,14 +86,14 @@ class Product {
     const at::Tensor &a = t.left, &b = t.right;
     const bool has_batches = kind == Kind::batches;
     if (a.dim() != (has_batches ? 3 : 2) || b.dim() != (kind == Kind::vector ? 1 : a.dim())) return;
-    if (!is_ours(a) || !is_ours(b) || a.scalar_type() != b.scalar_type()) return;
+    if (!is_ours(a) || !is_ours(b) || a.scalar_type() != b.scalar_type() || t.alpha.isComplex() || t.beta.isComplex()) return;
     batches_ = has_batches ? a.size(0) : 1;
     rows_ = a.size(-2), depth_ = a.size(-1), columns_ = kind == Kind::vector ? 1 : b.size(-1);
     if (b.size(has_batches ? 1 : 0) != depth_ || (has_batches && b.size(0) != batches_)) return;
-    constexpr int64_t most = int64_t(1) << 30;
-    if (batches_ * rows_ * depth_ * columns_ == 0 || rows_ > most || depth_ > most || columns_ > most) return;
+    for (const int64_t size : {batches_, rows_, depth_, columns_})
+      if (size == 0 || size > int64_t(1) << 30) return;
     if (t.adds() && (!is_ours(*t.added) || t.added->scalar_type() != a.scalar_type() || !at::is_expandable_to(t.added->sizes(), sizes()))) return;
-    if (t.alpha.isComplex() || t.beta.isComplex() || t.alpha.toDouble() == 0.0) return;
+    if (t.alpha.toDouble() == 0.0) return;
 
     // Sixteen bits are rounded once: what is added, or scaled by, joins before that.
     wide_ = a.element_size() == 2 && (t.adds() || t.scales());
@@ -216,13 +216,13 @@ class Product {
   ConvCall call_;
 };
 
-// What a policy makes of a product; undefined: torch is to compute it.
-at::Tensor computed(Kind kind, const Terms& terms) {
+// What a policy makes of a product; undefined: torch is to compute it. `in_place`: what is added has the shape of the result.
+at::Tensor computed(Kind kind, const Terms& terms, bool in_place = false) {
   Taken taken = msctx::policy(Place::cpu);
   if (!taken.policy) return {};
   Policy& policy = *taken.policy;
   const Product product(kind, terms, policy.torch_keeps_products);
-  if (!product.is_valid()) return {};
+  if (!product.is_valid() || (in_place && terms.added->sizes() != product.sizes())) return {};
   const ConvCall& call = product.call();
   Decided decision = policy.decide(call, matmul, at::get_num_threads(), taken.books);
   if (decision == nullptr) return {};
@@ -290,7 +290,7 @@ struct Hooked<Op, Return(Arguments...)> {
     if constexpr (is_written) {
       at::Tensor& out = written<Arguments...>(std::forward<Arguments>(arguments)...);
       const bool fits = out.device().is_cpu() && out.scalar_type() == terms.left.scalar_type() && out.layout() == at::kStrided;
-      const at::Tensor result = fits ? computed(kind, terms) : at::Tensor();
+      const at::Tensor result = fits ? computed(kind, terms, &out == terms.added) : at::Tensor();
       if (!result.defined()) return pass_on(keys, std::forward<Arguments>(arguments)...);
       at::native::resize_output(out, result.sizes());
       return out.copy_(result), out;
