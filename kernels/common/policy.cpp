@@ -323,10 +323,11 @@ std::unique_ptr<Decision> Policy::make(
   choice->problem = problem;
   decision->held = holding(problem, direction);
   choice->asked = asked_for(direction, decision->held);
-  if (is_invariance(choice->asked) && allows_torch(call)) choice->asked.clear();
   if (choice->asked.empty()) return decision;
 
-  if (choice->asked == "performance") {
+  if (is_invariance(choice->asked) && allows_torch(call)) {
+    choice->reasons.push_back("MKL's strict mode keeps the bits of torch's own path");
+  } else if (choice->asked == "performance") {
     tune(call, direction, threads, why_not_measured, *choice, *decision);
   } else {
     decision->row = named(call, direction, *choice);

@@ -6,6 +6,9 @@
 namespace msctx::MSCTX_ISA {
 namespace {
 
+// Multiplications for which packing is not worth it: the same sums in the same order.
+constexpr int64_t tiny = 512;
+
 template <class T>
 void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
   using Sum = typename SumOf<T>::type;
@@ -17,6 +20,24 @@ void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
   const int64_t images = t.channels_last ? 1 : p.n, rows = t.channels_last ? p.n * positions : positions;
   const int64_t row_step = t.channels_last ? depth : 1, depth_step = t.channels_last ? 1 : positions;
   const int64_t result_row = t.channels_last ? columns : 1, result_column = t.channels_last ? 1 : positions;
+  if (rows * columns * depth <= tiny) {
+    for (int64_t image = 0; image < images; image++) {
+      const T* const from = left + image * rows * depth;
+      T* const to = result + image * rows * columns;
+      for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++) {
+          const T* const w = forward ? right + j * depth : right + j;
+          Sum total = 0, sum = 0;
+          for (int64_t k = 0; k < depth; k++) {
+            sum = fma(Sum(widen(from[i * row_step + k * depth_step])), Sum(widen(w[k * (forward ? 1 : columns)])), sum);
+            if ((k + 1) % depth_block == 0) total += sum, sum = 0;
+          }
+          if (depth % depth_block) total += sum;
+          to[i * result_row + j * result_column] = from_double<T>(t.bias ? Sum(total + t.bias[j]) : total);
+        }
+    }
+    return;
+  }
   const int64_t tasks = blocks<Sum>(rows, columns);
   parallel_for(parallel, images * tasks, [&](int64_t task, int) {
     const T* const from = left + task / tasks * rows * depth;

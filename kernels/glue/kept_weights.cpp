@@ -133,8 +133,9 @@ void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeig
 }  // namespace
 
 Keeper::Keeper(
-    const Policy& policy, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const at::Tensor& weight, const Parallel& parallel)
-    : policy_(policy), algorithm_(algorithm), p_(p), op_(op), weight_(weight), parallel_(parallel) {}
+    const Policy& policy, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const at::Tensor& weight, const Parallel& parallel,
+    bool is_frozen)
+    : policy_(policy), algorithm_(algorithm), p_(p), op_(op), weight_(weight), parallel_(parallel), is_frozen_(is_frozen) {}
 
 const void* Keeper::plain() {
   if (!plain_.defined()) plain_ = weight_.contiguous();
@@ -150,7 +151,7 @@ const Fingerprint& Keeper::print() {
 
 bool Keeper::is_same(KeptWeight& weight) {
   const void* at = weight_.data_ptr();
-  if (policy_.frozen_weights && weight.checked_under == policy_.number && weight.checked_at == at) return true;
+  if (is_frozen_ && weight.checked_under == policy_.number && weight.checked_at == at) return true;
   if (weight.print != print()) return false;
   weight.checked_under = policy_.number.load();
   weight.checked_at = at;

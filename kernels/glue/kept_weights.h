@@ -18,7 +18,7 @@ struct KeptWeight;  // one weight in one form
 // What one call asks of the kept weights: give `prepared()` to conv_run. It lives as long as the run.
 class Keeper {
  public:
-  Keeper(const Policy&, const ConvAlgorithm&, const ConvProblem&, Op, const at::Tensor& weight, const Parallel&);
+  Keeper(const Policy&, const ConvAlgorithm&, const ConvProblem&, Op, const at::Tensor& weight, const Parallel&, bool is_frozen);
   Prepared prepared() { return {get, this}; }
   int found = 0, made = 0;  // forms
 
@@ -36,6 +36,7 @@ class Keeper {
   const at::Tensor& weight_;
   at::Tensor plain_;  // the weight, contiguous, once that was wanted
   const Parallel& parallel_;
+  const bool is_frozen_;
   std::optional<Fingerprint> print_;
   std::shared_ptr<KeptWeight> used_[Prepared::most_forms];
 };

@@ -75,14 +75,10 @@ at::Tensor by_torch(Kind kind, const Terms& t) {
   }
 }
 
-// torch computes products of tiny matrices in loops of its own, by the size of each.
-bool is_tiny(int64_t rows, int64_t depth, int64_t columns) { return rows * depth * columns < 400; }
-
 // A product that is ours to compute, in plain numbers.
 class Product {
  public:
-  // Whether torch's own products of matrices keep their bits is the policy's.
-  Product(Kind kind, const Terms& t, bool torch_keeps_bits) : kind_(kind), t_(t) {
+  Product(Kind kind, const Terms& t, const PolicyOptions& policy) : kind_(kind), t_(t) {
     const at::Tensor &a = t.left, &b = t.right;
     const bool has_batches = kind == Kind::batches;
     if (a.dim() != (has_batches ? 3 : 2) || b.dim() != (kind == Kind::vector ? 1 : a.dim())) return;
@@ -92,7 +88,7 @@ class Product {
     if (b.size(has_batches ? 1 : 0) != depth_ || (has_batches && b.size(0) != batches_)) return;
     for (const int64_t size : {batches_, rows_, depth_, columns_})
       if (size == 0 || size > int64_t(1) << 30) return;
-    if (t.adds() && (!is_ours(*t.added) || t.added->scalar_type() != a.scalar_type() || !at::is_expandable_to(t.added->sizes(), sizes()))) return;
+    if (t.added && (!is_ours(*t.added) || t.added->scalar_type() != a.scalar_type() || !at::is_expandable_to(t.added->sizes(), sizes()))) return;
     if (t.alpha.toDouble() == 0.0) return;
 
     // Sixteen bits are rounded once: what is added, or scaled by, joins before that.
@@ -112,7 +108,9 @@ class Product {
     call.left_transposed = a.stride(-2) == 1 && a.stride(-1) != 1;
     call.transposed = !right_transposed_;
     call.channels_last = 1;
-    call.torch_keeps_bits = torch_keeps_bits && kind != Kind::vector && p.dtype <= DType::f64 && !(has_batches && is_tiny(rows_, depth_, columns_));
+    // MKL's strict mode: not of a vector, nor, whatever the batch, of batches.
+    const bool is_kept = kind == Kind::matrices || (has_batches && !policy.batch_invariant);
+    call.torch_keeps_bits = policy.torch_keeps_products && is_kept && (p.dtype == DType::f32 || p.dtype == DType::f64);
     call.module = has_batches ? nullptr : module_of(b, false);
     const at::Context& torch = at::globalContext();
     call.torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
@@ -141,7 +139,8 @@ class Product {
     }
     if (t_.scales()) result.mul_(t_.alpha);
     result = result.view(sizes());
-    if (t_.adds() && !adds_bias(row)) result.add_(widened(*t_.added), t_.beta);
+    // The factor by itself: torch's loops join it to the addition for some elements, by their place.
+    if (t_.adds() && !adds_bias(row)) result.add_(t_.beta.toDouble() == 1.0 ? widened(*t_.added) : widened(*t_.added).mul(t_.beta));
     if (t_.activation == Activation::relu) result.relu_();
     if (t_.activation == Activation::gelu) result = at::_ops::gelu::call(result, "none");
     return wide_ ? result.to(t_.left.scalar_type()) : result;
@@ -156,6 +155,13 @@ class Product {
     p.in[2] = p.out[2] = across;
   }
   at::Tensor widened(const at::Tensor& t) const { return wide_ ? t.to(at::kFloat) : t; }
+
+  // What frozen_weights is about: other right factors change.
+  bool is_parameter(const at::Tensor& t) const {
+    if (call_.module) return true;
+    const at::TensorBase& base = t.is_view() ? t._base() : t;
+    return base.requires_grad() && base.is_leaf();
+  }
 
   // Whether what is added is a value for each column, which the row adds itself.
   bool adds_bias(const ConvRow& row) const {
@@ -180,8 +186,8 @@ class Product {
     const at::Tensor weight = (right_transposed_ ? b.t() : b).unsqueeze(2).unsqueeze(3);
     const std::optional<at::Tensor> bias = adds_bias(row) ? std::optional(t_.added->contiguous()) : std::nullopt;
     // In inference, where a right factor is a weight most often: activations would only push weights out.
-    const bool is_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
-    const auto kept = is_weight ? Weight::kept : Weight::fresh;
+    const bool may_be_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
+    const auto kept = !may_be_weight ? Weight::fresh : is_parameter(t_.right) ? Weight::kept : Weight::checked;
     const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, bias, kept, ran);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
     return padded ? all.narrow(0, 0, rows_).clone() : all;
@@ -221,7 +227,7 @@ at::Tensor computed(Kind kind, const Terms& terms, bool in_place = false) {
   Taken taken = msctx::policy(Place::cpu);
   if (!taken.policy) return {};
   Policy& policy = *taken.policy;
-  const Product product(kind, terms, policy.torch_keeps_products);
+  const Product product(kind, terms, policy);
   if (!product.is_valid() || (in_place && terms.added->sizes() != product.sizes())) return {};
   const ConvCall& call = product.call();
   Decided decision = policy.decide(call, matmul, at::get_num_threads(), taken.books);

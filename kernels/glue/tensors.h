@@ -143,8 +143,8 @@ inline std::vector<int64_t> result_shape(const ConvCall& call, Direction directi
   }
 }
 
-// Whether what was made of a weight in earlier calls may serve a run.
-enum class Weight { kept, fresh };
+// Whether what was made of a weight in earlier calls may serve a run; `checked`: of its same bytes alone, whatever frozen_weights allows.
+enum class Weight { kept, checked, fresh };
 
 // How a run went: whether its result had to be computed again, and how many forms of its weight were kept and were made.
 struct Ran {
@@ -161,7 +161,7 @@ inline at::Tensor run_row(
   const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
   const auto read_in = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   const bool reads_weight = row.direction != Direction::wgrad;
-  const bool keeps_weight = reads_weight && row.algorithm->prepare && kind == Weight::kept;  // and brings it into the usual order only where that is needed
+  const bool keeps_weight = reads_weight && row.algorithm->prepare && kind != Weight::fresh;  // and brings it into the usual order only where that is needed
   const at::Tensor a = first.contiguous(read_in);
   const at::Tensor b = keeps_weight ? second : second.contiguous(reads_weight ? at::MemoryFormat::Contiguous : read_in);
   const auto sizes = result_shape(call, row.direction);
@@ -181,7 +181,7 @@ inline at::Tensor run_row(
   const Parallel all = threads_of_torch();
   const Parallel some = policy.threads_for(*row.algorithm, p, op, all.threads) == all.threads ? all : serial();
   if (keeps_weight) {
-    Keeper keeper(policy, *row.algorithm, p, op, second, some);
+    Keeper keeper(policy, *row.algorithm, p, op, second, some, policy.frozen_weights && kind == Weight::kept);
     ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, keeper.prepared(), scratch_memory(), some);
     ran.weights_kept = keeper.found, ran.weights_prepared = keeper.made;
   } else {

@@ -64,6 +64,13 @@ for algo in sys.argv[1:]:
         assert not torch.equal(first, layer(torch.ones(40, 64)))
     (row,) = ctx.choices()
     assert (row.calls, row.weights_kept, row.weights_prepared) == (3, 1, 2), row
+    cache = torch.zeros(48, 40)  # no weight: frozen_weights must not apply to it
+    with msctx.context(matmul_algo=algo, fallback="error", frozen_weights=True), torch.no_grad():
+        for _ in range(3):
+            cache.normal_()
+            with msctx.context(matmul_algo="reference"):
+                right = first @ cache
+            assert ((first @ cache) - right).abs().max() < 0.05 * right.abs().max(), algo
     with msctx.context(matmul_algo=algo, fallback="error") as ctx:
         layer(torch.ones(40, 64, requires_grad=True)).square().sum().backward()
     assert {r.problem.layout for r in ctx.choices()} == {"NT", "NN", "TN"}

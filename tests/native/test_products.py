@@ -127,6 +127,7 @@ def test_a_mistake_is_reported_by_torch() -> None:
         lambda: torch.mm(a, a.t().double()),
         lambda: torch.addmm(a, a, a.t()),
         lambda: torch.addmm(square, a, a.t(), alpha=1j),
+        lambda: torch.addmm(torch.zeros(9, 9), a, a.t(), beta=0),
         lambda: torch.ones(1, 3).addmm_(a, a.t()),
         lambda: torch.ones(1).expand(3, 3).addmm_(a, a.t()),
         lambda: torch.mm(a, a.t(), out=square.double()),
@@ -241,6 +242,8 @@ def test_bits_depend_on_neither_rows_nor_threads(dtype: torch.dtype) -> None:
         lambda rows: torch.mm(rows, b),
         lambda rows: torch.addmm(b[0], rows, b),
         lambda rows: torch.mv(rows, b[:, 0]),
+        lambda rows: torch.addmm(b[0, :1], rows, b[:, :1], beta=0.7, alpha=0.3),
+        lambda rows: torch.bmm(torch.stack([rows] * 3), torch.stack([b] * 3))[1],
         lambda rows: torch.bmm(rows[:, None, :4], b[:4, :3].expand(len(rows), 4, 3)),
     ]
     before = torch.get_num_threads()

@@ -62,8 +62,12 @@ with pytest.warns(msctx.MsctxWarning, match="once set, stays"), msctx.context(th
     assert "matrix products, which of float32 run MKL" in ctx.plan.rows[0].reason
     assert torch_mkl.is_strict() and differing() == (0, 0)
 assert torch_mkl.is_strict() and not torch_mkl.obstacle()
-with msctx.context(batch_invariant=True, strict=True):  # now nothing is left to be put back
-    pass
+with msctx.context(batch_invariant=True, strict=True) as ctx:  # now nothing is left to be put back
+    left, right = torch.randn(8, 5, 100), torch.randn(8, 100, 400)
+    assert torch.equal(torch.bmm(left[:, 3:4], right), torch.bmm(left, right)[:, 3:4]), "MKL's mode does not cover batches"
+    torch.mm(left[0], right[0])
+found = dict((str(row.problem), row.ran) for row in ctx.choices())
+assert found["8x5x100 * 8x100x400, float32, NN"] == "strict" and found["5x100 * 100x400, float32, NN"] == "torch"
 """)
 
 
