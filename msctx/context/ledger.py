@@ -193,6 +193,7 @@ def _write(switch: Switch, want: Any, hold: Hold) -> None:
     if switch.restore in ("exact", "closing"):
         hold.records[name] = record = _Record(switch, partial(switch.put_back, switch.take()), want)
         if holds:
+            _merge_stranded(holds, name)
             _insert(holds, hold)
         else:
             _ledger[key] = [hold]
@@ -382,6 +383,12 @@ class Visit:
             _raise_failed(*_try_all(self._found))
         finally:
             undo(self.hold)
+
+
+def _merge_stranded(holds: list[Hold], name: str) -> None:
+    """Of neighbours on top that nobody will leave, one is enough: it puts back what the lowest found."""
+    while len(holds) > 1 and holds[-1].is_stranded and holds[-2].is_stranded:
+        holds[-1].records[name].put_back = holds.pop(-2).records.pop(name).put_back
 
 
 def _insert(holds: list[Hold], hold: Hold) -> None:

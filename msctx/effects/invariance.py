@@ -28,6 +28,7 @@ def _invariant(want: Want, nothing_for: str) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     assignments: dict[str, Any] = carried_out(want)
-    how = f"run msctx's own kernels, since {want.facts.mkl}" if want.facts.mkl else f"of float32 run MKL, whose mode {STAYS}"
-    differs = f"holds for convolutions and matrix products, which {how}; nothing is promised for {nothing_for}"
+    by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
+    how = f"products run msctx's own kernels, since {want.facts.mkl}" if want.facts.mkl else by_mkl
+    differs = f"holds for convolutions and matrix products; {how}; nothing is promised for {nothing_for}"
     return approximated(assignments if want.facts.mkl else assignments | MKL, differs)

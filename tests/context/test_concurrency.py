@@ -160,3 +160,20 @@ def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dic
     with ctx:
         assert watched.models() == [model]
     assert watched.models() == []
+
+
+def test_threads_that_ended_inside_cost_no_more_than_one(exact_state: State) -> None:
+    before = exact_state()
+
+    def leave_open(depth: int) -> None:
+        msctx.context(max_call_depth=depth, deterministic="ON", runtime_num_threads=1).__enter__()
+
+    for number in range(20):
+        thread = threading.Thread(target=leave_open, args=(500 + number,))
+        thread.start()
+        thread.join()
+    with msctx.context(max_call_depth=300):
+        assert max(map(len, ledger._ledger.values())) <= 2
+    msctx.reset_context()
+    assert exact_state() == before
+    assert not ledger._ledger

@@ -32,7 +32,7 @@ def test_what_each_device_gets() -> None:
 
 
 def test_where_mkl_cannot_follow_the_reason_is_given() -> None:
-    late = {"thread_invariant": ("approximated", LATE, "which run msctx's own kernels, since it is too late")}
+    late = {"thread_invariant": ("approximated", LATE, "products run msctx's own kernels, since it is too late")}
     check([("cpu", {"thread_invariant": True}, late)], mkl="it is too late")
     check([("cpu", {"thread_invariant": True}, {"thread_invariant": ("refused", {}, "no compiler")})], native="no compiler")
 
