@@ -68,7 +68,8 @@ class _Flag:
 
             default, own = (self.default if variable is None else variable) == "1", _UNSET_SENTINEL
         entry.default = default
-        put_override(sys.modules[_MODULE], self.key, own)
+        config = sys.modules[_MODULE]
+        put_override(config, self.key, own if thread is threading.current_thread() else override(config, self.key))
 
     def _set_variable(self, value: str | None) -> None:
         if value is None:

@@ -15,6 +15,7 @@ import msctx
 from msctx.context import ledger
 from msctx.errors import MsctxWarning, ScopeError
 from msctx.memory import watched
+from msctx.torch_config import override, put_override
 
 
 def test_overlapping_scopes_in_two_threads(exact_state: State) -> None:
@@ -162,7 +163,12 @@ def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dic
     assert watched.models() == []
 
 
-def test_threads_that_ended_inside_cost_no_more_than_one(exact_state: State) -> None:
+def test_threads_that_ended_inside_cost_no_more_than_one(exact_state: State, request: pytest.FixtureRequest) -> None:
+    import torch._inductor.config as inductor
+
+    own = override(inductor, "deterministic")
+    request.addfinalizer(lambda: put_override(inductor, "deterministic", own))
+    inductor.deterministic = False  # this thread's own, which is none of theirs
     before = exact_state()
 
     def leave_open(depth: int) -> None:
