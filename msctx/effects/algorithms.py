@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
-from msctx.effects.precision_mode import policy
+from msctx.effects.precision_mode import HIF8, policy
 from msctx.options.conv_policy import ConvPolicy
 from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
 from msctx.options.rules import PARTS, ROUNDING
@@ -262,12 +262,14 @@ def _by_torchs_flags(want: Want) -> Outcome:
 def tuning_file(want: Want) -> Outcome:
     if not any(name == "performance" for _, name in asked(want)):
         return inert("no algorithm is asked for as performance: nothing else is tuned")
+    if want.other("batch_invariant"):
+        return inert("batch_invariant=True: each batch would have an entry of its own, and so none is used")
     return detail(want)
 
 
 @effect("frozen_weights")
 def frozen_weights(want: Want) -> Outcome:
-    if not want.facts.native and policy(want):
+    if not want.facts.native and policy(want) and want.other("precision_mode_v2") not in HIF8:
         return honoured(reason="part of the precision policy: casts of weights")
     if want.device == "cuda" and asked(want):
         return inert("cuDNN keeps no form of a weight; on CUDA it goes with precision_mode and its family")

@@ -87,6 +87,8 @@ def pool(want: Want) -> dict[str, Any]:
         keep = "nothing"
     elif asked("static_memory_policy") in (2, 4):
         keep = "some"
+    elif asked("static_memory_policy") == 3:
+        keep = "all"
     elif asked("memory_optimize_level") == "O1" and not recomputes_graphs(want):
         keep = "settled" if asked("max_device_memory") else "some"
     else:

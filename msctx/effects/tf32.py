@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from msctx.effects.algorithms import EMULATES, asked_of, carried_out, detail
+from msctx.effects.algorithms import EMULATES, OPEN, asked_of, carried_out, detail
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 
@@ -10,6 +10,9 @@ RNNS = (
     "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code; once it was "
     "written, a torch.backends.fp32_precision set later no longer reaches cuDNN (torch has no setter for that)"
 )
+LEAST = {"conv_max_error": 9e-4, "matmul_max_error": 3 * 2.0**-17}
+"""The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
+TOGETHER = "batch_invariant=True excludes what rounds to TF32, since it scales the values of a batch together"
 ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in float32 alone"
@@ -28,8 +31,12 @@ def matmul_allow_tf32(want: Want) -> Outcome:
         return inert(NO_PARTS)
     if want.facts.native or want.facts.matrix_unit:
         return inert(want.facts.native or f"{want.facts.matrix_unit}, which alone rounds to TF32")
-    outcome = detail(want, ability="round to TF32", of=(PRODUCT,))
-    return honoured(carried_out(want), ON_UNIT) if outcome.status == "honoured" else outcome
+    outcome = _limited(
+        want, detail(want, ability="round to TF32", of=(PRODUCT,)), "matmul_max_error", LEAST["matmul_max_error"]
+    )
+    if outcome.status != "honoured":
+        return outcome
+    return inert(TOGETHER) if want.other("batch_invariant") else honoured(carried_out(want), ON_UNIT)
 
 
 @effect("conv_allow_tf32")
@@ -49,8 +56,20 @@ def conv_allow_tf32(want: Want) -> Outcome:
         return inert(NO_PARTS)
     if want.facts.matrix_unit:
         return inert(f"{want.facts.matrix_unit}, which alone rounds to TF32")
-    outcome = detail(want, ability="round to TF32", of=DIRECTIONS)
+    outcome = _limited(want, detail(want, ability="round to TF32", of=DIRECTIONS), "conv_max_error", LEAST["conv_max_error"])
+    if outcome.status == "honoured" and want.other("batch_invariant"):
+        has_weights = any(direction == "wgrad" for direction, _ in asked_of(want, *DIRECTIONS))
+        return approximated({}, f"holds for weight gradients alone: {TOGETHER}") if has_weights else inert(TOGETHER)
     return replace(outcome, reason=f"{outcome.reason}; {ON_UNIT}") if outcome.status == "honoured" else outcome
+
+
+def _limited(want: Want, outcome: Outcome, option: str, least: float) -> Outcome:
+    """The same where the bound of an error leaves something that rounds: what is named has no bound."""
+    of = (PRODUCT,) if option == "matmul_max_error" else DIRECTIONS
+    is_open = all(name in OPEN for _, name in asked_of(want, *of))
+    if outcome.status == "honoured" and is_open and (want.other(option) or 1.0) < least:
+        return inert(f"{option}={want.other(option)} is below every bound of what rounds to TF32 ({least:.0e})")
+    return outcome
 
 
 @effect("allow_fp32_emulation")

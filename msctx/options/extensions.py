@@ -59,12 +59,12 @@ OPTIONS = (
              "is changed afterwards, by whatever means, may go on as it was. Under a precision_mode the casts of what is "
              "given as weight or bias are kept, too. For inference."),
     extension("conv_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
-        help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal and "
-             "performance to choose it; choices() shows each one's bound. Without it that is 3e-5, and no bound holds for "
-             "the products that conv_allow_tf32 allows. An algorithm that is named runs whatever its bound. Where no bound "
-             "is low enough under thread_invariant, torch's own path runs, and fallback reports it. Bounds hold for any "
-             "data; where results cancel, as shares of the largest sum of the products' magnitudes. float16 and bfloat16 "
-             "round more by themselves: it does not apply to them."),
+        help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal, "
+             "performance, thread_invariant and batch_invariant to choose it; choices() shows each one's bound. Without it "
+             "that is 3e-5, and no bound holds for the products that conv_allow_tf32 allows. An algorithm that is named runs "
+             "whatever its bound. Where no bound is low enough under thread_invariant, torch's own path runs, and fallback "
+             "reports it. Bounds hold for any data; where results cancel, as shares of the largest sum of the products' "
+             "magnitudes. float16 and bfloat16 round more by themselves: it does not apply to them."),
     extension("conv_workspace_limit",
         MemoryBetween('a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0),
         example="256MB", devices=("cpu", "cuda"),
@@ -81,7 +81,8 @@ OPTIONS = (
              "matches decides. Module paths are known for the weights of models given to ctx.watch(model); the fields of a "
              "problem are those that choices() shows."),
     extension("matmul_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
-        help="As conv_max_error, for matrix products that normal and performance choose, and matmul_allow_tf32."),
+        help="As conv_max_error, for matrix products, and matmul_allow_tf32. torch's own products have no stated bound: "
+             "under thread_invariant and batch_invariant msctx's own kernel runs then."),
     extension("tuning_file", Path, example="tuning.json", devices=("cpu", "cuda"), is_output=True,
         help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one "
              "in the cache: to be committed beside an experiment, so that the next run makes the same choices and measures "

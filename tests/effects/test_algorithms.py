@@ -271,3 +271,10 @@ def test_nothing_falls_back_from_what_chooses_torch_too(device: str) -> None:
     check([(device, choosing, {"fallback": ("inert", {}, "nothing falls back")})])
     assert row("fallback", choosing | {"conv_algo_rules": "a: gemm"}, on=device).status == "honoured"
     assert row("fallback", {"thread_invariant": True, "fallback": "error"}).status == "honoured"
+
+
+def test_details_of_what_does_not_come_about_are_inert() -> None:
+    measured = {"conv_fprop_algo": "performance", "tuning_file": "t.json", "batch_invariant": True}
+    check([("cpu", measured, {"tuning_file": ("inert", {}, "each batch would have an entry of its own")})])
+    refused = {"frozen_weights": True, "precision_mode_v2": "mixed_hif8"}
+    check([("cpu", refused, {"frozen_weights": ("inert", {}, "no algorithm is asked for")})])

@@ -182,7 +182,7 @@ def test_beside_an_accelerator_the_host_is_capped_where_it_is_the_target(target:
         ({"session": {"static_memory_policy": 2}}, "some", 2**26),
         ({"session": {"static_memory_policy": 3}}, "all", 2**26),
         ({"session": {"static_memory_policy": 4}, "max_device_memory": "4GB"}, "some", 2**26),
-        ({"session": {"static_memory_policy": 3}, "memory_optimize_level": "O1"}, "some", 2**26),
+        ({"session": {"static_memory_policy": 3}, "memory_optimize_level": "O1"}, "all", 2**26),
         ({"mempool_block_size": "2GB"}, "all", 2 * GB),
         ({"mempool_block_size": "2GB", "memory_optimize_level": "O1", "max_device_memory": "4GB"}, "settled", 2 * GB),
     ],

@@ -197,6 +197,19 @@ def test_a_bound_that_nothing_of_ours_keeps_leaves_torchs_own_path() -> None:
     assert "runs whatever its bound" in ctx.plan.rows[1].reason
 
 
+def test_a_bound_holds_beside_the_same_bits_too() -> None:
+    """Of torch's own products none is known, whatever MKL keeps of their bits."""
+    for option in ("thread_invariant", "batch_invariant"):
+        with msctx.context(matmul_max_error=1e-5, **{option: True}) as ctx:
+            torch.mm(*matrices(40, 50, 60))
+        assert ctx.choices()[0].ran == "strict"
+        with (
+            msctx.context(matmul_max_error=1e-9, fallback="error", **{option: True}),
+            pytest.raises(RuntimeError, match="above matmul_max_error=1e-09"),
+        ):
+            torch.mm(*matrices(40, 50, 60))
+
+
 def test_what_computes_past_the_hook_is_counted_and_refused() -> None:
     query = torch.randn(1, 2, 16, 8)
     with msctx.context(matmul_algo="strict", fallback="silent") as ctx:

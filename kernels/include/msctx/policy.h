@@ -100,7 +100,8 @@ class Policy : public PolicyOptions {
   void note(const std::vector<bool>& held, Direction, int64_t books) const;
   std::string asked_for(Direction, const std::vector<bool>& held) const;
   bool allows_math(const ConvRow&, const std::string& asked = "") const;
-  bool allows_torch(const ConvCall& call) const { return !thread_invariant || call.torch_keeps_bits; }
+  // torch states no bounds of its errors.
+  bool allows_torch(const ConvCall& call) const { return !thread_invariant || (call.torch_keeps_bits && matmul_max_error == 0.0); }
   double most_error(Direction d) const { return d == Direction::matmul ? matmul_max_error : max_error; }
   const ConvRow* named(const ConvCall&, Direction, Choice&) const;
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
