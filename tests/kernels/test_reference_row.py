@@ -38,6 +38,6 @@ def test_bound_is_about_one_rounding(kernels: Kernels, op: int) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_is_rounded_once(kernels: Kernels, op: int) -> None:
     """To float32 the result is the float64 sum's nearest, to the last bit: numpy rounds it in the same way."""
-    for case in (CASES[0], CASES[6], CASES[11], OTHER_CASES[-3]):
+    for case in (CASES[0], CASES[6], CASES[11], OTHER_CASES[12]):
         result = kernels.run(kernels.row(op, "reference"), case, stored(case))
         assert np.array_equal(result, truth(kernels, op, case).astype(result.dtype)), case
