@@ -203,6 +203,7 @@ bool Policy::allows_math(const ConvRow& row, const std::string& asked) const {
 
 std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& call) const {
   const Op op = op_of(row.direction, call.transposed);
+  const bool is_product = row.direction == Direction::matmul;
   const ConvAlgorithm& a = *row.algorithm;
   Reasons found;
   a.reasons(call.problem, op, found);
@@ -218,16 +219,17 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
   const bool may_fall_back = safe_ && (a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32"));  // see conv_run
   if (may_fall_back && batch_invariant && row.direction != Direction::wgrad)
-    why.push_back("the values of other images decide how it computes one, and batch_invariant=True asks for the same bits");
+    why.push_back("the values of other " + std::string(is_product ? "rows" : "images") + " decide how it computes one, and batch_invariant=True asks for the same bits");
   if (may_fall_back) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
-  if (workspace_limit >= 0 && bytes > size_t(workspace_limit))
+  if (!is_product && workspace_limit >= 0 && bytes > size_t(workspace_limit))
     why.push_back(
         "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit));
   return why;
 }
 
-int Policy::threads_for(const ConvAlgorithm& a, const ConvProblem& p, Op op, int threads) const {
-  return workspace_limit >= 0 && memory_of(a, p, op, threads) > size_t(workspace_limit) ? 1 : threads;
+int Policy::threads_for(const ConvRow& row, const ConvProblem& p, Op op, int threads) const {
+  const bool is_limited = row.direction != Direction::matmul && workspace_limit >= 0;
+  return is_limited && memory_of(*row.algorithm, p, op, threads) > size_t(workspace_limit) ? 1 : threads;
 }
 
 // What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves.
@@ -349,7 +351,10 @@ const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& 
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || choice.asked != row.name) continue;
     is_known = true;
-    if (!allows_math(row, choice.asked)) continue;
+    if (!allows_math(row, choice.asked)) {
+      if (direction == Direction::matmul) choice.reasons.push_back("allow_fp32_emulation=False asks for products in float32 alone");
+      continue;  // a convolution's name has a row in float32, too
+    }
     const std::vector<std::string> why = obstacles(row, call);
     // The rows after it take more problems in the same arithmetic, or cannot take this one for the same reason: one is enough.
     if (!choice.reasons.empty() && (label == label_of(row) || reason == sentence(why))) choice.reasons.pop_back();
@@ -408,7 +413,7 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
   choice.provider = row->algorithm->provider;
   choice.math = row->algorithm->math;
   choice.error = row->algorithm->error(call.problem, op);
-  const int used = threads_for(*row->algorithm, call.problem, op, threads);
+  const int used = threads_for(*row, call.problem, op, threads);
   choice.workspace = int64_t(memory_of(*row->algorithm, call.problem, op, used));
 }
 
@@ -418,7 +423,7 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
   std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
-    if (row.direction != direction || !allows_math(row) || !(exists(row, call) || choice.asked == row.name)) continue;
+    if (row.direction != direction || !allows_math(row, choice.asked) || !(exists(row, call) || choice.asked == row.name)) continue;
     std::vector<std::string> why = obstacles(row, call);
     if (why.empty() && is_invariance(choice.asked) && !is_exact(row, call)) why.push_back(too_inexact(direction));
     const std::string label = label_of(row), text = why.empty() ? "could compute it" : sentence(why);

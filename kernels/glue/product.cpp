@@ -91,8 +91,8 @@ class Product {
     if (t.added && (!is_ours(*t.added) || t.added->scalar_type() != a.scalar_type() || !at::is_expandable_to(t.added->sizes(), sizes()))) return;
     if (t.alpha.toDouble() == 0.0) return;
 
-    // Sixteen bits are rounded once: what is added, or scaled by, joins before that.
-    wide_ = a.element_size() == 2 && (t.adds() || t.scales());
+    // Sixteen bits are computed in float32 and rounded once, after what is added or scaled by.
+    wide_ = a.element_size() == 2;
     right_transposed_ = kind == Kind::vector || (b.stride(-2) == 1 && b.stride(-1) != 1);
     ConvCall& call = call_;
     std::memset(&call, 0, sizeof call);

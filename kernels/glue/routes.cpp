@@ -32,7 +32,7 @@ namespace {
 // Operators that compute matrix products without those that are hooked (see product.cpp).
 constexpr std::string_view products_of_torch[] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-    "aten::mkldnn_rnn_layer", "aten::mkldnn_linear"};
+    "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward", "aten::mkldnn_linear"};
 
 bool is_product(const std::string& name) {
   if (std::find(std::begin(products_of_torch), std::end(products_of_torch), name) != std::end(products_of_torch)) return true;

@@ -1,4 +1,4 @@
-// Operators that compute a convolution without aten::convolution: counted, reported and, under fallback="error", refused.
+// Operators that compute a convolution without aten::convolution, or products without those that are hooked: counted, reported and, under fallback="error", refused.
 #pragma once
 
 #include <c10/core/DispatchKey.h>

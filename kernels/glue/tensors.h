@@ -179,7 +179,7 @@ inline at::Tensor run_row(
   t.channels_last = last;
   t.bias = bias ? bias->const_data_ptr<float>() : nullptr;
   const Parallel all = threads_of_torch();
-  const Parallel some = policy.threads_for(*row.algorithm, p, op, all.threads) == all.threads ? all : serial();
+  const Parallel some = policy.threads_for(row, p, op, all.threads) == all.threads ? all : serial();
   if (keeps_weight) {
     Keeper keeper(policy, *row.algorithm, p, op, second, some, policy.frozen_weights && kind == Weight::kept);
     ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, keeper.prepared(), scratch_memory(), some);

@@ -46,7 +46,7 @@ hold a choice against."""
 CONFIRMED = 3
 """How many of a row's fastest choices are measured once more, until the fastest of all is one that was."""
 ASKING = (*ALGORITHMS, "matmul_algo", *RULES)
-"""Options that ask for algorithms of convolution."""
+"""Options that ask for algorithms."""
 DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
 LATE = "not measured: --quick had no time left"
@@ -267,7 +267,7 @@ class Runner:
         return Context((layer,) if layer.settings else (), "comparison", unmatched=unmatched)
 
     def tell_unmatched(self) -> None:
-        """Warn of rules that matched no convolution in any case."""
+        """Warn of rules that matched nothing in any case."""
         for found in self._unmatched.values():
             for text in sorted(set.intersection(*found)):
                 tell(text.partition(":")[0], text, text)

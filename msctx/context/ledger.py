@@ -40,6 +40,7 @@ class _Record:
     wrote: Any = None
     """What the switch read after the write."""
     who: threading.Thread = field(default_factory=threading.current_thread)
+    """The thread that wrote it."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -439,9 +440,9 @@ def rebase(
         known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
         switches = [SWITCHES[name] for name in names if name not in known]
         hold.late.clear()
-        elsewhere = {name for name, record in hold.records.items() if record.is_elsewhere}
-        for name in elsewhere:
-            if SWITCHES[name].scope == "thread" or assignments.get(name, AS_FOUND) != hold.records[name].want:
+        for name, record in hold.records.items():
+            is_changed = record.switch.scope == "thread" or assignments.get(name, AS_FOUND) != record.want
+            if is_changed and record.is_elsewhere:
                 raise ScopeError(f"{name} was set by set_context in another thread; change or reset it there")
         hold.thread, hold.who = threading.get_ident(), threading.current_thread()
         _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)

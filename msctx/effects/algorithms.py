@@ -10,7 +10,6 @@ from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effec
 from msctx.effects.precision_mode import HIF8, policy
 from msctx.options.conv_policy import ConvPolicy
 from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
-from msctx.options.rules import PARTS, ROUNDING
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 INVARIANT = ("thread_invariant", "batch_invariant")
@@ -34,6 +33,9 @@ def _rows(fprop: str = "", dgrad: str = "", wgrad: str = "", matmul: str = "") -
     return frozenset((direction, name) for direction, each in names for name in each.split())
 
 
+ROUNDING = ("tf32", "bf16x3")
+PARTS = ("fp16x3", "int8x6", "bf16x9", "bf16x6", *ROUNDING)
+"""What computes products from parts of the values; some round them."""
 OF_PARTS = " ".join(PARTS)
 TRANSFORMS = "winograd winograd_nonfused fft fft_tiling"
 ABILITIES = {
@@ -77,6 +79,11 @@ with a window of 1x1."""
 OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 """Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
 HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
+PAST_THE_HOOK = (
+    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; attention's own kernels and products that inductor "
+    "turns into sums (of a vector, of few columns) run as they do without it"
+)
+EMULATES = "{} makes cuBLAS compute float32 products from parts: unset it before the program starts"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
@@ -87,6 +94,11 @@ def conv_policy(want: Want) -> dict[str, Any]:
         return {}
     options = NATIVE if want.device == "cpu" else NAMED
     asking = {name: setting.value for name in options if (setting := want.in_force(name)) and setting.value}
+    if _excluded(want, asking.get("matmul_algo", "")):
+        del asking["matmul_algo"]
+    if asking.get("matmul_algo_rules"):
+        rules = [str(rule) for rule in rules_of(asking.pop("matmul_algo_rules")) if not _excluded(want, rule.asked[0][1])]
+        asking |= {"matmul_algo_rules": "; ".join(rules)} if rules else {}
     if rounds_products(want):
         asking.setdefault("matmul_algo", "normal")
     if want.device == "cuda":
@@ -132,7 +144,7 @@ def asked(want: Want) -> dict[tuple[str, str], str]:
             found |= {(d, "normal"): "enable_small_channel" for d in DIRECTIONS if not named[d]}
         if rounds_products(want) and not named[PRODUCT]:
             found.setdefault((PRODUCT, "normal"), "matmul_allow_tf32")
-    return found
+    return {(d, name): who for (d, name), who in found.items() if d != PRODUCT or not _excluded(want, name)}
 
 
 def rounds_products(want: Want) -> bool:
@@ -230,25 +242,33 @@ def products(want: Want) -> Outcome:
         return _by_torchs_flags(want)
     if want.facts.native:
         return refused(want.facts.native)
-    names = {name for (_, name), who in asked_of(want, PRODUCT).items() if who not in INVARIANT}
-    if want.option.name == "matmul_algo":
-        names &= {want.value}
-    if missing := sorted(names & {*PARTS}) if want.facts.matrix_unit else []:
-        why = f"{', '.join(missing)}: {want.facts.matrix_unit}"
-        return refused(why) if len(missing) == len(names) else approximated(carried_out(want), why)
-    return honoured(carried_out(want), PAST_THE_HOOK)
+    named = {PRODUCT: want.value} if want.option.name == "matmul_algo" else {}
+    names = {name for _, name in asked_by(named, *([] if named else [want.value]))}
+    missing = {name: why for name in sorted(names) if (why := _excluded(want, name))}
+    told = "; ".join(f"{name}: {why}" for name, why in missing.items())
+    if names <= {*missing}:
+        return refused(told)
+    return approximated(carried_out(want), told) if missing else honoured(carried_out(want), PAST_THE_HOOK)
 
 
-PAST_THE_HOOK = (
-    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; attention's own kernels and products that inductor "
-    "turns into sums (of a vector, of few columns) run as they do without it"
-)
-
-
-EMULATES = "{} makes cuBLAS compute float32 products from parts: unset it before the program starts"
+def _excluded(want: Want, product: str) -> str:
+    """Why no product may be computed in a way; ``""``: it may."""
+    if product in PARTS and want.device == "cpu" and want.facts.matrix_unit:
+        return want.facts.matrix_unit
+    if product in PARTS and want.other("allow_fp32_emulation") is False:
+        return "it computes products from parts, and allow_fp32_emulation=False asks for products in float32 alone"
+    if product in ROUNDING and want.other("matmul_allow_tf32") is False:
+        return "it rounds, and matmul_allow_tf32=False asks for products that do not"
+    if product in PARTS and want.other("batch_invariant"):
+        return (
+            "the values of other rows decide how it computes one, and batch_invariant=True asks for the same bits in any batch"
+        )
+    return ""
 
 
 def _by_torchs_flags(want: Want) -> Outcome:
+    if why := _excluded(want, want.value):
+        return refused(why)
     if want.value == "strict" and want.facts.cublas:
         return refused(EMULATES.format(want.facts.cublas))
     if want.value == "strict":

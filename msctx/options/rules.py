@@ -113,9 +113,6 @@ IMPLMODE_LIST = When(
 )
 PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
 NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice gives other bits"
-ROUNDING = ("tf32", "bf16x3")
-PARTS = ("fp16x3", "int8x6", "bf16x9", "bf16x6", *ROUNDING)
-"""What computes products from parts of the values; some round them."""
 SAME_BITS = (
     (When("deterministic", ("ON",)), "deterministic=ON asks for the same bits in every run"),
     (When("thread_invariant", TRUE), "thread_invariant=True asks for the same bits with any number of threads"),
@@ -222,24 +219,6 @@ FORBIDS = (
             "the values of other images decide how it computes one, and batch_invariant=True asks for the same bits in any batch",
         )
         for option in ("conv_fprop_algo", "conv_dgrad_algo")
-    ),
-    Forbids(
-        When("matmul_algo", PARTS),
-        When("batch_invariant", TRUE),
-        "refused",
-        "the values of other rows decide how it computes one, and batch_invariant=True asks for the same bits in any batch",
-    ),
-    Forbids(
-        When("matmul_algo", PARTS),
-        When("allow_fp32_emulation", (False,)),
-        "refused",
-        "it computes products from parts, and allow_fp32_emulation=False asks for products in float32 alone",
-    ),
-    Forbids(
-        When("matmul_algo", ROUNDING),
-        When("matmul_allow_tf32", (False,)),
-        "refused",
-        "it rounds, and matmul_allow_tf32=False asks for products that do not",
     ),
     Forbids(
         When("customize_dtypes"),

@@ -1,5 +1,6 @@
 """conv_*_algo and what goes with them come to one policy of the native core."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -278,3 +279,32 @@ def test_details_of_what_does_not_come_about_are_inert() -> None:
     check([("cpu", measured, {"tuning_file": ("inert", {}, "each batch would have an entry of its own")})])
     refused = {"frozen_weights": True, "precision_mode_v2": "mixed_hif8"}
     check([("cpu", refused, {"frozen_weights": ("inert", {}, "no algorithm is asked for")})])
+
+
+def test_rules_ask_for_no_product_that_is_excluded() -> None:
+    both = {"matmul_algo_rules": {"a": "fp16x3", "b": "strict"}, "conv_fprop_algo": "gemm"}
+    rest = ConvPolicy(conv_fprop_algo="gemm", matmul_algo_rules="b: matmul=strict")
+    for more, changed, why in (
+        ({"allow_fp32_emulation": False}, {"allow_fp32_emulation": False}, "products in float32 alone"),
+        (
+            {"batch_invariant": True},
+            {"batch_invariant": True, "thread_invariant": True, "torch_keeps_products": True},
+            "other rows",
+        ),
+    ):
+        given = {"native.convolution.cpu": replace(rest, **changed)} | INDUCTOR
+        check([("cpu", both | more, {"matmul_algo_rules": ("approximated", given, why)})])
+        alone = {"matmul_algo_rules": {"a": "fp16x3"}, **more}
+        check([("cpu", alone, {"matmul_algo_rules": ("refused", {}, why)})])
+    rounds = {"matmul_algo_rules": {"a": "tf32"}, "matmul_allow_tf32": False}
+    check([("cpu", rounds, {"matmul_algo_rules": ("refused", {}, "it rounds")})])
+    check(
+        [("cpu", {"matmul_algo": "int8x6", "fallback": "error"}, {"fallback": ("inert", {}, "no algorithm")})],
+        matrix_unit="none",
+    )
+
+
+def test_a_limit_of_workspaces_is_of_convolutions() -> None:
+    check(
+        [("cpu", {"matmul_algo": "bf16x6", "conv_workspace_limit": 0}, {"conv_workspace_limit": ("inert", {}, "no algorithm")})]
+    )

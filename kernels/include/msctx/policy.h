@@ -86,7 +86,7 @@ class Policy : public PolicyOptions {
 
   const ConvTable& table() const { return table_; }
   // On how many of these threads to run an algorithm: one, where its workspace for all would be above the limit.
-  int threads_for(const ConvAlgorithm&, const ConvProblem&, Op, int threads) const;
+  int threads_for(const ConvRow&, const ConvProblem&, Op, int threads) const;
 
   std::atomic<int64_t> number{0};  // from 1 on: another one each time that it comes into force
 
