@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,22 @@ from msctx import locks
 
 _BESIDE = """
 exec 3<&0
-( ( read -r line; trap "" TERM; kill -TERM 0; rm -rf -- "$0"; kill -KILL 0 ) <&3 >/dev/null 2>&1 & )
+( ( read -r line; trap "" TERM; kill -TERM 0; "$1" -ISc "$2" "$0"; kill -KILL 0 ) <&3 >/dev/null 2>&1 & )
+shift 2
 exec "$@" 3<&- </dev/null
 """
 """The shell's watch outlives the program until run() ends its group; a process that was forked meanwhile keeps it waiting."""
+_LAST = """
+import os, shutil, sys, time
+group = os.getpgrp()
+os.setsid()
+time.sleep(0.5)
+os.killpg(group, 9)
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+time.sleep(0.5)
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
+"""Python that ends the group from outside it, for what a program writes until it has ended would bring its folder back."""
 GRACE = 10.0
 """Seconds that a program has after Ctrl-C or SIGTERM to end by itself."""
 
@@ -55,7 +68,7 @@ class Children:
                 return subprocess.CompletedProcess(command, -signal.SIGKILL, "", "")
             with locks.no_fork:
                 process = subprocess.Popen(
-                    ["/bin/sh", "-c", _BESIDE, str(scratch or self._scratch or ""), *command],
+                    ["/bin/sh", "-c", _BESIDE, str(scratch or self._scratch or ""), sys.executable, _LAST, *command],
                     stdin=self._theirs,
                     stdout=subprocess.PIPE,
                     cwd=cwd,
