@@ -15,10 +15,11 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from array import array
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import msctx
 
 CONVS = {"conv_fprop_algo": "gemm", "conv_dgrad_algo": "algo_1", "conv_wgrad_algo": "algo_1"}
 MODEL = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.ReLU()) for _ in range(50)))
+LARGE = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(1000)))
 X = torch.ones(1, 1, 2, 2)
 
 Kind = Callable[[], AbstractContextManager[object]]
@@ -50,6 +52,24 @@ class Calls:
 
 RULES = msctx.context(**CONVS, conv_algo_rules={"0.*": "direct"}, fallback="silent").watch(MODEL)
 RECOMPUTED = msctx.context(memory_optimize_level="O1").watch(MODEL)
+PRODUCT_RULES = msctx.context(matmul_algo_rules={"*": "reference"}, fallback="silent").watch(LARGE)
+DTYPES = Path(tempfile.mkdtemp()) / "dtypes.cfg"
+DTYPES.write_text("*::InputDtype:bfloat16\n")
+PRECISION_RULES = msctx.context(customize_dtypes=str(DTYPES)).watch(LARGE)
+
+
+class Nested:
+    """Ten contexts in each other."""
+
+    def __enter__(self) -> None:
+        self.open_ones = ExitStack()
+        for depth in range(1, 11):
+            self.open_ones.enter_context(msctx.context(max_call_depth=1000 + depth))
+
+    def __exit__(self, *_: object) -> None:
+        self.open_ones.close()
+
+
 BOUND = Calls(msctx.context(deterministic="ON", **CONVS))
 KINDS: dict[str, Kind] = {
     "nothing": msctx.context,
@@ -59,11 +79,17 @@ KINDS: dict[str, Kind] = {
     "algorithms": lambda: msctx.context(**CONVS),
     "performance": lambda: msctx.context(**dict.fromkeys(CONVS, "performance")),
     "frozen weights": lambda: msctx.context(**CONVS, frozen_weights=True),
+    "products": lambda: msctx.context(matmul_algo="reference"),
+    "batch_invariant": lambda: msctx.context(batch_invariant=True),
     "flush_denormal": lambda: msctx.context(flush_denormal=True),
     "precision": lambda: msctx.context(precision_mode="allow_mix_precision_bf16"),
     "cap": lambda: msctx.context(max_device_memory="1GB"),
     "one context, watched models": lambda: RULES,
     "new contexts, a watched model": lambda: msctx.context(**CONVS).watch(MODEL),
+    "new contexts, 1,000 watched modules": lambda: msctx.context(**CONVS).watch(LARGE),
+    "algorithms of 1,000 named modules": lambda: PRODUCT_RULES,
+    "dtypes of 1,000 named modules": lambda: PRECISION_RULES,
+    "ten nested contexts": Nested,
     "O1, watched models": lambda: RECOMPUTED,
     "bound function": lambda: BOUND,
 }

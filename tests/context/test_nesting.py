@@ -3,7 +3,8 @@
 import asyncio
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from statistics import median
 from typing import Any
 
 import pytest
@@ -73,24 +74,30 @@ def test_nesting(exact_state: State) -> None:
     assert exact_state() == states[0]
 
 
-def calls_to_enter(depth: int, name: str) -> int:
-    """Calls, of built-in functions and of comprehensions too, until nested contexts that no other was like are open."""
-    calls = 0
+@contextmanager
+def calls() -> Iterator[list[int]]:
+    """Counts calls, of built-in functions and of comprehensions too, and of whatever Python code the core calls back."""
+    counted = [0]
 
     def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
+        counted[0] += event in ("call", "c_call")
 
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield counted
+    finally:
+        sys.setprofile(before)
+
+
+def calls_to_enter(depth: int, name: str) -> int:
+    """Nested contexts that no other was like."""
     with ExitStack() as open_ones:
         contexts = [msctx.context(**{name: value}) for value in range(1000 * depth, 1001 * depth)]
-        before = sys.getprofile()
-        sys.setprofile(count)
-        try:
+        with calls() as counted:
             for context in contexts:
                 open_ones.enter_context(context)
-        finally:
-            sys.setprofile(before)
-    return calls
+    return counted[0]
 
 
 @pytest.mark.parametrize("name", ["max_call_depth", "hccl_timeout"])
@@ -100,6 +107,25 @@ def test_entering_costs_the_same_at_any_depth(name: str) -> None:
     calls_to_enter(2, name)
     shallow, deep = calls_to_enter(50, name), calls_to_enter(100, name)
     assert deep < 2.3 * shallow, "it grows with the depth"
+
+
+@pytest.mark.parametrize("algorithm", ["performance", "normal", "gemm"])
+def test_a_step_costs_the_same_after_many_problems_and_contexts(algorithm: str) -> None:
+    """deterministic="ON" keeps ``performance`` from measuring."""
+
+    def step() -> int:
+        with calls() as counted, msctx.context(conv_fprop_algo=algorithm, deterministic="ON"):
+            torch.nn.functional.conv2d(x, w)
+        return counted[0]
+
+    x, w = torch.ones(1, 1, 4, 4), torch.ones(1, 1, 1, 1)
+    for _ in range(3):
+        step()
+    first = [step() for _ in range(9)]
+    for width in range(5, 305):
+        with msctx.context(conv_fprop_algo=algorithm, deterministic="ON", max_call_depth=1000 + width):
+            torch.nn.functional.conv2d(torch.ones(1, 1, 4, width), w)
+    assert median([step() for _ in range(9)]) == median(first)
 
 
 def test_one_context_is_entered_again_and_inside_itself(exact_state: State) -> None:
