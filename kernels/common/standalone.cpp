@@ -69,7 +69,7 @@ int64_t msctx_workspace(const char* isa, int index, const ConvProblem* p, int op
 double msctx_error(const char* isa, int index, const ConvProblem* p, int op) { return algorithm(isa, index).error(*p, Op(op)); }
 
 void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high) {
-  const Fingerprint found = table_of(isa)->fingerprint(data, bytes, in_threads(threads));
+  const Fingerprint found = table_of(isa)->readers->fingerprint(data, bytes, in_threads(threads));
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 

@@ -145,7 +145,7 @@ const void* Keeper::plain() {
 const Fingerprint& Keeper::print() {
   // In the order in which it lies in memory, where nothing lies between: the key has the strides.
   const void* bytes = weight_.is_non_overlapping_and_dense() ? weight_.data_ptr() : plain();
-  if (!print_) print_ = policy_.table().fingerprint(bytes, w_size(p_) * weight_.element_size(), parallel_);
+  if (!print_) print_ = policy_.table().readers->fingerprint(bytes, w_size(p_) * weight_.element_size(), parallel_);
   return *print_;
 }
 

@@ -94,6 +94,14 @@ class _Policy(Structure):
     _fields_ = [("options", _Options), ("asked", c_char_p * len(ASKED)), ("rules", c_int32), ("rule", POINTER(_Rule))]
 
 
+COLLECTED = ("inputs", "outputs", "statistics", "digests", "tensors", "overflow", "errors", "recent", "running")
+"""What the collector of operators can be asked for."""
+
+
+class Asked(Structure):
+    _fields_ = [*((name, c_int32) for name in COLLECTED), ("folder", c_char_p)]
+
+
 class _Measured(Structure):
     _fields_ = [("label", c_char_p), ("ratio", c_double)]
 
@@ -135,6 +143,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_watch_model": (DONE, [c_int64, c_int]),
     "msctx_watch_misses": (c_int64, []),
     "msctx_watch_lost": (c_int64, []),
+    "msctx_collect": (DONE, [POINTER(Asked), py_object, py_object]),
+    "msctx_collect_step": (None, [c_int64]),
+    "msctx_collect_dropped": (c_int64, []),
+    "msctx_collected": (JSON, [c_int]),
+    "msctx_module_number": (c_int, [STR]),
+    "msctx_enter_module": (c_int, [c_int]),
+    "msctx_record_fatal": (None, [STR]),
+    "msctx_running": (JSON, []),
 }
 
 

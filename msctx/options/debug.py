@@ -26,17 +26,17 @@ OPTIONS = (
     Option("print_file_path", Path, example="prints.bin", waits_for=OBSERVERS,
         help="The file to which the Print operator writes tensors and text instead of the screen. It must not be a "
              "directory; if the file exists already, a new one with the time in its name is written."),
-    Option("env_config_path", Path, example="env_config.json", content="ENV_CONFIG", waits_for=OBSERVERS,
+    Option("env_config_path", Path, example="env_config.json", content="ENV_CONFIG",
         help="A JSON file that configures the recorder of what ran (its section rdr: enable, mode, path) and the reuse of "
              "memory between tensors (its section sys: mem_reuse)."),
-    Option("env_config_path.rdr.enable", Bool, default=False, example=True, waits_for=OBSERVERS,
+    Option("env_config_path.rdr.enable", Bool, default=False, example=True,
         help="Records what runs (operators, shapes, memory, compiled graphs, the settings in force) in a buffer of limited "
              "length, and writes it to env_config_path.rdr.path when the program fails."),
     Option("env_config_path.rdr.mode", Choice({
             1: "only when the program fails", 2: "when it fails and when it ends normally",
-        }), default=1, example=2, waits_for=OBSERVERS,
+        }), default=1, example=2,
         help="When the recorder of env_config_path.rdr.enable writes its files."),
-    Option("env_config_path.rdr.path", Path, default="./", example="/tmp/recorder", waits_for=OBSERVERS,
+    Option("env_config_path.rdr.path", Path, default="./", example="/tmp/recorder",
         help="The directory for the files of env_config_path.rdr.enable; each rank of a distributed run gets a folder of "
              "its own in it. MindSpore takes absolute paths alone."),
     Option("env_config_path.sys.mem_reuse", Bool, default=True, example=False, also=("env_config_path.sys.mem_Reuse",),

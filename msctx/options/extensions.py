@@ -88,6 +88,11 @@ OPTIONS = (
              "in the cache: to be committed beside an experiment, so that the next run makes the same choices and measures "
              "nothing. It need not be there yet, nor its folder. A relative path in a YAML file is meant from the folder of "
              "that file."),
+    extension("dump_format", Choice({
+            "mindspore": "MindSpore's Dump: rank_0/Net/0/STEP/TYPE.NAME….npy and statistic.csv",
+            "msprobe": "msProbe's: stepN/rankR/dump.json, construct.json, stack.json and dump_tensor_data/*.pt",
+        }), default="mindspore", example="msprobe",
+        help="The layout of the files of session.enable_dump: that of the tools that shall read them."),
     extension("strict", Bool, example=True,
         help="Turns every option that would be refused, is not built yet or is inert (but those of a device that is not here) "
              "into an error before anything changes, and a switch that other code changed inside the scope into an error at "

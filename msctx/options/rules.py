@@ -185,7 +185,7 @@ NEEDS = (
     Needs(When("graph_max_parallel_model_num", test=_more_than_one, words="above 1"), (When("graph_run_mode", (0,)),)),
     *(
         Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
-        for name in ("dump_mode", "dump_step", "dump_data", "dump_layer", "quant_dumpable")
+        for name in ("dump_mode", "dump_step", "dump_data", "dump_layer", "dump_format", "quant_dumpable")
     ),
     Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
     Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),

@@ -76,7 +76,7 @@ OPTIONS = (
     session_option("enable_exception_dump", Choice({
             0: "nothing is saved", 1: "inputs, outputs, their descriptions and the workspace",
             2: "the inputs and what describes them, no more",
-        }), default=2, example=1, ge="ge.exec.enable_exception_dump", waits_for=OBSERVERS,
+        }), default=2, example=1, ge="ge.exec.enable_exception_dump",
         help="What is saved of an operator that fails."),
     session_option("op_debug_config", Path, example="op_debug.cfg", ge="ge.exec.opDebugConfig", content="OP_DEBUG",
         waits_for=OBSERVERS,
@@ -112,34 +112,33 @@ OPTIONS = (
              "precision_mode. Without effect where casts are forbidden altogether."),
     # precision comparison
     Option("session.enable_dump", Bool, default=False, example=True, ge="ge.exec.enableDump", source=SOURCE,
-        waits_for=OBSERVERS,
         help="Writes the data of the operators to dump_path while the program runs; dump_mode, dump_step, dump_data and "
              "dump_layer select what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, "
              "inert option."),
     session_option("dump_mode", Choice({
             "input": "what goes into an operator", "output": "what comes out of it", "all": "both, in files of their own",
-        }), default="output", example="all", ge="ge.exec.dumpMode", waits_for=OBSERVERS,
+        }), default="output", example="all", ge="ge.exec.dumpMode",
         help="Which side of an operator session.enable_dump writes."),
-    session_option("enable_dump_debug", Bool, default=False, example=True, ge="ge.exec.enableDumpDebug", waits_for=OBSERVERS,
+    session_option("enable_dump_debug", Bool, default=False, example=True, ge="ge.exec.enableDumpDebug",
         help="Looks for overflow while training: operators that turn finite inputs into inf, NaN or saturated numbers have "
              "their data written to dump_path. Excludes session.enable_dump."),
     session_option("dump_debug_mode", Choice({
             "aicore_overflow": "in operators that compute",
             "atomic_overflow": "in operators that accumulate into memory, such as scatter_add",
             "all": "in both sorts of operators",
-        }), default="all", example="atomic_overflow", ge="ge.exec.dumpDebugMode", waits_for=OBSERVERS,
+        }), default="all", example="atomic_overflow", ge="ge.exec.dumpDebugMode",
         help="Where enable_dump_debug looks for overflow. Newer NPUs (Atlas A2) take no other value than all."),
-    session_option("dump_path", Path, example="dumps", ge="ge.exec.dumpPath", waits_for=OBSERVERS,
+    session_option("dump_path", Path, example="dumps", ge="ge.exec.dumpPath",
         help="The directory for dumped data; it must exist and be writable."),
-    session_option("dump_step", DumpStep, example="0|3-5|10", ge="ge.exec.dumpStep", waits_for=OBSERVERS,
+    session_option("dump_step", DumpStep, example="0|3-5|10", ge="ge.exec.dumpStep",
         help="The training steps whose data are dumped, single ones and ranges; unset: every step. A step ends with "
              "optimizer.step() or msctx.step()."),
     session_option("dump_data", Choice({
             "tensor": "the tensors themselves", "stats": "a table of smallest, largest, mean, norm, NaN and inf counts",
-        }), default="tensor", example="stats", ge="ge.exec.dumpData", waits_for=OBSERVERS,
+        }), default="tensor", example="stats", ge="ge.exec.dumpData",
         help="What a dump holds."),
     session_option("dump_layer", TextList("names of operators separated by blanks", separator=" "), example="net/conv1 net/fc",
-        ge="ge.exec.dumpLayer", waits_for=OBSERVERS,
+        ge="ge.exec.dumpLayer",
         help="The modules or operators whose data are dumped, by name; unset: all of them."),
     session_option("quant_dumpable", TextFlag, default="0", example="1", ge="ge.quant_dumpable", waits_for=OBSERVERS,
         help='"1" keeps what goes into a quantisation as a tensor of its own, so that it can be dumped, instead of letting '
@@ -241,7 +240,7 @@ OPTIONS = (
              "stream_sync_timeout, which is in milliseconds."),
     session_option("op_wait_timeout", Int(1), default=120, example=60, ge="ge.exec.opWaitTimeout", waits_for=SESSIONS,
         help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error."),
-    session_option("op_execute_timeout", Int(1), example=90, ge="ge.exec.opExecuteTimeout", waits_for=OBSERVERS,
+    session_option("op_execute_timeout", Int(1), example=90, ge="ge.exec.opExecuteTimeout",
         help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit "
              "holds."),
     session_option("stream_sync_timeout", Int(-1, zero=False), default=-1, example=900000, ge="stream_sync_timeout",

@@ -1,7 +1,7 @@
 """The options of set_context about the device, its memory and the time an operator may take (catalogue: system)."""
 
 from msctx.options.kinds import Choice, Int, Memory, MemoryBetween
-from msctx.options.option import OBSERVERS, Option
+from msctx.options.option import Option
 
 GB = 2**30
 
@@ -33,7 +33,6 @@ OPTIONS = (
              "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor "
              "still gets a segment of its own; so does msctx's pool on CPU, which takes 64MB at a time otherwise."),
     Option("op_timeout", Int(0), default=900, example=60, also=("device_context.ascend.op_debug.execute_timeout",),
-        waits_for=OBSERVERS,
         help="Seconds that a single operator may run before a watchdog prints the stacks and ends the task; 0 leaves the "
              "limits of torch and the driver as they are."),
 )

@@ -36,11 +36,24 @@ struct Fingerprint {
   bool operator==(const Fingerprint&) const = default;
 };
 
+// What a piece of a tensor holds: see cpu/statistics.cpp. Range and sums are of the finite values.
+struct Statistics {
+  double least = __builtin_inf(), largest = -__builtin_inf(), sum = 0, squares = 0;
+  int64_t count = 0, nan = 0, positive_inf = 0, negative_inf = 0, zero = 0, negative = 0;
+};
+
+// How tensors are read, beside convolutions.
+struct Readers {
+  Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&);
+  Statistics (*statistics)(DType, const void* data, int64_t count);
+  bool (*has_nonfinite)(DType, const void* data, int64_t count);
+};
+
 struct ConvTable {
   const char* isa;
   const ConvRow* rows;
   int count;
-  Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&) = nullptr;  // null: that of avx512
+  const Readers* readers = nullptr;  // null: those of avx512
   bool is_computed_again = true;  // by conv_run, where a result is not finite
 };
 

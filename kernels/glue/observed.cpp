@@ -1,0 +1,210 @@
+#include "glue/observed.h"
+
+#include <ATen/Functions.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "glue/tensors.h"
+#include "msctx/json.h"
+
+namespace msctx::glue {
+namespace {
+
+constexpr int64_t piece = 64 << 10;  // values of a task: the sums depend on it, never on threads
+
+const Readers& readers() { return *table_in_use().readers; }
+
+// All values once: expanded dimensions are one wide. `times`: how often each of them stands in the tensor.
+at::Tensor once(at::Tensor t, int64_t& times) {
+  times = 1;
+  if (t.is_complex()) t = at::view_as_real(t.is_conj() ? t.conj() : t);  // the parts' signs do not matter where they are conjugated
+  for (int64_t d = 0; d < t.dim(); d++)
+    if (t.size(d) > 1 && t.stride(d) == 0) {
+      times *= t.size(d);
+      t = t.narrow(d, 0, 1);
+    }
+  return t.is_non_overlapping_and_dense() ? t : t.contiguous();
+}
+
+template <class Found, class Read>
+std::vector<Found> in_pieces(const at::Tensor& t, const Read& read) {
+  const int64_t count = t.numel(), pieces = (count + piece - 1) / piece;
+  const auto* data = static_cast<const char*>(t.const_data_ptr());
+  std::vector<Found> found(pieces);
+  const auto each = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) found[i] = read(data + i * piece * t.element_size(), std::min(piece, count - i * piece));
+  };
+  if (forked) each(0, pieces);
+  else at::parallel_for(0, pieces, 1, each);
+  return found;
+}
+
+}  // namespace
+
+struct Unseen::Guards {
+  at::DisableRecordFunctionGuard unrecorded;
+  c10::impl::ExcludeDispatchKeyGuard below{
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::python_ks |
+      c10::DispatchKeySet(
+          {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+           c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::PreDispatch,
+           c10::DispatchKey::Functionalize})};
+};
+Unseen::Unseen() : guards_(new Guards) {}
+Unseen::~Unseen() { delete guards_; }
+
+bool is_wrapped(const at::Tensor& t) {
+  const auto keys = t.key_set();
+  return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::FuncTorchBatched) ||
+         keys.has(c10::DispatchKey::FuncTorchGradWrapper) || keys.has(c10::DispatchKey::Functionalize);
+}
+
+bool is_readable(const at::Tensor& t) {
+  return t.defined() && t.layout() == at::kStrided && t.device().is_cpu() && !t.is_quantized() && !is_wrapped(t) && t.has_storage() &&
+         !t._is_zerotensor() && (t.numel() == 0 || t.const_data_ptr() != nullptr);
+}
+
+bool has_nonfinite(const at::Tensor& given) {
+  if (!given.is_floating_point() && !given.is_complex()) return false;
+  int64_t times;
+  const at::Tensor t = once(given, times);
+  const auto dtype = dtype_of(t);
+  if (!dtype) return !at::isfinite(t.to(at::kFloat)).all().item<bool>();  // float8 and the like
+  const auto found = in_pieces<char>(t, [&](const char* data, int64_t count) { return readers().has_nonfinite(*dtype, data, count); });
+  return std::find(found.begin(), found.end(), char(true)) != found.end();
+}
+
+Statistics statistics_of(const at::Tensor& given) {
+  int64_t times;
+  at::Tensor t = once(given, times);
+  if (!dtype_of(t)) t = t.to(at::kDouble);
+  const DType dtype = *dtype_of(t);
+  Statistics all;
+  const auto parts = in_pieces<Statistics>(t, [&](const char* data, int64_t count) { return readers().statistics(dtype, data, count); });
+  for (const Statistics& one : parts) {
+    all.least = std::min(all.least, one.least);
+    all.largest = std::max(all.largest, one.largest);
+    all.sum += one.sum * double(times);
+    all.squares += one.squares * double(times);
+    all.count += one.count * times;
+    all.nan += one.nan * times;
+    all.positive_inf += one.positive_inf * times;
+    all.negative_inf += one.negative_inf * times;
+    all.zero += one.zero * times;
+    all.negative += one.negative * times;
+  }
+  return all;
+}
+
+uint64_t digest_of(const at::Tensor& given) {
+  const at::Tensor t = given.resolve_conj().resolve_neg().contiguous();
+  const Fingerprint found = readers().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads_of_torch());
+  uint64_t shape = 0xcbf29ce484222325;
+  for (const int64_t size : t.sizes()) shape = (shape ^ uint64_t(size)) * 0x100000001b3;
+  return found.low ^ shape ^ uint64_t(t.scalar_type()) << 56;
+}
+
+void write_npy(const at::Tensor& given, const std::string& path) {
+  at::Tensor t = given.resolve_conj().resolve_neg();
+  const char* type = nullptr;
+  switch (t.scalar_type()) {
+    case at::kFloat: type = "<f4"; break;
+    case at::kDouble: type = "<f8"; break;
+    case at::kHalf: type = "<f2"; break;
+    case at::kBool: type = "|b1"; break;
+    case at::kByte: type = "|u1"; break;
+    case at::kChar: type = "|i1"; break;
+    case at::kShort: type = "<i2"; break;
+    case at::kInt: type = "<i4"; break;
+    case at::kLong: type = "<i8"; break;
+    case at::kComplexFloat: type = "<c8"; break;
+    case at::kComplexDouble: type = "<c16"; break;
+    default: type = "<f4"; t = t.to(at::kFloat);
+  }
+  t = t.contiguous();
+  std::string shape;
+  for (const int64_t size : t.sizes()) shape += std::to_string(size) + ",";
+  std::string head = std::string("{'descr': '") + type + "', 'fortran_order': False, 'shape': (" + shape + "), }";
+  head.resize((10 + head.size()) / 64 * 64 + 64 - 10 - 1, ' ');
+  head += '\n';
+  const char before[] = {'\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0, char(head.size() & 0xff), char(head.size() >> 8)};
+  std::FILE* file = std::fopen(path.c_str(), "wbx");
+  if (!file && errno == ENOENT) {
+    std::error_code none;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), none);
+    file = std::fopen(path.c_str(), "wbx");
+  }
+  if (!file) throw std::runtime_error(path + ": " + std::strerror(errno));
+  bool is_whole = std::fwrite(before, sizeof before, 1, file) == 1 && std::fwrite(head.data(), head.size(), 1, file) == 1;
+  is_whole = is_whole && (t.nbytes() == 0 || std::fwrite(t.const_data_ptr(), t.nbytes(), 1, file) == 1);
+  int error = errno;
+  if (std::fclose(file) != 0) is_whole = false, error = errno;
+  if (is_whole) return;
+  std::remove(path.c_str());
+  throw std::runtime_error(path + ": " + std::strerror(error));
+}
+
+std::string shape_of(const at::Tensor& t) {
+  std::string shape;
+  for (const int64_t size : t.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
+  return shape;
+}
+
+void tensors_in(const c10::IValue& value, std::vector<at::Tensor>& found) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) found.push_back(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& one : value.toTensorVector())
+      if (one.defined()) found.push_back(one);
+  } else if (value.isList()) {
+    for (const c10::IValue& one : value.toListRef()) tensors_in(one, found);
+  }
+}
+
+void write_json(std::string& json, const c10::IValue& value, int& tensors) {
+  const auto number = [&](double v) {
+    char text[40];
+    std::snprintf(text, sizeof text, "%.17g", v);
+    if (std::isfinite(v)) json += text;
+    else quote(json += "{\"float\":", text), json += '}';
+  };
+  const auto torch = [&](const std::string& name) { quote(json += "{\"torch\":", name), json += '}'; };
+  if (value.isNone()) {
+    json += "null";
+  } else if (value.isTensor()) {
+    json += value.toTensor().defined() ? "{\"tensor\":" + std::to_string(tensors++) + "}" : "null";
+  } else if (value.isBool()) {
+    json += value.toBool() ? "true" : "false";
+  } else if (value.isInt()) {
+    json += std::to_string(value.toInt());
+  } else if (value.isDouble()) {
+    number(value.toDouble());
+  } else if (value.isString()) {
+    quote(json, value.toStringRef());
+  } else if (value.isDevice()) {
+    torch("device:" + value.toDevice().str());
+  } else if (value.isList()) {
+    json += '[';
+    bool is_first = true;
+    for (const c10::IValue& one : value.toListRef()) {
+      if (!is_first) json += ',';
+      is_first = false;
+      write_json(json, one, tensors);
+    }
+    json += ']';
+  } else if (value.isScalar()) {
+    const c10::Scalar scalar = value.toScalar();
+    if (scalar.isComplex()) torch("complex");
+    else number(scalar.toDouble());
+  } else {
+    torch(value.tagKind());
+  }
+}
+
+}  // namespace msctx::glue

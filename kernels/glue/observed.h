@@ -1,0 +1,40 @@
+// What observers read of an operator's tensors and other arguments. Nothing here is seen by autograd, by modes or by observers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <string>
+
+#include "msctx/table.h"
+
+namespace msctx::glue {
+
+// While it lives, operators that this thread calls go to the back end at once.
+class Unseen {
+ public:
+  Unseen();
+  ~Unseen();
+
+ private:
+  struct Guards;
+  Guards* guards_;
+};
+
+// Whether it is a plain dense tensor of this machine's memory: no subclass, nothing traced, wrapped or without data.
+bool is_readable(const at::Tensor&);
+// Whether a subclass or a transform computes it by operators of its own.
+bool is_wrapped(const at::Tensor&);
+bool has_nonfinite(const at::Tensor&);  // of floating-point and complex ones
+Statistics statistics_of(const at::Tensor&);
+uint64_t digest_of(const at::Tensor&);  // of the values in logical order, their dtype and shape: the same for any strides
+// In NumPy's format; bfloat16 as float32. Throws where the file cannot be written whole.
+void write_npy(const at::Tensor&, const std::string& path);
+
+std::string shape_of(const at::Tensor&);  // 2x3x4
+// All tensors in it, lists included.
+void tensors_in(const c10::IValue&, std::vector<at::Tensor>&);
+// As JSON: numbers, texts, lists; a tensor as {"tensor": its place among the tensors of the call}; dtypes and the like as {"torch": name}.
+void write_json(std::string&, const c10::IValue&, int& tensors);
+
+}  // namespace msctx::glue

@@ -1,0 +1,85 @@
+"""Observers: dumps of operators, the first overflow, what goes into an operator that raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
+from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
+
+UNSEEN = "operators that torch.compile has fused are not seen one by one"
+ON_DEVICE = "tensors of an accelerator are named, with shape and dtype; their values are not read"
+
+
+def dump(want: Want) -> Dump | None:
+    """What all options of a dump come to together."""
+    if not want.other("session.enable_dump") or not want.other("dump_path"):
+        return None
+    return Dump(
+        path=want.other("dump_path"),
+        steps=want.other("dump_step", ""),
+        mode=want.other("dump_mode", "output"),
+        data=want.other("dump_data", "tensor"),
+        layers=tuple(want.other("dump_layer", "").split()),
+        layout=want.other("dump_format", "mindspore"),
+    )
+
+
+def overflow(want: Want) -> Overflow | None:
+    if not want.other("enable_dump_debug") or not want.other("dump_path"):
+        return None
+    return Overflow(path=want.other("dump_path"), mode=want.other("dump_debug_mode", "all"))
+
+
+def _seen(want: Want, assignments: dict[str, Any]) -> Outcome:
+    return approximated(assignments, UNSEEN if want.device == "cpu" else f"{UNSEEN}; {ON_DEVICE}")
+
+
+@effect("session.enable_dump", "dump_step", "dump_mode", "dump_data", "dump_layer", "dump_format")
+def dumping(want: Want) -> Outcome:
+    found = dump(want)
+    return honoured({"observers.dump": None}) if found is None else _seen(want, {"observers.dump": found})
+
+
+@effect("enable_dump_debug", "dump_debug_mode")
+def overflowing(want: Want) -> Outcome:
+    found = overflow(want)
+    return honoured({"observers.overflow": None}) if found is None else _seen(want, {"observers.overflow": found})
+
+
+@effect("dump_path")
+def dump_path(want: Want) -> Outcome:
+    both = {"observers.dump": dump(want), "observers.overflow": overflow(want)}
+    return honoured(both) if any(both.values()) else NOTHING_ASKED
+
+
+@effect("enable_exception_dump")
+def enable_exception_dump(want: Want) -> Outcome:
+    if not want.value:
+        return honoured({"observers.errors": None})
+    return _seen(want, {"observers.errors": ErrorDump(want.value)})
+
+
+@effect("env_config_path")
+def env_config_path(want: Want) -> Outcome:
+    return honoured(reason="its keys are options of their own")
+
+
+@effect("env_config_path.rdr.enable", "env_config_path.rdr.mode", "env_config_path.rdr.path")
+def recording(want: Want) -> Outcome:
+    if not want.other("env_config_path.rdr.enable"):
+        return honoured({"observers.recorder": None})
+    mode, path = want.other("env_config_path.rdr.mode", 1), want.other("env_config_path.rdr.path", "./")
+    return _seen(want, {"observers.recorder": Recorder(path=path, mode=mode)})
+
+
+@effect("op_timeout", "op_execute_timeout")
+def op_timeout(want: Want) -> Outcome:
+    """Both are one notion: the shorter one counts."""
+    limits = [seconds for name in ("op_timeout", "op_execute_timeout") if (seconds := want.other(name))]
+    if not limits:
+        return honoured({"observers.watchdog": None})
+    assignments = {"observers.watchdog": Watchdog(min(limits))}
+    if want.device == "cpu":
+        return _seen(want, assignments)
+    return approximated(assignments, "the time that the host takes to launch an operator or to wait for one is watched, not the device's own")

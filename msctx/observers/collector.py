@@ -1,0 +1,132 @@
+"""Who reads what the native core collects of operators; nothing is collected while nobody does."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import py_object
+from pathlib import Path
+from typing import Any, ClassVar
+
+from msctx import locks
+from msctx.native import core
+from msctx.observers import modules, steps
+
+Row = dict[str, Any]
+"""An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
+
+ROWS, OVERFLOWS, ERRORS, RECENT = range(4)
+"""The queues of the library."""
+
+
+class Reader:
+    """Somebody who reads what is collected. What it raises is lost, so that a training goes on.
+
+    Attributes:
+        settings: what it was made for.
+        queue: whose rows it takes.
+        is_choosy: whether :meth:`wants` decides about operators.
+    """
+
+    queue: ClassVar[int] = ROWS
+    is_choosy = False
+    settings: Any
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        """What it asks for now: fields of :data:`msctx.native.core.COLLECTED`."""
+        raise NotImplementedError
+
+    @property
+    def folder(self) -> Path | None:
+        """Where files of tensors begin, where it asks for these."""
+        return None
+
+    def wants(self, operator: str, module: str) -> bool:
+        return True
+
+    def take(self, rows: list[Row]) -> None:
+        """Rows of its queue, in the thread of the last one."""
+
+    def end_step(self) -> None:
+        """A step has ended; what is asked for may change."""
+
+    def begin(self) -> None:
+        """It reads from now on, for the first time or again."""
+
+    def pause(self) -> None:
+        """It does not read any more, until it perhaps begins again."""
+
+
+_lock = locks.reentrant()
+_readers: dict[str, Reader] = {}
+_counting: list[Any] = []
+_chooser: list[Any] = []  # the library calls it until another one is put in its place
+
+
+def reader(name: str) -> Reader | None:
+    return _readers.get(name)
+
+
+def put(name: str, new: Reader | None) -> None:
+    """Make *new* the reader of this name, in the place of the one that there is."""
+    with _lock:
+        before = _readers.get(name)
+        if before is new:
+            return
+        if before is not None:
+            _take(before.queue)
+            before.pause()
+            del _readers[name]
+        if new is not None:
+            new.begin()
+            _readers[name] = new
+        refresh()
+        if _readers and not _counting:
+            _counting.append(steps.counting(_end_step))
+            _counting[0].__enter__()
+        elif not _readers and _counting:
+            _counting.pop().__exit__(None, None, None)
+        modules.turn(on=bool(_readers))
+
+
+def refresh() -> None:
+    """Ask the library for what all readers want together; a reader calls it when it wants something else."""
+    library = core.load()
+    asked: dict[str, int] = {}
+    for one in _readers.values():
+        for name, value in one.asked.items():
+            asked[name] = asked.get(name, 0) | value
+    if not _readers:
+        library.c.msctx_collect(None, py_object(), py_object())
+        return
+    folder = next((one.folder for one in _readers.values() if one.folder is not None), None)
+    choosy = [one for one in _readers.values() if one.is_choosy]
+    _chooser[:] = [lambda operator, module: any(one.wants(operator, module) for one in choosy)] if choosy else []
+    wanted = core.Asked(**asked, folder=str(folder or "").encode())
+    library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), py_object(*_chooser))
+
+
+def _take(queue: int) -> int:
+    """Called by the library in the thread of an operator, and by us before a reader goes."""
+    with _lock:
+        rows = core.load().c.msctx_collected(queue)
+        for one in [*_readers.values()] if rows else ():
+            if one.queue == queue:
+                one.take(rows)
+    return 0
+
+
+def recent() -> list[Row]:
+    """The last operators that ran, as many as readers asked for."""
+    found: list[Row] = core.load().c.msctx_collected(RECENT)
+    return found
+
+
+def _end_step(step: int) -> None:
+    with _lock:
+        _take(ROWS)
+        for one in [*_readers.values()]:
+            one.end_step()
+        refresh()
+        core.load().c.msctx_collect_step(step + 1)

@@ -1,0 +1,114 @@
+"""``enable_dump_debug``: the operator that turned finite values into NaN or infinite ones, not those that pass them on."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from msctx import notices
+from msctx.observers import collector, files
+from msctx.observers.collector import OVERFLOWS, Reader, Row
+from msctx.observers.dump import DTYPES, kind_of
+from msctx.options.observation import Overflow
+
+OPTION = "enable_dump_debug"
+MODES = {"aicore_overflow": 1, "atomic_overflow": 2, "all": 3}
+PASSED_ON = 4
+"""Also the first operator that passes on what was not finite before: a parameter, an input, what ran unseen."""
+MOST = 100
+"""Operators whose data are written; of the others the number is counted."""
+
+
+class OverflowReader(Reader):
+    """Of each operator in each module, the first overflow of a scope is reported and its data written."""
+
+    queue = OVERFLOWS
+
+    def __init__(self, settings: Overflow) -> None:
+        self.settings = settings
+        self._folder = Path(settings.path).absolute()
+        self._begun = time.strftime("%Y%m%d%H%M%S")
+        self._works = True
+        self.found: list[Row] = []
+        self._more = 0
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return {"overflow": MODES[self.settings.mode] | (0 if self.found else PASSED_ON)}
+
+    @property
+    def folder(self) -> Path | None:
+        return self._scratch if self._works and len(self.found) < MOST else None
+
+    @property
+    def _scratch(self) -> Path:
+        return self._folder / ".msctx"
+
+    def begin(self) -> None:
+        self._works = files.guarded(OPTION, self._folder, lambda: self._scratch.mkdir(parents=True, exist_ok=True))
+
+    def pause(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            same = (row["operator"], row["module"], row["direction"])
+            if any(same == (one["operator"], one["module"], one["direction"]) for one in self.found) or len(self.found) >= MOST:
+                self._more += 1
+                for tensor in (*row["inputs"], *row["outputs"]):
+                    (self._scratch / (tensor["file"] or "-")).unlink(missing_ok=True)
+                continue
+            row["source"] = notices.user_frame()[0]
+            self.found.append(row)
+            collector.refresh()
+            if self._works:
+                files.guarded(OPTION, self._folder, lambda row=row: self._write(row))  # type: ignore[misc]
+            notices.tell(OPTION, str((self._begun, same)), sentence(row))
+
+    def _write(self, row: Row) -> None:
+        """As CANN names them: the operator's tensors, and what overflowed."""
+        place = self._folder / self._begun / str(files.rank()) / "Net" / "0" / str(row["step"])
+        place.mkdir(parents=True, exist_ok=True)
+        kind, name = kind_of(row), files.name_of(f"{row['module']}/{kind_of(row)}".lstrip("/"))
+        for side in ("input", "output"):
+            for slot, tensor in enumerate(row[f"{side}s"]):
+                if tensor["file"]:
+                    (self._scratch / tensor["file"]).replace(place / f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy")
+        status = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0, "pc_start": "0x0", "para_base": "0x0", "status": 0}
+        bits = sum(bit * any(t.get(key, 0) for t in row["outputs"]) for bit, key in ((1, "nan"), (2, "positive_inf"), (4, "negative_inf")))
+        atomic = self.settings.mode == "atomic_overflow"
+        found = {
+            "DHA Atomic Add": status | {"status": bits if atomic else 0},
+            "L2 Atomic Add": status,
+            "AI Core": status | {"kernel_code": "0x0", "block_idx": 0, "status": 0 if atomic else bits},
+            "msctx": row,
+        }
+        files.write_json(place / f"Opdebug.Node_OpDebug.{row['id']}.0.{row['began']}.output.0.json", found)
+
+
+def sentence(row: Row) -> str:
+    """The report on an overflow in one line."""
+    where = f"module {row['module']}" if row["module"] else "no watched module"
+    direction = {"forward": "forward pass", "backward": f"backward pass ({row['node']})", "optimizer": "optimizer"}[row["direction"]]
+    kinds = [
+        f"{sum(t.get(key, 0) for t in row['outputs'])} {name}"
+        for key, name in (("nan", "NaN"), ("positive_inf", "Inf"), ("negative_inf", "-Inf"))
+        if any(t.get(key, 0) for t in row["outputs"])
+    ]
+    inputs = ", ".join(
+        f"{t['argument'] or 'input'} {DTYPES.get(t['dtype'], t['dtype'])}[{t['shape']}] {t['min']:.3g} to {t['max']:.3g}"
+        for t in row["inputs"]
+        if t.get("min") is not None
+    )
+    came = [
+        f"{t['argument'] or 'input'} {DTYPES.get(t['dtype'], t['dtype'])}[{t['shape']}]"
+        for t in row["inputs"]
+        if t.get("nan") or t.get("positive_inf") or t.get("negative_inf")
+    ]
+    origin = f"not finite before: {', '.join(came)}" if came else f"from finite inputs ({inputs or 'none'})"
+    return (
+        f"overflow in step {row['step']}: {row['operator']} in {where}, {direction}, {row['source']}: "
+        f"{' and '.join(kinds)}, {origin}"
+    )

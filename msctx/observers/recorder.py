@@ -1,0 +1,99 @@
+"""``env_config_path.rdr``: the last operators, written when the program fails or ends.
+
+A program fails when an exception leaves the with-block, when one is raised that nobody catches, or by a fatal signal. The files are
+named as those of MindSpore's Running Data Recorder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from msctx.native import core
+from msctx.observers import collector, files
+from msctx.observers.collector import RECENT, Reader
+from msctx.options.observation import Recorder
+
+OPTION = "env_config_path.rdr.enable"
+
+
+class RecorderReader(Reader):
+    queue = RECENT
+
+    def __init__(self, settings: Recorder) -> None:
+        self.settings = settings
+        self._folder = Path(settings.path).absolute() / f"rank_{files.rank()}" / "rdr"
+        self._hooked: list[tuple[Any, Callable[..., None], Callable[..., None]]] = []
+        self._written: BaseException | None = None
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return {"recent": 1}
+
+    def begin(self) -> None:
+        files.guarded(OPTION, self._folder, lambda: self._folder.mkdir(parents=True, exist_ok=True))
+        core.load().c.msctx_record_fatal(f"{self._folder}/KERNEL.graph_exec_order.fatal.{os.getpid()}.txt")
+        self._hook(sys, lambda kind, error, trace: error)
+        self._hook(threading, lambda args: args.exc_value)
+        atexit.register(self._end)
+
+    def _hook(self, owner: Any, error_of: Callable[..., BaseException | None]) -> None:
+        """Of exceptions that nobody catches: the process's context is never left."""
+        before = owner.excepthook
+
+        def hook(*args: Any) -> None:
+            self.fail(error_of(*args))
+            before(*args)
+
+        owner.excepthook = hook
+        self._hooked.append((owner, before, hook))
+
+    def pause(self) -> None:
+        error = sys.exc_info()[1]
+        if error is not None:
+            self.fail(error)
+        else:
+            self._end()
+        atexit.unregister(self._end)
+        core.load().c.msctx_record_fatal("")
+        for owner, before, hook in self._hooked:
+            if owner.excepthook is hook:
+                owner.excepthook = before
+        self._hooked.clear()
+
+    def _end(self) -> None:
+        if self.settings.mode == 2:
+            self._write("ended")
+
+    def fail(self, error: BaseException | None) -> None:
+        if error is None or error is not self._written:
+            self._written = error
+            self._write("failed" if error is None else f"{type(error).__name__}: {error}")
+
+    def _write(self, reason: str) -> None:
+        rows = collector.recent()
+        stem = self._folder / f"KERNEL.graph_exec_order.{time.strftime('%Y%m%d%H%M%S')}.{os.getpid()}"
+        text = ["================== execution order ==================", f"execution_order size: {len(rows)}", reason]
+        for number, row in enumerate(rows):
+            state = {-1: "running", -2: "raised"}.get(row["took"], f"{row['took']} us")
+            fields = (row["operator"], row["module"] or "-", row["direction"], row["shapes"], row["algorithm"] or "-", state, f"thread {row['thread']}")
+            text += [f"{number}:", *(f"\t{field}" for field in fields)]
+        found = {"reason": reason, "operators": rows}
+
+        def write() -> None:
+            files.write(stem.with_name(f"{stem.name}.txt"), "\n".join(text) + "\n")
+            files.write_json(stem.with_name(f"{stem.name}.json"), found)
+
+        files.guarded(OPTION, self._folder, write)
+
+
+def write_all(reason: str) -> None:
+    """The process is about to end."""
+    if isinstance(found := collector.reader("recorder"), RecorderReader):
+        found.fail(TimeoutError(reason))

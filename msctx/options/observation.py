@@ -1,0 +1,56 @@
+"""What the observers of a run shall do: each is one value of one switch, to which all options about it come together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """The data of operators, in files.
+
+    Attributes:
+        path: the folder.
+        steps: which, as dump_step writes them; "": every step.
+        mode: input, output or all.
+        data: tensor or stats.
+        layers: names of modules or operators, types of operators, ``name-regex(…)``; (): all operators.
+        layout: of the files, mindspore or msprobe.
+    """
+
+    path: str
+    steps: str = ""
+    mode: str = "output"
+    data: str = "tensor"
+    layers: tuple[str, ...] = ()
+    layout: str = "mindspore"
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """Which operator first computes what is not finite from what is. *mode*: as dump_debug_mode."""
+
+    path: str
+    mode: str = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDump:
+    """What goes into an operator that raises, in files. *level*: as enable_exception_dump."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """The last operators, written at the end. *mode*: as env_config_path.rdr.mode."""
+
+    path: str
+    mode: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Watchdog:
+    """The seconds that one operator may run."""
+
+    seconds: int

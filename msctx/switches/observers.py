@@ -1,0 +1,53 @@
+"""Switches of the observers: each has the settings of one, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msctx.native import core
+from msctx.observers import collector
+from msctx.observers.collector import Reader
+from msctx.observers.dump import DumpReader
+from msctx.observers.error_dump import ErrorReader
+from msctx.observers.overflow import OverflowReader
+from msctx.observers.recorder import RecorderReader
+from msctx.observers.watchdog import WatchdogReader
+from msctx.switches.base import Switch
+
+
+KEPT = 64
+
+
+def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
+    known: dict[Any, Reader] = {}  # by their settings: a context that is entered again goes on where it was
+
+    def read() -> Any:
+        found = collector.reader(name)
+        return None if found is None else found.settings
+
+    def write(settings: Any) -> None:
+        found = None if settings is None else (known.pop(settings, None) or kind(settings))
+        collector.put(name, found)
+        if found is not None:
+            known[settings] = found
+            while len(known) > KEPT:
+                del known[next(iter(known))]
+
+    return Switch(
+        name=f"observers.{name}",
+        read=read,
+        write=write,
+        save=lambda: collector.reader(name),
+        load=lambda found: collector.put(name, found),
+        prepare=core.load,
+    )
+
+
+SWITCHES = (
+    _observer("dump", DumpReader),
+    _observer("overflow", OverflowReader),
+    _observer("errors", ErrorReader),
+    _observer("recorder", RecorderReader),
+    _observer("watchdog", WatchdogReader),
+)
