@@ -5,69 +5,72 @@
 namespace msctx::MSCTX_ISA {
 namespace {
 
-constexpr int lanes = 16;
 constexpr int64_t block = 256;  // values that are widened at once
+
+template <class T>
+constexpr int lanes = 64 / sizeof(T);
+// Operators act lane by lane; comparisons give -1 and 0.
+template <class T, int count>
+using Lanes __attribute__((vector_size(count * sizeof(T)))) = T;
 
 template <class T>
 struct Bits;
 template <>
 struct Bits<float> {
-  using type = uint32_t;
-  static constexpr type infinite = 0x7f800000u, magnitude = 0x7fffffffu;
+  using type = int32_t;
+  static constexpr type infinite = 0x7f800000, magnitude = 0x7fffffff;
 };
 template <>
 struct Bits<double> {
-  using type = uint64_t;
-  static constexpr type infinite = 0x7ff0000000000000u, magnitude = 0x7fffffffffffffffu;
+  using type = int64_t;
+  static constexpr type infinite = 0x7ff0000000000000, magnitude = 0x7fffffffffffffff;
 };
 
-// Lane by lane, so that compilers find vectors; the lanes are added up in order at the end.
+// The lanes are added up in order at the end.
 template <class T>
 struct Sums {
   using Word = typename Bits<T>::type;
-  T least[lanes], largest[lanes];
-  double sum[lanes], squares[lanes];
-  Word nan[lanes], positive[lanes], negative_inf[lanes], zero[lanes], negative[lanes];
+  using Values = Lanes<T, lanes<T>>;
+  using Words = Lanes<Word, lanes<T>>;
+  using Doubles = Lanes<double, lanes<T>>;
+  static constexpr T infinity = T(__builtin_inf());
+  Values least = Values{} + infinity, largest = Values{} - infinity;
+  Doubles sum = {}, squares = {};
+  Words nan = {}, positive_inf = {}, negative_inf = {}, zero = {}, negative = {};
 
-  Sums() {
-    for (int l = 0; l < lanes; l++) {
-      least[l] = T(__builtin_inf()), largest[l] = -T(__builtin_inf());
-      sum[l] = squares[l] = 0;
-      nan[l] = positive[l] = negative_inf[l] = zero[l] = negative[l] = 0;
-    }
-  }
-
-  void add(const T* from) {
-    for (int l = 0; l < lanes; l++) {
-      const T v = from[l];
-      Word bits;
-      __builtin_memcpy(&bits, &v, sizeof bits);
-      const Word size = bits & Bits<T>::magnitude;
-      const bool is_finite = size < Bits<T>::infinite;
-      const T kept = is_finite ? v : T(0);
-      least[l] = is_finite && v < least[l] ? v : least[l];
-      largest[l] = is_finite && v > largest[l] ? v : largest[l];
-      sum[l] += double(kept);
-      squares[l] += double(kept) * double(kept);
-      nan[l] += size > Bits<T>::infinite;
-      positive[l] += bits == Bits<T>::infinite;
-      negative_inf[l] += bits == (Bits<T>::infinite | ~Bits<T>::magnitude);
-      zero[l] += size == 0;
-      negative[l] += v < T(0);
+  // Of one block: the counts of a lane fit into a word.
+  void add(const T* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += lanes<T>) {
+      Values v;
+      Words bits;
+      __builtin_memcpy(&v, from + i, sizeof v);
+      __builtin_memcpy(&bits, from + i, sizeof bits);
+      const Words size = bits & Bits<T>::magnitude, is_finite = size < Bits<T>::infinite;
+      const Values up = is_finite ? v : Values{} + infinity, down = is_finite ? v : Values{} - infinity;
+      const Doubles kept = __builtin_convertvector(is_finite ? v : Values{}, Doubles);
+      least = up < least ? up : least;
+      largest = down > largest ? down : largest;
+      sum += kept;
+      squares += kept * kept;
+      nan -= size > Bits<T>::infinite;
+      positive_inf -= bits == Bits<T>::infinite;
+      negative_inf -= bits == (Bits<T>::infinite | ~Bits<T>::magnitude);
+      zero -= size == 0;
+      negative -= v < T(0);
     }
   }
 
   void into(Statistics& all) const {
-    for (int l = 0; l < lanes; l++) {
+    for (int l = 0; l < lanes<T>; l++) {
       all.least = double(least[l]) < all.least ? double(least[l]) : all.least;
       all.largest = double(largest[l]) > all.largest ? double(largest[l]) : all.largest;
       all.sum += sum[l];
       all.squares += squares[l];
-      all.nan += int64_t(nan[l]);
-      all.positive_inf += int64_t(positive[l]);
-      all.negative_inf += int64_t(negative_inf[l]);
-      all.zero += int64_t(zero[l]);
-      all.negative += int64_t(negative[l]);
+      all.nan += nan[l];
+      all.positive_inf += positive_inf[l];
+      all.negative_inf += negative_inf[l];
+      all.zero += zero[l];
+      all.negative += negative[l];
     }
   }
 };
@@ -79,16 +82,14 @@ Statistics of(const T* from, int64_t count) {
   all.count = count;
   Sums<Wide> sums;
   Wide wide[block];
-  int64_t padded = 0;
   for (int64_t start = 0; start < count; start += block) {
     const int64_t size = smaller(block, count - start);
-    for (int64_t i = 0; i < size; i++) wide[i] = widen(from[start + i]);
     int64_t end = size;
-    while (end % lanes) wide[end++] = Wide(__builtin_nan("")), padded++;
-    for (int64_t i = 0; i < end; i += lanes) sums.add(wide + i);
+    for (int64_t i = 0; i < size; i++) wide[i] = widen(from[start + i]);
+    while (end % lanes<Wide>) wide[end++] = Wide(__builtin_nan("")), all.nan--;
+    sums.add(wide, end);
   }
   sums.into(all);
-  all.nan -= padded;
   return all;
 }
 
@@ -115,10 +116,10 @@ Statistics statistics(DType dtype, const void* data, int64_t count) {
 
 bool has_nonfinite(DType dtype, const void* data, int64_t count) {
   switch (dtype) {
-    case DType::f64: return has_exponent<uint64_t>(data, count, Bits<double>::infinite);
+    case DType::f64: return has_exponent<uint64_t>(data, count, uint64_t(Bits<double>::infinite));
     case DType::f16: return has_exponent<uint16_t>(data, count, 0x7c00);
     case DType::bf16: return has_exponent<uint16_t>(data, count, 0x7f80);
-    default: return has_exponent<uint32_t>(data, count, Bits<float>::infinite);
+    default: return has_exponent<uint32_t>(data, count, uint32_t(Bits<float>::infinite));
   }
 }
 

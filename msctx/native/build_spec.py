@@ -148,7 +148,7 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
     with_emulated = (f"-DMSCTX_WITH_EMULATED={512 if has_avx512 else 2}",) if is_emulated else ()
     once = units("common", *(("-DMSCTX_WITH_X86", *with_emulated) if x86 else ()))
     include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")
-    glue = units("glue", "-I.", "-fopenmp", *include)
+    glue = units("glue", "-I.", "-fopenmp", "-DNDEBUG", *include)  # torch was built so, and its classes are laid out by it
     # The linker keeps the first copy of an inline function: one for every processor must come before those for newer ones
     linked = (*by_isa[0], *once, *glue, *(unit for rest in by_isa[1:] for unit in rest))
     if not linked:
