@@ -32,7 +32,10 @@ namespace {
 // Operators that compute matrix products without those that are hooked (see product.cpp).
 constexpr std::string_view products_of_torch[] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-    "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward", "aten::mkldnn_linear"};
+    "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward", "aten::mkldnn_linear",
+    "aten::_weight_int8pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_dyn_quant_matmul_4bit", "aten::_scaled_mm",
+    "aten::_int_mm", "aten::fbgemm_linear_fp16_weight", "aten::fbgemm_linear_fp16_weight_fp32_activation",
+    "aten::fbgemm_linear_int8_weight", "aten::fbgemm_linear_int8_weight_fp32_activation"};
 
 bool is_product(const std::string& name) {
   if (std::find(std::begin(products_of_torch), std::end(products_of_torch), name) != std::end(products_of_torch)) return true;
@@ -57,8 +60,9 @@ bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
     return op.name == "aten::conv_tbc" || (is_fused && op.overload_name.empty());  // their out= calls them
   }
   if (!has("mkldnn") && !has("mkl::") && !has("quantized::") && !has("onednn::") && !has("prepacked::")) return false;
-  for (const char* part : {"prepack", "unpack", "reorder", "_stride", "_padding", "_dilation", "_groups", "d_transpose"})
+  for (const char* part : {"prepack", "reorder", "_stride", "_padding", "_dilation", "_groups", "d_transpose"})
     if (op.name.find(part, op.name.find("::")) != std::string::npos) return false;  // packing weights, asking for parameters
+  if (has("unpack") && !has("unpacked")) return false;
   return has("conv") || is_product(op.name);
 }
 

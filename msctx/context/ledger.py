@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -192,7 +193,7 @@ def _write(switch: Switch, want: Any, hold: Hold) -> None:
     if want is AS_FOUND and lowest is None:
         return  # what set it out there is not in force in this thread
     if switch.restore in ("exact", "closing"):
-        hold.records[name] = record = _Record(switch, partial(switch.put_back, switch.take()), want)
+        hold.records[name] = record = _Record(switch, _to_put_back(switch), want)
         if holds:
             _merge_stranded(holds, name)
             _insert(holds, hold)
@@ -204,6 +205,21 @@ def _write(switch: Switch, want: Any, hold: Hold) -> None:
         hold.kept[name] = want
     if record is not None:
         record.wrote = switch.read()
+
+
+def _to_put_back(switch: Switch) -> Callable[[], None]:
+    """What brings back the state that a switch has now."""
+    put_back = partial(switch.put_back, switch.take())
+    return partial(_for, threading.current_thread(), put_back) if switch.scope == "inherited" else put_back
+
+
+def _for(thread: threading.Thread, put_back: Callable[[], None]) -> None:
+    """What a thread found for itself is no other thread's: without it, new threads alone start again with what was found."""
+    if thread is threading.current_thread():
+        put_back()
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(put_back).result()
 
 
 def _lowest(switch: Switch) -> _Record | None:
@@ -329,10 +345,17 @@ def _give_back(record: _Record, hold: Hold) -> None:
         if hold in holds and holds[-1] is not hold:
             _finish(switch, hold)
         if hold in holds and holds[-1] is not hold:
-            holds[holds.index(hold) + 1].records[switch.name].put_back = record.put_back
+            above = holds[holds.index(hold) + 1].records[switch.name]
+            is_anothers = switch.scope == "inherited" and above.who is not record.who
+            above.put_back = partial(_both, above.put_back, record.put_back) if is_anothers else record.put_back
         else:
             record.put_back()
     _drop(switch, hold)
+
+
+def _both(first: Callable[[], None], then: Callable[[], None]) -> None:
+    first()
+    then()
 
 
 def _finish(switch: Switch, below: Hold | None = None) -> None:
@@ -494,7 +517,7 @@ def _lay_anew(
             _bring(switch, wants, base.records[name].put_back)
         return False
     undone[name] = _remembered(switch, *holds, *after)
-    back = holds[0].records[name].put_back if holds else partial(switch.put_back, switch.take())
+    back = holds[0].records[name].put_back if holds else _to_put_back(switch)
     for hold in holds:
         if hold not in after:
             del hold.records[name]

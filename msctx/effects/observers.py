@@ -82,4 +82,6 @@ def op_timeout(want: Want) -> Outcome:
     assignments = {"observers.watchdog": Watchdog(min(limits))}
     if want.device == "cpu":
         return _seen(want, assignments)
-    return approximated(assignments, "the time that the host takes to launch an operator or to wait for one is watched, not the device's own")
+    return approximated(
+        assignments, "the time that the host takes to launch an operator or to wait for one is watched, not the device's own"
+    )

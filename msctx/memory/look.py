@@ -28,6 +28,7 @@ from msctx.memory import communication
 from msctx.memory.fingerprints import fingerprint
 from msctx.memory.sources import GENERATORS, OF_LIBRARIES, owned, source_of
 from msctx.native.installed import Held
+from msctx.signals import uninterrupted
 
 MOST, MOST_BYTES = 2**15, 2**30
 """Objects that are looked at, what each may hold, and the size of an array: a block that reaches more is left alone."""
@@ -237,14 +238,15 @@ class Look:
 
     def _look(self, meet: Callable[[], None]) -> None:
         """Into what is met, and all that it reaches, unless the block must be left alone anyhow."""
-        try:
-            meet()
-            while self._next:
-                self._look_at(*self._next.pop())
-        except _Unknown as reason:
-            self.obstacle = str(reason)
-        except Exception as error:  # of a class of the user's; or another thread changes what is looked at
-            self.obstacle = f"what it reaches cannot be compared: {type(error).__name__}: {error}"
+        with uninterrupted():  # what a signal's handler raises is no obstacle
+            try:
+                meet()
+                while self._next:
+                    self._look_at(*self._next.pop())
+            except _Unknown as reason:
+                self.obstacle = str(reason)
+            except Exception as error:  # of a class of the user's; or another thread changes what is looked at
+                self.obstacle = f"what it reaches cannot be compared: {type(error).__name__}: {error}"
 
     def _look_at(self, value: Any, path: str) -> None:
         if isinstance(value, type):

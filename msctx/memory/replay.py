@@ -21,6 +21,7 @@ from msctx.memory.block_state import Kind, Known, RecomputationError, State
 from msctx.memory.fingerprints import Fingerprint, fingerprint
 from msctx.memory.look import Hooks, Lasting, Look
 from msctx.native import memory
+from msctx.signals import uninterrupted
 
 OTHER_RESULTS = "computing it again gives other results"
 LOOKS = 2
@@ -130,13 +131,14 @@ class Saves:
                 raise self._error(wrong[0])
             return pack(tensor)
 
-        try:
-            with saved_tensors_hooks(compare, unpack):
-                yield
-        except (RecomputationError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise self._error(f"fails ({type(error).__name__}: {error})") from error
+        with uninterrupted():  # what a signal's handler raises is no error of the block's
+            try:
+                with saved_tensors_hooks(compare, unpack):
+                    yield
+            except (RecomputationError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                raise self._error(f"fails ({type(error).__name__}: {error})") from error
         if wrong:
             raise self._error(wrong[0])
 
@@ -251,13 +253,7 @@ class Pass:
         del look  # it holds all that it has seen
         state.keep_only(changing)
         if not obstacle:
-            try:
-                with _alone(), memory.filled(FILLED[1]), once._numbers.again(), state.again(), saves.trying():
-                    args, kwargs = tree_unflatten(leaves, once._spec)
-                    again = call(block, *args, **kwargs)
-                obstacle = "" if _are_same(made, again) else OTHER_RESULTS
-            except Exception as error:
-                obstacle = f"computing it again fails: {type(error).__name__}: {error}"
+            obstacle = once._computed_again(leaves, state, made)
         if obstacle:
             saves.keep(below)
         elif received is not None:
@@ -266,6 +262,17 @@ class Pass:
             saves.let_go()
         kept = None if obstacle else lasting
         return made, Known(looks, obstacle, changing, frozenset(saves.unset), kept, draws, seeds, past_versions)
+
+    def _computed_again(self, leaves: list[Any], state: State, made: Any) -> str:
+        """What keeps the block from being computed again, now that it is tried; what a signal's handler raises does not."""
+        with uninterrupted():
+            try:
+                with _alone(), memory.filled(FILLED[1]), self._numbers.again(), state.again(), self._saves.trying():
+                    args, kwargs = tree_unflatten(leaves, self._spec)
+                    again = self._call(self._block, *args, **kwargs)
+                return "" if _are_same(made, again) else OTHER_RESULTS
+            except Exception as error:
+                return f"computing it again fails: {type(error).__name__}: {error}"
 
 
 class _Received:

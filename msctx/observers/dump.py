@@ -157,7 +157,17 @@ class MindSpore:
         numbers = [t["max"], t["min"], t["mean"], t["l2"]]
         counts = [t["count"], t["negative"], t["count"] - t["negative"] - t["zero"] - t["nan"], t["nan"]]
         shape = f"({t['shape'].replace('x', ',')})"
-        return [size, dtype, shape, *("" if v is None else v for v in numbers), *counts, t["negative_inf"], t["positive_inf"], t["zero"], ""]
+        return [
+            size,
+            dtype,
+            shape,
+            *("" if v is None else v for v in numbers),
+            *counts,
+            t["negative_inf"],
+            t["positive_inf"],
+            t["zero"],
+            "",
+        ]
 
     def end_step(self) -> None:
         """Nothing waits."""
@@ -182,7 +192,9 @@ class MsProbe:
             kind, is_backward = kind_of(row), row["direction"] == "backward"
             name = f"Aten.{kind}.{self._calls[kind, is_backward]}.{'backward' if is_backward else 'forward'}"
             self._calls[kind, is_backward] += 1
-            sides: dict[str, Any] = {"input": [], "output": []} if is_backward else {"input_args": [], "input_kwargs": {}, "output": []}
+            sides: dict[str, Any] = (
+                {"input": [], "output": []} if is_backward else {"input_args": [], "input_kwargs": {}, "output": []}
+            )
             for side, slot, tensor in _tensors(row):
                 found = self._described(tensor)
                 if tensor["file"]:
@@ -206,12 +218,20 @@ class MsProbe:
     @staticmethod
     def _described(t: dict[str, Any]) -> dict[str, Any]:
         dtype = DTYPES.get(t["dtype"], t["dtype"])
-        found: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{dtype}", "shape": [*map(int, filter(None, t["shape"].split("x")))]}
+        found: dict[str, Any] = {
+            "type": "torch.Tensor",
+            "dtype": f"torch.{dtype}",
+            "shape": [*map(int, filter(None, t["shape"].split("x")))],
+        }
         if "min" in t:
             bad = math.nan if t["nan"] else None
             largest = math.inf if t["positive_inf"] else t["max"]
             least = -math.inf if t["negative_inf"] else t["min"]
-            both = (t["positive_inf"] and t["negative_inf"] and math.nan) or (t["positive_inf"] and math.inf) or (t["negative_inf"] and -math.inf)
+            both = (
+                (t["positive_inf"] and t["negative_inf"] and math.nan)
+                or (t["positive_inf"] and math.inf)
+                or (t["negative_inf"] and -math.inf)
+            )
             found |= {"Max": bad or largest, "Min": bad or least, "Mean": bad or both or t["mean"]}
             found["Norm"] = bad or (math.inf if t["positive_inf"] or t["negative_inf"] else t["l2"])
         return found

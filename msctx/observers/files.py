@@ -24,7 +24,11 @@ def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:
         work()
     except OSError as error:
         reason = error.strerror or str(error)
-        notices.tell(option, f"{folder} {reason}", f"{option}: {folder}: {reason}; what is missing there is lost, and the program goes on")
+        notices.tell(
+            option,
+            f"{folder} {reason}",
+            f"{option}: {folder}: {reason}; what is missing there is lost, and the program goes on",
+        )
         return False
     return True
 

@@ -75,9 +75,22 @@ class OverflowReader(Reader):
         for side in ("input", "output"):
             for slot, tensor in enumerate(row[f"{side}s"]):
                 if tensor["file"]:
-                    (self._scratch / tensor["file"]).replace(place / f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy")
-        status = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0, "pc_start": "0x0", "para_base": "0x0", "status": 0}
-        bits = sum(bit * any(t.get(key, 0) for t in row["outputs"]) for bit, key in ((1, "nan"), (2, "positive_inf"), (4, "negative_inf")))
+                    (self._scratch / tensor["file"]).replace(
+                        place / f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
+                    )
+        status = {
+            "model_id": 0,
+            "stream_id": 0,
+            "task_id": row["id"],
+            "task_type": 0,
+            "pc_start": "0x0",
+            "para_base": "0x0",
+            "status": 0,
+        }
+        bits = sum(
+            bit * any(t.get(key, 0) for t in row["outputs"])
+            for bit, key in ((1, "nan"), (2, "positive_inf"), (4, "negative_inf"))
+        )
         atomic = self.settings.mode == "atomic_overflow"
         found = {
             "DHA Atomic Add": status | {"status": bits if atomic else 0},
@@ -91,7 +104,9 @@ class OverflowReader(Reader):
 def sentence(row: Row) -> str:
     """The report on an overflow in one line."""
     where = f"module {row['module']}" if row["module"] else "no watched module"
-    direction = {"forward": "forward pass", "backward": f"backward pass ({row['node']})", "optimizer": "optimizer"}[row["direction"]]
+    direction = {"forward": "forward pass", "backward": f"backward pass ({row['node']})", "optimizer": "optimizer"}[
+        row["direction"]
+    ]
     kinds = [
         f"{sum(t.get(key, 0) for t in row['outputs'])} {name}"
         for key, name in (("nan", "NaN"), ("positive_inf", "Inf"), ("negative_inf", "-Inf"))

@@ -17,6 +17,13 @@ _ENVIRONMENT = 64
 _process = os.getpid()
 
 
+class _Pool:
+    most = torch.get_num_threads()
+    """Threads that torch's pool may have: those that a smaller number leaves out sleep, and keep their mode."""
+    is_reached = False
+    """Whether it has got the mode of a thread from us."""
+
+
 _smallest = sys.float_info.min
 """A name, not a constant: the compiler would halve it once and for all."""
 
@@ -40,8 +47,16 @@ def _write(on: bool) -> None:
     """torch's own setter reaches the calling thread alone: its pool's threads take over the mode here, or each chunk of an operator
     would follow another."""
     torch.set_flush_denormal(on)
-    threads, found = torch.get_num_threads(), _libraries()
-    if found is None or threads < 2 or os.getpid() != _process:  # after a fork the pool is not there, and waiting for it hangs
+    _Pool.is_reached = True
+    reach_pool()
+
+
+def reach_pool() -> None:
+    """The pool's threads take over the mode of this one, if it was ever changed here: to be called when their number has changed."""
+    _Pool.most = max(_Pool.most, torch.get_num_threads())
+    threads, found = _Pool.most, _libraries()
+    # after a fork the pool is not there, and waiting for it hangs
+    if not _Pool.is_reached or found is None or threads < 2 or os.getpid() != _process:
         return
     libm, openmp = found
     environment = ctypes.create_string_buffer(_ENVIRONMENT)

@@ -14,6 +14,7 @@ from torch import _C
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
+from msctx.switches import denormals
 from msctx.switches.base import Switch
 
 # --- determinism ------------------------------------------------------------------------------------------------------
@@ -134,9 +135,14 @@ def _save_threads() -> tuple[int, int]:
     return own, own if threading.current_thread() is threading.main_thread() else _in_new_thread(torch.get_num_threads)
 
 
+def _write_threads(number: int) -> None:
+    torch.set_num_threads(number)
+    denormals.reach_pool()
+
+
 def _load_threads(state: tuple[int, int]) -> None:
     own, default = state
-    torch.set_num_threads(own)
+    _write_threads(own)
     if default != own:
         _in_new_thread(lambda: torch.set_num_threads(default))
 
@@ -167,7 +173,7 @@ SWITCHES = (
     Switch(
         name="torch.num_threads",
         read=torch.get_num_threads,
-        write=torch.set_num_threads,
+        write=_write_threads,
         save=_save_threads,
         load=_load_threads,
         scope="inherited",

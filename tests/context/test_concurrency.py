@@ -163,6 +163,53 @@ def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dic
     assert watched.models() == []
 
 
+@pytest.mark.parametrize("by", ["context", "set_context"])
+def test_what_a_thread_had_for_itself_is_no_other_threads_once_it_has_ended(by: str, base: None) -> None:
+    def ends() -> None:
+        torch.set_num_threads(1)  # its own number
+        torch.set_flush_denormal(True)
+        if by == "context":
+            msctx.context(runtime_num_threads=2, flush_denormal=False).__enter__()
+        else:
+            msctx.set_context(runtime_num_threads=2, flush_denormal=False)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        thread = threading.Thread(target=ends)
+        thread.start()
+        thread.join()
+        with msctx.context(runtime_num_threads=1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        msctx.reset_context()
+        assert torch.get_num_threads() == 2
+        assert torch.tensor([1e-39]) * 1 != 0
+        assert in_thread(torch.get_num_threads) == 1, "what it had found, which new threads get"
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_thread_that_has_ended_below_an_open_scope_leaves_it_what_it_found() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+
+        def ends() -> None:
+            torch.set_num_threads(1)
+            msctx.context(runtime_num_threads=4).__enter__()
+
+        thread = threading.Thread(target=ends)
+        thread.start()
+        thread.join()
+        with msctx.context(runtime_num_threads=3):
+            msctx.reset_context()
+            assert torch.get_num_threads() == 3
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_threads_that_ended_inside_cost_no_more_than_one(exact_state: State, request: pytest.FixtureRequest) -> None:
     import torch._inductor.config as inductor
 

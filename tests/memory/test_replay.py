@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -265,6 +266,42 @@ def test_hooks_of_all_modules_leave_blocks_alone(of_all: str) -> None:
     ((recomputed, reason),) = [(row["recomputed"], row["reason"]) for row in rows(model)]
     assert not recomputed
     assert reason.startswith("calls of its modules run hooks, which would run again: test_replay.test_hooks_of_all_modules")
+
+
+@pytest.mark.parametrize("call", [2, 3], ids=["computed again at once", "backward"])
+def test_what_a_signals_handler_raises_is_no_error_of_the_block(call: int) -> None:
+    """It passes through unchanged, and the block is recomputed from the next step on."""
+
+    calls = []
+
+    @torch.library.custom_op(f"test_replay::alarm_{call}", mutates_args=())
+    def alarm(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGALRM)
+        return x.clone()
+
+    alarm.register_autograd(lambda ctx, gradient: gradient)
+
+    class Slow(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return alarm(super().forward(x))
+
+    def raises(*_: object) -> None:
+        raise TimeoutError("too slow")
+
+    before = signal.signal(signal.SIGALRM, raises)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)], Slow(nn.Linear(8, 8), nn.ReLU()))
+    try:
+        with msctx.context(memory_optimize_level="O1") as ctx:
+            ctx.watch(model)
+            with pytest.raises(TimeoutError, match="too slow"):
+                model(torch.randn(4, 8)).sum().backward()
+            assert len(calls) == call
+            model(torch.randn(4, 8)).sum().backward()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert all(row["recomputed"] for row in rows(model)), [*rows(model)]
 
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.complex64, torch.bool]

@@ -36,6 +36,19 @@ def test_every_thread_of_the_pool_follows_and_follows_back() -> None:
     assert shares() == (0.0, False)
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_threads_that_a_smaller_number_leaves_out_follow_when_they_are_back() -> None:
+    assert shares() == (0.0, False)
+    with msctx.context(runtime_num_threads=1), msctx.context(flush_denormal=True), msctx.context(runtime_num_threads=2):
+        assert shares() == (1.0, True)
+        with msctx.context(runtime_num_threads=1), msctx.context(flush_denormal=False), msctx.context(runtime_num_threads=2):
+            assert shares() == (0.0, False)
+    with msctx.context(flush_denormal=True):
+        torch.set_num_threads(1)
+    torch.set_num_threads(2)
+    assert shares() == (0.0, False)
+
+
 def test_what_was_found_is_put_back() -> None:
     torch.set_flush_denormal(True)
     try:
