@@ -152,7 +152,7 @@ def test_switches_are_declared_soundly() -> None:
     assert {name: count for name, count in declared.items() if count != 1} == {}, "names are unique"
     assert set(declared) == set(SWITCHES), "every file is listed"
     for name, switch in SWITCHES.items():
-        assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native", "models")
+        assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native", "models", "observers")
         assert switch.scope in ("process", "thread", "inherited")
         assert switch.restore in ("exact", "closing", "never", "kept")
         assert (switch.restore == "never") is bool(switch.only_before), name
@@ -166,7 +166,7 @@ LAYERS = (
     ("_version", "dynamo", "errors", "imports", "locks", "shipped", "signals", "tables"),
     ("notices", "options", "torch_config"),
     ("effects", "native", "recorded"),
-    ("memory",),
+    ("memory", "observers"),
     ("switches",),
     ("devices", "plan"),
     ("amp", "reference"),
@@ -183,7 +183,7 @@ LAYERS = (
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ROOT_RANK = RANKS["inspection"]
 """msctx itself, which imports the context and the inspection."""
-ONLY = {"switches": {"errors", "imports", "native", "memory", "torch_config"}}
+ONLY = {"switches": {"errors", "imports", "native", "memory", "observers", "torch_config"}}
 WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "schema")
 """What runs before torch is imported, or without it."""
 

@@ -16,6 +16,7 @@ THEMES = (
     "device",
     "invariance",
     "memory",
+    "observers",
     "placement",
     "precision_mode",
     "seed",

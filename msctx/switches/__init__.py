@@ -12,6 +12,7 @@ from msctx.switches import (
     generators,
     models,
     native,
+    observation,
     torch_accelerator,
     torch_core,
     torch_cuda,
@@ -35,6 +36,7 @@ _ROWS = (
     *environment.SWITCHES,
     *native.SWITCHES,
     *models.SWITCHES,
+    *observation.SWITCHES,
 )
 SWITCHES: Mapping[str, Switch] = MappingProxyType({switch.name: switch for switch in _ROWS})
 

@@ -1,0 +1,1 @@
+"""What shows the inside of a run: printed values, checked gradients."""
