@@ -9,6 +9,8 @@ from msctx._version import __version__
 from msctx.context import context, current, explain, get_context, reset_context, set_context
 from msctx.errors import (
     DeviceError,
+    GradientDtypeError,
+    GradientError,
     MsctxError,
     MsctxWarning,
     NativeError,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceError",
+    "GradientDtypeError",
+    "GradientError",
     "MsctxError",
     "MsctxWarning",
     "NativeError",
