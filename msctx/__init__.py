@@ -9,6 +9,8 @@ from msctx._version import __version__
 from msctx.context import context, current, explain, get_context, reset_context, set_context
 from msctx.errors import (
     DeviceError,
+    GradientDtypeError,
+    GradientError,
     MsctxError,
     MsctxWarning,
     NativeError,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceError",
+    "GradientDtypeError",
+    "GradientError",
     "MsctxError",
     "MsctxWarning",
     "NativeError",
@@ -109,20 +113,24 @@ def reset_peak_memory_stats() -> None:
 
 
 _MODULES = ("device_context", "mindspore", "run", "runtime")
+_OBSERVERS = {"Print": "printing", "parse_print": "print_format"}
+"""A name of the observers → its file."""
 _NEWER = ("get_current_device", "set_device", "set_deterministic", "set_recursion_limit")
 
 
 def __getattr__(name: str) -> Any:
     """What few programs need, loaded when it is first asked for.
 
-    ``msctx.run``, for scripts that log to the run they are part of; MindSpore's newer vocabulary; its drop-in face.
+    ``msctx.run``, for scripts that log to the run they are part of; MindSpore's newer vocabulary; its drop-in face; ``Print``.
     """
     if name in _MODULES:
         return import_module(f"msctx.{name}")
+    if name in _OBSERVERS:
+        return getattr(import_module(f"msctx.observers.{_OBSERVERS[name]}"), name)
     if name in _NEWER:
         return getattr(import_module("msctx.vocabulary"), name)
     raise AttributeError(f"module 'msctx' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_NEWER})
+    return sorted({*globals(), *_MODULES, *_OBSERVERS, *_NEWER})

@@ -187,6 +187,14 @@ class RestoreError(MsctxError, RuntimeError):
     """At exit something could not be put back, or had been changed by somebody else (under ``strict=True``)."""
 
 
+class GradientError(MsctxError, ValueError):
+    """A hand-written backward returned too few or too many gradients, one of another shape than its input, or a wrong one."""
+
+
+class GradientDtypeError(MsctxError, TypeError):
+    """A hand-written backward returned a gradient of another dtype than its input, or something that is no tensor."""
+
+
 class NativeError(MsctxError, RuntimeError):
     """The native core cannot be built or loaded, or what is cached must not be loaded. torch's own ways still work."""
 

@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -179,12 +180,16 @@ changes_by_hand = st.sampled_from(sorted(BY_HAND)).flatmap(
 
 NOT_DRAWN = {"inter_op_parallel_num", "strict", *(option.name for option in OPTIONS.values() if option.waits_for)}
 """What torch takes once in a process, what refuses most of the others, and what does nothing yet."""
+PRINTS = tempfile.TemporaryDirectory()
+"""What a context that is entered with print_file_path makes, it makes here."""
 SMALL = {"runtime_num_threads": 3, "max_call_depth": 6000}
 
 
 def _values_of(option: Option, targets: Sequence[str]) -> st.SearchStrategy[Any]:
     if option.name == "device_target":
         return st.sampled_from(targets)
+    if option.name == "print_file_path":
+        return st.just(f"{PRINTS.name}/prints.bin")
     some = st.sampled_from(values(option))
     match option.kind:
         case ValueKind() as kind if kind in (BOOL, FLAG):

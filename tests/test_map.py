@@ -152,7 +152,7 @@ def test_switches_are_declared_soundly() -> None:
     assert {name: count for name, count in declared.items() if count != 1} == {}, "names are unique"
     assert set(declared) == set(SWITCHES), "every file is listed"
     for name, switch in SWITCHES.items():
-        assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native", "models")
+        assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native", "models", "observers")
         assert switch.scope in ("process", "thread", "inherited")
         assert switch.restore in ("exact", "closing", "never", "kept")
         assert (switch.restore == "never") is bool(switch.only_before), name

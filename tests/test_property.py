@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from old_precision import old_getters
 from properties import (
+    PRINTS,
     Block,
     Example,
     Runner,
@@ -240,6 +241,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "native.memory_caps": st.sampled_from([[], [[2**30, "a"]], [[2**30, "a"], [2**28, "b"]], [[2**29, "c"]]]),
     "torch.inductor.max_autotune_conv_backends": st.sampled_from(["ATEN", "TRITON", "ATEN,TRITON"]),
     "models.parameters": st.sampled_from([None, "host", "file"]),
+    "observers.print_file": st.sampled_from([None, f"{PRINTS.name}/a", f"{PRINTS.name}/b"]),
 }
 PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]
 RESTORABLE = [

@@ -1,4 +1,4 @@
-"""Observers: dumps of operators, the first overflow, what goes into an operator that raises."""
+"""What shows the inside of a run: dumps, overflow, errors, the recorder, the watchdog, printed values, checked gradients."""
 
 from __future__ import annotations
 
@@ -83,5 +83,29 @@ def op_timeout(want: Want) -> Outcome:
     if want.device == "cpu":
         return _seen(want, assignments)
     return approximated(
-        assignments, "the time that the host takes to launch an operator or to wait for one is watched, not the device's own"
+        assignments, "the time that the host takes to launch or to wait for an operator is watched, not the device's"
+    )
+
+
+@effect("print_file_path")
+def print_file_path(want: Want) -> Outcome:
+    return honoured({"observers.print_file": want.value})
+
+
+@effect("check_bprop")
+def check_bprop(want: Want) -> Outcome:
+    return _checks({"observers.check_bprop": want.value})
+
+
+@effect("check_bprop_values")
+def check_bprop_values(want: Want) -> Outcome:
+    return _checks({"observers.check_bprop_values": want.value})
+
+
+def _checks(assignments: dict[str, bool]) -> Outcome:
+    """torch.compile takes a Function into its graph, where nothing is left that returns gradients of its own."""
+    if not any(assignments.values()):
+        return honoured(assignments)
+    return approximated(
+        assignments, "Functions that run inside compiled code (torch.compile, compiled autograd) are not checked"
     )

@@ -16,6 +16,7 @@ from msctx.mindspore.device import (
     set_recursion_limit,
     set_seed,
 )
+from msctx.mindspore.prints import parse_print
 
 globals().update(_OF_TOP)
 
@@ -30,6 +31,7 @@ __all__ = [
     "get_context",
     "get_current_device",
     "get_seed",
+    "parse_print",
     "runtime",
     "set_context",
     "set_deterministic",

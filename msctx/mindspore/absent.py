@@ -53,6 +53,16 @@ class Absent:
         return NotCarriedOut(f"{self._full_name}{what} is not carried out by msctx: {self._why}. Nothing was changed.")
 
 
+class _Operators(Absent):
+    """Of MindSpore's operators, msctx has the one that an option acts on."""
+
+    @property
+    def Print(self) -> Any:
+        from msctx.observers.printing import Print
+
+        return Print
+
+
 def _absent(reasons: dict[str, str]) -> dict[str, Absent]:
     return {name: Absent(f"ms.{name}", why) for name, why in reasons.items()}
 
@@ -82,8 +92,8 @@ OF_TOP = OF_CONTEXT | _absent(
         "jit": COMPILE,
         "JitConfig": f"{COMPILE}, and takes its options itself",
         "nn": f"{CONTEXT} torch.nn",
-        "ops": f"{CONTEXT} torch",
         "Tensor": f"{CONTEXT} torch.Tensor",
     }
 )
 """Absent names of MindSpore's top level."""
+OF_TOP["ops"] = _Operators("ms.ops", f"{CONTEXT} torch")

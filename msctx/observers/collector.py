@@ -19,6 +19,21 @@ ROWS, OVERFLOWS, ERRORS, RECENT = range(4)
 """The queues of the library."""
 
 
+DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
+          "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool", "ComplexFloat": "complex64",
+          "ComplexDouble": "complex128"}  # fmt: skip
+"""The names of C++ → those of Python."""
+
+
+def kind_of(row: Row) -> str:
+    """``aten::convolution`` → ``convolution``."""
+    return str(row["operator"]).rpartition("::")[2]
+
+
+def dtype_of(tensor: dict[str, Any]) -> str:
+    return DTYPES.get(tensor["dtype"], tensor["dtype"])
+
+
 class Reader:
     """Somebody who reads what is collected. What it raises is lost, so that a training goes on.
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from msctx import notices
 from msctx.observers import files
-from msctx.observers.collector import ERRORS, Reader, Row
-from msctx.observers.dump import kind_of
+from msctx.observers.collector import ERRORS, Reader, Row, kind_of
 from msctx.options.observation import ErrorDump
 
 OPTION = "enable_exception_dump"

@@ -24,11 +24,8 @@ def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:
         work()
     except OSError as error:
         reason = error.strerror or str(error)
-        notices.tell(
-            option,
-            f"{folder} {reason}",
-            f"{option}: {folder}: {reason}; what is missing there is lost, and the program goes on",
-        )
+        text = f"{option}: {folder}: {reason}; what is missing there is lost, and the program goes on"
+        notices.tell(option, f"{folder} {reason}", text)
         return False
     return True
 

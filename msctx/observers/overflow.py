@@ -9,8 +9,7 @@ from pathlib import Path
 
 from msctx import notices
 from msctx.observers import collector, files
-from msctx.observers.collector import OVERFLOWS, Reader, Row
-from msctx.observers.dump import DTYPES, kind_of
+from msctx.observers.collector import OVERFLOWS, Reader, Row, dtype_of, kind_of
 from msctx.options.observation import Overflow
 
 OPTION = "enable_dump_debug"
@@ -75,21 +74,14 @@ class OverflowReader(Reader):
         for side in ("input", "output"):
             for slot, tensor in enumerate(row[f"{side}s"]):
                 if tensor["file"]:
-                    (self._scratch / tensor["file"]).replace(
-                        place / f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
-                    )
-        status = {
-            "model_id": 0,
-            "stream_id": 0,
-            "task_id": row["id"],
-            "task_type": 0,
-            "pc_start": "0x0",
-            "para_base": "0x0",
-            "status": 0,
-        }
+                    new = f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
+                    (self._scratch / tensor["file"]).replace(place / new)
+        ids = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0}
+        status = {**ids, "pc_start": "0x0", "para_base": "0x0", "status": 0}
         bits = sum(
-            bit * any(t.get(key, 0) for t in row["outputs"])
+            bit
             for bit, key in ((1, "nan"), (2, "positive_inf"), (4, "negative_inf"))
+            if any(t.get(key) for t in row["outputs"])
         )
         atomic = self.settings.mode == "atomic_overflow"
         found = {
@@ -113,12 +105,12 @@ def sentence(row: Row) -> str:
         if any(t.get(key, 0) for t in row["outputs"])
     ]
     inputs = ", ".join(
-        f"{t['argument'] or 'input'} {DTYPES.get(t['dtype'], t['dtype'])}[{t['shape']}] {t['min']:.3g} to {t['max']:.3g}"
+        f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}] {t['min']:.3g} to {t['max']:.3g}"
         for t in row["inputs"]
         if t.get("min") is not None
     )
     came = [
-        f"{t['argument'] or 'input'} {DTYPES.get(t['dtype'], t['dtype'])}[{t['shape']}]"
+        f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}]"
         for t in row["inputs"]
         if t.get("nan") or t.get("positive_inf") or t.get("negative_inf")
     ]

@@ -82,15 +82,8 @@ class RecorderReader(Reader):
         text = ["================== execution order ==================", f"execution_order size: {len(rows)}", reason]
         for number, row in enumerate(rows):
             state = {-1: "running", -2: "raised"}.get(row["took"], f"{row['took']} us")
-            fields = (
-                row["operator"],
-                row["module"] or "-",
-                row["direction"],
-                row["shapes"],
-                row["algorithm"] or "-",
-                state,
-                f"thread {row['thread']}",
-            )
+            named = (row["operator"], row["module"] or "-", row["direction"], row["shapes"], row["algorithm"] or "-")
+            fields = (*named, state, f"thread {row['thread']}")
             text += [f"{number}:", *(f"\t{field}" for field in fields)]
         found = {"reason": reason, "operators": rows}
 

@@ -1,7 +1,7 @@
 """The options of set_context that help to find faults: graph files, prints, recorder, synchronous runs (catalogue: debug)."""
 
 from msctx.options.kinds import Bool, Choice, OnOff, Path
-from msctx.options.option import GRAPH_MODE, OBSERVERS, Option
+from msctx.options.option import GRAPH_MODE, Option
 
 # fmt: off
 OPTIONS = (
@@ -23,9 +23,9 @@ OPTIONS = (
         help="Formerly switched the dump of operator data on. MindSpore drops the value, and so does msctx, with a warning."),
     Option("save_dump_path", Path, example="dumps", replaced_by="dump_path",
         help="Formerly the directory for dumped operator data. MindSpore drops the value, and so does msctx, with a warning."),
-    Option("print_file_path", Path, example="prints.bin", waits_for=OBSERVERS,
-        help="The file to which the Print operator writes tensors and text instead of the screen. It must not be a "
-             "directory; if the file exists already, a new one with the time in its name is written."),
+    Option("print_file_path", Path, example="prints.bin", is_output=True,
+        help="The file to which msctx.Print writes tensors and text instead of the screen, in MindSpore's format; msctx.parse_print "
+             "reads it. It must not be a directory; if the file exists already, a new one with the time in its name is written."),
     Option("env_config_path", Path, example="env_config.json", content="ENV_CONFIG",
         help="A JSON file that configures the recorder of what ran (its section rdr: enable, mode, path) and the reuse of "
              "memory between tensors (its section sys: mem_reuse)."),

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from msctx.options.kinds import Bool, Choice, Int, OnOff, Path, TextKind
-from msctx.options.option import GRAPH_MODE, OBSERVERS, Option
+from msctx.options.option import GRAPH_MODE, Option
 
 # fmt: off
 OPTIONS = (
@@ -44,9 +44,10 @@ OPTIONS = (
         }, {1: "1", 2: "2"}), default="2", example="1", also=("device_context.ascend.op_tuning.aoe_job_type",),
         waits_for=GRAPH_MODE,
         help="What aoe_tune_mode tunes."),
-    Option("check_bprop", Bool, default=False, example=True, waits_for=OBSERVERS,
-        help="Checks each hand-written backward function (torch.autograd.Function): every gradient must have the shape and "
-             "dtype of the input that it belongs to, else an error names the function."),
+    Option("check_bprop", Bool, default=False, example=True,
+        help="Checks each hand-written backward function (torch.autograd.Function, register_autograd): there must be a gradient "
+             "for every input, of the input's shape and dtype, else an error names the function. Calls made inside the scope are "
+             "checked, wherever their backward runs."),
     Option("max_call_depth", Int(1, 2**31 - 1), default=1000, example=2000, also=("set_recursion_limit",),
         help="How deep module calls may nest before a RuntimeError ends what is most likely an endless recursion; Python's "
              "own recursion limit is raised where it would be reached first."),

@@ -158,7 +158,11 @@ class _Reading:
         if setting is None:
             return
         if option.is_output and mark is not None:
-            self.settings[spelling] = replace(setting, value=str(Path(mark.file).parent / Path(setting.value).expanduser()))
+            setting = replace(setting, value=str(Path(mark.file).parent / Path(setting.value).expanduser()))
+            self.settings[spelling] = setting
+        if option.is_output and os.path.isdir(os.path.expanduser(setting.value)):
+            text = f"{setting.value!r} is a directory"
+            self.problems.append(Diagnostic(spelling, text, self.origin, "the path of a file", mark=mark))
         if option.content and setting.value:
             self._open(setting, mark)
         if option.name.startswith("ge_options."):

@@ -12,7 +12,7 @@ from msctx.switches import (
     generators,
     models,
     native,
-    observers,
+    observation,
     torch_accelerator,
     torch_core,
     torch_cuda,
@@ -36,7 +36,7 @@ _ROWS = (
     *environment.SWITCHES,
     *native.SWITCHES,
     *models.SWITCHES,
-    *observers.SWITCHES,
+    *observation.SWITCHES,
 )
 SWITCHES: Mapping[str, Switch] = MappingProxyType({switch.name: switch for switch in _ROWS})
 

@@ -1,4 +1,4 @@
-"""Switches of the observers: each has the settings of one, or none."""
+"""Switches of what shows the inside of a run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from msctx.native import core
-from msctx.observers import collector
+from msctx.observers import collector, print_file
+from msctx.observers.checked_gradients import NODES
 from msctx.observers.collector import Reader
 from msctx.observers.dump import DumpReader
 from msctx.observers.error_dump import ErrorReader
+from msctx.observers.numeric_gradients import VALUES
 from msctx.observers.overflow import OverflowReader
 from msctx.observers.recorder import RecorderReader
 from msctx.observers.watchdog import WatchdogReader
 from msctx.switches.base import Switch
-
 
 KEPT = 64
 
@@ -50,4 +51,13 @@ SWITCHES = (
     _observer("errors", ErrorReader),
     _observer("recorder", RecorderReader),
     _observer("watchdog", WatchdogReader),
+    Switch(
+        name="observers.print_file",
+        read=print_file.read,
+        write=print_file.write,
+        save=print_file.save,
+        load=print_file.load,
+    ),
+    Switch(name="observers.check_bprop", read=NODES.is_on, write=NODES.turn, scope="thread"),
+    Switch(name="observers.check_bprop_values", read=VALUES.is_on, write=VALUES.turn, scope="thread"),
 )
