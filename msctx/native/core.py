@@ -147,8 +147,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_collect_step": (None, [c_int64]),
     "msctx_collect_dropped": (c_int64, []),
     "msctx_collected": (JSON, [c_int]),
-    "msctx_module_number": (c_int, [STR]),
-    "msctx_enter_module": (c_int, [c_int]),
+    "msctx_module": (c_void_p, [STR]),
+    "msctx_enter_module": (c_void_p, [c_void_p]),
     "msctx_record_fatal": (None, [STR]),
     "msctx_running": (JSON, []),
 }

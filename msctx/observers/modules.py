@@ -20,7 +20,7 @@ _handles: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDicti
 
 class _Stack(threading.local):
     def __init__(self) -> None:
-        self.before: list[int] = []
+        self.before: list[int | None] = []
 
 
 _entered = _Stack()
@@ -30,13 +30,13 @@ class _Hooks:
     """Of one module. Compiled code has no module: what it calls counts for the module that called it."""
 
     def __init__(self, library: Any, path: str) -> None:
-        self._library, self._number = library, library.msctx_module_number(path)
+        self._library, self._module = library, library.msctx_module(path)
 
     def enter(self, module: nn.Module, args: Any) -> None:
         from torch.compiler import is_compiling
 
         if not is_compiling():
-            _entered.before.append(self._library.msctx_enter_module(self._number))
+            _entered.before.append(self._library.msctx_enter_module(self._module))
 
     def leave(self, module: nn.Module, args: Any, result: Any) -> None:
         from torch.compiler import is_compiling
@@ -56,7 +56,7 @@ def turn(*, on: bool) -> None:
             (_hook if on else _unhook)(model)
         if not on:
             _entered.before.clear()
-            core.load().c.msctx_enter_module(0)
+            core.load().c.msctx_enter_module(None)
 
 
 def _hook(model: nn.Module) -> None:

@@ -1,0 +1,78 @@
+#include "glue/operators.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "msctx/process.h"
+
+namespace msctx::glue {
+namespace {
+
+std::mutex& lock = fork_safe_mutex();
+
+const std::unordered_set<std::string> accumulating{
+    "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce", "aten::scatter_reduce_", "aten::index_add", "aten::index_add_",
+    "aten::index_reduce", "aten::index_reduce_", "aten::embedding_dense_backward", "aten::index_put", "aten::index_put_",
+    "aten::_index_put_impl_", "aten::put", "aten::put_", "aten::bincount", "aten::histc"};
+// Their results are what somebody wrote there, such as the -inf of a mask.
+const std::unordered_set<std::string> of_constants{
+    "aten::fill", "aten::fill_", "aten::full", "aten::full_like", "aten::new_full", "aten::masked_fill", "aten::masked_fill_",
+    "aten::scalar_tensor", "aten::constant_pad_nd", "aten::from_file", "aten::lift_fresh"};
+// Their results hold nothing yet.
+const std::unordered_set<std::string> of_nothing{
+    "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted",
+    "aten::resize_", "aten::set_", "aten::_efficientzerotensor"};
+
+std::unique_ptr<Operator> look_up(const std::string& name, const std::string& overload) {
+  auto found = std::make_unique<Operator>();
+  found->name = name;
+  found->overload = overload;
+  const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!handle) return found;
+  found->has_schema = true;
+  found->stands_for_others = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                             !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  const c10::FunctionSchema& schema = handle->schema();
+  bool writes = false, gives_views = false, gives_tensors = false;
+  for (const c10::Argument& one : schema.arguments()) {
+    const bool is_written = one.alias_info() && one.alias_info()->isWrite();
+    found->arguments.push_back(one.name());
+    found->is_written.push_back(is_written && !one.kwarg_only());
+    found->is_result.push_back(is_written && one.kwarg_only());
+    writes |= is_written;
+  }
+  for (const c10::Argument& one : schema.returns()) {
+    gives_views |= one.alias_info() && !one.alias_info()->isWrite();
+    gives_tensors |= one.type()->kind() != c10::TypeKind::IntType && one.type()->kind() != c10::TypeKind::BoolType;
+  }
+  found->returns_tensors = gives_tensors;
+  found->makes_data = ((gives_tensors && !gives_views) || writes) && !of_nothing.count(name);
+  found->accumulates = accumulating.count(name) > 0;
+  found->puts_constants = of_constants.count(name) > 0;
+  return found;
+}
+
+}  // namespace
+
+const Operator& operator_of(const at::RecordFunction& fn) {
+  const char* name = fn.name();
+  const char* overload = fn.overload_name();
+  thread_local std::unordered_map<const void*, const Operator*> known;
+  if (const auto found = known.find(name);
+      found != known.end() && found->second->name == name && found->second->overload == overload)
+    return *found->second;
+  static auto* all = new std::map<std::pair<std::string, std::string>, std::unique_ptr<Operator>>;
+  const std::lock_guard<std::mutex> guard(lock);
+  auto& slot = (*all)[{name, overload}];
+  if (!slot) slot = look_up(name, overload);
+  if (known.size() > 4096) known.clear();
+  known[name] = slot.get();
+  return *slot;
+}
+
+}  // namespace msctx::glue

@@ -1,0 +1,22 @@
+// What observers know of an operator, by its schema and by lists.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <string>
+#include <vector>
+
+namespace msctx::glue {
+
+struct Operator {
+  std::string name, overload;
+  bool stands_for_others = false, makes_data = true, accumulates = false, puts_constants = false;
+  std::vector<std::string> arguments;
+  std::vector<bool> is_written, is_result;  // in place; given for the results alone (out=)
+  bool has_schema = false, returns_tensors = true;
+};
+
+// Of the one that is about to run. It lives as long as the process.
+const Operator& operator_of(const at::RecordFunction&);
+
+}  // namespace msctx::glue

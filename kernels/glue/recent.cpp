@@ -1,0 +1,153 @@
+#include "glue/recent.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "glue/observed.h"
+#include "msctx/api.h"
+#include "msctx/json.h"
+#include "msctx/process.h"
+
+namespace msctx::glue {
+
+// One of the last operators: plain memory, for the handler of a fatal signal to read.
+struct Recent {
+  int64_t id, step, began, took;  // took: -1 while it runs, -2 where it raised
+  const Operator* op;
+  const char *module, *direction;
+  uint64_t thread;
+  char shapes[120], algorithm[40];
+};
+
+namespace {
+
+constexpr int64_t most_recent = 1024;
+Recent recent[most_recent];
+std::atomic<int64_t> recent_count{0};
+
+void copy(char* to, size_t room, const std::string& from) {
+  std::strncpy(to, from.c_str(), room - 1);
+  to[room - 1] = 0;
+}
+
+// --- fatal signals: nothing here allocates, locks or formats by the C library ---
+
+constexpr int fatal[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL};
+struct sigaction handled_before[std::size(fatal)];
+bool is_handling = false;
+char fatal_file[1024];
+
+struct Out {
+  int file;
+  void text(const char* t) const { [[maybe_unused]] const auto written = ::write(file, t, std::strlen(t)); }
+  void number(int64_t n) const {
+    char digits[24];
+    char* at = digits + sizeof digits - 1;
+    *at = 0;
+    const bool is_negative = n < 0;
+    for (uint64_t left = is_negative ? uint64_t(-n) : uint64_t(n); left || !*at; left /= 10) *--at = char('0' + left % 10);
+    if (is_negative) *--at = '-';
+    text(at);
+  }
+};
+
+void put_back_handlers() {
+  for (size_t i = 0; i < std::size(fatal); i++) sigaction(fatal[i], &handled_before[i], nullptr);
+}
+
+void on_fatal(int number) {
+  put_back_handlers();
+  const Out out{::open(fatal_file, O_WRONLY | O_CREAT | O_EXCL, 0644)};
+  if (out.file >= 0) {
+    out.text("================== execution order ==================\nfatal signal ");
+    out.number(number);
+    out.text(", process ");
+    out.number(getpid());
+    out.text(", thread ");
+    out.number(gettid());
+    out.text("\n");
+    const int64_t count = recent_count;
+    for (int64_t i = count > most_recent ? count - most_recent : 0; i < count; i++) {
+      const Recent& one = recent[i % most_recent];
+      if (!one.op) continue;
+      out.number(one.id);
+      out.text(one.took == -1 ? ":\trunning\t" : ":\t");
+      for (const char* part : {one.op->name.c_str(), "\t", one.module, "\t", one.direction, "\t", (const char*)one.shapes, "\tthread "}) out.text(part);
+      out.number(int64_t(one.thread));
+      out.text("\n");
+    }
+    ::close(out.file);
+  }
+  raise(number);
+}
+
+}  // namespace
+
+Recent* remember(const Row& row, const std::vector<c10::IValue>& arguments) {
+  Recent& slot = recent[recent_count++ % most_recent];
+  std::string shapes;
+  for (const c10::IValue& value : arguments) {
+    if (!value.isTensor() || !value.toTensor().defined() || shapes.size() > sizeof slot.shapes) continue;
+    shapes += (shapes.empty() ? "" : " ") + std::string(c10::toString(value.toTensor().scalar_type())) + "[" + shape_of(value.toTensor()) + "]";
+  }
+  slot = {row.id, row.step, row.began, -1, row.op, row.module, row.direction, row.thread, {}, {}};
+  copy(slot.shapes, sizeof slot.shapes, shapes);
+  return &slot;
+}
+
+void finish(Recent* slot, const Row& row, bool has_failed) {
+  if (slot->id != row.id) return;  // another one has its place by now
+  slot->took = has_failed ? -2 : row.took;
+  copy(slot->algorithm, sizeof slot->algorithm, row.algorithm);
+}
+
+std::string recent_as_json() {
+  std::string json = "[";
+  const int64_t count = recent_count;
+  for (int64_t i = std::max<int64_t>(0, count - most_recent); i < count; i++) {
+    const Recent& one = recent[i % most_recent];
+    if (!one.op) continue;
+    json += '{';
+    const std::pair<const char*, int64_t> numbers[] = {
+        {"id", one.id}, {"step", one.step}, {"began", one.began}, {"took", one.took}, {"thread", int64_t(one.thread)}};
+    for (const auto& [name, number] : numbers) json += std::string("\"") + name + "\":" + std::to_string(number) + ",";
+    member(json, "operator", one.op->name);
+    member(json, "module", one.module);
+    member(json, "direction", one.direction);
+    member(json, "shapes", one.shapes);
+    member(json, "algorithm", one.algorithm);
+    json.back() = '}';
+    json += ',';
+  }
+  if (json.back() == ',') json.pop_back();
+  return json + "]";
+}
+
+}  // namespace msctx::glue
+
+using namespace msctx;
+using namespace msctx::glue;
+
+// Where a fatal signal writes the last operators before it ends the process as it would have; "": it does not.
+MSCTX_API void msctx_record_fatal(const char* file) {
+  const bool is_wanted = *file != 0;
+  copy(fatal_file, sizeof fatal_file, file);
+  if (is_wanted == is_handling) return;
+  is_handling = is_wanted;
+  if (!is_wanted) {
+    for (size_t i = 0; i < std::size(fatal); i++) {
+      struct sigaction now;
+      if (sigaction(fatal[i], nullptr, &now) == 0 && now.sa_handler == on_fatal) sigaction(fatal[i], &handled_before[i], nullptr);
+    }
+    return;
+  }
+  struct sigaction ours = {};
+  ours.sa_handler = on_fatal;
+  ours.sa_flags = SA_ONSTACK | SA_NODEFER;
+  for (size_t i = 0; i < std::size(fatal); i++) sigaction(fatal[i], &ours, &handled_before[i]);
+}

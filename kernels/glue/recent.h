@@ -1,0 +1,17 @@
+// The last operators of the process, in plain memory: a fatal signal's handler can write them.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include "glue/rows.h"
+
+namespace msctx::glue {
+
+struct Recent;
+// One more, which runs.
+Recent* remember(const Row&, const std::vector<c10::IValue>& arguments);
+// It has ended.
+void finish(Recent*, const Row&, bool has_failed);
+std::string recent_as_json();
+
+}  // namespace msctx::glue

@@ -1,0 +1,74 @@
+#include "glue/rows.h"
+
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "msctx/json.h"
+
+namespace msctx::glue {
+namespace {
+
+void write(std::string& json, const std::vector<Seen>& all) {
+  const auto number = [&](const char* name, double v) {
+    char text[64];
+    std::snprintf(text, sizeof text, std::isfinite(v) ? "\"%s\":%.17g," : "\"%s\":null,", name, v);
+    json += text;
+  };
+  json += '[';
+  for (const Seen& one : all) {
+    json += '{';
+    member(json, "argument", one.argument);
+    member(json, "shape", one.shape);
+    member(json, "device", one.device);
+    member(json, "file", one.file);
+    if (one.has_digest) json += "\"digest\":" + std::to_string(one.digest) + ",";
+    if (one.has_statistics) {
+      const Statistics& s = one.statistics;
+      const int64_t finite = s.count - s.nan - s.positive_inf - s.negative_inf;
+      number("min", s.least);
+      number("max", s.largest);
+      number("mean", finite ? s.sum / double(finite) : NAN);
+      number("l2", std::sqrt(s.squares));
+      const std::pair<const char*, int64_t> counts[] = {{"count", s.count}, {"nan", s.nan}, {"positive_inf", s.positive_inf},
+                                                        {"negative_inf", s.negative_inf}, {"zero", s.zero}, {"negative", s.negative}};
+      for (const auto& [name, count] : counts) json += std::string("\"") + name + "\":" + std::to_string(count) + ",";
+    }
+    member(json, "dtype", one.dtype);
+    json.back() = '}';
+    json += ',';
+  }
+  if (json.back() == ',') json.pop_back();
+  json += "],";
+}
+
+std::string json_of(const Row& row) {
+  std::string json = "{";
+  const std::pair<const char*, int64_t> numbers[] = {{"id", row.id}, {"step", row.step}, {"sequence", row.sequence}, {"began", row.began},
+                                                     {"took", row.took}, {"thread", int64_t(row.thread)}};
+  for (const auto& [name, number] : numbers) json += std::string("\"") + name + "\":" + std::to_string(number) + ",";
+  member(json, "operator", row.op->name);
+  member(json, "overload", row.op->overload);
+  member(json, "module", row.module);
+  member(json, "direction", row.direction);
+  member(json, "node", row.node);
+  member(json, "algorithm", row.algorithm);
+  member(json, "problem", row.problem);
+  json += "\"inputs\":";
+  write(json, row.inputs);
+  json += "\"outputs\":";
+  write(json, row.outputs);
+  json += "\"attributes\":" + (row.attributes.empty() ? "{}" : row.attributes);
+  return json + "}";
+}
+
+}  // namespace
+
+std::string json_of(const std::deque<Row>& all) {
+  std::string json = "[";
+  for (const Row& row : all) json += json_of(row) + ",";
+  if (json.back() == ',') json.pop_back();
+  return json + "]";
+}
+
+}  // namespace msctx::glue

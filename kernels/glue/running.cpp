@@ -1,0 +1,74 @@
+#include "glue/running.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+
+#include "msctx/api.h"
+#include "msctx/json.h"
+#include "msctx/process.h"
+
+namespace msctx::glue {
+namespace {
+
+std::mutex& lock = fork_safe_mutex();
+struct Running {
+  std::atomic<const Operator*> op{nullptr};
+  std::atomic<int64_t> began{0};
+  std::atomic<const char*> module{""};
+  uint64_t thread = 0;
+};
+std::vector<std::shared_ptr<Running>>& running() {
+  static auto* all = new std::vector<std::shared_ptr<Running>>;
+  return *all;
+}
+std::shared_ptr<Running>& running_here() {
+  thread_local std::shared_ptr<Running> mine;
+  if (!mine) {
+    mine = std::make_shared<Running>();
+    mine->thread = uint64_t(gettid());
+    const std::lock_guard<std::mutex> guard(lock);
+    auto& all = running();
+    all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.use_count() == 1; }), all.end());
+    all.push_back(mine);
+  }
+  return mine;
+}
+
+}  // namespace
+
+void begin_running(const Row& row) {
+  Running& mine = *running_here();
+  mine.module = row.module;
+  mine.began = row.began;
+  mine.op = row.op;
+}
+
+void end_running() { running_here()->op = nullptr; }
+
+}  // namespace msctx::glue
+
+using namespace msctx;
+using namespace msctx::glue;
+
+// What runs now in each thread, and since when (microseconds of the epoch). As JSON, to be freed.
+MSCTX_API char* msctx_running() try {
+  std::string json = "[";
+  const std::lock_guard<std::mutex> guard(lock);
+  for (const auto& one : running()) {
+    const Operator* op = one->op.load();
+    if (!op) continue;
+    json += "{\"thread\":" + std::to_string(one->thread) + ",\"began\":" + std::to_string(one->began.load()) + ",";
+    member(json, "operator", op->name);
+    member(json, "module", one->module.load());
+    json.back() = '}';
+    json += ',';
+  }
+  if (json.back() == ',') json.pop_back();
+  return strdup((json + "]").c_str());
+} catch (const std::exception&) {
+  return nullptr;
+}
