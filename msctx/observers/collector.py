@@ -31,7 +31,7 @@ def kind_of(row: Row) -> str:
 
 
 def dtype_of(tensor: dict[str, Any]) -> str:
-    return DTYPES.get(tensor["dtype"], tensor["dtype"])
+    return DTYPES.get(tensor["dtype"]) or str(tensor["dtype"])
 
 
 class Reader:
