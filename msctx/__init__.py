@@ -48,6 +48,7 @@ __all__ = [
     "reset_peak_memory_stats",
     "set_context",
     "state",
+    "step",
 ]
 
 
@@ -63,6 +64,16 @@ def precisions() -> Precisions:
     from msctx.native import precisions
 
     return precisions.of_process()
+
+
+def step() -> None:
+    """Mark the end of a step of training for observers, such as ``profiling_mode``; without one it does nothing.
+
+    ``optimizer.step()`` ends steps, too. From the first call of this function on, it alone does.
+    """
+    from msctx.observers import steps
+
+    steps.advance()
 
 
 def memory_stats() -> dict[str, Any]:

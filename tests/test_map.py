@@ -166,7 +166,7 @@ LAYERS = (
     ("_version", "dynamo", "errors", "imports", "locks", "shipped", "signals", "tables"),
     ("notices", "options", "torch_config"),
     ("effects", "native", "recorded"),
-    ("memory",),
+    ("memory", "observers"),
     ("switches",),
     ("devices", "plan"),
     ("amp", "reference"),
@@ -183,7 +183,7 @@ LAYERS = (
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ROOT_RANK = RANKS["inspection"]
 """msctx itself, which imports the context and the inspection."""
-ONLY = {"switches": {"errors", "imports", "native", "memory", "torch_config"}}
+ONLY = {"switches": {"errors", "imports", "native", "memory", "observers", "torch_config"}}
 WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "schema")
 """What runs before torch is imported, or without it."""
 
