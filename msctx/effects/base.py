@@ -18,6 +18,7 @@ THEMES = (
     "memory",
     "placement",
     "precision_mode",
+    "profiling",
     "seed",
     "tf32",
     "threads",

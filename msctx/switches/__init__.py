@@ -19,6 +19,7 @@ from msctx.switches import (
     torch_mkl,
     torch_npu,
     torch_precision,
+    torch_profiler,
 )
 from msctx.switches.base import Switch
 
@@ -35,6 +36,7 @@ _ROWS = (
     *environment.SWITCHES,
     *native.SWITCHES,
     *models.SWITCHES,
+    *torch_profiler.SWITCHES,
 )
 SWITCHES: Mapping[str, Switch] = MappingProxyType({switch.name: switch for switch in _ROWS})
 
