@@ -25,6 +25,8 @@ def profiling_mode(want: Want) -> Outcome:
 
 @effect("profiling_options")
 def profiling_options(want: Want) -> Outcome:
+    if want.other("profiling_mode") is False:  # as in a scope that pauses the one around it
+        return Outcome("inert", {}, "profiling_mode is off", expected=True)
     part = "part of profiling_mode=True"
     return approximated({}, f"{part}; {NO_COUNTERS}") if "aic_metrics" in (want.content or {}) else honoured(reason=part)
 

@@ -17,6 +17,7 @@ import torch
 from torch import _C
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from msctx.errors import ScopeError
 from msctx.notices import tell
 from msctx.observers import folder, ranges, step_table, steps
 from msctx.observers.trace import MARK, Trace
@@ -42,8 +43,8 @@ class _Recording:
 
     def begin(self) -> None:
         self._counting.__enter__()
-        ranges.watch(self._go_on)
-        self._go_on()
+        ranges.listen(self)
+        self.all_closed()
 
     def end(self) -> None:
         self._is_over = True
@@ -54,7 +55,7 @@ class _Recording:
             _warn(
                 "it was left in another thread than it was entered in, which torch.profiler does not allow; nothing is written"
             )
-        ranges.forget(self._go_on)
+        ranges.forget(self)
         if not self._was_tried:
             _warn("nothing was recorded: ranges of record_function that began under another profile were open throughout")
 
@@ -84,9 +85,23 @@ class _Recording:
                 "recording pauses until the ranges of record_function that are open have ended: keep them shorter than a step"
             )
             self._write()
-        self._go_on()
+        self.all_closed()
 
-    def _go_on(self) -> None:
+    def another_begins(self) -> None:
+        """Gives way: torch would end what is recorded, and lose it."""
+        if self._is_busy or self._profile is None or threading.current_thread() is not self._thread:
+            return
+        if ranges.are_open():
+            raise ScopeError(
+                "a profiler of torch cannot begin inside a range of record_function that profiling_mode records: torch would crash "
+                "when the range ends. Begin it outside the range, or inside msctx.context(profiling_mode=False) around both."
+            )
+        _warn(
+            "another profiler of torch begins, and there can be one: recording goes on once it has ended"
+        )
+        self._write()
+
+    def all_closed(self) -> None:
         """End a part that is full, and begin the next, where that can be."""
         if self._is_over or self._is_busy or threading.current_thread() is not self._thread:
             return
@@ -102,9 +117,10 @@ class _Recording:
             self._is_busy = False
 
     def _begin_part(self) -> None:
-        self._was_tried = True
+        is_first, self._was_tried = not self._was_tried, True
         if _C._autograd._profiler_enabled():
-            _warn("another profiler of torch runs, and there can be one: recording begins after a step that ends without it")
+            if is_first:
+                _warn("another profiler of torch runs, and there can be one: recording begins once it has ended")
             return
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._first, self._recorded = steps.current(), 0
@@ -121,7 +137,7 @@ class _Recording:
         if part is None:
             return
         if not _C._autograd._profiler_enabled():
-            _warn(f"another profiler of torch was started inside and ended this one; steps from {self._first} on are lost")
+            _warn(f"another profiler of torch ended this one; steps from {self._first} on are lost")
             return
         try:
             part.stop()

@@ -64,3 +64,8 @@ def test_options_without_the_mode_do_nothing() -> None:
     row = rows({OPTIONS: '{"output": "there"}'})[OPTIONS]
     assert (row.status, dict(row.assignments)) == ("inert", {})
     assert "profiling_mode" in row.reason
+
+
+def test_a_scope_that_pauses_warns_of_nothing() -> None:
+    row = rows({MODE: True, OPTIONS: '{"output": "there"}'}, {MODE: False})[OPTIONS]
+    assert (row.status, row.shadowed) == ("inert", True)
