@@ -19,6 +19,7 @@ THEMES = (
     "observers",
     "placement",
     "precision_mode",
+    "profiling",
     "seed",
     "tf32",
     "threads",

@@ -1,1 +1,1 @@
-"""Watch what runs, for as long as an option asks: steps, dumps, overflow, the recorder, printed values, checked gradients."""
+"""Watch what runs, for as long as an option asks: dumps, overflow, recorder, watchdog, profiles, prints, checked gradients."""

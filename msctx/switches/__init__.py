@@ -20,6 +20,7 @@ from msctx.switches import (
     torch_mkl,
     torch_npu,
     torch_precision,
+    torch_profiler,
 )
 from msctx.switches.base import Switch
 
@@ -37,6 +38,7 @@ _ROWS = (
     *native.SWITCHES,
     *models.SWITCHES,
     *observation.SWITCHES,
+    *torch_profiler.SWITCHES,
 )
 SWITCHES: Mapping[str, Switch] = MappingProxyType({switch.name: switch for switch in _ROWS})
 
