@@ -73,6 +73,15 @@ void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int thr
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 
+void msctx_statistics(const char* isa, int dtype, const void* data, int64_t count, double* ranges, int64_t* counts, int* is_nonfinite) {
+  const Statistics s = table_of(isa)->readers->statistics(DType(dtype), data, count);
+  const double found[] = {s.least, s.largest, s.sum, s.squares};
+  const int64_t counted[] = {s.count, s.nan, s.positive_inf, s.negative_inf, s.zero, s.negative};
+  std::copy(std::begin(found), std::end(found), ranges);
+  std::copy(std::begin(counted), std::end(counted), counts);
+  *is_nonfinite = table_of(isa)->readers->has_nonfinite(DType(dtype), data, count);
+}
+
 int msctx_run(const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int channels_last, const float* bias, int threads) {
   const Parallel parallel = in_threads(threads);
   const Memory memory{allocate, release, nullptr};

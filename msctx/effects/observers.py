@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, refused
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
 
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
@@ -32,6 +32,8 @@ def overflow(want: Want) -> Overflow | None:
 
 
 def _seen(want: Want, assignments: dict[str, Any]) -> Outcome:
+    if want.facts.native:
+        return refused(want.facts.native)
     return approximated(assignments, UNSEEN if want.device == "cpu" else f"{UNSEEN}; {ON_DEVICE}")
 
 

@@ -96,5 +96,5 @@ class RecorderReader(Reader):
 
 def write_all(reason: str) -> None:
     """The process is about to end."""
-    if isinstance(found := collector.reader("recorder"), RecorderReader):
+    if isinstance(found := collector.reader("observers.recorder"), RecorderReader):
         found.fail(TimeoutError(reason))

@@ -36,7 +36,7 @@ def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
                 del known[next(iter(known))]
 
     return Switch(
-        name=f"observers.{name}",
+        name=name,
         read=read,
         write=write,
         save=lambda: collector.reader(name),
@@ -46,11 +46,11 @@ def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
 
 
 SWITCHES = (
-    _observer("dump", DumpReader),
-    _observer("overflow", OverflowReader),
-    _observer("errors", ErrorReader),
-    _observer("recorder", RecorderReader),
-    _observer("watchdog", WatchdogReader),
+    _observer("observers.dump", DumpReader),
+    _observer("observers.overflow", OverflowReader),
+    _observer("observers.errors", ErrorReader),
+    _observer("observers.recorder", RecorderReader),
+    _observer("observers.watchdog", WatchdogReader),
     Switch(
         name="observers.print_file",
         read=print_file.read,

@@ -114,6 +114,7 @@ class Kernels:
             ("error", c_double, problem),
             ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int]),
             ("fingerprint", None, [c_char_p, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2)]),
+            ("statistics", None, [c_char_p, c_int, c_void_p, c_int64, POINTER(c_double * 4), POINTER(c_int64 * 6), POINTER(c_int)]),
         ):
             function = getattr(self._c, f"msctx_{name}")
             function.restype, function.argtypes = result, arguments
@@ -203,6 +204,13 @@ class Kernels:
         found = (c_uint64 * 2)()
         self._c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, threads, byref(found))
         return found[0], found[1]
+
+    def statistics(self, values: np.ndarray[Any, Any], dtype: int, isa: str) -> tuple[list[float], list[int], bool]:
+        """Ranges and sums, counts, and whether anything is not finite; *dtype*: 0 float32, 1 float64, 2 float16, 3 bfloat16."""
+        ranges, counts, nonfinite = (c_double * 4)(), (c_int64 * 6)(), c_int()
+        data = c_void_p(values.ctypes.data)
+        self._c.msctx_statistics(isa.encode(), dtype, data, values.size, byref(ranges), byref(counts), byref(nonfinite))
+        return [*ranges], [*counts], bool(nonfinite.value)
 
     def _run(
         self, row: Row, case: Case, tensors: Any, isa: str, threads: int, op: int | None, channels_last: bool, bias: Any

@@ -431,12 +431,12 @@ def test_the_modes_named_in_rules_are_those_declared() -> None:
     assert set(rules.PRECISION_MODES_V2) == set(OPTIONS["precision_mode_v2"].choices)
 
 
-def test_a_requirement_may_come_from_an_outer_scope() -> None:
-    msctx.set_context(dump_path=".")
+def test_a_requirement_may_come_from_an_outer_scope(tmp_path: Path) -> None:
+    msctx.set_context(dump_path=str(tmp_path))
     try:
         with msctx.context(session={"enable_dump": True}) as ctx:
             (found,) = [r for r in ctx.plan.rows if r.spelling == "session.enable_dump"]
-            assert found.status == "not_built"
+            assert found.status == "approximated"
     finally:
         msctx.reset_context()
 

@@ -46,6 +46,7 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "torch.cuda.",
         "torch.cudnn.",
         "torch.npu.",
+        "torch.profiler",
         "torch.inductor.",
         "native.",
         "models.",
