@@ -29,6 +29,10 @@ LONGEST = 10
 Options = Mapping[str, Any]
 
 
+class _NothingRan(Exception):
+    """There is nothing to write."""
+
+
 class _Recording:
     """From a write of the switch to the next."""
 
@@ -143,6 +147,8 @@ class _Recording:
         try:
             part.stop()
             self._write_files(part, full)
+        except _NothingRan:
+            pass
         except Exception as error:  # whatever a profile does, training goes on
             _warn(f"the profile cannot be written to {self._folder}, and training goes on without it", error)
 
@@ -158,6 +164,8 @@ class _Recording:
                     raise OSError("torch has not written all of it; is the disk full?") from None
             content.pop("traceName", None)  # the name of the file before it was whole
             read.append(Trace(content, self.options, self._number, self._first, full=full))
+            if not read[0].steps:
+                raise _NothingRan
             with path.open("w", encoding="utf-8") as file:
                 json.dump(content, file, separators=(",", ":"))
 

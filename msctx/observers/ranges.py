@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import _C
 from torch.autograd.profiler import profile, record_function
 
-from msctx.dynamo import untraced
+from msctx.dynamo import outside_dynamo
 
 
 class Listener(Protocol):
@@ -57,7 +57,7 @@ def _tidy() -> None:
 
 
 def _entering(enter: Any) -> Callable[..., Any]:
-    @untraced
+    @outside_dynamo
     @wraps(enter)
     def entered(self: record_function) -> Any:
         result = enter(self)
@@ -69,7 +69,7 @@ def _entering(enter: Any) -> Callable[..., Any]:
 
 
 def _leaving(leave: Any) -> Callable[..., Any]:
-    @untraced
+    @outside_dynamo
     @wraps(leave)
     def left(self: record_function, *args: Any) -> Any:
         result = leave(self, *args)
@@ -84,7 +84,7 @@ def _leaving(leave: Any) -> Callable[..., Any]:
 
 
 def _preparing(prepare: Any) -> Callable[..., Any]:
-    @untraced
+    @outside_dynamo
     @wraps(prepare)
     def prepared(self: profile) -> Any:
         for listener in [*_listeners]:

@@ -198,6 +198,11 @@ def test_no_environment_variable_is_written(tmp_path: Path, monkeypatch: pytest.
     assert not [path for path in tmp_path.iterdir() if "xyzzy-4711" in path.read_text()]
 
 
+def test_where_nothing_ran_nothing_is_written(tmp_path: Path) -> None:
+    trained(tmp_path, 0)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_built_in_text_writes_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with msctx.context(profiling_mode=True):
