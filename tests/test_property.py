@@ -226,6 +226,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "python.recursion_limit": st.integers(2000, 20000),
     "env.NCCL_ALGO": st.sampled_from(["Ring", "^NVLS"]),
     "rng.saved": st.just(True),
+    "torch.profiler": st.none(),  # one that runs writes files
     "native.convolution.cpu": st.none() | POLICIES,
     **{
         f"native.precision.{device}": st.sampled_from(

@@ -35,8 +35,9 @@ def write(path: Path, fill: Callable[[Path], object]) -> None:
             raise FileExistsError(f"{path} is there already")
         part.rename(path)
     finally:
-        with suppress(OSError):
-            part.unlink()
+        for left in path.parent.glob(f"{part.name}*"):  # libraries have files of their own on the way
+            with suppress(OSError):
+                left.unlink()
 
 
 def keep_within(folder: Path, limit: int, newest: str) -> None:

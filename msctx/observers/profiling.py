@@ -29,6 +29,10 @@ LONGEST = 10
 Options = Mapping[str, Any]
 
 
+class _NothingRan(Exception):
+    """There is nothing to write."""
+
+
 class _Recording:
     """From a write of the switch to the next."""
 
@@ -37,7 +41,7 @@ class _Recording:
         self._folder = Path(options["output"]).absolute()  # the program may change its directory
         self._thread, self._number = threading.current_thread(), threading.get_native_id()
         self._profile: profile | None = None
-        self._first = self._recorded = 0
+        self._first = self._recorded = self._not_before = 0
         self._is_over = self._is_busy = self._was_tried = False
         self._counting = steps.counting(self._end_step)
 
@@ -115,6 +119,8 @@ class _Recording:
             self._is_busy = False
 
     def _begin_part(self) -> None:
+        if steps.current() < self._not_before:
+            return
         is_first, self._was_tried = not self._was_tried, True
         if _C._autograd._profiler_enabled():
             if is_first:
@@ -131,7 +137,8 @@ class _Recording:
             self._profile = part
 
     def _write(self) -> None:
-        part, self._profile, self._recorded = self._profile, None, 0
+        part, full, self._profile, self._recorded = self._profile, self._is_full, None, 0
+        self._not_before = steps.current() + 1  # ranges of compiled code may be open, which nobody reports
         if part is None:
             return
         if not _C._autograd._profiler_enabled():
@@ -139,24 +146,33 @@ class _Recording:
             return
         try:
             part.stop()
-            self._write_files(part)
+            self._write_files(part, full)
+        except _NothingRan:
+            pass
         except Exception as error:  # whatever a profile does, training goes on
             _warn(f"the profile cannot be written to {self._folder}, and training goes on without it", error)
 
-    def _write_files(self, part: profile) -> None:
+    def _write_files(self, part: profile, full: bool) -> None:
         stem, read = folder.stem(), []
 
         def fill(path: Path) -> None:
             part.export_chrome_trace(str(path))
             with path.open(encoding="utf-8") as file:
-                content = json.load(file)
+                try:
+                    content = json.load(file)
+                except ValueError:
+                    raise OSError("torch has not written all of it; is the disk full?") from None
             content.pop("traceName", None)  # the name of the file before it was whole
-            read.append(Trace(content, self.options, self._number, self._first))
+            read.append(Trace(content, self.options, self._number, self._first, full=full))
+            if not read[0].steps:
+                raise _NothingRan
             with path.open("w", encoding="utf-8") as file:
                 json.dump(content, file, separators=(",", ":"))
 
         folder.write(self._folder / f"{stem}.pt.trace.json", fill)
         (trace,) = read
+        if not trace.was_cut:
+            self._not_before = 0
         notes = [f"No operator or range is called {name} (fp_point, bp_point)." for name in trace.unmatched]
         tables = {
             "steps.csv": lambda path: step_table.write_csv(path, step_table.STEPS, step_table.steps(trace.steps)),

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from torch import _C
 from torch.autograd.profiler import profile, record_function
 
+from msctx.dynamo import outside_dynamo
+
 
 class Listener(Protocol):
     def all_closed(self) -> None:
@@ -55,6 +57,7 @@ def _tidy() -> None:
 
 
 def _entering(enter: Any) -> Callable[..., Any]:
+    @outside_dynamo
     @wraps(enter)
     def entered(self: record_function) -> Any:
         result = enter(self)
@@ -66,6 +69,7 @@ def _entering(enter: Any) -> Callable[..., Any]:
 
 
 def _leaving(leave: Any) -> Callable[..., Any]:
+    @outside_dynamo
     @wraps(leave)
     def left(self: record_function, *args: Any) -> Any:
         result = leave(self, *args)
@@ -80,6 +84,7 @@ def _leaving(leave: Any) -> Callable[..., Any]:
 
 
 def _preparing(prepare: Any) -> Callable[..., Any]:
+    @outside_dynamo
     @wraps(prepare)
     def prepared(self: profile) -> Any:
         for listener in [*_listeners]:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msctx import locks
+from msctx.dynamo import outside_dynamo
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -90,6 +91,7 @@ def _end() -> None:
         ended(step)
 
 
+@outside_dynamo
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     with _lock:
         if _count.by_program or not _leads(optimizer):

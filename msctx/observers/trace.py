@@ -64,14 +64,17 @@ class Step:
 class Trace:
     """One trace, as JSON has it, with the *options* of the recorder."""
 
-    def __init__(self, content: dict[str, Any], options: Mapping[str, Any], thread: int, first: int) -> None:
-        """*thread* is the system's number of the one that trained, *first* the index of the step in which recording began."""
+    def __init__(self, content: dict[str, Any], options: Mapping[str, Any], thread: int, first: int, *, full: bool) -> None:
+        """*thread* is the system's number of the one that trained, *first* the index of the step in which recording began; *full*:
+        what follows the last step that ended is part of it."""
         self.content, self._options, self._thread = content, options, thread
         events: list[Event] = content["traceEvents"]
         host = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("cpu_op", "user_annotation")]
         host.sort(key=lambda e: (e["tid"], e["ts"], -e["dur"]))
         nested = [*_nested(host)]
-        self.steps = self._bounded(nested, first) if options["steps"] else [_whole(host)]
+        self.steps = self._bounded(nested, first, full) if options["steps"] else [_whole(host)]
+        self.was_cut = any(event.get("args", {}).get("finished") is False for event in host)
+        """Whether a range was open at the end."""
         self.unmatched = [p for p in (options["fp_point"], options["bp_point"]) if p and not any(_is(e, p) for e in host)]
         self._place(nested)
         self.steps = [step for step in self.steps if step.operators]
@@ -84,14 +87,15 @@ class Trace:
             for step in self.steps:
                 step.operators.clear()
 
-    def _bounded(self, nested: list[tuple[Event, tuple[Event, ...]]], first: int) -> list[Step]:
+    def _bounded(self, nested: list[tuple[Event, tuple[Event, ...]]], first: int, full: bool) -> list[Step]:
         ends = []
         for event, around in nested:
             if event["name"].startswith(MARK):
                 optimizer = next((e for e in around if e["name"].startswith("Optimizer.step")), None)
                 ends.append(event["ts"] if optimizer is None else _end(optimizer))
         whole = _whole([event for event, _ in nested])
-        bounds = [whole.begin, *sorted(ends), max([whole.end, *ends])]
+        last = max([whole.end, *ends])
+        bounds = [whole.begin, *sorted(ends)[: -1 if full else None], last]
         return [Step(first + place, *pair) for place, pair in enumerate(pairwise(bounds))]
 
     def _place(self, nested: list[tuple[Event, tuple[Event, ...]]]) -> None:

@@ -52,6 +52,7 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "models.",
         "observers.",
         "rng.",
+        "torch.profiler",
     )
     found = {
         s.name
