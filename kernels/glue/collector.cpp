@@ -394,7 +394,7 @@ MSCTX_API const void* msctx_enter_module(const void* module) {
 MSCTX_API char* msctx_collected(int queue) try {
   std::deque<Row> taken;
   const std::lock_guard<std::mutex> guard(lock);
-  if (queue >= queues) return strdup(recent_as_json().c_str());
+  if (queue < 0 || queue >= queues) return strdup(recent_as_json().c_str());
   taken.swap(state().waiting[queue]);
   return strdup(json_of(taken).c_str());
 } catch (const std::exception&) {

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
 
 ROWS, OVERFLOWS, ERRORS, RECENT = range(4)
-"""The queues of the library."""
+"""The queues of the library; of the last one, the last operators, nobody is handed any: who wants them asks."""
 
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
@@ -40,10 +40,12 @@ class Reader:
     Attributes:
         settings: what it was made for.
         queue: whose rows it takes.
+        goes_on: whether a scope with equal settings, entered later, goes on with it.
         is_choosy: whether :meth:`wants` decides about operators.
     """
 
     queue: ClassVar[int] = ROWS
+    goes_on: ClassVar[bool] = False
     is_choosy = False
     settings: Any
 
@@ -90,18 +92,19 @@ def put(name: str, new: Reader | None) -> None:
         if before is new:
             return
         if before is not None:
-            _take(before.queue)
+            if before.queue != RECENT:
+                _take(before.queue)
             before.pause()
             del _readers[name]
         if new is not None:
             new.begin()
             _readers[name] = new
-        refresh()
         if _readers and not _counting:
             _counting.append(steps.counting(_end_step))
             _counting[0].__enter__()
         elif not _readers and _counting:
             _counting.pop().__exit__(None, None, None)
+        refresh()
         modules.turn(on=bool(_readers))
 
 
@@ -118,6 +121,7 @@ def refresh() -> None:
     folder = next((one.folder for one in _readers.values() if one.folder is not None), None)
     choosy = [one for one in _readers.values() if one.is_choosy]
     _chooser[:] = [lambda operator, module: any(one.wants(operator, module) for one in choosy)] if choosy else []
+    library.c.msctx_collect_step(steps.current())
     wanted = core.Asked(**asked, folder=str(folder or "").encode())
     library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), py_object(*_chooser))
 
@@ -144,4 +148,3 @@ def _end_step(step: int) -> None:
         for one in [*_readers.values()]:
             one.end_step()
         refresh()
-        core.load().c.msctx_collect_step(step + 1)

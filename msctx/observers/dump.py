@@ -21,6 +21,8 @@ OPTION = "session.enable_dump"
 class DumpReader(Reader):
     """The steps of a dump are counted from its first entry on; contexts with the same settings go on with them."""
 
+    goes_on = True
+
     def __init__(self, settings: Dump) -> None:
         self.settings = settings
         self._folder = Path(settings.path).absolute()

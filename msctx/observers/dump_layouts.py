@@ -42,7 +42,7 @@ class MindSpore:
             for side, slot, tensor in _tensors(row):
                 if tensor["file"]:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
-                    (scratch / tensor["file"]).replace(place / ".".join(map(str, parts)))
+                    files.move(scratch / tensor["file"], place / ".".join(map(str, parts)))
                 if "min" in tensor and self._settings.data == "stats":
                     scope = "_".join(("Default", *filter(None, row["module"].split(".")), name))
                     lines.setdefault(place, []).append([kind, scope, 0, 0, row["began"], side, slot, *self._values(tensor)])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from msctx import notices
-from msctx.observers import files
+from msctx.observers import collector, files
 from msctx.observers.collector import ERRORS, Reader, Row, kind_of
 from msctx.options.observation import ErrorDump
 
@@ -94,6 +94,7 @@ class ErrorReader(Reader):
         for row in rows:
             self._count += 1
             files.guarded(OPTION, self._folder, lambda row=row: self._write(row))  # type: ignore[misc]
+        collector.refresh()
 
     def _write(self, row: Row) -> None:
         if row["problem"]:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:
         notices.tell(option, f"{folder} {reason}", text)
         return False
     return True
+
+
+def move(old: Path, new: Path) -> None:
+    """Or nothing, where somebody has taken it away."""
+    with suppress(FileNotFoundError):
+        old.replace(new)
 
 
 def write(path: Path, data: str | bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,9 @@ MODES = {"aicore_overflow": 1, "atomic_overflow": 2, "all": 3}
 PASSED_ON = 4
 """Also the first operator that passes on what was not finite before: a parameter, an input, what ran unseen."""
 MOST = 100
-"""Operators whose data are written; of the others the number is counted."""
+"""Operators whose data are written into one folder."""
+_written: Counter[Path] = Counter()
+"""How many have been, in this process: a context may be entered in each step."""
 
 
 class OverflowReader(Reader):
@@ -31,7 +34,6 @@ class OverflowReader(Reader):
         self._begun = time.strftime("%Y%m%d%H%M%S")
         self._works = True
         self.found: list[Row] = []
-        self._more = 0
 
     @property
     def asked(self) -> Mapping[str, int]:
@@ -39,7 +41,7 @@ class OverflowReader(Reader):
 
     @property
     def folder(self) -> Path | None:
-        return self._scratch if self._works and len(self.found) < MOST else None
+        return self._scratch if self._works and _written[self._folder] < MOST else None
 
     @property
     def _scratch(self) -> Path:
@@ -54,17 +56,17 @@ class OverflowReader(Reader):
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             same = (row["operator"], row["module"], row["direction"])
-            if any(same == (one["operator"], one["module"], one["direction"]) for one in self.found) or len(self.found) >= MOST:
-                self._more += 1
+            if any(same == (one["operator"], one["module"], one["direction"]) for one in self.found):
                 for tensor in (*row["inputs"], *row["outputs"]):
                     (self._scratch / (tensor["file"] or "-")).unlink(missing_ok=True)
                 continue
             row["source"] = notices.user_frame()[0]
             self.found.append(row)
-            collector.refresh()
-            if self._works:
+            if self.folder is not None:
+                _written[self._folder] += 1
                 files.guarded(OPTION, self._folder, lambda row=row: self._write(row))  # type: ignore[misc]
-            notices.tell(OPTION, str((self._begun, same)), sentence(row))
+            collector.refresh()
+            notices.tell(OPTION, str((self.settings, same)), sentence(row))
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""
@@ -75,7 +77,7 @@ class OverflowReader(Reader):
             for slot, tensor in enumerate(row[f"{side}s"]):
                 if tensor["file"]:
                     new = f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
-                    (self._scratch / tensor["file"]).replace(place / new)
+                    files.move(self._scratch / tensor["file"], place / new)
         ids = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0}
         status = {**ids, "pc_start": "0x0", "para_base": "0x0", "status": 0}
         bits = sum(

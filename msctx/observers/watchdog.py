@@ -18,7 +18,7 @@ from typing import Any
 
 from msctx.native import core
 from msctx.observers import recorder
-from msctx.observers.collector import Reader
+from msctx.observers.collector import RECENT, Reader
 from msctx.options.observation import Watchdog
 
 EXIT_CODE = 124
@@ -26,7 +26,7 @@ EXIT_CODE = 124
 
 
 class WatchdogReader(Reader):
-    queue = -1
+    queue = RECENT
 
     def __init__(self, settings: Watchdog) -> None:
         self.settings = settings

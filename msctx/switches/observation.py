@@ -21,19 +21,19 @@ KEPT = 64
 
 
 def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
-    known: dict[Any, Reader] = {}  # by their settings: a context that is entered again goes on where it was
+    going_on: dict[Any, Reader] = {}  # by their settings: a context that is entered again goes on where it was
 
     def read() -> Any:
         found = collector.reader(name)
         return None if found is None else found.settings
 
     def write(settings: Any) -> None:
-        found = None if settings is None else (known.pop(settings, None) or kind(settings))
+        found = None if settings is None else (going_on.pop(settings, None) or kind(settings))
         collector.put(name, found)
-        if found is not None:
-            known[settings] = found
-            while len(known) > KEPT:
-                del known[next(iter(known))]
+        if found is not None and found.goes_on:
+            going_on[settings] = found
+            while len(going_on) > KEPT:
+                del going_on[next(iter(going_on))]
 
     return Switch(
         name=name,

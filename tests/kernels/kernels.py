@@ -114,7 +114,11 @@ class Kernels:
             ("error", c_double, problem),
             ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int]),
             ("fingerprint", None, [c_char_p, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2)]),
-            ("statistics", None, [c_char_p, c_int, c_void_p, c_int64, POINTER(c_double * 4), POINTER(c_int64 * 6), POINTER(c_int)]),
+            (
+                "statistics",
+                None,
+                [c_char_p, c_int, c_void_p, c_int64, POINTER(c_double * 4), POINTER(c_int64 * 6), POINTER(c_int)],
+            ),
         ):
             function = getattr(self._c, f"msctx_{name}")
             function.restype, function.argtypes = result, arguments

@@ -1,0 +1,240 @@
+"""What the collector sees of operators: names, modules, directions, values; and that it is gone when nobody asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as fn
+from torch.utils.checkpoint import checkpoint
+
+import msctx
+from msctx.native import core
+from msctx.observers import collector
+from msctx.observers.collector import Reader, Row
+
+
+class Listens(Reader):
+    def __init__(self, **asked: int) -> None:
+        self.settings, self._asked = asked, asked
+        self.rows: list[Row] = []
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return self._asked
+
+    def take(self, rows: list[Row]) -> None:
+        self.rows += rows
+
+
+@pytest.fixture
+def collected() -> Iterator[Callable[..., list[Row]]]:
+    def rows_of(run: Callable[[], object], **asked: int) -> list[Row]:
+        reader = Listens(**(asked or {"inputs": 1, "outputs": 1, "statistics": 1, "digests": 1}))
+        collector.put("test", reader)
+        run()
+        collector.put("test", None)
+        return reader.rows
+
+    yield rows_of
+    collector.put("test", None)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.ReLU(), nn.Flatten()), nn.Linear(72, 3))
+
+
+def watched(net: nn.Module) -> msctx.Context:
+    return msctx.context().watch(net)
+
+
+def test_a_step_by_module_and_direction(collected: Any) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step() -> None:
+        net(torch.ones(2, 1, 8, 8)).sum().backward()
+        optimizer.step()
+
+    with watched(net):
+        found = [(row["direction"], row["operator"], row["module"]) for row in collected(step)]
+    for expected in (
+        ("forward", "aten::convolution", "0"),
+        ("forward", "aten::relu", "1.0"),
+        ("forward", "aten::addmm", "2"),
+        ("forward", "aten::sum", ""),
+        ("backward", "aten::mm", "2"),
+        ("backward", "aten::threshold_backward", "1.0"),
+        ("backward", "aten::convolution_backward", "0"),
+        ("optimizer", "aten::add_", ""),
+    ):
+        assert expected in found, expected
+    names = [name for _, name, _ in found]
+    assert not {"aten::conv2d", "aten::linear", "aten::flatten", "aten::view", "aten::mkldnn_convolution"} & {*names}
+
+
+def test_nothing_is_seen_outside_and_nothing_is_left(collected: Any) -> None:
+    net = model()
+    with watched(net):
+        assert collected(lambda: torch.ones(1) + 1)
+        assert not [m for m in net.modules() if m._forward_hooks or m._forward_pre_hooks]
+    torch.ones(1) + 1
+    assert core.load().c.msctx_collected(collector.ROWS) == []
+    assert collector._readers == {}
+
+
+def test_a_checkpoint_and_errors_keep_modules_right(collected: Any) -> None:
+    net = model()
+
+    def run() -> None:
+        with pytest.raises(RuntimeError):
+            net(torch.ones(2, 1, 9, 9))
+        x = torch.ones(2, 1, 8, 8, requires_grad=True)
+        checkpoint(net, x, use_reentrant=False).sum().backward()
+        torch.ones(3) * 2
+
+    with watched(net):
+        rows = collected(run)
+    assert [row["module"] for row in rows if row["operator"] == "aten::convolution"] == ["0"] * 3
+    assert [row["module"] for row in rows if row["operator"] == "aten::mul"] == [""]
+    assert {row["module"] for row in rows if row["operator"] == "aten::convolution_backward"} == {"0"}
+
+
+def test_other_threads_are_seen_and_their_modules_are_their_own(collected: Any) -> None:
+    net = model()
+
+    def run() -> None:
+        threads = [threading.Thread(target=lambda: net(torch.ones(2, 1, 8, 8)).sum().backward()) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with watched(net):
+        rows = collected(run)
+    found = [(row["module"], row["thread"]) for row in rows if row["operator"] == "aten::convolution_backward"]
+    assert [module for module, _ in found] == ["0"] * 3
+    assert len({thread for _, thread in found}) == 3
+
+
+def test_an_operator_of_python_counts_as_one(collected: Any) -> None:
+    @torch.library.custom_op("test_collector::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+    assert [row["operator"] for row in collected(lambda: twice(torch.ones(2)))] == ["aten::ones", "test_collector::twice"]
+
+
+def test_subclasses_and_transforms_are_seen_by_what_computes_them(collected: Any) -> None:
+    x = torch.ones(3, 4)
+    rows = collected(lambda: torch.vmap(lambda row: (row * 2).sum())(x))
+    assert ("aten::mul", "3x4") in [(row["operator"], row["outputs"][0]["shape"]) for row in rows]
+
+
+def test_the_algorithm_that_ran(collected: Any) -> None:
+    x, w = torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3)
+    with msctx.context(conv_fprop_algo="gemm"):
+        rows = collected(lambda: fn.conv2d(x, w))
+    assert [row["algorithm"] for row in rows if row["operator"] == "aten::convolution"] == ["gemm"]
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+def laid_out(x: torch.Tensor, how: str) -> torch.Tensor:
+    return {
+        "contiguous": x,
+        "channels_last": x.contiguous(memory_format=torch.channels_last),
+        "sliced": torch.cat([x, x], -1)[..., : x.shape[-1]],
+        "transposed": x.transpose(1, 3).contiguous().transpose(1, 3),
+        "expanded": x[:1].expand_as(x),
+    }[how]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.integers(0, 5), min_size=4, max_size=4).map(tuple),
+    st.sampled_from(DTYPES),
+    st.sampled_from(["contiguous", "channels_last", "sliced", "transposed", "expanded"]),
+    st.integers(0, 99),
+)
+def test_statistics_of_any_tensor(collected: Any, shape: Any, dtype: torch.dtype, how: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator) * 10
+    values[torch.rand(shape, generator=generator) < 0.1] = float("nan")
+    values[torch.rand(shape, generator=generator) < 0.1] = -float("inf")
+    x = laid_out(values.to(dtype) if dtype.is_floating_point else values.nan_to_num(0, 0, 0).abs().to(dtype), how)
+    (row,) = [row for row in collected(lambda: torch.fliplr(x) if x.dim() > 1 else x) if row["operator"] == "aten::flip"]
+    (found,) = row["inputs"]
+    exact = x.double().numpy()
+    finite = exact[np.isfinite(exact)]
+    counts = (exact.size, np.isnan(exact).sum(), (exact == -np.inf).sum(), (exact == 0).sum(), (exact < 0).sum())
+    assert tuple(found[key] for key in ("count", "nan", "negative_inf", "zero", "negative")) == counts
+    if len(finite):
+        assert (found["min"], found["max"]) == (finite.min(), finite.max())
+        assert found["mean"] == pytest.approx(finite.mean(), rel=1e-9, abs=1e-9)
+        assert found["l2"] == pytest.approx(np.sqrt((finite**2).sum()), rel=1e-9)
+
+
+def digest(collected: Any, x: torch.Tensor) -> int:
+    (row,) = [row for row in collected(lambda: torch.neg(x), inputs=1, digests=1) if row["operator"] == "aten::neg"]
+    return int(row["inputs"][0]["digest"])
+
+
+def test_a_digest_is_of_values_and_their_places(collected: Any) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    before = digest(collected, x)
+    assert digest(collected, laid_out(x, "channels_last")) == before
+    assert digest(collected, laid_out(x, "sliced")) == before
+    assert digest(collected, x.reshape(2, 3, 5, 4)) != before
+    assert digest(collected, x.flip(3)) != before
+    swapped = x.clone()
+    swapped[0, 0, 0, :2] = x[0, 0, 0, [1, 0]]
+    assert digest(collected, swapped) != before
+    x[1, 2, 3, 4] = torch.nextafter(x[1, 2, 3, 4], torch.tensor(9.0))
+    assert digest(collected, x) != before
+
+
+def test_values_depend_on_no_number_of_threads(collected: Any) -> None:
+    x, before = torch.randn(1 << 20), torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            (row,) = collected(lambda: torch.neg(x))
+            found.append({key: row["inputs"][0][key] for key in ("min", "max", "mean", "l2", "digest")})
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.full
+def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
+    x, w = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
+
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            torch.mm(x, w).sum().backward()
+
+    class Forgets(Listens):
+        def take(self, rows: list[Row]) -> None:
+            pass
+
+    collector.put("test", Forgets(inputs=1, outputs=1, statistics=1, digests=1, recent=1, overflow=3))
+    steps(2000)
+    before = resident()
+    steps(10_000)
+    assert resident() - before < 4 << 20

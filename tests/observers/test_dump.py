@@ -1,0 +1,198 @@
+"""session.enable_dump: which operators and steps are written, in the layouts of both tools; and bad days."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import msctx
+from msctx.errors import MsctxWarning, OptionError
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def dumped(path: Path, net: nn.Module, steps: int = 1, dump_format: str = "mindspore", **options: Any) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session = {"enable_dump": True, "dump_path": str(path), **options}
+    with msctx.context(session=session, dump_format=dump_format).watch(net):
+        for _ in range(steps):
+            net(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+
+
+def kinds(path: Path) -> set[str]:
+    return {one.name.partition(".")[0] for one in path.rglob("*.npy")}
+
+
+def test_tensors_in_mindspores_layout(tmp_path: Path) -> None:
+    net = model()
+    before = net[0].weight.detach().clone()
+    dumped(tmp_path, net, dump_mode="all")
+    place = tmp_path / "rank_0" / "Net" / "0" / "0"
+    first = min(place.glob("addmm.addmm-op*.input.2.DefaultFormat.npy"), key=lambda path: int(path.name.split(".")[4]))
+    assert np.array_equal(np.load(first), before.T.numpy())
+    kind, name, task, stream, time, side, slot, form, end = first.name.split(".")
+    assert (kind, task, stream, side, slot, form, end) == ("addmm", "0", "0", "input", "2", "DefaultFormat", "npy")
+    assert name.startswith("addmm-op")
+    assert len(time) == 16, "microseconds"
+    assert {"addmm", "relu", "sum", "mm", "threshold_backward", "add_"} <= kinds(place)
+    assert not (tmp_path / ".msctx").exists()
+
+
+@pytest.mark.parametrize("mode", ["input", "output", "all"])
+def test_sides(mode: str, tmp_path: Path) -> None:
+    dumped(tmp_path, model(), dump_mode=mode)
+    found = {path.name.split(".")[5] for path in tmp_path.rglob("*.npy")}
+    assert found == ({"input", "output"} if mode == "all" else {mode})
+
+
+def test_statistics_in_mindspores_layout(tmp_path: Path) -> None:
+    dumped(tmp_path, model(), dump_data="stats", dump_mode="all")
+    lines = [*csv.reader((tmp_path / "rank_0" / "Net" / "0" / "0" / "statistic.csv").open())]
+    head, rows = lines[0], lines[1:]
+    assert head[:10] == [
+        "Op Type",
+        "Op Name",
+        "Task ID",
+        "Stream ID",
+        "Timestamp",
+        "IO",
+        "Slot",
+        "Data Size",
+        "Data Type",
+        "Shape",
+    ]
+    assert {len(row) for row in lines} == {len(head)}
+    relu = dict(zip(head, next(row for row in rows if row[0] == "relu" and row[5] == "output"), strict=True))
+    hidden = torch.relu(model()[0](torch.ones(1, 4)))
+    assert relu["Op Name"].startswith("Default_1_relu-op")
+    assert relu["Shape"] == "(1,3)"
+    assert (relu["Data Size"], relu["Data Type"], relu["Count"]) == ("12", "float32", "3")
+    assert float(relu["Max Value"]) == pytest.approx(float(hidden.max()))
+    assert float(relu["L2Norm Value"]) == pytest.approx(float(hidden.norm()))
+    assert int(relu["Zero Count"]) + int(relu["Positive Zero Count"]) == 3
+    assert not [*tmp_path.rglob("*.npy")]
+
+
+def test_msprobes_layout(tmp_path: Path) -> None:
+    dumped(tmp_path, model(), steps=2, dump_format="msprobe", dump_mode="all")
+    for step in (0, 1):
+        place = tmp_path / f"step{step}" / "rank0"
+        found = json.loads((place / "dump.json").read_text())
+        assert (found["task"], found["level"], found["framework"]) == ("tensor", "L1", "pytorch")
+        forward, backward = found["data"]["Aten.addmm.0.forward"], found["data"]["Aten.mm.0.backward"]
+        assert {*forward} == {"input_args", "input_kwargs", "output"}
+        assert {*backward} == {"input", "output"}
+        weight = forward["input_args"][2]
+        assert (weight["type"], weight["dtype"], weight["shape"]) == ("torch.Tensor", "torch.float32", [4, 3])
+        loaded = torch.load(place / "dump_tensor_data" / weight["data_name"])
+        assert weight["Max"] == pytest.approx(float(loaded.max()))
+        assert weight["Norm"] == pytest.approx(float(loaded.norm()))
+        parents = json.loads((place / "construct.json").read_text())
+        assert parents["Aten.addmm.1.forward"] == "Module.2"
+        assert {*json.loads((place / "stack.json").read_text())} == {*found["data"]} == {*parents}
+
+
+def test_msprobes_statistics_have_torchs_rules_for_what_is_not_finite(tmp_path: Path) -> None:
+    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats", "dump_mode": "input"}
+    with msctx.context(session=session, dump_format="msprobe"):
+        torch.neg(torch.tensor([1.0, math.inf]))
+        torch.exp(torch.tensor([1.0, math.nan]))
+    data = json.loads((tmp_path / "step0" / "rank0" / "dump.json").read_text())["data"]
+    infinite, nan = data["Aten.neg.0.forward"]["input_args"][0], data["Aten.exp.0.forward"]["input_args"][0]
+    assert (infinite["Max"], infinite["Min"], infinite["Mean"], infinite["Norm"]) == (math.inf, 1.0, math.inf, math.inf)
+    assert all(math.isnan(nan[key]) for key in ("Max", "Min", "Mean", "Norm"))
+
+
+def test_steps(tmp_path: Path) -> None:
+    dumped(tmp_path, model(), steps=8, dump_step="0|2-3|6")
+    assert {path.name for path in (tmp_path / "rank_0" / "Net" / "0").iterdir()} == {"0", "2", "3", "6"}
+
+
+def test_a_context_that_is_entered_in_each_step_counts_on(tmp_path: Path) -> None:
+    net = model()
+    for _ in range(4):
+        dumped(tmp_path, net, dump_step="1|3")
+    assert {path.name for path in (tmp_path / "rank_0" / "Net" / "0").iterdir()} == {"1", "3"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("relu", {"relu"}),
+        ("2", {"addmm", "mm"}),
+        ("2/addmm", {"addmm"}),
+        ("name-regex(^2/a.*)", {"addmm"}),
+        ("threshold 1", {"relu", "threshold_backward"}),
+        ("aten::relu", {"relu"}),
+    ],
+)
+def test_layers(layers: str, expected: set[str], tmp_path: Path) -> None:
+    dumped(tmp_path, model(), dump_layer=layers)
+    assert kinds(tmp_path) == expected
+
+
+def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Path) -> None:
+    with pytest.warns(MsctxWarning, match="dump_layer: no operator or module is called 'rellu'; did you mean relu\\?"):
+        dumped(tmp_path, model(), dump_layer="rellu")
+
+
+def test_an_inner_scope_switches_it_off_and_on(tmp_path: Path) -> None:
+    with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path)}):
+        torch.ones(1) + 1
+        with msctx.context(session={"enable_dump": False}):
+            torch.ones(1).exp()
+        torch.ones(1) * 2
+    assert kinds(tmp_path) == {"ones", "add", "mul"}
+
+
+def test_other_dtypes(tmp_path: Path) -> None:
+    tensors = [torch.ones(2, 2).to(d) for d in (torch.bfloat16, torch.float16, torch.int32, torch.bool, torch.complex64)]
+    tensors += [torch.tensor(2.0), torch.ones(0, 3), torch.ones(4, 4).T[::2]]
+    with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path), "dump_mode": "input"}):
+        for tensor in tensors:
+            tensor.clone()
+    files = sorted(tmp_path.rglob("clone.*.npy"), key=lambda path: int(path.name.split("-op")[1].split(".")[0]))
+    for tensor, file in zip(tensors, files, strict=True):
+        found = np.load(file)
+        assert found.shape == tensor.shape
+        assert np.array_equal(found, (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
+
+
+def test_a_folder_that_vanishes(tmp_path: Path) -> None:
+    """It comes back, and the training goes on."""
+    place = tmp_path / "dumps"
+    with msctx.context(session={"enable_dump": True, "dump_path": str(place)}):
+        torch.ones(1) + 1
+        shutil.rmtree(place)
+        result = torch.ones(1) * 2
+    assert float(result) == 2
+    assert "mul" in kinds(place)
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.warns(MsctxWarning, match="session.enable_dump: .*file: .*the program goes on") as found:
+        dumped(tmp_path / "file", model())
+    assert len(found) == 1
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_both_kinds_at_once_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="enable_dump"):
+        msctx.context(session={"enable_dump": True, "enable_dump_debug": True, "dump_path": str(tmp_path)}).__enter__()
+    (row,) = msctx.explain({"session.enable_dump": True}).rows
+    assert (row.status, row.assignments) == ("refused", {})
+    assert "dump_path" in row.reason

@@ -1,0 +1,98 @@
+"""enable_exception_dump: what went into an operator that raised is on disk, with a script that calls it again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import msctx
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("NPU_COLLECT_PATH", "ASCEND_WORK_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def fails(level: int = 1) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(5, 2))
+    ctx = msctx.context(session={"enable_exception_dump": level}).watch(net)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"), ctx:
+        net(torch.ones(1, 4))
+
+
+@pytest.mark.filterwarnings("ignore:aten..addmm raised")
+def test_the_script_fails_in_the_same_way(here: Path) -> None:
+    fails()
+    (script,) = here.glob("extra-info/addmm.1.*.replay.py")
+    found = json.loads(script.with_name(script.name.replace(".replay.py", ".json")).read_text())
+    assert (found["operator"], found["module"], found["direction"]) == ("aten::addmm", "1", "forward")
+    assert [t["argument"] for t in found["inputs"]] == ["self", "mat1", "mat2"]
+    assert np.load(script.parent / found["inputs"][1]["file"]).shape == (1, 3)
+    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert "mat1 and mat2 shapes cannot be multiplied (1x3 and 5x2)" in again.stderr
+
+
+def test_the_report_names_the_script() -> None:
+    with pytest.warns(
+        msctx.errors.MsctxWarning, match=r"aten::addmm raised; its inputs are in .*extra-info; .* python .*replay\.py"
+    ):
+        fails()
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+@pytest.mark.parametrize(
+    ("level", "variables", "place"),
+    [
+        (1, {}, "extra-info"),
+        (2, {}, "extra-info/data-dump/0"),
+        (2, {"ASCEND_WORK_PATH": "work"}, "work/extra-info/data-dump/0"),
+        (1, {"ASCEND_WORK_PATH": "work"}, "work/extra-info"),
+        (2, {"ASCEND_WORK_PATH": "work", "NPU_COLLECT_PATH": "collected"}, "collected/extra-info"),
+    ],
+)
+def test_places(level: int, variables: dict[str, str], place: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(here / value))
+    fails(level)
+    assert [*here.glob(f"{place}/addmm.*.replay.py")]
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+def test_arguments_of_every_kind_come_back(here: Path) -> None:
+    with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
+        torch.ops.aten.convolution(
+            torch.ones(1, 3, 4, 4), torch.ones(2, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        )
+    (found,) = [json.loads(path.read_text()) for path in here.glob("extra-info/convolution.*.json")]
+    assert found["attributes"]["stride"] == [1, 1]
+    assert found["attributes"]["bias"] is None
+    assert found["attributes"]["transposed"] is False
+    (script,) = here.glob("extra-info/convolution.*.replay.py")
+    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert "to have 2 channels, but got 3 channels instead" in again.stderr
+
+
+def test_nothing_is_written_where_nothing_raises_or_level_is_0(here: Path) -> None:
+    with msctx.context(session={"enable_exception_dump": 1}):
+        torch.ones(1) + 1
+    fails(0)
+    assert not [*here.iterdir()]
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+def test_code_that_catches_errors_without_end_fills_no_disk(here: Path) -> None:
+    with msctx.context(session={"enable_exception_dump": 1}):
+        for _ in range(50):
+            with pytest.raises(RuntimeError):
+                torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+    assert len([*here.glob("extra-info/*.replay.py")]) == 20

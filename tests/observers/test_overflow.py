@@ -1,0 +1,176 @@
+"""The operator that makes what is not finite is named, those that pass it on are not."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import msctx
+from msctx.errors import MsctxWarning
+from msctx.observers import collector
+
+NAN, INF = float("nan"), float("inf")
+Run = Callable[[], object]
+
+
+def overflows(run: Run, path: Path, mode: str = "all", net: nn.Module | None = None) -> list[str]:
+    """The reports, in order."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with msctx.context(session={"enable_dump_debug": True, "dump_path": str(path), "dump_debug_mode": mode}) as ctx:
+            if net is not None:
+                ctx.watch(net)
+            run()
+    return [str(one.message) for one in found if str(one.message).startswith("overflow")]
+
+
+PRODUCED: dict[str, tuple[str, Run]] = {
+    "log": ("aten::log", lambda: (-torch.ones(3)).log().sum()),
+    "division": ("aten::div", lambda: (torch.ones(3) / torch.zeros(3)).mean()),
+    "in place": ("aten::div_", lambda: torch.ones(3).div_(torch.zeros(3)) + 1),
+    "float16": ("aten::mul", lambda: torch.full((3,), 300.0, dtype=torch.float16) * 300),
+    "bfloat16": ("aten::exp", lambda: torch.full((3,), 100.0, dtype=torch.bfloat16).exp() * 2),
+    "a cast": ("aten::_to_copy", lambda: torch.full((3,), 1e6).half() + 1),
+    "out=": ("aten::log", lambda: torch.log(torch.zeros(3), out=torch.full((3,), NAN))),
+    "complex": ("aten::log", lambda: torch.zeros(3, dtype=torch.complex64).log() + 1),
+    "a row that is masked throughout": ("aten::_softmax", lambda: torch.full((2, 2), -INF).softmax(-1) @ torch.ones(2, 2)),
+    "foreach": ("aten::_foreach_div", lambda: torch._foreach_div([torch.ones(2)], 0.0)),
+    "reduction": ("aten::sum", lambda: torch.full((2,), 3e38).sum()),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCED)
+def test_the_producer_is_named(name: str, tmp_path: Path) -> None:
+    operator, run = PRODUCED[name]
+    first, *_ = overflows(run, tmp_path)
+    assert f": {operator} in no watched module, forward pass, test_overflow.py:" in first
+
+
+HARMLESS: dict[str, Run] = {
+    "a mask": lambda: torch.ones(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -INF).softmax(-1),
+    "a mask that is added": lambda: (torch.ones(4, 4) + torch.full((4, 4), -INF).triu(1)).softmax(-1),
+    "attention": lambda: nn.functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8), is_causal=True),
+    "a transformer's mask": lambda: nn.Transformer.generate_square_subsequent_mask(5).softmax(-1),
+    "padding": lambda: nn.functional.pad(torch.ones(3), (1, 1), value=-INF).max(),
+    "memory without values": lambda: torch.empty(1000).fill_(1.0),
+    "integers": lambda: torch.ones(3, dtype=torch.int32) * 2**31,
+    "a smallest value": lambda: torch.minimum(torch.full((3,), INF), torch.ones(3)),
+    "where": lambda: torch.where(torch.ones(3).bool(), torch.ones(3), -INF),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_meant_is_no_overflow(name: str, tmp_path: Path) -> None:
+    assert overflows(HARMLESS[name], tmp_path) == []
+
+
+def test_in_the_backward_pass_its_module_and_node_are_named(tmp_path: Path) -> None:
+    class Root(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sqrt()
+
+    net = nn.Sequential(nn.Identity(), Root())
+    x = torch.zeros(3, requires_grad=True)
+    (found,) = overflows(lambda: net(x).sum().backward(), tmp_path, net=net)
+    assert "aten::div in module 1, backward pass (SqrtBackward0)" in found
+
+
+def test_in_the_optimizer(tmp_path: Path) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=1e38)
+
+    def step() -> None:
+        parameter.grad = torch.full((3,), 1e38)
+        optimizer.step()
+
+    first, *_ = overflows(step, tmp_path)
+    assert "aten::add_ in no watched module, optimizer" in first
+
+
+def test_what_came_in_is_named_with_the_argument(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        net[1].weight[0, 0] = NAN
+    reports = overflows(lambda: net(torch.ones(1, 2)).sum().backward(), tmp_path, net=net)
+    assert len(reports) == 1, "what is passed on is no news"
+    assert "aten::addmm in module 1, forward pass" in reports[0]
+    assert "not finite before: mat2 float32[2x2]" in reports[0]
+
+
+LOG, ADD = "aten::log", "aten::index_add"
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("aicore_overflow", [LOG]), ("atomic_overflow", [ADD]), ("all", [LOG, ADD])])
+def test_modes(mode: str, expected: list[str], tmp_path: Path) -> None:
+    def run() -> None:
+        (-torch.ones(3)).log()
+        torch.full((3,), 3e38).index_add(0, torch.tensor([0]), torch.full((1,), 3e38))
+
+    found = overflows(run, tmp_path, mode)
+    assert [report.split(": ")[1].split(" ")[0] for report in found] == expected
+
+
+def test_each_is_reported_once_in_a_scope_with_its_files(tmp_path: Path) -> None:
+    found = overflows(lambda: [(-torch.ones(3)).log() for _ in range(5)], tmp_path)
+    assert len(found) == 1
+    (report,) = tmp_path.rglob("Opdebug.Node_OpDebug.*.output.0.json")
+    content = json.loads(report.read_text())
+    assert [*content] == ["DHA Atomic Add", "L2 Atomic Add", "AI Core", "msctx"]
+    assert content["AI Core"]["status"] == 1
+    (saved,) = report.parent.glob("log.log.*.input.0.npy")
+    assert np.array_equal(np.load(saved), -np.ones(3, np.float32))
+    (result,) = report.parent.glob("log.log.*.output.0.npy")
+    assert np.isnan(np.load(result)).all()
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+def test_an_inner_scope_switches_it_off(tmp_path: Path) -> None:
+    def run() -> None:
+        with msctx.context(session={"enable_dump_debug": False}):
+            (-torch.ones(3)).log()
+
+    assert overflows(run, tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_written_is_reported_and_the_program_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    options = {"enable_dump_debug": True, "dump_path": str(tmp_path / "file")}
+    lost = "enable_dump_debug: .*file: .*; what is missing there is lost"
+    with pytest.warns(MsctxWarning, match=lost) as found, msctx.context(session=options):
+        result = (-torch.ones(3)).log()
+    assert result.isnan().all()
+    assert any("overflow in step 0: aten::log" in str(one.message) for one in found)
+
+
+def test_steps_are_counted(tmp_path: Path) -> None:
+    def run() -> None:
+        for scale in (1.0, 1.0, -1.0):
+            (scale * torch.ones(3)).log()
+            msctx.step()
+
+    (found,) = overflows(run, tmp_path)
+    assert found.startswith("overflow in step 2: ")
+    assert "3 NaN, from finite inputs (self float32[3] -1 to -1)" in found
+
+
+def test_results_are_untouched(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)), torch.randn(4, 8)
+    state: Any = [torch.get_rng_state(), {k: v.clone() for k, v in net.state_dict().items()}]
+    expected = net(x)
+    torch.set_rng_state(state[0])
+    net.load_state_dict(state[1])
+    found: list[torch.Tensor] = []
+    overflows(lambda: found.append(net(x)), tmp_path)
+    assert torch.equal(found[0], expected)
+    assert math.isfinite(float(found[0].sum()))
+    assert collector._readers == {}

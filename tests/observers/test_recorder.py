@@ -1,0 +1,105 @@
+"""env_config_path.rdr: the last operators are on disk when a program fails, by whatever."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import msctx
+
+
+def settings(folder: Path, mode: int = 1) -> str:
+    path = folder / f"env{mode}.json"
+    path.write_text(json.dumps({"rdr": {"enable": True, "mode": mode, "path": str(folder / "out")}}))
+    return str(path)
+
+
+def written(folder: Path) -> list[Any]:
+    return [json.loads(path.read_text()) for path in folder.glob("out/rank_0/rdr/KERNEL.graph_exec_order.*.json")]
+
+
+def test_an_error_that_leaves_the_block(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(5, 2))
+    with pytest.raises(RuntimeError), msctx.context(env_config_path=settings(tmp_path)).watch(net):
+        net(torch.ones(1, 4))
+    (found,) = written(tmp_path)
+    assert found["reason"].startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    last = found["operators"][-1]
+    assert (last["operator"], last["module"], last["took"]) == ("aten::addmm", "1", -2)
+    assert last["shapes"] == "Float[2] Float[1x3] Float[5x2]"
+    (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.*.txt")
+    assert text.read_text().startswith("================== execution order ==================\nexecution_order size: ")
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+def test_a_normal_end(mode: int, tmp_path: Path) -> None:
+    with msctx.context(env_config_path=settings(tmp_path, mode), conv_fprop_algo="gemm"):
+        nn.functional.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
+    found = written(tmp_path)
+    assert len(found) == mode - 1
+    for one in found:
+        assert one["reason"] == "ended"
+        assert (one["operators"][-1]["operator"], one["operators"][-1]["algorithm"]) == ("aten::convolution", "gemm")
+
+
+def test_what_was_hooked_is_put_back(tmp_path: Path) -> None:
+    before = sys.excepthook, threading.excepthook
+    with msctx.context(env_config_path=settings(tmp_path)):
+        assert sys.excepthook is not before[0]
+    assert (sys.excepthook, threading.excepthook) == before
+
+
+def test_the_ring_holds_the_last_ones(tmp_path: Path) -> None:
+    with msctx.context(env_config_path=settings(tmp_path, 2)):
+        x = torch.ones(1)
+        for _ in range(1500):
+            x = x + 1
+        x.exp()
+    (found,) = written(tmp_path)
+    assert len(found["operators"]) == 1024
+    assert found["operators"][-1]["operator"] == "aten::exp"
+    assert [row["id"] for row in found["operators"]] == sorted(row["id"] for row in found["operators"])
+
+
+PROGRAMS = {
+    "segfault": ("ctypes.string_at(0)", -signal.SIGSEGV),
+    "abort": ("os.abort()", -signal.SIGABRT),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
+    end, code = PROGRAMS[name]
+    program = f"""
+        import ctypes, os, torch, msctx
+        torch.ones(1)
+        with msctx.context(env_config_path={settings(tmp_path)!r}):
+            torch.ones(3).exp()
+            {end}
+    """
+    done = run_python(program)
+    assert done.returncode == code
+    (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.fatal.*.txt")
+    assert f"fatal signal {-code}, process " in text.read_text()
+    assert "aten::exp\t\tforward\tFloat[3]\tthread " in text.read_text()
+
+
+def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any) -> None:
+    done = run_python(f"""
+        import torch, msctx
+        msctx.set_context(env_config_path={settings(tmp_path)!r})
+        torch.ones(3).exp()
+        1 / 0
+    """)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    (found,) = written(tmp_path)
+    assert found["reason"] == "ZeroDivisionError: division by zero"

@@ -1,0 +1,80 @@
+"""op_timeout: an operator that runs too long ends the process with the stacks; nothing else does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import Any
+
+import pytest
+
+from msctx.observers import watchdog
+from msctx.options.observation import Watchdog
+
+SLEEPS = """
+    import time, torch, msctx
+    @torch.library.custom_op("test_watchdog::sleep", mutates_args=())
+    def sleep(x: torch.Tensor, seconds: float) -> torch.Tensor:
+        time.sleep(seconds)
+        return x.clone()
+    sleep(torch.ones(1), 0.0)
+"""
+
+
+def test_it_ends_the_process_with_the_stacks(run_python: Any) -> None:
+    done = run_python(
+        SLEEPS
+        + """
+    with msctx.context(op_timeout=1):
+        sleep(torch.ones(1), 60.0)
+    """
+    )
+    assert done.returncode == watchdog.EXIT_CODE
+    assert "op_timeout: test_watchdog::sleep has run for more than 1 s in thread" in done.stderr
+    assert "most recent call first" in done.stderr
+
+
+@pytest.mark.full
+def test_many_operators_and_what_is_no_operator_take_their_time(run_python: Any) -> None:
+    done = run_python(
+        SLEEPS
+        + """
+    with msctx.context(op_timeout=1):
+        for _ in range(4):
+            sleep(torch.ones(1), 0.5)
+        time.sleep(2)
+        with msctx.context(op_timeout=0):
+            sleep(torch.ones(1), 2.5)
+    sleep(torch.ones(1), 2.5)
+    print("done")
+    """
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
+@pytest.mark.full
+def test_a_process_that_was_stopped_is_not_ended() -> None:
+    """A machine that was suspended looks like that."""
+    code = """
+    with msctx.context(op_timeout=2):
+        print("now", flush=True)
+        sleep(torch.ones(1), 1.0)
+    print("done", flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(SLEEPS + code)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "now"
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(process.pid, signal.SIGCONT)
+    out, error = process.communicate(timeout=120)
+    assert (process.returncode, out.strip()) == (0, "done"), error
+
+
+def test_a_short_limit_is_watched_often() -> None:
+    assert watchdog.WatchdogReader(Watchdog(1)).asked == {"running": 1}
