@@ -174,3 +174,75 @@ def test_results_are_untouched(tmp_path: Path) -> None:
     assert torch.equal(found[0], expected)
     assert math.isfinite(float(found[0].sum()))
     assert collector._readers == {}
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A layer of a network, in which a fault may be planted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.fault: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.norm(self.linear(x)))
+        return y if self.fault is None else self.fault(y)
+
+
+class Scaled(torch.autograd.Function):
+    """Its gradient is too large for float16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return ((gradient + 1).half() * 40000 * 40000).float()
+
+
+def nan_in_a_weight(block: Block) -> None:
+    with torch.no_grad():
+        block.linear.weight[3, 2] = NAN
+
+
+def nan_in_a_bias_of_a_norm(block: Block) -> None:
+    with torch.no_grad():
+        block.norm.bias[1] = INF
+
+
+def of(fault: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Block], None]:
+    return lambda block: setattr(block, "fault", fault)
+
+
+FAULTS: dict[str, tuple[Callable[[Block], None], str, str, str]] = {
+    "a weight": (nan_in_a_weight, "aten::addmm", ".linear", "forward"),
+    "a norm": (nan_in_a_bias_of_a_norm, "aten::native_layer_norm", ".norm", "forward"),
+    "a logarithm": (of(lambda y: y + 0 * (y.detach() - 2).log()), "aten::log", "", "forward"),
+    "a division": (of(lambda y: y / (y - y).detach()), "aten::div", "", "forward"),
+    "a division in place": (of(lambda y: y.clone().div_((y - y).detach())), "aten::div_", "", "forward"),
+    "a power": (of(lambda y: y + (y.detach() + 1e20).pow(3)), "aten::pow", "", "forward"),
+    "float16": (of(lambda y: y + (y.detach() + 300).half().square().float()), "aten::pow", "", "forward"),
+    "a scatter": (
+        of(lambda y: y + torch.full((6,), 3e38).index_add(0, torch.tensor([0]), torch.full((1,), 3e38))),
+        *("aten::index_add", "", "forward"),
+    ),
+    "a square root's gradient": (of(lambda y: y + (y - y.detach()).square().sqrt()), "aten::div", "", "backward"),
+    "a gradient in float16": (of(Scaled.apply), "aten::mul", "", "backward"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_wherever_it_is(name: str, tmp_path: Path) -> None:
+    plant, operator, inside, direction = FAULTS[name]
+    for place in range(10):
+        torch.manual_seed(place)
+        net = nn.Sequential(*(Block() for _ in range(10)))
+        plant(net[place])  # type: ignore[arg-type]
+        folder = tmp_path / str(place)
+        found = overflows(lambda net=net: net(torch.randn(4, 6)).sum().backward(), folder, net=net)  # type: ignore[misc]
+        assert f": {operator} in module {place}{inside}, {direction} pass" in found[0], (name, place)

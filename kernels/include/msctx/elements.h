@@ -29,9 +29,10 @@ static inline float to_float(float v) { return v; }
 static inline float to_float(BFloat16 v) { return as_float(uint32_t(v.bits) << 16); }
 static inline float to_float(Half v) {
   const uint32_t sign = uint32_t(v.bits & 0x8000) << 16, rest = v.bits & 0x7fff;
-  const uint32_t tiny = as_bits(float(int32_t(rest)) * 0x1p-24f);  // subnormal: exact in float
-  const uint32_t normal = (rest << 13) + (rest >= 0x7c00 ? 224u << 23 : 112u << 23);
-  return as_float(sign | (rest < 0x400 ? tiny : normal));  // no branches: loops of it become vectors
+  if (rest >= 0x7c00) return as_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+  if (rest >= 0x400) return as_float(sign | ((rest << 13) + (112u << 23)));
+  const float tiny = float(rest) * 0x1p-24f;  // subnormal: exact in float
+  return as_float(sign | as_bits(tiny));
 }
 // To the type in which products are summed.
 static inline double widen(double v) { return v; }

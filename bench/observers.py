@@ -1,0 +1,162 @@
+"""What observers cost: a training step's CPU time under each over that without, on one thread, in turns in one process.
+
+The first contender is the step without an observer again (A/A); torch's own tools come last. A figure is the median over the rounds
+of a process; of several processes the table shows the median and the range.
+
+    python bench/observers.py --processes 3 --out bench/results/NAME-observers.json
+    python bench/observers.py --docs bench/results/NAME-observers.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import contest
+import networks
+import torch
+
+import msctx
+from msctx.observers import collector
+
+Scope = Callable[[], AbstractContextManager[Any]]
+AGAIN = "without, again (A/A)"
+ROUNDS = 9
+
+
+class Forgets(collector.Reader):
+    """Asks, and drops what it gets: the cost of collecting alone."""
+
+    def __init__(self, **asked: int) -> None:
+        self.settings, self._asked = asked, asked
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return self._asked
+
+
+@contextmanager
+def collecting(**asked: int) -> Any:
+    collector.put("bench", Forgets(**asked))
+    yield
+    collector.put("bench", None)
+
+
+def debug_mode() -> AbstractContextManager[Any]:
+    from torch.utils._debug_mode import DebugMode
+
+    stack = contextmanager(lambda: _hashes(DebugMode))
+    return stack()
+
+
+def _hashes(mode: Any) -> Any:
+    with mode() as found, mode.log_tensor_hashes(hash_inputs=True):
+        yield found
+
+
+def contenders(folder: Path) -> dict[str, Scope]:
+    (folder / "env.json").write_text(json.dumps({"rdr": {"enable": True, "path": str(folder / "recorder")}}))
+    dump = {"enable_dump": True, "dump_path": str(folder / "dump"), "dump_mode": "all", "dump_data": "stats"}
+    return {
+        AGAIN: nullcontext,
+        "recorder": lambda: msctx.context(env_config_path=str(folder / "env.json")),
+        "watchdog": lambda: msctx.context(op_timeout=900),
+        "overflow": lambda: msctx.context(session={"enable_dump_debug": True, "dump_path": str(folder / "overflow")}),
+        "digests of results": lambda: collecting(outputs=1, digests=1),
+        "digests of all tensors": lambda: collecting(inputs=1, outputs=1, digests=1),
+        "statistics of results": lambda: collecting(outputs=1, statistics=1),
+        "statistics of all tensors": lambda: collecting(inputs=1, outputs=1, statistics=1),
+        "dump of statistics of all tensors": lambda: msctx.context(session=dump),
+        "torch.autograd.detect_anomaly": lambda: torch.autograd.detect_anomaly(check_nan=True),
+        "torch's DebugMode with hashes": debug_mode,
+    }
+
+
+def steps() -> dict[str, Callable[[], object]]:
+    torch.manual_seed(0)
+
+    def of(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    return {
+        "ResNet-50, batch 4, 128 x 128": of(networks.resnet50(), torch.randn(4, 3, 128, 128)),
+        "transformer, 4 layers of 256, batch 8 x 128": of(torch.nn.TransformerEncoder(layer, 4), torch.randn(8, 128, 256)),
+    }
+
+
+def measured() -> dict[str, dict[str, float]]:
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        others = contenders(Path(folder))
+        for model, step in steps().items():
+            times: dict[str, list[float]] = {"": [], **{name: [] for name in others}}
+            for turn in range(-1, ROUNDS):
+                for name in times if turn % 2 else reversed([*times]):
+                    with others.get(name, nullcontext)():
+                        begun = time.process_time()
+                        step()
+                        if turn >= 0:
+                            times[name].append(time.process_time() - begun)
+            plain = times.pop("")
+            found[model] = {
+                name: statistics.median(a / b for a, b in zip(own, plain, strict=True)) for name, own in times.items()
+            }
+    return found
+
+
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line for each observer."""
+    processes = [one for result in results for one in result["found"]]
+    lines = [f"| a step's time over that without | {' | '.join(processes[0])} |", "|---" * (1 + len(processes[0])) + "|"]
+    for name in processes[0][next(iter(processes[0]))]:
+        cells = []
+        for model in processes[0]:
+            own = [one[model][name] for one in processes]
+            cells.append(f"{statistics.median(own):.2f} ({min(own):.2f} to {max(own):.2f})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    where = f"{contest.described(results)}; one thread, {len(processes)} processes"
+    return [*lines, "", f"{where}. In brackets: the range over processes."]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept")
+    parser.add_argument("--docs", type=Path, nargs="+", metavar="FILE", help="write the table into the documentation")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        print(json.dumps(measured()))
+    elif given.docs:
+        contest.into_docs("observers", table(contest.read(given.docs)))
+    else:
+        result: dict[str, Any] = {"machine": contest.machine(), "found": []}
+        for _ in range(given.processes):
+            done = subprocess.run([sys.executable, __file__, "--work"], stdout=subprocess.PIPE, text=True, check=True)
+            result["found"].append(json.loads(done.stdout.splitlines()[-1]))
+            contest.keep(given.out, result)
+        print("\n".join(table([result])))
+
+
+if __name__ == "__main__":
+    main()
