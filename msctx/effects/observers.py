@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, refused
@@ -53,6 +54,41 @@ def overflowing(want: Want) -> Outcome:
 def dump_path(want: Want) -> Outcome:
     both = {"observers.dump": dump(want), "observers.overflow": overflow(want)}
     return honoured(both) if any(both.values()) else NOTHING_ASKED
+
+
+SIDES = ("all", "input", "output")
+DATA = {"tensor": "tensor", "statistic": "stats", "full": "full"}
+LEFT_OUT = {"sample_mode": "tensors are not sampled", "stat_calc_mode": "statistics are computed where the tensor is"}
+"""Keys of e2e_dump_settings without effect here."""
+
+
+@effect("dump_config")
+def dump_config(want: Want) -> Outcome:
+    """op_debug_mode: 0 dumps, 3 looks for overflow, 4 keeps what goes into an operator that raises."""
+    content = want.content or {}
+    given, more = content.get("common_dump_settings", {}), content.get("e2e_dump_settings", {})
+    if not more.get("enable", True):
+        return NOTHING_ASKED
+    mode, path = given.get("op_debug_mode", 0), given.get("path", "")
+    if mode == 3:
+        return _seen(want, {"observers.overflow": Overflow(path)})
+    if mode == 4:
+        return _seen(want, {"observers.errors": ErrorDump(1, path)})
+    found = Dump(
+        path=path,
+        steps="" if given.get("iteration", "all") == "all" else given["iteration"],
+        mode=SIDES[given.get("input_output", 0)],
+        data=DATA[given.get("saved_data", "tensor")],
+        layers=tuple(given.get("kernels", ())) if given.get("dump_mode", 0) == 1 else (),
+        layout=want.other("dump_format", "mindspore"),
+        net=given.get("net_name", "Net"),
+        columns=tuple(given.get("statistic_category", ())),
+        first_step=given.get("initial_iteration", 0),
+        ranks=tuple(given.get("support_device", ())),
+    )
+    outcome = _seen(want, {"observers.dump": found})
+    left = [why for key, why in LEFT_OUT.items() if more.get(key) in (1, "device")]
+    return replace(outcome, reason="; ".join([outcome.reason, *left]))
 
 
 @effect("enable_exception_dump")

@@ -28,7 +28,7 @@ class DumpReader(Reader):
         self._folder = Path(settings.path).absolute()
         self._layout = (MindSpore if settings.layout == "mindspore" else MsProbe)(self._folder, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
-        self._step = 0
+        self._step = settings.first_step
         self._met: set[str] = set()
         self._missed: set[str] = set()
         self._works = True
@@ -36,7 +36,15 @@ class DumpReader(Reader):
 
     @property
     def _is_wanted(self) -> bool:
-        return self._works and (not self._steps or any(part[0] <= self._step <= part[-1] for part in self._steps))
+        return (
+            self._works
+            and self._is_of_rank
+            and (not self._steps or any(part[0] <= self._step <= part[-1] for part in self._steps))
+        )
+
+    @property
+    def _is_of_rank(self) -> bool:
+        return not self.settings.ranks or files.rank() in self.settings.ranks
 
     @property
     def asked(self) -> Mapping[str, int]:
@@ -45,13 +53,13 @@ class DumpReader(Reader):
         return {
             "inputs": int(self.settings.mode != "output"),
             "outputs": int(self.settings.mode != "input"),
-            "statistics": int(self.settings.data == "stats" or self.settings.layout == "msprobe"),
-            "tensors": int(self.settings.data == "tensor"),
+            "statistics": int(self.settings.data != "tensor" or self.settings.layout == "msprobe"),
+            "tensors": int(self.settings.data != "stats"),
         }
 
     @property
     def folder(self) -> Path | None:
-        return self._scratch if self.settings.data == "tensor" else None
+        return self._scratch if self.settings.data != "stats" else None
 
     @property
     def _scratch(self) -> Path:
@@ -70,7 +78,7 @@ class DumpReader(Reader):
 
     def _make(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self.settings.data == "tensor":
+        if self.settings.data != "stats":
             self._scratch.mkdir(exist_ok=True)
 
     def take(self, rows: list[Row]) -> None:
@@ -86,7 +94,7 @@ class DumpReader(Reader):
 
     def pause(self) -> None:
         files.guarded(OPTION, self._folder, self._layout.end_step)
-        if self.settings.data == "tensor":
+        if self.settings.data != "stats":
             shutil.rmtree(self._scratch, ignore_errors=True)
         for layer in self.settings.layers:
             if self._missed and layer not in self._met:

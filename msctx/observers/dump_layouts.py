@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msctx.observers import files
 from msctx.observers.collector import Row, dtype_of, kind_of
@@ -24,11 +24,21 @@ class MindSpore:
     Source: MindSpore's guide to Dump (tutorials/debug/dump.md), for CPU and GPU.
     """
 
-    HEAD = (
-        *("Op Type", "Op Name", "Task ID", "Stream ID", "Timestamp", "IO", "Slot", "Data Size", "Data Type", "Shape"),
-        *("Max Value", "Min Value", "Avg Value", "L2Norm Value", "Count", "Negative Zero Count", "Positive Zero Count"),
-        *("Nan Count", "Negative Inf Count", "Positive Inf Count", "Zero Count", ""),
-    )
+    HEAD = ("Op Type", "Op Name", "Task ID", "Stream ID", "Timestamp", "IO", "Slot", "Data Size", "Data Type", "Shape")
+    COLUMNS: ClassVar[dict[str, tuple[str, str]]] = {
+        "max": ("Max Value", "max"),
+        "min": ("Min Value", "min"),
+        "avg": ("Avg Value", "mean"),
+        "l2norm": ("L2Norm Value", "l2"),
+        "count": ("Count", "count"),
+        "negative zero count": ("Negative Zero Count", "negative"),
+        "positive zero count": ("Positive Zero Count", "positive"),
+        "nan count": ("Nan Count", "nan"),
+        "negative inf count": ("Negative Inf Count", "negative_inf"),
+        "positive inf count": ("Positive Inf Count", "positive_inf"),
+        "zero count": ("Zero Count", "zero"),
+    }
+    """statistic_category → the column, and its key in a row. "Negative zero" counts what is below zero."""
 
     def __init__(self, folder: Path, settings: Dump) -> None:
         self._folder, self._settings = folder, settings
@@ -36,37 +46,30 @@ class MindSpore:
     def write(self, rows: list[Row], scratch: Path) -> None:
         lines: dict[Path, list[list[object]]] = {}
         for row in rows:
-            place = self._folder / f"rank_{files.rank()}" / "Net" / "0" / str(row["step"])
+            place = self._folder / f"rank_{files.rank()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
             kind, name = kind_of(row), f"{kind_of(row)}-op{row['id']}"
             for side, slot, tensor in _tensors(row):
                 if tensor["file"]:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
                     files.move(scratch / tensor["file"], place / ".".join(map(str, parts)))
-                if "min" in tensor and self._settings.data == "stats":
+                if "min" in tensor and self._settings.data != "tensor":
                     scope = "_".join(("Default", *filter(None, row["module"].split(".")), name))
                     lines.setdefault(place, []).append([kind, scope, 0, 0, row["began"], side, slot, *self._values(tensor)])
         for place, found in lines.items():
-            files.append_csv(place / "statistic.csv", self.HEAD, found)
+            head = (*self.HEAD, *(column for column, _ in self._columns), "")
+            files.append_csv(place / "statistic.csv", head, found)
 
-    @staticmethod
-    def _values(t: dict[str, Any]) -> list[object]:
+    @property
+    def _columns(self) -> list[tuple[str, str]]:
+        return [self.COLUMNS[name] for name in self._settings.columns or self.COLUMNS]
+
+    def _values(self, t: dict[str, Any]) -> list[object]:
         dtype = dtype_of(t)
         size = t["count"] * int((re.findall(r"\d+", dtype) or ["8"])[-1]) // 8
-        numbers = [t["max"], t["min"], t["mean"], t["l2"]]
-        counts = [t["count"], t["negative"], t["count"] - t["negative"] - t["zero"] - t["nan"], t["nan"]]
-        shape = f"({t['shape'].replace('x', ',')})"
-        return [
-            size,
-            dtype,
-            shape,
-            *("" if v is None else v for v in numbers),
-            *counts,
-            t["negative_inf"],
-            t["positive_inf"],
-            t["zero"],
-            "",
-        ]
+        found = t | {"positive": t["count"] - t["negative"] - t["zero"] - t["nan"]}
+        values = ["" if (value := found[key]) is None else value for _, key in self._columns]
+        return [size, dtype, f"({t['shape'].replace('x', ',')})", *values, ""]
 
     def end_step(self) -> None:
         """Nothing waits."""
@@ -128,8 +131,8 @@ class MsProbe:
     def end_step(self) -> None:
         if not self._data:
             return
-        level = {"task": "tensor" if self._settings.data == "tensor" else "statistics", "level": "L1", "framework": "pytorch"}
-        folder = str(self._place / "dump_tensor_data") if self._settings.data == "tensor" else None
+        level = {"task": "statistics" if self._settings.data == "stats" else "tensor", "level": "L1", "framework": "pytorch"}
+        folder = str(self._place / "dump_tensor_data") if self._settings.data != "stats" else None
         files.write_json(self._place / "dump.json", {**level, "dump_data_dir": folder, "data": self._data})
         files.write_json(self._place / "construct.json", self._parents)
         files.write_json(self._place / "stack.json", {name: [] for name in self._data})

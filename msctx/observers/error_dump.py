@@ -73,7 +73,7 @@ class ErrorReader(Reader):
 
     def __init__(self, settings: ErrorDump) -> None:
         self.settings = settings
-        self._folder = place(settings.level)
+        self._folder = Path(settings.path).absolute() if settings.path else place(settings.level)
         self._count = 0
 
     @property

@@ -98,6 +98,9 @@ OPTIONS = (
             "msprobe": "msProbe's: stepN/rankR/dump.json, construct.json, stack.json and dump_tensor_data/*.pt",
         }), default="mindspore", example="msprobe",
         help="The layout of the files of session.enable_dump: that of the tools that shall read them."),
+    extension("dump_config", Path, example="dump.json", content="DUMP_CONFIG",
+        help="MindSpore's JSON file for dumps (common_dump_settings, e2e_dump_settings), in the place of session.enable_dump and "
+             "its like: which operators and steps, tensors or statistics, overflow or the inputs of an operator that raises."),
     extension("strict", Bool, example=True,
         help="Turns every option that would be refused, is not built yet or is inert (but those of a device that is not here) "
              "into an error before anything changes, and a switch that other code changed inside the scope into an error at "

@@ -19,7 +19,7 @@ from typing_extensions import Required, TypedDict
 from msctx.errors import Diagnostic
 from msctx.options import operators
 from msctx.options.documents import Parsed, dotted, in_order, parse_dtypes, parse_flags, parse_ini, parse_json
-from msctx.options.kinds import BadValue, IntKind, Kind, TextKind, ValueKind, show
+from msctx.options.kinds import BadValue, Bool, IntKind, Kind, TextKind, ValueKind, show
 from msctx.options.operators import OperatorKind
 from msctx.options.validation import Wrong, adapter, check
 
@@ -255,4 +255,50 @@ PROFILING = Format(
     ),
     _tasks_need_training,
     is_file=False,
+)
+
+
+def _chosen(*numbers: int) -> Any:
+    return Annotated[int, ValueKind(numbers)]
+
+
+_KERNEL = Annotated[str, TextKind("the name or the type of an operator, or name-regex(...)")]
+_ITERATION = Annotated[str, TextKind('"all", or steps and ranges such as "0|5-8"')]
+_CATEGORIES = (
+    *("max", "min", "avg", "count", "negative zero count", "positive zero count", "nan count", "negative inf count"),
+    *("positive inf count", "zero count", "l2norm"),
+)
+DUMP_CONFIG = Format(
+    parse_json,
+    _keys(
+        {
+            "common_dump_settings": _keys(
+                {
+                    "op_debug_mode": _chosen(0, 3, 4),
+                    "dump_mode": _chosen(0, 1),
+                    "path": Annotated[str, TextKind("a path")],
+                    "net_name": Annotated[str, TextKind("the name of a folder")],
+                    "iteration": _ITERATION,
+                    "saved_data": _one_of("tensor statistic full"),
+                    "input_output": _chosen(0, 1, 2),
+                    "kernels": _each(_KERNEL),
+                    "support_device": _each(Annotated[int, IntKind(0)]),
+                    "statistic_category": _each(Annotated[str, ValueKind(_CATEGORIES)]),
+                    "overflow_number": Annotated[int, IntKind(0)],
+                    "initial_iteration": Annotated[int, IntKind(0)],
+                },
+                needed=("path",),
+            ),
+            "e2e_dump_settings": _keys(
+                {
+                    **dict.fromkeys(("enable", "trans_flag", "save_kernel_args"), Bool),
+                    "stat_calc_mode": _one_of("host device"),
+                    "device_stat_precision_mode": _one_of("high low"),
+                    "sample_mode": _chosen(0, 1),
+                    "sample_num": Annotated[int, IntKind(1)],
+                }
+            ),
+        },
+        needed=("common_dump_settings",),
+    ),
 )

@@ -13,9 +13,13 @@ class Dump:
         path: the folder.
         steps: which, as dump_step writes them; "": every step.
         mode: input, output or all.
-        data: tensor or stats.
+        data: tensor, stats or full, which is both.
         layers: names of modules or operators, types of operators, ``name-regex(…)``; (): all operators.
         layout: of the files, mindspore or msprobe.
+        net: the name of a folder in MindSpore's layout.
+        columns: of statistics in that layout, as statistic_category names them; (): all.
+        first_step: the number of the first step.
+        ranks: that write; (): all.
     """
 
     path: str
@@ -24,6 +28,10 @@ class Dump:
     data: str = "tensor"
     layers: tuple[str, ...] = ()
     layout: str = "mindspore"
+    net: str = "Net"
+    columns: tuple[str, ...] = ()
+    first_step: int = 0
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +44,10 @@ class Overflow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorDump:
-    """What goes into an operator that raises, in files. *level*: as enable_exception_dump."""
+    """What goes into an operator that raises, in files. *level*: as enable_exception_dump; *path*: "": where CANN puts them."""
 
     level: int
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

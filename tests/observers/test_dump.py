@@ -196,3 +196,54 @@ def test_both_kinds_at_once_are_an_error(tmp_path: Path) -> None:
     (row,) = msctx.explain({"session.enable_dump": True}).rows
     assert (row.status, row.assignments) == ("refused", {})
     assert "dump_path" in row.reason
+
+
+def of_file(path: Path, **common: Any) -> str:
+    given = {"common_dump_settings": {"path": str(path / "dumps"), **common}, "e2e_dump_settings": {"enable": True}}
+    (path / "dump.json").write_text(json.dumps(given))
+    return str(path / "dump.json")
+
+
+def test_mindspores_file(tmp_path: Path) -> None:
+    file = of_file(
+        tmp_path,
+        dump_mode=1, net_name="Mine", iteration="1|3-4", saved_data="full", input_output=2, kernels=["relu"],
+        statistic_category=["max", "l2norm"], initial_iteration=1,
+    )
+    net = model()
+    with msctx.context(dump_config=file).watch(net):
+        for _ in range(3):
+            net(torch.ones(1, 4))
+            msctx.step()
+    place = tmp_path / "dumps" / "rank_0" / "Mine" / "0"
+    assert {path.name for path in place.iterdir()} == {"1", "3"}
+    assert kinds(place) == {"relu"}
+    lines = [*csv.reader((place / "1" / "statistic.csv").open())]
+    assert lines[0][10:] == ["Max Value", "L2Norm Value", ""]
+    assert len(lines) == 2
+
+
+def test_mindspores_file_for_overflow_and_for_errors(tmp_path: Path) -> None:
+    with (
+        pytest.warns(MsctxWarning, match="overflow in step 0: aten::log"),
+        msctx.context(dump_config=of_file(tmp_path, op_debug_mode=3)),
+    ):
+        (-torch.ones(2)).log()
+    assert [*(tmp_path / "dumps").rglob("Opdebug.*.json")]
+    ctx = msctx.context(dump_config=of_file(tmp_path, op_debug_mode=4))
+    with pytest.warns(MsctxWarning, match="aten::mm raised"), pytest.raises(RuntimeError), ctx:
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+    assert [*(tmp_path / "dumps").glob("mm.*.replay.py")]
+
+
+def test_a_mistake_in_mindspores_file_has_its_place(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"dump\.json:1:\d+"):
+        msctx.context(dump_config=of_file(tmp_path, saved_data="tensors")).__enter__()
+
+
+def test_the_options_of_the_session_win_over_mindspores_file(tmp_path: Path) -> None:
+    options = {"dump_config": of_file(tmp_path), "session": {"enable_dump": True, "dump_path": str(tmp_path / "session")}}
+    with pytest.warns(MsctxWarning, match="dump_config"), msctx.context(**options):
+        torch.ones(1) + 1
+    assert (tmp_path / "session").exists()
+    assert not (tmp_path / "dumps").exists()
