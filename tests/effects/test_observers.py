@@ -3,6 +3,7 @@
 from plans import check
 
 from msctx.options import DEVICES
+from msctx.options.observation import Dump, ErrorDump, Overflow, Watchdog
 
 
 def test_printed_values_go_to_the_file_on_every_device() -> None:
@@ -19,3 +20,56 @@ def test_gradients_are_checked_but_in_compiled_code() -> None:
 
 def test_values_are_not_compared_without_the_check() -> None:
     check((d, {"check_bprop_values": True}, {"check_bprop_values": ("inert", {}, "check_bprop")}) for d in DEVICES)
+
+
+DUMP = {"session.enable_dump": True, "dump_path": "p"}
+WATCHED = ("the time that the host takes", "operators that torch.compile has fused")
+UNSEEN = "operators that torch.compile has fused are not seen one by one"
+
+
+def test_all_options_of_a_dump_come_to_one_value() -> None:
+    more = {"dump_step": "0|3-5", "dump_mode": "all", "dump_data": "stats", "dump_layer": "a b", "dump_format": "msprobe"}
+    value = {"observers.dump": Dump("p", "0|3-5", "all", "stats", ("a", "b"), "msprobe")}
+    for device in DEVICES:
+        check([(device, DUMP | more, dict.fromkeys(("session.enable_dump", *more), ("approximated", value, UNSEEN)))])
+    check([("cpu", DUMP | more, {"dump_path": ("honoured", value | {"observers.overflow": None}, "")})])
+    check([("cpu", {"session.enable_dump": False}, {"session.enable_dump": ("honoured", {"observers.dump": None}, "")})])
+
+
+def test_overflow_is_looked_for_by_its_mode() -> None:
+    for mode in ("aicore_overflow", "atomic_overflow", "all"):
+        given = {"enable_dump_debug": True, "dump_path": "p", "dump_debug_mode": mode}
+        value = {"observers.overflow": Overflow("p", mode)}
+        check(
+            (d, given, dict.fromkeys(("enable_dump_debug", "dump_debug_mode"), ("approximated", value, UNSEEN)))
+            for d in DEVICES
+        )
+
+
+def test_errors_recorder_and_watchdog() -> None:
+    for device in DEVICES:
+        for level, found in ((0, None), (1, ErrorDump(1)), (2, ErrorDump(2))):
+            status = (
+                ("approximated", {"observers.errors": found}, UNSEEN) if found else ("honoured", {"observers.errors": None}, "")
+            )
+            check([(device, {"enable_exception_dump": level}, {"enable_exception_dump": status})])
+        for given, seconds in (({"op_timeout": 9}, 9), ({"op_timeout": 9, "op_execute_timeout": 5}, 5)):
+            check(
+                [
+                    (
+                        device,
+                        given,
+                        {
+                            name: ("approximated", {"observers.watchdog": Watchdog(seconds)}, WATCHED[device == "cpu"])
+                            for name in given
+                        },
+                    )
+                ]
+            )
+        check([(device, {"op_timeout": 0}, {"op_timeout": ("honoured", {"observers.watchdog": None}, "")})])
+
+
+def test_without_a_native_core_they_are_refused() -> None:
+    refused = ("refused", {}, "no compiler")
+    check([("cpu", DUMP, {"session.enable_dump": refused})], native="no compiler")
+    check([("cpu", {"op_timeout": 5}, {"op_timeout": refused})], native="no compiler")

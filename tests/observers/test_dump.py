@@ -207,8 +207,14 @@ def of_file(path: Path, **common: Any) -> str:
 def test_mindspores_file(tmp_path: Path) -> None:
     file = of_file(
         tmp_path,
-        dump_mode=1, net_name="Mine", iteration="1|3-4", saved_data="full", input_output=2, kernels=["relu"],
-        statistic_category=["max", "l2norm"], initial_iteration=1,
+        dump_mode=1,
+        net_name="Mine",
+        iteration="1|3-4",
+        saved_data="full",
+        input_output=2,
+        kernels=["relu"],
+        statistic_category=["max", "l2norm"],
+        initial_iteration=1,
     )
     net = model()
     with msctx.context(dump_config=file).watch(net):
