@@ -220,10 +220,11 @@ class _Marked(_Forced):
             self.load((_NOTHING, None if _entry(self.key) is None else override(sys.modules[_MODULE], self.key)))
 
     def _programs_own(self) -> Any:
-        own, entry = override(sys.modules[_MODULE], self.key), _entry(self.key)
         from torch.utils._config_module import _UNSET_SENTINEL
 
-        return entry.default if own is _UNSET_SENTINEL else own
+        own = override(sys.modules[_MODULE], self.key)
+        is_ours = isinstance(own, quantized_inputs.Marking)  # an option of torch.compile has put back what it read
+        return _entry(self.key).default if own is _UNSET_SENTINEL or is_ours else own
 
 
 _marked = _Marked("pre_grad_custom_pass", lambda: None)
