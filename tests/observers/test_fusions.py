@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -129,3 +131,16 @@ def test_a_matrix_product_and_a_bias_are_one_pattern(tmp_path: Path, request: py
         f(torch.ones(5, 5), torch.ones(5, 5), torch.ones(5, 5))
         (graph,) = json.loads((tmp_path / RESULT).read_text()).values()
     assert sum(int(found["effect_times"]) for found in graph["graph_fusion"].values()) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("end", ["", "raise SystemError"])
+def test_a_program_that_ends_with_an_error_leaves_none(tmp_path: Path, end: str) -> None:
+    program = (
+        "import msctx; msctx.set_context(export_compile_stat=1)\n"
+        "from torch._dynamo.utils import counters; counters['inductor']['b2b_gemm'] = 1\n"
+    )
+    root = str(Path(msctx.__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": root}
+    subprocess.run([sys.executable, "-c", program + end], stderr=subprocess.DEVNULL, env=environment, check=False)
+    assert (tmp_path / RESULT).exists() is not bool(end)
