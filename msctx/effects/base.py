@@ -12,6 +12,7 @@ from msctx.options import DEVICES, Option, Setting, Settings, rules
 
 THEMES = (
     "algorithms",
+    "compilation",
     "determinism",
     "device",
     "invariance",

@@ -61,10 +61,9 @@ print(operator(*(given[k] for k in schema if not schema[k]), **{{k: given[k] for
 
 def place(level: int) -> Path:
     """CANN's order: NPU_COLLECT_PATH (level 1 alone), ASCEND_WORK_PATH, the working directory."""
-    collected, work = os.environ.get("NPU_COLLECT_PATH"), os.environ.get("ASCEND_WORK_PATH")
-    if collected:
+    if collected := os.environ.get("NPU_COLLECT_PATH"):
         return Path(collected).absolute() / "extra-info"
-    folder = Path(work or ".").absolute() / "extra-info"
+    folder = (files.work_path() or Path.cwd()) / "extra-info"
     return folder if level == 1 else folder / "data-dump" / str(files.rank())
 
 

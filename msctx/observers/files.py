@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,56 @@ def move(old: Path, new: Path) -> None:
         old.replace(new)
 
 
+def create(path: Path, fill: Callable[[Path], object]) -> None:
+    """Have *fill* write a file beside *path*, and rename it once it is whole.
+
+    Raises:
+        OSError: it cannot be written, or something of this name is there. Nothing is left behind.
+    """
+    with _part(path) as part:
+        fill(part)
+        if path.exists():
+            raise FileExistsError(f"{path} is there already")
+        part.rename(path)
+
+
 def write(path: Path, data: str | bytes) -> None:
-    """A whole file or none."""
+    """A whole file or none; one of ours in its place goes."""
+    with _part(path) as part:
+        part.write_bytes(data.encode() if isinstance(data, str) else data)
+        part.replace(path)
+
+
+@contextmanager
+def _part(path: Path) -> Iterator[Path]:
+    """An empty file beside *path*, which is gone afterwards unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_bytes(data.encode() if isinstance(data, str) else data)
-    part.replace(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        with part.open("x"):  # tells what is wrong where the library that fills it would not
+            pass
+        yield part
+    finally:
+        for left in path.parent.glob(f"{part.name}*"):  # libraries have files of their own on the way
+            with suppress(OSError):
+                left.unlink()
+
+
+def reserve(wanted: Path) -> Path:
+    """An empty file of this name, or of the name with the time in it: what is there already stays."""
+    path, seconds = wanted, int(time.time())
+    while True:
+        try:
+            path.touch(exist_ok=False)
+            return path
+        except FileExistsError:
+            path, seconds = wanted.with_name(f"{wanted.name}.{seconds}"), seconds + 1
+
+
+def work_path() -> Path | None:
+    """CANN's folder for what its programs leave, where the environment names one."""
+    found = os.environ.get("ASCEND_WORK_PATH")
+    return Path(found).absolute() if found else None
 
 
 def write_json(path: Path, data: Any) -> None:

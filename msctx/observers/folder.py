@@ -1,4 +1,4 @@
-"""A folder that an observer writes into: whole files, none over a user's, and no more of them than is allowed."""
+"""A folder that an observer writes into: the names of its files, and no more of them than is allowed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,27 +16,6 @@ MEGABYTE = 2**20
 def stem() -> str:
     """How the names of files that belong together begin: ``msctx_<host>_<process>.<nanoseconds>``, as TensorBoard wants it."""
     return f"msctx_{socket.gethostname()}_{os.getpid()}.{time.time_ns():019d}"
-
-
-def write(path: Path, fill: Callable[[Path], object]) -> None:
-    """Have *fill* write a file beside *path*, and rename it once it is whole.
-
-    Raises:
-        OSError: it cannot be written, or something of this name is there. Nothing is left behind.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("x"):  # tells what is wrong where the library that fills it would not
-            pass
-        fill(part)
-        if path.exists():
-            raise FileExistsError(f"{path} is there already")
-        part.rename(path)
-    finally:
-        for left in path.parent.glob(f"{part.name}*"):  # libraries have files of their own on the way
-            with suppress(OSError):
-                left.unlink()
 
 
 def keep_within(folder: Path, limit: int, newest: str) -> None:

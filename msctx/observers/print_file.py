@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
+from pathlib import Path
 
 from msctx import notices
+from msctx.observers import files
 
 try:
     from fcntl import LOCK_EX, flock
@@ -22,9 +23,8 @@ class PrintFile:
         """The path that the option names."""
         self.path = ""
         """The file that receives the records; ``""`` where none could be made."""
-        wanted = os.path.abspath(os.path.expanduser(asked))
         try:
-            self.path = _new(wanted)
+            self.path = str(files.reserve(Path(asked).expanduser().absolute()))
         except OSError as error:
             _warn(asked, f"cannot be made ({error.strerror}); what Print receives is lost")
 
@@ -40,17 +40,6 @@ class PrintFile:
 
 def _warn(path: str, what: str) -> None:
     notices.tell("print_file_path", path, f"print_file_path: {path} {what}")
-
-
-def _new(wanted: str) -> str:
-    """Make a file under the name, or the name with the time in it: what is there already stays."""
-    path, seconds = wanted, int(time.time())
-    while True:
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-            return path
-        except FileExistsError:
-            path, seconds = f"{wanted}.{seconds}", seconds + 1
 
 
 def _append(path: str, record: bytes) -> None:

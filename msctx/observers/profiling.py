@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from msctx.errors import ScopeError
 from msctx.notices import tell
-from msctx.observers import folder, ranges, step_table, steps
+from msctx.observers import files, folder, ranges, step_table, steps
 from msctx.observers.trace import MARK, Trace
 
 STEPS_PER_PART = 10
@@ -169,7 +169,7 @@ class _Recording:
             with path.open("w", encoding="utf-8") as file:
                 json.dump(content, file, separators=(",", ":"))
 
-        folder.write(self._folder / f"{stem}.pt.trace.json", fill)
+        files.create(self._folder / f"{stem}.pt.trace.json", fill)
         (trace,) = read
         if not trace.was_cut:
             self._not_before = 0
@@ -180,7 +180,7 @@ class _Recording:
             "steps.txt": lambda path: step_table.write_text(path, trace.steps, notes),
         }
         for name, fill_table in tables.items():
-            folder.write(self._folder / f"{stem}.{name}", fill_table)
+            files.create(self._folder / f"{stem}.{name}", fill_table)
         if limit := self.options["storage_limit"]:
             folder.keep_within(self._folder, limit * folder.MEGABYTE, stem)
 

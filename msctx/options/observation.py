@@ -63,3 +63,16 @@ class Watchdog:
     """The seconds that one operator may run."""
 
     seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The sources that inductor generates, in files.
+
+    Attributes:
+        path: the folder for kernel_meta; "": CANN's own, or the working directory.
+        locations: also which lines of Python each comes from.
+    """
+
+    path: str = ""
+    locations: bool = False

@@ -23,7 +23,6 @@ OURS = ("cpu_config",)
 """Groups that no source document knows."""
 
 GRAPH_MODE = "graph mode"
-OBSERVERS = "the observers (dumps, overflow, watchdog, profiler)"
 SESSIONS = "several devices and sessions"
 ASCEND = "the Ascend back end"
 WATCHED = "prepared data loaders and models (ctx.watch)"

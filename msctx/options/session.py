@@ -14,7 +14,7 @@ from msctx.options.grammars import (
 )
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag, TextList
 from msctx.options.operators import Operators
-from msctx.options.option import ASCEND, GRAPH_MODE, OBSERVERS, SESSIONS, UNSET, WATCHED, Option
+from msctx.options.option import ASCEND, GRAPH_MODE, SESSIONS, UNSET, WATCHED, Option
 
 SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"
@@ -79,17 +79,17 @@ OPTIONS = (
         }), default=2, example=1, ge="ge.exec.enable_exception_dump",
         help="What is saved of an operator that fails."),
     session_option("op_debug_config", Path, example="op_debug.cfg", ge="ge.exec.opDebugConfig", content="OP_DEBUG",
-        waits_for=OBSERVERS,
         help="A .cfg file that switches debugging of generated kernels on, for all operators or for those it lists: checks "
              "of memory bounds (oom), keeping the sources (dump_cce, dump_loc), building without optimisation (ccec_O0) or "
              "with symbols (ccec_g), checks of synchronisation (check_flag)."),
-    session_option("debug_dir", Path, example="kernel_debug", ge="ge.debugDir", waits_for=OBSERVERS,
-        help="The directory for what op_debug_config and op_debug_level keep; unset, it is $ASCEND_WORK_PATH or the current "
-             "directory."),
+    session_option("debug_dir", Path, example="kernel_debug", ge="ge.debugDir",
+        help="The directory in whose kernel_meta op_debug_config and op_debug_level keep what they keep; unset, it is "
+             "$ASCEND_WORK_PATH or the current directory."),
     session_option("export_compile_stat", Choice({
             0: "the file is never written", 1: "when the program ends normally", 2: "as soon as a graph is compiled",
-        }), default=1, example=2, ge="ge.exportCompileStat", waits_for=OBSERVERS,
-        help="When it is written to fusion_result.json how often each fusion pass matched."),
+        }), default=1, example=2, ge="ge.exportCompileStat",
+        help="When it is written to fusion_result.json how often each fusion pass of torch.compile matched: in "
+             "$ASCEND_WORK_PATH/FE/<pid>, else in the current directory."),
     # precision tuning
     session_option("precision_mode_v2", Choice({
             "fp16": "as force_fp16: float16 for every operator that can",
@@ -140,7 +140,7 @@ OPTIONS = (
     session_option("dump_layer", TextList("names of operators separated by blanks", separator=" "), example="net/conv1 net/fc",
         ge="ge.exec.dumpLayer",
         help="The modules or operators whose data are dumped, by name; unset: all of them."),
-    session_option("quant_dumpable", TextFlag, default="0", example="1", ge="ge.quant_dumpable", waits_for=OBSERVERS,
+    session_option("quant_dumpable", TextFlag, default="0", example="1", ge="ge.quant_dumpable",
         help='"1" keeps what goes into a quantisation as a tensor of its own, so that it can be dumped, instead of letting '
              "fusion remove it."),
     session_option("fusion_switch_file", Path, example="fusion_switch.json", ge="ge.fusionSwitchFile", content="FUSION_SWITCH",

@@ -93,6 +93,11 @@ SWITCHES = (
         "the first allocation on an NPU",
         blocked=_npu_late("PYTORCH_NO_NPU_MEMORY_CACHING"),
     ),
+    _variable("env.DISABLE_PTXAS_OPT"),  # Triton reads it, and its caches distinguish it, whenever it compiles
+    _variable(
+        "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG",  # any text has each pattern counted; names of nodes are logged, too
+        satisfied=lambda value: bool(os.environ.get("TORCHINDUCTOR_PATTERN_MATCH_DEBUG")) == bool(value),
+    ),
     # a value is what is needed at least: a higher limit that is in force already stays
     Switch(
         name="python.recursion_limit",

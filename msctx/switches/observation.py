@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from msctx.native import core
-from msctx.observers import collector, print_file
+from msctx.observers import collector, fusions, kernels, print_file
 from msctx.observers.checked_gradients import NODES
 from msctx.observers.collector import Reader
 from msctx.observers.dump import DumpReader
@@ -58,6 +58,8 @@ SWITCHES = (
         save=print_file.save,
         load=print_file.load,
     ),
+    Switch(name="observers.kernels", read=kernels.read, write=kernels.write, save=kernels.save, load=kernels.load),
+    Switch(name="observers.fusions", read=fusions.read, write=fusions.write, save=fusions.save, load=fusions.load),
     Switch(name="observers.check_bprop", read=NODES.is_on, write=NODES.turn, scope="thread"),
     Switch(name="observers.check_bprop_values", read=VALUES.is_on, write=VALUES.turn, scope="thread"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import _C
 
@@ -19,6 +21,18 @@ def _has_no_cache(on: bool) -> str:
     return "" if backend == "native" else f"the allocator {backend} has no cache of torch's to switch off"
 
 
+def _sanitizes() -> bool:
+    found = sys.modules.get("torch.cuda._sanitizer")
+    return found is not None and found.cuda_sanitizer.enabled
+
+
+def _sanitize(on: bool) -> None:
+    if on != _sanitizes():
+        from torch.cuda._sanitizer import cuda_sanitizer
+
+        cuda_sanitizer.enable() if on else cuda_sanitizer.disable()
+
+
 SWITCHES = (
     Switch(name="torch.cudnn.deterministic", read=_C._get_cudnn_deterministic, write=_C._set_cudnn_deterministic),
     Switch(name="torch.cudnn.benchmark", read=_C._get_cudnn_benchmark, write=_C._set_cudnn_benchmark),
@@ -33,6 +47,7 @@ SWITCHES = (
         available=is_here,
     ),
     synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda, is_here),
+    Switch(name="torch.cuda.sanitizer", read=_sanitizes, write=_sanitize, available=is_here),
     Switch(name="torch.cuda.context_overhead", read=cuda_context.observed, available=is_here),
     Switch(name="torch.cudnn.enabled", read=_C._get_cudnn_enabled),
     Switch(name="torch.cudnn.benchmark_limit", read=lambda: torch.backends.cudnn.benchmark_limit),

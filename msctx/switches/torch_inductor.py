@@ -12,6 +12,7 @@ import torch
 
 from msctx.errors import SwitchError
 from msctx.imports import when_imported
+from msctx.observers import quantized_inputs
 from msctx.switches.base import Switch
 from msctx.torch_config import override, put_override
 
@@ -90,6 +91,8 @@ _FLAGS = {
 
 
 _forced: dict[str, Any] = {}
+_environments: dict[str, Any] = {}
+"""Key → what the environment forces, where something else is forced in its place."""
 _NOTHING = object()
 
 
@@ -152,12 +155,22 @@ def _enforce(key: str, own: Any = None) -> None:
 
     config = sys.modules[_MODULE]
     own = override(config, key) if own is None else _UNSET_SENTINEL if own is _NOTHING else own
-    entry.env_value_force = _forced.get(key, _UNSET_SENTINEL)
+    if key in _forced:
+        _environments.setdefault(key, entry.env_value_force)
+        entry.env_value_force = _forced[key]
+        if isinstance(_forced[key], quantized_inputs.Marking):
+            _forced[key].when_loaded()
+    else:
+        entry.env_value_force = _environments.pop(key, entry.env_value_force)
     put_override(config, key, own)
 
 
-def _variable(name: str) -> Callable[[], bool]:
-    return lambda: os.environ.get(name, "0") == "1"
+def _variable(name: str, default: str = "0") -> Callable[[], bool]:
+    return lambda: os.environ.get(name, default) == "1"
+
+
+def _provenance() -> int:
+    return int(os.environ.get("INDUCTOR_PROVENANCE", os.environ.get("TORCH_COMPILE_DEBUG", "0")))
 
 
 _FORCED: dict[str, Callable[[], Any]] = {
@@ -171,6 +184,12 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.allow_buffer_reuse": lambda: True,
     "torch.inductor.inplace_buffers": lambda: True,
     "torch.inductor.memory_planning": _variable("TORCHINDUCTOR_MEMORY_PLANNING"),
+    "torch.inductor.assert_indirect_indexing": lambda: True,
+    "torch.inductor.debug_index_asserts": lambda: False,
+    "torch.inductor.aot_inductor.debug_compile": _variable("AOT_INDUCTOR_DEBUG_COMPILE"),
+    "torch.inductor.aot_inductor.debug_symbols": _variable("AOT_INDUCTOR_DEBUG_SYMBOLS"),
+    "torch.inductor.fx_graph_cache": _variable("TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
+    "torch.inductor.trace.provenance_tracking_level": _provenance,
 }
 """Switch → the value that its key has when inductor is loaded."""
 
@@ -185,7 +204,40 @@ def _forced_value(name: str, unloaded: Callable[[], Any]) -> Switch:
     return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
 
 
+class _Marked(_Forced):
+    """Whether the inputs of quantisations are marked, by a pass beside the program's own."""
+
+    def read(self) -> bool:
+        return isinstance(_forced.get(self.key), quantized_inputs.Marking)
+
+    def holds(self, value: bool) -> bool:
+        return self.read() == value
+
+    def write(self, value: bool) -> None:
+        if value:
+            super().write(quantized_inputs.Marking(self._programs_own))
+        elif self.read():
+            self.load((_NOTHING, None if _entry(self.key) is None else override(sys.modules[_MODULE], self.key)))
+
+    def _programs_own(self) -> Any:
+        from torch.utils._config_module import _UNSET_SENTINEL
+
+        own = override(sys.modules[_MODULE], self.key)
+        is_ours = isinstance(own, quantized_inputs.Marking)  # an option of torch.compile has put back what it read
+        return _entry(self.key).default if own is _UNSET_SENTINEL or is_ours else own
+
+
+_marked = _Marked("pre_grad_custom_pass", lambda: None)
+
 SWITCHES = (
     *(_flag(name, *variable) for name, variable in _FLAGS.items()),
     *(_forced_value(name, unloaded) for name, unloaded in _FORCED.items()),
+    Switch(
+        name="torch.inductor.marks_quantized_inputs",
+        read=_marked.read,
+        write=_marked.write,
+        save=_marked.save,
+        load=_marked.load,
+        satisfied=_marked.holds,
+    ),
 )

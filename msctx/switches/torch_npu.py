@@ -52,4 +52,6 @@ SWITCHES = (
     _option("torch.npu.precision_mode", "ACL_PRECISION_MODE"),
     _option("torch.npu.op_select_implmode", "ACL_OP_SELECT_IMPL_MODE"),
     _option("torch.npu.optypelist_for_implmode", "ACL_OPTYPELIST_FOR_IMPLMODE"),
+    _option("torch.npu.op_debug_option", "ACL_OP_DEBUG_OPTION"),
+    _option("torch.npu.debug_dir", "ACL_DEBUG_DIR"),
 )

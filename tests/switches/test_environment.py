@@ -9,6 +9,8 @@ import pytest
 
 from msctx.switches import SWITCHES
 
+READ_AGAIN = ("env.NCCL_ALGO", "env.DISABLE_PTXAS_OPT", "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG")
+"""For each communicator, each kernel, each graph."""
 VARIABLES = [name for name in SWITCHES if name.startswith("env.")]
 
 
@@ -26,7 +28,7 @@ def test_a_variable_is_set_and_unset(name, monkeypatch):
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_says_until_when_it_is_read(name):
-    reads_again = name == "env.NCCL_ALGO"  # for each communicator
+    reads_again = name in READ_AGAIN
     assert (SWITCHES[name].restore, bool(SWITCHES[name].only_before)) == (("exact", False) if reads_again else ("never", True))
 
 
@@ -72,3 +74,11 @@ def test_pythons_limit_is_never_lowered():
     assert switch.is_satisfied(found - 1)
     assert switch.is_satisfied(found)
     assert not switch.is_satisfied(found + 1)
+
+
+def test_patterns_are_counted_under_any_text(monkeypatch):
+    switch = SWITCHES["env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG"]
+    monkeypatch.setenv("TORCHINDUCTOR_PATTERN_MATCH_DEBUG", "some_node")
+    assert switch.is_satisfied("msctx")
+    monkeypatch.delenv("TORCHINDUCTOR_PATTERN_MATCH_DEBUG")
+    assert not switch.is_satisfied("msctx")

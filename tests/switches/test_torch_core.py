@@ -22,6 +22,9 @@ WRITABLE = {
     "torch.default_device": "meta",
     "torch.nn.max_call_depth": 7,
     "env.NCCL_ALGO": "Tree",  # no option sets it: what `msctx run` left of another test is another value
+    "env.DISABLE_PTXAS_OPT": "1",
+    "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "x",
+    "torch.dynamo.apart": "x",
     "python.recursion_limit": 12345,
     "torch.flush_denormal": True,
 }
@@ -48,6 +51,7 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "torch.npu.",
         "torch.profiler",
         "torch.inductor.",
+        "torch.profiler",
         "native.",
         "models.",
         "observers.",

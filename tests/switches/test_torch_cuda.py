@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,3 +161,27 @@ def test_determinism_in_a_fresh_process():
         "x = torch.randn(64, 64, device='cuda', requires_grad=True)\n(x @ x).sum().backward()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_torchs_sanitizer_is_entered_and_left_once(monkeypatch):
+    calls = []
+
+    class Sanitizer:
+        enabled = False
+
+        def enable(self):
+            self.enabled = calls.append("enable") is None
+
+        def disable(self):
+            self.enabled = calls.append("disable") is not None
+
+    switch = SWITCHES["torch.cuda.sanitizer"]
+    assert switch.read() is False
+    monkeypatch.setitem(sys.modules, "torch.cuda._sanitizer", SimpleNamespace(cuda_sanitizer=Sanitizer()))
+    state = switch.take()
+    for on in (True, True):
+        switch.set(on)
+        assert switch.read() is True
+    switch.put_back(state)
+    assert switch.read() is False
+    assert calls == ["enable", "disable"]

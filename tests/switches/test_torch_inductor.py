@@ -14,12 +14,18 @@ VARIABLES = {name: variable for name, (variable, _) in torch_inductor._FLAGS.ite
     "torch.inductor.max_autotune_gemm": "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
     "torch.inductor.max_autotune_conv_backends": "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS",
     "torch.inductor.memory_planning": "TORCHINDUCTOR_MEMORY_PLANNING",
+    "torch.inductor.aot_inductor.debug_compile": "AOT_INDUCTOR_DEBUG_COMPILE",
+    "torch.inductor.aot_inductor.debug_symbols": "AOT_INDUCTOR_DEBUG_SYMBOLS",
+    "torch.inductor.fx_graph_cache": "TORCHINDUCTOR_FX_GRAPH_CACHE",
+    "torch.inductor.trace.provenance_tracking_level": "INDUCTOR_PROVENANCE",
 }
 DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS.items()} | {
     **dict.fromkeys(torch_inductor._FORCED, False),
     "torch.inductor.max_autotune_conv_backends": "ATEN,TRITON",
     "torch.inductor.allow_buffer_reuse": True,
     "torch.inductor.inplace_buffers": True,
+    "torch.inductor.assert_indirect_indexing": True,
+    "torch.inductor.fx_graph_cache": True,
 }
 OTHERS = {name: "ATEN" if name.endswith("conv_backends") else not value for name, value in DEFAULTS.items()}
 WORDS = {variable: {False: "0", True: "1"}.get(OTHERS[name], "Aten") for name, variable in VARIABLES.items()}  # type: ignore[call-overload]
@@ -28,9 +34,9 @@ SCRIPT = (
 import os, sys, threading, traceback, torch
 from msctx.switches import SWITCHES
 defaults, others, variables, words = {DEFAULTS}, {OTHERS}, {VARIABLES}, {WORDS}
-switches = {{name.rpartition(".")[2]: SWITCHES[name] for name in defaults}}
-forced = {{name.rpartition(".")[2]: SWITCHES[name] for name in {list(torch_inductor._FORCED)}}}
-defaults, others = ({{name.rpartition(".")[2]: value for name, value in v.items()}} for v in (defaults, others))
+switches = {{name.removeprefix("torch.inductor."): SWITCHES[name] for name in defaults}}
+forced = {{name.removeprefix("torch.inductor."): SWITCHES[name] for name in {list(torch_inductor._FORCED)}}}
+defaults, others = ({{name.removeprefix("torch.inductor."): value for name, value in v.items()}} for v in (defaults, others))
 """
     + """
 def everywhere(look):
@@ -80,7 +86,7 @@ def nothing_overrules_what_is_forced(loaded):
     def compiles():
         with config.patch({key: others[key] for key in forced}):
             on_disk = config.save_config_portable()  # what tells compiled code apart in inductor's caches
-            return [getattr(config, key) == on_disk[key] == defaults[key] for key in forced]
+            return [getattr(config, key) == on_disk.get(key, defaults[key]) == defaults[key] for key in forced]
     assert everywhere(compiles) == [[True] * len(forced)] * 2
     for key, switch in forced.items():
         switch.put_back(inner[key])
@@ -108,7 +114,7 @@ def its_variables_and_defaults_are_known_before(given):
     os.environ.update(words if given else {})
     before = {key: switch.read() for key, switch in switches.items()}
     assert before == read(), (before, read())
-    changed = [name.rpartition(".")[2] for name in variables] if given else []
+    changed = [name.removeprefix("torch.inductor.") for name in variables] if given else []
     assert before == defaults | {key: others[key] for key in changed}
 
 for check in (

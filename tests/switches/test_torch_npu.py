@@ -22,6 +22,8 @@ def test_every_option_of_ascend_has_its_switch():
         "torch.npu.precision_mode",
         "torch.npu.op_select_implmode",
         "torch.npu.optypelist_for_implmode",
+        "torch.npu.op_debug_option",
+        "torch.npu.debug_dir",
     }
 
 

@@ -1,0 +1,122 @@
+"""What shows the inside of torch.compile: debugging of kernels, what was fused, what goes into a quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert
+from msctx.options import DEVICES
+from msctx.options.observation import Kernels
+
+LEFT_TO_NPU = "graphs that torchair compiles are left to torch_npu"
+COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps the sum of some patterns alone"
+WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
+DIFFERS: dict[str, dict[str, str]] = {
+    "oom": {
+        "cpu": "",
+        "cuda": "an index out of bounds ends the CUDA context; CUDA_LAUNCH_BLOCKING=1 names the operator, and compute-sanitizer the "
+        "address",
+        "ascend": "torch_npu checks its own kernels",
+    },
+    "dump_cce": dict.fromkeys(DEVICES, "the binaries stay in inductor's cache folder"),
+    "dump_loc": dict.fromkeys(DEVICES, "the binaries stay in inductor's cache folder"),
+    "ccec_O0": {
+        "cpu": "inductor's -O0 comes with -g",
+        "cuda": "inductor's -O0 comes with -g; of Triton's kernels, those that this process compiles itself are not optimised by "
+        "ptxas",
+        "ascend": "inductor's -O0 comes with -g; kernels of CANN are built as ever",
+    },
+    "check_flag": {
+        "cpu": "check_flag has no meaning on a CPU, whose kernels have no pipelines to synchronise",
+        "cuda": "races between streams are found in eager operators (torch.cuda._sanitizer)",
+        "ascend": "check_flag requires the Ascend back end",
+    },
+}
+"""Word of op_debug_config → device → what differs."""
+
+
+def _content(want: Want) -> dict[str, list[str]]:
+    setting = want.in_force("op_debug_config")
+    return (setting.content or {}) if setting else {}
+
+
+def _words(want: Want) -> list[str]:
+    return _content(want).get("op_debug_config", [])
+
+
+def _kernels(want: Want, words: Collection[str]) -> Kernels | None:
+    if not {"dump_cce", "dump_loc"} & {*words}:
+        return None
+    return Kernels(path=want.other("debug_dir", ""), locations="dump_loc" in words)
+
+
+def _apart(want: Want) -> dict[str, Any]:
+    """What distinguishes the code that is compiled under all these options."""
+    words = sorted(_words(want))
+    if _kernels(want, words):
+        words.append(f"in {want.other('debug_dir', '')}")
+    if _marks(want):
+        words.append("quant_dumpable")
+    return {"torch.dynamo.apart": " ".join(words) or None}
+
+
+def _marks(want: Want) -> bool:
+    setting = want.in_force("quant_dumpable")
+    return setting is not None and setting.value == "1"
+
+
+@effect("op_debug_config")
+def op_debug_config(want: Want) -> Outcome:
+    words = _words(want)
+    if not words:
+        return NOTHING_ASKED
+    if want.device == "cpu" and words == ["check_flag"]:
+        return inert(DIFFERS["check_flag"]["cpu"])
+    found = {
+        "observers.kernels": _kernels(want, words),
+        "torch.inductor.debug_index_asserts": "oom" in words,
+        "torch.inductor.aot_inductor.debug_compile": "ccec_O0" in words,
+        "torch.inductor.aot_inductor.debug_symbols": "ccec_g" in words,
+    } | _apart(want)
+    if "oom" in words:
+        found["torch.inductor.assert_indirect_indexing"] = True
+    if "dump_loc" in words:
+        found["torch.inductor.trace.provenance_tracking_level"] = 1
+    if not _content(want).get("op_debug_list"):
+        found["torch.inductor.fx_graph_cache"] = False
+    if want.device == "cuda":
+        found["env.DISABLE_PTXAS_OPT"] = "1" if "ccec_O0" in words else None
+        found["torch.cuda.sanitizer"] = "check_flag" in words
+    if want.device == "ascend":
+        found["torch.npu.op_debug_option"] = "oom" if "oom" in words else None
+    differs = dict.fromkeys(DIFFERS[word][want.device] for word in words if word in DIFFERS)
+    if _content(want).get("op_debug_list"):
+        differs[WHOLE] = None
+    text = "; ".join(filter(None, differs))
+    return approximated(found, text) if text else honoured(found)
+
+
+@effect("debug_dir")
+def debug_dir(want: Want) -> Outcome:
+    kernels = _kernels(want, _words(want))
+    found: dict[str, Any] = {} if kernels is None else {"observers.kernels": kernels} | _apart(want)
+    if want.device == "ascend":
+        found["torch.npu.debug_dir"] = want.value
+    return honoured(found) if found else NOTHING_ASKED
+
+
+@effect("export_compile_stat")
+def export_compile_stat(want: Want) -> Outcome:
+    found: dict[str, Any] = {"observers.fusions": want.value}
+    if not want.value:
+        return honoured(found)
+    found["env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG"] = "msctx"
+    return approximated(found, LEFT_TO_NPU) if want.device == "ascend" else honoured(found, COUNTED)
+
+
+@effect("quant_dumpable")
+def quant_dumpable(want: Want) -> Outcome:
+    on = _marks(want)
+    found = {"torch.inductor.marks_quantized_inputs": on} | _apart(want)
+    return approximated(found, LEFT_TO_NPU) if want.device == "ascend" and on else honoured(found)

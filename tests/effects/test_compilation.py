@@ -1,0 +1,104 @@
+"""What shows the inside of torch.compile, on every device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from plans import check, planned, rows
+
+from msctx.options import DEVICES
+from msctx.options.observation import Kernels
+
+DEBUG = "torch.inductor.aot_inductor.debug_compile"
+
+
+def config(folder: Path, *words: str, only: str = "") -> str:
+    path = folder / f"{'_'.join(words)}{only}.cfg"
+    path.write_text(f"op_debug_config={','.join(words)}\n" + f"op_debug_list={only}\n" * bool(only))
+    return str(path)
+
+
+def test_each_word_of_op_debug_config_is_its_setting_of_inductor(tmp_path: Path) -> None:
+    expected = {
+        "oom": {"torch.inductor.debug_index_asserts": True, "torch.inductor.assert_indirect_indexing": True},
+        "dump_cce": {"observers.kernels": Kernels()},
+        "dump_loc": {"observers.kernels": Kernels("", True), "torch.inductor.trace.provenance_tracking_level": 1},
+        "ccec_O0": {DEBUG: True},
+        "ccec_g": {"torch.inductor.aot_inductor.debug_symbols": True},
+    }
+    others = {
+        "observers.kernels": None,
+        "torch.inductor.debug_index_asserts": False,
+        DEBUG: False,
+        "torch.inductor.aot_inductor.debug_symbols": False,
+        "torch.inductor.fx_graph_cache": False,
+    }
+    for word, own in expected.items():
+        row = rows({"op_debug_config": config(tmp_path, word)})["op_debug_config"]
+        assigned = dict(row.assignments)
+        assert assigned.pop("torch.dynamo.apart").startswith(word)
+        assert assigned == others | own
+        assert row.status == ("honoured" if word in ("oom", "ccec_g") else "approximated")
+
+
+def test_check_flag_means_streams_and_a_cpu_has_none(tmp_path: Path) -> None:
+    path = config(tmp_path, "check_flag")
+    check([("cpu", {"op_debug_config": path}, {"op_debug_config": ("inert", {}, "no pipelines")})])
+    assert rows({"op_debug_config": path}, on="cuda")["op_debug_config"].assignments["torch.cuda.sanitizer"] is True
+    assert "Ascend back end" in rows({"op_debug_config": path}, on="ascend")["op_debug_config"].reason
+
+
+def test_accelerators_have_words_of_their_own(tmp_path: Path) -> None:
+    oom, o0 = ({"op_debug_config": config(tmp_path, word)} for word in ("oom", "ccec_O0"))
+    assert rows(oom, on="ascend")["op_debug_config"].assignments["torch.npu.op_debug_option"] == "oom"
+    assert rows(o0, on="ascend")["op_debug_config"].assignments["torch.npu.op_debug_option"] is None
+    assert rows(o0, on="cuda")["op_debug_config"].assignments["env.DISABLE_PTXAS_OPT"] == "1"
+    assert rows(oom, on="cuda")["op_debug_config"].assignments["env.DISABLE_PTXAS_OPT"] is None
+    assert "CUDA_LAUNCH_BLOCKING" in rows(oom, on="cuda")["op_debug_config"].reason
+
+
+def test_a_list_of_operators_keeps_the_caches(tmp_path: Path) -> None:
+    row = rows({"op_debug_config": config(tmp_path, "ccec_g", only="conv1")})["op_debug_config"]
+    assert "torch.inductor.fx_graph_cache" not in row.assignments
+    assert "narrows nothing" in row.reason
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_both_options_of_kept_sources_come_to_one_value(device: str, tmp_path: Path) -> None:
+    options = {"op_debug_config": config(tmp_path, "dump_cce"), "debug_dir": "kept"}
+    plan = planned(options, on=device)
+    assert plan.assignments["observers.kernels"] == Kernels("kept")
+    found = [r.assignments["torch.dynamo.apart"] for r in plan.rows if "torch.dynamo.apart" in r.assignments]
+    assert len(found) >= 2
+    assert {*found} == {"dump_cce in kept"}
+    alone = rows({"debug_dir": "kept"}, on=device)["debug_dir"]
+    assert alone.assignments == ({"torch.npu.debug_dir": "kept"} if device == "ascend" else {})
+
+
+def test_a_config_inside_replaces_the_one_around(tmp_path: Path) -> None:
+    outer, inner = config(tmp_path, "dump_cce", "ccec_O0"), config(tmp_path, "ccec_g")
+    plan = planned({"op_debug_config": outer}, {"op_debug_config": inner})
+    assert plan.assignments["observers.kernels"] is None
+    assert plan.assignments[DEBUG] is False
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fusions_are_counted_when_they_are_to_be_written(device: str) -> None:
+    status, why = ("approximated", "torchair") if device == "ascend" else ("honoured", "counts a match")
+    counted = {"env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "msctx"}
+    for mode in (1, 2):
+        expected = {"export_compile_stat": (status, {"observers.fusions": mode} | counted, why)}
+        check([(device, {"export_compile_stat": mode}, expected)])
+    check([(device, {"export_compile_stat": 0}, {"export_compile_stat": ("honoured", {"observers.fusions": 0}, "")})])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inputs_of_quantisations_are_marked_for_a_dump(device: str) -> None:
+    dump = {"session.enable_dump": True, "dump_path": "dumps"}
+    on = {"torch.inductor.marks_quantized_inputs": True, "torch.dynamo.apart": "quant_dumpable"}
+    off = {"torch.inductor.marks_quantized_inputs": False, "torch.dynamo.apart": None}
+    status, why = ("approximated", "torchair") if device == "ascend" else ("honoured", "")
+    check([(device, dump | {"quant_dumpable": "1"}, {"quant_dumpable": (status, on, why)})])
+    check([(device, dump | {"quant_dumpable": "0"}, {"quant_dumpable": ("honoured", off, "")})])
+    check([(device, {"quant_dumpable": "1"}, {"quant_dumpable": ("inert", {}, "session.enable_dump")})])

@@ -1,0 +1,66 @@
+"""quant_dumpable: what goes into a quantisation stays a tensor under torch.compile, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import msctx
+from msctx.observers.quantized_inputs import Marking
+from msctx.observers.quantized_operator import quantized_input
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return torch.fake_quantize_per_tensor_affine(x.sin() + 1, 0.1, 0, -128, 127).sum() + x.cos().sum()
+
+
+def test_the_input_alone_is_marked_after_the_passes_of_the_program() -> None:
+    seen: list[int] = []
+    graph = torch.fx.symbolic_trace(f)
+    Marking(lambda: lambda graph: seen.append(len(graph.nodes)))(graph.graph)
+    graph.recompile()
+    targets = [node.target for node in graph.graph.nodes]
+    assert seen == [len(targets) - 1]
+    assert targets.count(quantized_input) == 1
+    assert targets[targets.index(quantized_input) + 1] is torch.fake_quantize_per_tensor_affine
+    x = torch.randn(3, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad(f(x), x)
+    (found,) = torch.autograd.grad(graph(x), x)
+    assert torch.equal(graph(x), f(x))
+    assert torch.equal(found, expected)
+
+
+def test_the_operator_is_sound() -> None:
+    torch.library.opcheck(quantized_input, (torch.randn(3, 2, requires_grad=True),))
+
+
+def test_caches_know_it_unless_they_do_not_know_a_pass_of_the_program() -> None:
+    class Known:
+        def uuid(self) -> str:
+            return "one"
+
+    assert Marking(lambda: None).uuid() == ("msctx-quantized-inputs",)
+    assert Marking(lambda: [Known()]).uuid() == ("msctx-quantized-inputs", "one")
+    assert Marking(lambda: print).uuid() is None
+
+
+@pytest.mark.full
+def test_a_dump_has_it_only_where_asked(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    from torch._inductor import config
+
+    request.addfinalizer(torch._dynamo.reset)
+    compiled: Any = torch.compile(f)
+    x = torch.randn(3, 3)
+    expected = compiled(x)
+    for value in ("0", "1", "0"):
+        folder = tmp_path / f"{value}{len([*tmp_path.iterdir()])}"
+        folder.mkdir()
+        options = {"session.enable_dump": True, "dump_path": str(folder), "quant_dumpable": value}
+        with msctx.context(**options):
+            assert torch.equal(compiled(x), expected)
+        marked = [path for path in folder.rglob("*.npy") if path.name.startswith("quantized_input")]
+        assert len(marked) == (value == "1")
+    assert config.pre_grad_custom_pass is None
