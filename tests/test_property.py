@@ -34,6 +34,7 @@ from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.options.conv_policy import FLAGS, ConvPolicy
+from msctx.options.observation import Dump, ErrorDump, Kernels, Overflow, Recorder, Watchdog
 from msctx.switches import SWITCHES, Switch
 
 pytestmark = marks
@@ -242,6 +243,19 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "native.memory_caps": st.sampled_from([[], [[2**30, "a"]], [[2**30, "a"], [2**28, "b"]], [[2**29, "c"]]]),
     "torch.inductor.max_autotune_conv_backends": st.sampled_from(["ATEN", "TRITON", "ATEN,TRITON"]),
     "models.parameters": st.sampled_from([None, "host", "file"]),
+    "env.DISABLE_PTXAS_OPT": st.sampled_from(["0", "1"]),
+    "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": st.sampled_from(["msctx", "other"]),
+    "torch.inductor.trace.provenance_tracking_level": st.sampled_from([0, 1]),
+    "torch.dynamo.apart": st.sampled_from([None, "oom", "ccec_g"]),
+    "observers.kernels": st.sampled_from([None, Kernels(f"{PRINTS.name}/k"), Kernels(f"{PRINTS.name}/k", locations=True)]),
+    "observers.fusions": st.just(0),  # a count writes files
+    "observers.dump": st.sampled_from([None, *(Dump(f"{PRINTS.name}/{name}", data="stats") for name in "de")]),
+    "observers.overflow": st.sampled_from(
+        [None, Overflow(f"{PRINTS.name}/o"), Overflow(f"{PRINTS.name}/o", "atomic_overflow")]
+    ),
+    "observers.errors": st.sampled_from([None, ErrorDump(1), ErrorDump(2)]),
+    "observers.recorder": st.sampled_from([None, Recorder(f"{PRINTS.name}/r"), Recorder(f"{PRINTS.name}/s")]),
+    "observers.watchdog": st.sampled_from([None, Watchdog(900), Watchdog(1000)]),
     "observers.print_file": st.sampled_from([None, f"{PRINTS.name}/a", f"{PRINTS.name}/b"]),
 }
 PRECISION = ["torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from msctx.options.conv_rules import ASKED, ConvRule, asked_by, option_of, rules_of
@@ -64,4 +64,8 @@ FLAGS = tuple(f.name for f in fields(ConvPolicy) if f.type == "bool")
 
 def plain(value: Any) -> Any:
     """A value of a switch as plain data."""
-    return value.as_dict() if isinstance(value, ConvPolicy) else value
+    if isinstance(value, ConvPolicy):
+        return value.as_dict()
+    if not is_dataclass(value):
+        return value
+    return {f.name: [*found] if isinstance(found := getattr(value, f.name), tuple) else found for f in fields(value)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from msctx.native import core
@@ -25,7 +26,7 @@ def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
 
     def read() -> Any:
         found = collector.reader(name)
-        return None if found is None else found.settings
+        return None if found is None else asdict(found.settings)
 
     def write(settings: Any) -> None:
         found = None if settings is None else (going_on.pop(settings, None) or kind(settings))
@@ -41,6 +42,7 @@ def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
         write=write,
         save=lambda: collector.reader(name),
         load=lambda found: collector.put(name, found),
+        satisfied=lambda wanted: read() == (wanted and asdict(wanted)),
         prepare=core.load,
     )
 
