@@ -145,6 +145,23 @@ def test_the_algorithm_that_ran(collected: Any) -> None:
     assert [row["algorithm"] for row in rows if row["operator"] == "aten::convolution"] == ["gemm"]
 
 
+def test_compiled_code_has_no_breaks_and_is_compiled_once_for_observers(collected: Any) -> None:
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(12)))
+    compiled = torch.compile(net, backend="eager")
+    counters.clear()
+    with watched(net):
+        for _ in range(3):
+            rows = collected(lambda: compiled(torch.ones(2, 4)))
+            compiled(torch.ones(2, 4))
+    assert counters["stats"]["unique_graphs"] == 2, "with observers and without"
+    assert not counters["graph_break"]
+    assert [row["operator"] for row in rows].count("aten::addmm") == 12
+    torch._dynamo.reset()
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
