@@ -30,7 +30,7 @@ MEMORY = {
 }
 """Options of device memory: where there is an accelerator they do not apply to the host's."""
 DETAILS = {
-    *("deterministic_warn_only", "fill_uninitialized_memory"),
+    *("deterministic_warn_only", "deterministic_except", "fill_uninitialized_memory"),
     *(
         "fallback",
         "conv_workspace_limit",

@@ -17,6 +17,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "glue/collector.h"
+#include "glue/nodes.h"
 #include "glue/observed.h"
 #include "glue/overflow.h"
 #include "glue/recent.h"
@@ -66,13 +68,8 @@ State& state() {
   return *all;
 }
 
-// The nodes that a thread's forward pass makes are numbered; the module of each is kept for the last so many.
-struct Forward {
-  static constexpr int64_t kept = 1 << 16;
-  std::vector<std::pair<int64_t, const char*>> modules = std::vector<std::pair<int64_t, const char*>>(kept, {-1, ""});
-};
-std::unordered_map<uint64_t, std::shared_ptr<Forward>>& forwards() {
-  static auto* all = new std::unordered_map<uint64_t, std::shared_ptr<Forward>>;
+ByNode<const char*>& modules_of_nodes() {
+  static auto* all = new ByNode<const char*>;
   return *all;
 }
 
@@ -82,7 +79,6 @@ struct Here {
   int backward = 0, optimizer = 0;
   const char* node = "";
   std::string algorithm;  // that computed what runs, where it is ours or we know it
-  std::shared_ptr<Forward> forward;
   std::shared_ptr<const Config> config;
   int64_t version = -1;
 };
@@ -120,7 +116,6 @@ struct Context : at::ObserverContext {
   Row row;
   std::vector<c10::IValue> arguments;
   std::vector<bool> had_nonfinite;  // of the arguments that are written to
-  int64_t watched = 0;
   int exceptions = std::uncaught_exceptions();
   bool has_rows = false;
 };
@@ -214,25 +209,8 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   }
   here.backward++;
   here.node = fn.name();
-  here.module = "";
-  if (fn.seqNr() >= 0) {
-    const std::lock_guard<std::mutex> guard(lock);
-    if (const auto found = forwards().find(fn.forwardThreadId()); found != forwards().end()) {
-      const auto& [number, module] = found->second->modules[size_t(fn.seqNr() % Forward::kept)];
-      if (number == fn.seqNr()) here.module = module;
-    }
-  }
+  here.module = modules_of_nodes().find(fn.forwardThreadId(), fn.seqNr(), "");
   return around;
-}
-
-void remember_node(const at::RecordFunction& fn) {
-  if (!here.forward) {
-    const std::lock_guard<std::mutex> guard(lock);
-    auto& slot = forwards()[at::RecordFunction::currentThreadId()];
-    if (!slot) slot = std::make_shared<Forward>();
-    here.forward = slot;
-  }
-  here.forward->modules[size_t(fn.seqNr() % Forward::kept)] = {fn.seqNr(), here.module};
 }
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
@@ -241,7 +219,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   const auto& asked = config_here();
   if (!asked) return nullptr;
   const Operator& op = operator_of(fn);
-  if (fn.seqNr() >= 0) remember_node(fn);
+  if (fn.seqNr() >= 0) modules_of_nodes().remember(fn.seqNr(), here.module);
   if (op.stands_for_others || !op.has_schema) return nullptr;
   for (const c10::IValue& value : fn.inputs())
     if (value.isTensor() && value.toTensor().defined() && is_wrapped(value.toTensor())) return nullptr;
@@ -259,7 +237,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.began = now();
   const Asked& a = asked->asked;
   at->has_rows = asked->has_rows() && op.makes_data && is_chosen(op, row.module);
-  at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
+  if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
   if (at->has_rows && a.inputs) {
     const Unseen unseen;
     row.inputs = seen(at->arguments, *at, "input", true, row.problem);
@@ -347,6 +325,8 @@ void note_algorithm(const Choice& choice) {
 }
 
 }  // namespace
+
+const char* module_here() { return here.module; }
 
 }  // namespace msctx::glue
 

@@ -1,7 +1,8 @@
 """deterministic: torch's full recipe for the same bits from run to run."""
 
 from msctx.effects.algorithms import conv_policy
-from msctx.effects.base import STAYS, Outcome, Want, effect, honoured, inert, refused
+from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.options.observation import DeterministicExcept
 
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
 READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
@@ -45,3 +46,17 @@ def detail(want: Want) -> Outcome:
     if want.other("deterministic") != "ON":
         return inert("it is a detail of deterministic=ON, which is not set")
     return honoured(reason="part of deterministic=ON")
+
+
+@effect("deterministic_except")
+def deterministic_except(want: Want) -> Outcome:
+    if want.other("deterministic") != "ON":
+        return inert("it is a detail of deterministic=ON, which is not set")
+    if want.facts.native:
+        return refused(want.facts.native)
+    found = DeterministicExcept(tuple(want.value.split()))
+    return approximated(
+        {"observers.deterministic_except": found},
+        "torch's flag belongs to the process: what another thread computes at that moment is left out, too; libraries keep what "
+        "deterministic=ON set for them, and compiled code what it was compiled for",
+    )

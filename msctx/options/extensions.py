@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated
 
 from msctx.options.conv_rules import PRODUCTS, RulesKind
-from msctx.options.kinds import Bool, Choice, Int, MemoryBetween, Path, Share
+from msctx.options.kinds import Bool, Choice, Int, MemoryBetween, Path, Share, TextList
 from msctx.options.option import Option
 
 extension = partial(Option, source="msctx")
@@ -24,6 +24,10 @@ OPTIONS = (
              "asked for: torch does it with a Python mode that costs some microseconds per call."),
     extension("deterministic_warn_only", Bool, example=True,
         help="With deterministic=ON: an operator that has no deterministic implementation warns instead of raising."),
+    extension("deterministic_except", TextList("names of operators or modules separated by blanks", separator=" "),
+        example="upsample_bilinear2d decoder.*",
+        help="The operators and modules that deterministic=ON leaves out, such as those that have no deterministic kernel and would "
+             "raise; patterns have *. Backward passes remember it."),
     extension("fill_uninitialized_memory", Bool, example=False,
         help="With deterministic=ON torch fills new uninitialised tensors (NaN, or the largest integer), so that a program "
              "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "

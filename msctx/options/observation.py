@@ -76,3 +76,10 @@ class Kernels:
 
     path: str = ""
     locations: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeterministicExcept:
+    """What deterministic mode leaves out: names of operators and modules, or patterns of them."""
+
+    names: tuple[str, ...]

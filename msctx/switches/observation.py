@@ -10,6 +10,7 @@ from msctx.native import core
 from msctx.observers import collector, fusions, kernels, print_file
 from msctx.observers.checked_gradients import NODES
 from msctx.observers.collector import Reader
+from msctx.observers.deterministic_except import ExceptReader
 from msctx.observers.dump import DumpReader
 from msctx.observers.error_dump import ErrorReader
 from msctx.observers.numeric_gradients import VALUES
@@ -53,6 +54,7 @@ SWITCHES = (
     _observer("observers.errors", ErrorReader),
     _observer("observers.recorder", RecorderReader),
     _observer("observers.watchdog", WatchdogReader),
+    _observer("observers.deterministic_except", ExceptReader),
     Switch(
         name="observers.print_file",
         read=print_file.read,

@@ -1,0 +1,101 @@
+"""deterministic_except: what deterministic mode leaves out, also in backward passes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import msctx
+
+UNPOOL = "does not have a deterministic implementation"
+
+
+def unpool(x: torch.Tensor) -> torch.Tensor:
+    """It has no deterministic kernel, on a CPU either."""
+    pooled, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
+    return nn.functional.max_unpool2d(pooled, indices, 2)
+
+
+class Unpools(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return unpool(x)
+
+
+@torch.library.custom_op("test_deterministic_except::shows", mutates_args=())
+def shows(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, float(torch.are_deterministic_algorithms_enabled()))
+
+
+class Shows(torch.autograd.Function):
+    """Both passes show whether deterministic mode is on."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return shows(x)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(gradient, float(torch.are_deterministic_algorithms_enabled()))
+
+
+def under(names: str) -> msctx.Context:
+    return msctx.context(deterministic="ON", deterministic_except=names)
+
+
+@pytest.mark.parametrize("names", ["max_unpool2d", "aten::max_unpool2d", "max_un*", "gather max_unpool2d"])
+def test_an_operator_without_a_deterministic_kernel(names: str) -> None:
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    with msctx.context(deterministic="ON"), pytest.raises(RuntimeError, match=UNPOOL):
+        unpool(x)
+    with under(names):
+        unpool(x).sum().backward()
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_others_are_not_left_out() -> None:
+    with under("gather"), pytest.raises(RuntimeError, match=UNPOOL):
+        unpool(torch.randn(1, 1, 4, 4))
+    with under("shows"):
+        assert float(shows(torch.ones(1))) == 0
+        assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("name", ["1", "1.0", "*.0"])
+def test_a_module_with_all_that_is_in_it(name: str) -> None:
+    net = nn.Sequential(nn.Identity(), nn.Sequential(Unpools()), Unpools())
+    with under(name).watch(net):
+        net[:2](torch.randn(1, 1, 4, 4))
+        with pytest.raises(RuntimeError, match=UNPOOL):
+            net(torch.randn(1, 1, 4, 4))
+
+
+def test_the_backward_pass_remembers_what_the_forward_pass_left_out() -> None:
+    class Shown(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Shows.apply(x)  # type: ignore[no-any-return]
+
+    net = nn.ModuleList([Shown(), Shown()])
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    with under("0").watch(net):
+        left_out, kept = net[0](x), net[1](y)
+        (left_out + kept).backward()
+    assert (float(left_out), float(kept)) == (0, 1)
+    assert (float(x.grad), float(y.grad)) == (0, 1)
+
+
+def test_an_inner_scope_takes_it_back() -> None:
+    with under("shows"), msctx.context(deterministic_except="gather"):
+        assert float(shows(torch.ones(1))) == 1
+
+
+def test_an_error_inside_puts_the_mode_back() -> None:
+    raises: list[Callable[[], object]] = [lambda: torch.mm(torch.ones(2, 3), torch.ones(2, 3))]
+    with under("mm"):
+        for run in raises:
+            with pytest.raises(RuntimeError, match="cannot be multiplied"):
+                run()
+        assert torch.are_deterministic_algorithms_enabled()
