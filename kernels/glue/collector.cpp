@@ -4,6 +4,7 @@
 // them. Its module is the one whose forward pass runs; in a backward pass, the one in which the node of the graph was made.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -36,16 +37,16 @@ namespace {
 struct Asked {
   int32_t inputs, outputs;       // rows of what goes in, of what comes out
   int32_t statistics, digests;   // of these tensors
-  int32_t tensors;               // these tensors as files in `folder`
+  int32_t tensors;               // these tensors as files
   int32_t overflow;              // 1: of operators that compute, 2: of those that accumulate into memory; 4: what was not finite before, too
   int32_t errors;                // what goes into an operator that raises, as files
   int32_t recent;                // the last operators, in memory
   int32_t running;               // what runs now in each thread
-  const char* folder;
+  const char* folders[3];        // of the files of rows, of overflows ("": none are written) and of errors
 };
 struct Config {
   Asked asked;
-  std::string folder;
+  std::string folders[3];
   bool has_rows() const { return asked.inputs || asked.outputs; }
 };
 
@@ -78,6 +79,8 @@ struct Here {
   bool is_inside = false;
   int backward = 0, optimizer = 0;
   const char* node = "";
+  std::string last_node;  // of a backward pass, and its module
+  const char* last_module = "";
   std::string algorithm;  // that computed what runs, where it is ours or we know it
   std::shared_ptr<const Config> config;
   int64_t version = -1;
@@ -129,48 +132,60 @@ Seen described(const at::Tensor& t, const std::string& argument) {
   Seen found;
   found.argument = argument;
   found.dtype = c10::toString(t.scalar_type());
-  found.shape = shape_of(t);
+  found.shape = joined(t.sizes());
+  if (t.layout() == at::kStrided) found.strides = joined(t.strides());
+  found.requires_grad = t.requires_grad();
   found.device = t.device().str();
   found.is_read = is_readable(t);
   return found;
 }
 
-void read(Seen& found, const at::Tensor& t, const Asked& asked) {
-  if (!found.is_read) return;
-  if (asked.statistics) found.statistics = statistics_of(t), found.has_statistics = true;
-  if (asked.digests) found.digest = digest_of(t), found.has_digest = true;
+// What is read of tensors, beside what describes them.
+struct Reading {
+  bool statistics = false, digests = false;
+  const std::string* folder = nullptr;  // for files
+  bool reads_written = true;            // those that the operator writes to: after it they hold something else
+  bool has_results = false;             // also those that are given for the results alone
+};
+
+void keep(Seen& found, const at::Tensor& t, const std::string& folder, const std::string& file, std::string& problem) try {
+  write_npy(t, folder + "/" + file);
+  found.file = file;
+} catch (const std::exception& error) {
+  problem = error.what();
 }
 
-// `what`: input or output.
-void keep(Seen& found, const at::Tensor& t, const Config& given, int64_t id, const char* what, size_t slot, std::string& problem) {
-  if (!found.is_read) return;
-  const std::string file = std::to_string(getpid()) + "-" + std::to_string(id) + "." + what + "." + std::to_string(slot) + ".npy";
-  try {
-    write_npy(t, given.folder + "/" + file);
-    found.file = file;
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-}
-
-// `is_late`: arguments that are written to have been by now.
+// `what`: input or output. `had_nonfinite`: of the arguments that are written to, in order.
 std::vector<Seen> seen(
-    const std::vector<c10::IValue>& values, const Context& at, const char* what, bool reads, std::string& problem, bool is_late = false) {
-  const Operator& op = *at.row.op;
+    const std::vector<c10::IValue>& values, const Row& row, const char* what, const Reading& reading, std::string& problem,
+    const std::vector<bool>& had_nonfinite = {}) {
+  const Operator& op = *row.op;
   std::vector<Seen> found;
   const bool are_inputs = what[0] == 'i';
+  size_t written = 0;
   for (size_t i = 0; i < values.size(); i++) {
-    if (are_inputs && i < op.is_result.size() && op.is_result[i]) continue;
+    const bool has_argument = are_inputs && i < op.arguments.size(), is_written = has_argument && op.is_written[i];
+    if (has_argument && op.is_result[i] && !reading.has_results) continue;
     std::vector<at::Tensor> tensors;
     tensors_in(values[i], tensors);
     for (const at::Tensor& t : tensors) {
-      found.push_back(described(t, are_inputs && i < op.arguments.size() ? op.arguments[i] : ""));
-      if (!reads || (is_late && are_inputs && i < op.is_written.size() && op.is_written[i])) continue;
-      read(found.back(), t, at.config->asked);
-      if (at.config->asked.tensors) keep(found.back(), t, *at.config, at.row.id, what, found.size() - 1, problem);
+      found.push_back(described(t, has_argument ? op.arguments[i] : ""));
+      Seen& one = found.back();
+      if (is_written && written < had_nonfinite.size()) one.was_nonfinite = had_nonfinite[written++];
+      if (!one.is_read || (is_written && !reading.reads_written)) continue;
+      if (reading.statistics) one.statistics = statistics_of(t), one.has_statistics = true;
+      if (reading.digests) one.digest = digest_of(t), one.has_digest = true;
+      if (!reading.folder) continue;
+      const std::string slot = std::string(".") + what + "." + std::to_string(found.size() - 1) + ".npy";
+      keep(one, t, *reading.folder, std::to_string(getpid()) + "-" + std::to_string(row.id) + slot, problem);
     }
   }
   return found;
+}
+
+Reading of_rows(const Config& config) {
+  const Asked& a = config.asked;
+  return {a.statistics != 0, a.digests != 0, a.tensors ? &config.folders[rows] : nullptr};
 }
 
 std::string attributes_of(const std::vector<c10::IValue>& values, const Operator& op) {
@@ -231,8 +246,11 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.op = &op;
   row.sequence = fn.seqNr();
   row.module = here.module;
-  row.direction = here.optimizer ? "optimizer" : here.backward ? "backward" : "forward";
+  // what the engine runs between nodes, such as sums of gradients that were broadcast, belongs to the last one
+  const bool is_between = !here.backward && torch::autograd::get_current_graph_task_id() != -1;
+  row.direction = here.optimizer ? "optimizer" : here.backward || is_between ? "backward" : "forward";
   if (here.backward) row.node = here.node;
+  if (is_between) row.node = here.last_node, row.module = here.last_module;
   row.thread = uint64_t(gettid());
   row.began = now();
   const Asked& a = asked->asked;
@@ -240,7 +258,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
   if (at->has_rows && a.inputs) {
     const Unseen unseen;
-    row.inputs = seen(at->arguments, *at, "input", true, row.problem);
+    row.inputs = seen(at->arguments, row, "input", of_rows(*asked), row.problem);
   }
   if (a.overflow && op.makes_data)
     for (size_t i = 0; i < op.is_written.size() && i < at->arguments.size(); i++) {
@@ -271,33 +289,22 @@ void finish(const at::RecordFunction& fn, Context& at) {
   if (has_failed) {
     if (!a.errors) return;
     Row error = row;
-    Context files;  // what went in, whatever else is asked for
-    auto wanted = std::make_shared<Config>(*at.config);
-    wanted->asked.tensors = wanted->asked.statistics = 1;
-    files.config = wanted;
-    files.row.id = row.id;
-    files.row.op = &op;
-    error.inputs = seen(at.arguments, files, "input", true, error.problem);
+    error.inputs = seen(at.arguments, row, "input", {true, false, &at.config->folders[errors], true, true}, error.problem);
     error.attributes = attributes_of(at.arguments, op);
     hand_over(errors, std::move(error));
     return;
   }
   if (a.overflow && has_overflowed(op, a.overflow, at.arguments, at.had_nonfinite, fn.outputs())) {
     Row found = row;
-    Context statistics;
-    auto wanted = std::make_shared<Config>(*at.config);
-    wanted->asked.statistics = 1;
-    statistics.config = wanted;
-    statistics.row.id = row.id;
-    statistics.row.op = &op;
-    wanted->asked.tensors = !wanted->folder.empty();
-    found.inputs = seen(at.arguments, statistics, "input", true, found.problem, true);
-    found.outputs = seen(fn.outputs(), statistics, "output", true, found.problem);
+    const std::string& folder = at.config->folders[overflows];
+    const Reading reading{true, false, folder.empty() ? nullptr : &folder, false};
+    found.inputs = seen(at.arguments, row, "input", reading, found.problem, at.had_nonfinite);
+    found.outputs = seen(fn.outputs(), row, "output", reading, found.problem);
     found.attributes = attributes_of(at.arguments, op);
     hand_over(overflows, std::move(found));
   }
   if (at.has_rows) {
-    row.outputs = seen(fn.outputs(), at, "output", a.outputs != 0, row.problem);
+    row.outputs = seen(fn.outputs(), row, "output", a.outputs ? of_rows(*at.config) : Reading{}, row.problem);
     hand_over(rows, std::move(row));
   }
 }
@@ -305,6 +312,7 @@ void finish(const at::RecordFunction& fn, Context& at) {
 void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   if (!given) return;
   if (auto* around = dynamic_cast<Around*>(given)) {
+    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) here.last_node = here.node, here.last_module = here.module;
     here.module = around->module;
     here.node = around->node;
     (fn.scope() == at::RecordScope::USER_SCOPE ? here.optimizer : here.backward)--;
@@ -335,7 +343,8 @@ using namespace msctx::glue;
 
 // What is asked for from now on; nullptr: nothing. 0: there was no memory for it.
 MSCTX_API int msctx_collect(const Asked* asked, PythonFunction on_rows, PythonFunction choose) try {
-  auto wanted = asked ? std::make_shared<Config>(Config{*asked, asked->folder}) : nullptr;
+  const char* const* folders = asked ? asked->folders : nullptr;
+  auto wanted = asked ? std::make_shared<Config>(Config{*asked, {folders[rows], folders[overflows], folders[errors]}}) : nullptr;
   const std::lock_guard<std::mutex> guard(lock);
   config = wanted;
   sink = on_rows;

@@ -32,6 +32,9 @@ at::Tensor once(at::Tensor t, int64_t& times) {
   return t.is_non_overlapping_and_dense() ? t : t.contiguous();
 }
 
+// An accelerator's is copied, which waits for the device.
+at::Tensor on_host(const at::Tensor& t) { return t.device().is_cpu() ? t : t.cpu(); }
+
 template <class Found, class Read>
 std::vector<Found> in_pieces(const at::Tensor& t, const Read& read) {
   const int64_t count = t.numel(), pieces = (count + piece - 1) / piece;
@@ -66,14 +69,14 @@ bool is_wrapped(const at::Tensor& t) {
 }
 
 bool is_readable(const at::Tensor& t) {
-  return t.defined() && t.layout() == at::kStrided && t.device().is_cpu() && !t.is_quantized() && !is_wrapped(t) && t.has_storage() &&
-         !t._is_zerotensor() && (t.numel() == 0 || t.const_data_ptr() != nullptr);
+  return t.defined() && t.layout() == at::kStrided && !t.is_meta() && !t.is_quantized() && !is_wrapped(t) && t.has_storage() &&
+         !t._is_zerotensor() && (t.numel() == 0 || t.storage().data() != nullptr);
 }
 
 bool has_nonfinite(const at::Tensor& given) {
   if (!given.is_floating_point() && !given.is_complex()) return false;
   int64_t times;
-  const at::Tensor t = once(given, times);
+  const at::Tensor t = once(on_host(given), times);
   const auto dtype = dtype_of(t);
   if (!dtype) return !at::isfinite(t.to(at::kFloat)).all().item<bool>();  // float8 and the like
   const auto found = in_pieces<char>(t, [&](const char* data, int64_t count) { return readers().has_nonfinite(*dtype, data, count); });
@@ -82,7 +85,7 @@ bool has_nonfinite(const at::Tensor& given) {
 
 Statistics statistics_of(const at::Tensor& given) {
   int64_t times;
-  at::Tensor t = once(given, times);
+  at::Tensor t = once(on_host(given), times);
   if (!dtype_of(t)) t = t.to(at::kDouble);
   const DType dtype = *dtype_of(t);
   Statistics all;
@@ -103,7 +106,7 @@ Statistics statistics_of(const at::Tensor& given) {
 }
 
 uint64_t digest_of(const at::Tensor& given) {
-  const at::Tensor t = given.resolve_conj().resolve_neg().contiguous();
+  const at::Tensor t = on_host(given).resolve_conj().resolve_neg().contiguous();
   const Fingerprint found = readers().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads_of_torch());
   uint64_t shape = 0xcbf29ce484222325;
   for (const int64_t size : t.sizes()) shape = (shape ^ uint64_t(size)) * 0x100000001b3;
@@ -111,7 +114,7 @@ uint64_t digest_of(const at::Tensor& given) {
 }
 
 void write_npy(const at::Tensor& given, const std::string& path) {
-  at::Tensor t = given.resolve_conj().resolve_neg();
+  at::Tensor t = on_host(given).resolve_conj().resolve_neg();
   const char* type = nullptr;
   switch (t.scalar_type()) {
     case at::kFloat: type = "<f4"; break;
@@ -140,20 +143,20 @@ void write_npy(const at::Tensor& given, const std::string& path) {
     std::filesystem::create_directories(std::filesystem::path(path).parent_path(), none);
     file = std::fopen(path.c_str(), "wbx");
   }
-  if (!file) throw std::runtime_error(path + ": " + std::strerror(errno));
+  if (!file) throw std::runtime_error(std::strerror(errno));
   bool is_whole = std::fwrite(before, sizeof before, 1, file) == 1 && std::fwrite(head.data(), head.size(), 1, file) == 1;
   is_whole = is_whole && (t.nbytes() == 0 || std::fwrite(t.const_data_ptr(), t.nbytes(), 1, file) == 1);
   int error = errno;
   if (std::fclose(file) != 0) is_whole = false, error = errno;
   if (is_whole) return;
   std::remove(path.c_str());
-  throw std::runtime_error(path + ": " + std::strerror(error));
+  throw std::runtime_error(std::strerror(error));
 }
 
-std::string shape_of(const at::Tensor& t) {
-  std::string shape;
-  for (const int64_t size : t.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
-  return shape;
+std::string joined(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : "x") + std::to_string(size);
+  return text;
 }
 
 void tensors_in(const c10::IValue& value, std::vector<at::Tensor>& found) {
@@ -171,6 +174,7 @@ void write_json(std::string& json, const c10::IValue& value, int& tensors) {
   const auto number = [&](double v) {
     char text[40];
     std::snprintf(text, sizeof text, "%.17g", v);
+    if (!std::strpbrk(text, ".en")) std::strcat(text, ".0");  // it stays a floating-point number
     if (std::isfinite(v)) json += text;
     else quote(json += "{\"float\":", text), json += '}';
   };

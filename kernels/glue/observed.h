@@ -21,7 +21,7 @@ class Unseen {
   Guards* guards_;
 };
 
-// Whether it is a plain dense tensor of this machine's memory: no subclass, nothing traced, wrapped or without data.
+// Whether it is a plain dense tensor: no subclass, nothing traced, wrapped or without data.
 bool is_readable(const at::Tensor&);
 // Whether a subclass or a transform computes it by operators of its own.
 bool is_wrapped(const at::Tensor&);
@@ -31,7 +31,7 @@ uint64_t digest_of(const at::Tensor&);  // of the values in logical order, their
 // In NumPy's format; bfloat16 as float32. Throws where the file cannot be written whole.
 void write_npy(const at::Tensor&, const std::string& path);
 
-std::string shape_of(const at::Tensor&);  // 2x3x4
+std::string joined(at::IntArrayRef);  // 2x3x4
 // All tensors in it, lists included.
 void tensors_in(const c10::IValue&, std::vector<at::Tensor>&);
 // As JSON: numbers, texts, lists; a tensor as {"tensor": its place among the tensors of the call}; dtypes and the like as {"torch": name}.

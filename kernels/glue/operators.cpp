@@ -23,8 +23,10 @@ const std::unordered_set<std::string> accumulating{
 const std::unordered_set<std::string> of_constants{
     "aten::fill", "aten::fill_", "aten::full", "aten::full_like", "aten::new_full", "aten::masked_fill", "aten::masked_fill_",
     "aten::scalar_tensor", "aten::constant_pad_nd", "aten::from_file", "aten::lift_fresh"};
-// Their results hold nothing yet.
+// Their results hold nothing yet, or what was there before.
 const std::unordered_set<std::string> of_nothing{
+    "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
+    "aten::swapaxes_", "aten::swapdims_", "aten::resize_as_", "aten::rename_",
     "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted",
     "aten::resize_", "aten::set_", "aten::_efficientzerotensor"};
 

@@ -42,18 +42,23 @@ struct sigaction handled_before[std::size(fatal)];
 bool is_handling = false;
 char fatal_file[1024];
 
-struct Out {
-  int file;
-  void text(const char* t) const { [[maybe_unused]] const auto written = ::write(file, t, std::strlen(t)); }
-  void number(int64_t n) const {
-    char digits[24];
-    char* at = digits + sizeof digits - 1;
+struct Digits {
+  char room[24];
+  const char* text = room + sizeof room - 1;
+  explicit Digits(int64_t n) {
+    char* at = room + sizeof room - 1;
     *at = 0;
     const bool is_negative = n < 0;
     for (uint64_t left = is_negative ? uint64_t(-n) : uint64_t(n); left || !*at; left /= 10) *--at = char('0' + left % 10);
     if (is_negative) *--at = '-';
-    text(at);
+    text = at;
   }
+};
+
+struct Out {
+  int file;
+  void text(const char* t) const { [[maybe_unused]] const auto written = ::write(file, t, std::strlen(t)); }
+  void number(int64_t n) const { text(Digits(n).text); }
 };
 
 void put_back_handlers() {
@@ -62,7 +67,10 @@ void put_back_handlers() {
 
 void on_fatal(int number) {
   put_back_handlers();
-  const Out out{::open(fatal_file, O_WRONLY | O_CREAT | O_EXCL, 0644)};
+  char file[sizeof fatal_file + 40];  // a forked process has one of its own
+  std::strcpy(file, fatal_file);
+  std::strcat(std::strcat(file, Digits(getpid()).text), ".txt");
+  const Out out{::open(file, O_WRONLY | O_CREAT | O_EXCL, 0644)};
   if (out.file >= 0) {
     out.text("================== execution order ==================\nfatal signal ");
     out.number(number);
@@ -93,7 +101,7 @@ Recent* remember(const Row& row, const std::vector<c10::IValue>& arguments) {
   std::string shapes;
   for (const c10::IValue& value : arguments) {
     if (!value.isTensor() || !value.toTensor().defined() || shapes.size() > sizeof slot.shapes) continue;
-    shapes += (shapes.empty() ? "" : " ") + std::string(c10::toString(value.toTensor().scalar_type())) + "[" + shape_of(value.toTensor()) + "]";
+    shapes += (shapes.empty() ? "" : " ") + std::string(c10::toString(value.toTensor().scalar_type())) + "[" + joined(value.toTensor().sizes()) + "]";
   }
   slot = {row.id, row.step, row.began, -1, row.op, row.module, row.direction, row.thread, {}, {}};
   copy(slot.shapes, sizeof slot.shapes, shapes);
@@ -133,7 +141,8 @@ std::string recent_as_json() {
 using namespace msctx;
 using namespace msctx::glue;
 
-// Where a fatal signal writes the last operators before it ends the process as it would have; "": it does not.
+// How the file begins, before the number of the process, into which a fatal signal writes the last operators before it ends the process as it
+// would have; "": it does not.
 MSCTX_API void msctx_record_fatal(const char* file) {
   const bool is_wanted = *file != 0;
   copy(fatal_file, sizeof fatal_file, file);
@@ -145,6 +154,12 @@ MSCTX_API void msctx_record_fatal(const char* file) {
       if (sigaction(fatal[i], nullptr, &now) == 0 && now.sa_handler == on_fatal) sigaction(fatal[i], &handled_before[i], nullptr);
     }
     return;
+  }
+  stack_t stack = {};
+  if (sigaltstack(nullptr, &stack) == 0 && (stack.ss_flags & SS_DISABLE)) {  // for a stack that has overflowed, in this thread
+    static char room[1 << 16];
+    stack = {room, 0, sizeof room};
+    sigaltstack(&stack, nullptr);
   }
   struct sigaction ours = {};
   ours.sa_handler = on_fatal;

@@ -20,6 +20,9 @@ void write(std::string& json, const std::vector<Seen>& all) {
     json += '{';
     member(json, "argument", one.argument);
     member(json, "shape", one.shape);
+    member(json, "strides", one.strides);
+    json += std::string("\"requires_grad\":") + (one.requires_grad ? "true," : "false,");
+    if (one.was_nonfinite) json += "\"was_nonfinite\":true,";
     member(json, "device", one.device);
     member(json, "file", one.file);
     if (one.has_digest) json += "\"digest\":" + std::to_string(one.digest) + ",";

@@ -13,8 +13,9 @@ namespace msctx::glue {
 
 // A tensor that went into it or came out of it.
 struct Seen {
-  std::string argument, dtype, shape, device, file;
-  bool is_read = false, has_digest = false, has_statistics = false;
+  std::string argument, dtype, shape, strides, device, file;
+  bool is_read = false, requires_grad = false, has_digest = false, has_statistics = false;
+  bool was_nonfinite = false;  // before the operator wrote to it
   Statistics statistics;
   uint64_t digest = 0;
 };

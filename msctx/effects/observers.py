@@ -9,7 +9,7 @@ from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effec
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
 
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
-ON_DEVICE = "tensors of an accelerator are named, with shape and dtype; their values are not read"
+COPIED = "each tensor is copied to the host, which waits for the device; not for code that a CUDA graph captures"
 
 
 def dump(want: Want) -> Dump | None:
@@ -32,10 +32,11 @@ def overflow(want: Want) -> Overflow | None:
     return Overflow(path=want.other("dump_path"), mode=want.other("dump_debug_mode", "all"))
 
 
-def _seen(want: Want, assignments: dict[str, Any]) -> Outcome:
+def _seen(want: Want, assignments: dict[str, Any], *, reads: bool = True) -> Outcome:
+    """*reads*: whether that needs the values of tensors."""
     if want.facts.native:
         return refused(want.facts.native)
-    return approximated(assignments, UNSEEN if want.device == "cpu" else f"{UNSEEN}; {ON_DEVICE}")
+    return approximated(assignments, f"{UNSEEN}; {COPIED}" if reads and want.device != "cpu" else UNSEEN)
 
 
 @effect("session.enable_dump", "dump_step", "dump_mode", "dump_data", "dump_layer", "dump_format")
@@ -53,13 +54,18 @@ def overflowing(want: Want) -> Outcome:
 @effect("dump_path")
 def dump_path(want: Want) -> Outcome:
     both = {"observers.dump": dump(want), "observers.overflow": overflow(want)}
-    return honoured(both) if any(both.values()) else NOTHING_ASKED
+    return _seen(want, both) if any(both.values()) else NOTHING_ASKED
 
 
 SIDES = ("all", "input", "output")
 DATA = {"tensor": "tensor", "statistic": "stats", "full": "full"}
-LEFT_OUT = {"sample_mode": "tensors are not sampled", "stat_calc_mode": "statistics are computed where the tensor is"}
-"""Keys of e2e_dump_settings without effect here."""
+LEFT_OUT = {
+    "sample_mode": "tensors are not sampled",
+    "stat_calc_mode": "statistics are computed where the tensor is",
+    "save_kernel_args": "arguments of operators are not written",
+    "overflow_number": "overflow_number is left out",
+}
+"""Keys without effect here."""
 
 
 @effect("dump_config")
@@ -87,7 +93,7 @@ def dump_config(want: Want) -> Outcome:
         ranks=tuple(given.get("support_device", ())),
     )
     outcome = _seen(want, {"observers.dump": found})
-    left = [why for key, why in LEFT_OUT.items() if more.get(key) in (1, "device")]
+    left = [why for key, why in LEFT_OUT.items() if (given | more).get(key) not in (None, 0, False, "host", [])]
     return replace(outcome, reason="; ".join([outcome.reason, *left]))
 
 
@@ -108,7 +114,7 @@ def recording(want: Want) -> Outcome:
     if not want.other("env_config_path.rdr.enable"):
         return honoured({"observers.recorder": None})
     mode, path = want.other("env_config_path.rdr.mode", 1), want.other("env_config_path.rdr.path", "./")
-    return _seen(want, {"observers.recorder": Recorder(path=path, mode=mode)})
+    return _seen(want, {"observers.recorder": Recorder(path=path, mode=mode)}, reads=False)
 
 
 @effect("op_timeout", "op_execute_timeout")
@@ -118,8 +124,8 @@ def op_timeout(want: Want) -> Outcome:
     if not limits:
         return honoured({"observers.watchdog": None})
     assignments = {"observers.watchdog": Watchdog(min(limits))}
-    if want.device == "cpu":
-        return _seen(want, assignments)
+    if want.device == "cpu" or want.facts.native:
+        return _seen(want, assignments, reads=False)
     return approximated(
         assignments, "the time that the host takes to launch or to wait for an operator is watched, not the device's"
     )

@@ -99,7 +99,7 @@ COLLECTED = ("inputs", "outputs", "statistics", "digests", "tensors", "overflow"
 
 
 class Asked(Structure):
-    _fields_ = [*((name, c_int32) for name in COLLECTED), ("folder", c_char_p)]
+    _fields_ = [*((name, c_int32) for name in COLLECTED), ("folders", c_char_p * 3)]
 
 
 class _Measured(Structure):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes import py_object
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msctx import locks
+from msctx import locks, notices
 from msctx.native import core
 from msctx.observers import modules, steps
 
@@ -35,7 +35,7 @@ def dtype_of(tensor: dict[str, Any]) -> str:
 
 
 class Reader:
-    """Somebody who reads what is collected. What it raises is lost, so that a training goes on.
+    """Somebody who reads what is collected. What it raises becomes a warning, so that a training goes on.
 
     Attributes:
         settings: what it was made for.
@@ -94,10 +94,12 @@ def put(name: str, new: Reader | None) -> None:
         if before is not None:
             if before.queue != RECENT:
                 _take(before.queue)
-            before.pause()
+            _safely(before, before.pause)
             del _readers[name]
+            if lost := core.load().c.msctx_collect_dropped():
+                notices.tell("observers", "lost", f"{lost} operators came too fast for the observers: they are not reported")
         if new is not None:
-            new.begin()
+            _safely(new, new.begin)
             _readers[name] = new
         if _readers and not _counting:
             _counting.append(steps.counting(_end_step))
@@ -118,11 +120,12 @@ def refresh() -> None:
     if not _readers:
         library.c.msctx_collect(None, py_object(), py_object())
         return
-    folder = next((one.folder for one in _readers.values() if one.folder is not None), None)
+    folders = {one.queue: one.folder for one in _readers.values() if one.folder is not None}
     choosy = [one for one in _readers.values() if one.is_choosy]
     _chooser[:] = [lambda operator, module: any(one.wants(operator, module) for one in choosy)] if choosy else []
     library.c.msctx_collect_step(steps.current())
-    wanted = core.Asked(**asked, folder=str(folder or "").encode())
+    wanted = core.Asked(**asked)
+    wanted.folders[:] = [str(folders.get(queue, "")).encode() for queue in (ROWS, OVERFLOWS, ERRORS)]
     library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), py_object(*_chooser))
 
 
@@ -132,8 +135,20 @@ def _take(queue: int) -> int:
         rows = core.load().c.msctx_collected(queue)
         for one in [*_readers.values()] if rows else ():
             if one.queue == queue:
-                one.take(rows)
+                _safely(one, lambda one=one: one.take(rows))  # type: ignore[misc]
     return 0
+
+
+def _safely(one: Reader, work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Warning:  # as an error
+        raise
+    except Exception as error:
+        name = type(one).__name__
+        notices.tell(
+            "observers", f"{name} {type(error)}", f"{name} failed ({type(error).__name__}: {error}); the program goes on"
+        )
 
 
 def recent() -> list[Row]:
@@ -146,5 +161,5 @@ def _end_step(step: int) -> None:
     with _lock:
         _take(ROWS)
         for one in [*_readers.values()]:
-            one.end_step()
+            _safely(one, one.end_step)
         refresh()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,18 +25,18 @@ class DumpReader(Reader):
     def __init__(self, settings: Dump) -> None:
         self.settings = settings
         self._folder = Path(settings.path).absolute()
-        self._layout = (MindSpore if settings.layout == "mindspore" else MsProbe)(self._folder, settings)
+        self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self._folder, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
         self._step = settings.first_step
         self._met: set[str] = set()
         self._missed: set[str] = set()
-        self._works = True
+        self._scratch = files.Scratch(OPTION, self._folder)
         self.is_choosy = bool(settings.layers)
 
     @property
     def _is_wanted(self) -> bool:
         return (
-            self._works
+            self._scratch.works
             and self._is_of_rank
             and (not self._steps or any(part[0] <= self._step <= part[-1] for part in self._steps))
         )
@@ -59,43 +58,35 @@ class DumpReader(Reader):
 
     @property
     def folder(self) -> Path | None:
-        return self._scratch if self.settings.data != "stats" else None
-
-    @property
-    def _scratch(self) -> Path:
-        return self._folder / ".msctx"
+        return self._scratch.path if self.settings.data != "stats" else None
 
     def wants(self, operator: str, module: str) -> bool:
         kind = operator.rpartition("::")[2]
-        names = {f"{module}/{kind}" if module else kind, module, module.replace(".", "/"), kind, operator}
+        around = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
+        names = {f"{module}/{kind}" if module else kind, *around, *(name.replace(".", "/") for name in around), kind, operator}
         found = [layer for layer in self.settings.layers if _is_meant(layer, names, kind)]
         self._met.update(found)
         self._missed.update(names - {""})
         return bool(found)
 
     def begin(self) -> None:
-        self._works = files.guarded(OPTION, self._folder, self._make)
-
-    def _make(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self.settings.data != "stats":
-            self._scratch.mkdir(exist_ok=True)
+        self._scratch.make()
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             row["step"] = self._step
             if row["problem"]:
                 files.guarded(OPTION, self._folder, lambda text=row["problem"]: _fail(text))  # type: ignore[misc]
-        files.guarded(OPTION, self._folder, lambda: self._layout.write(rows, self._scratch))
+        files.guarded(OPTION, self._folder, lambda: self._layout.write(rows, self._scratch.path))
 
     def end_step(self) -> None:
-        files.guarded(OPTION, self._folder, self._layout.end_step)
+        files.guarded(OPTION, self._folder, self._layout.flush)
+        self._layout.end_step()
         self._step += 1
 
     def pause(self) -> None:
-        files.guarded(OPTION, self._folder, self._layout.end_step)
-        if self.settings.data != "stats":
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        files.guarded(OPTION, self._folder, self._layout.flush)
+        self._scratch.remove()
         for layer in self.settings.layers:
             if self._missed and layer not in self._met:
                 near = nearest(layer, sorted(self._missed))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,8 +73,11 @@ class MindSpore:
         values = ["" if (value := found[key]) is None else value for _, key in self._columns]
         return [size, dtype, f"({t['shape'].replace('x', ',')})", *values, ""]
 
-    def end_step(self) -> None:
+    def flush(self) -> None:
         """Nothing waits."""
+
+    def end_step(self) -> None:
+        """Each row names its step."""
 
 
 class MsProbe:
@@ -86,11 +91,13 @@ class MsProbe:
         self._data: dict[str, Any] = {}
         self._parents: dict[str, Any] = {}
         self._calls: Counter[tuple[str, bool]] = Counter()
-        self._place = folder
+        self._place: Path | None = None
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
-            self._place = self._folder / f"step{row['step']}" / f"rank{files.rank()}"
+            if self._place is None:  # what is there already is somebody's
+                place = self._folder / f"step{row['step']}" / f"rank{files.rank()}"
+                self._place = place.with_name(f"{place.name}.{int(time.time())}") if (place / "dump.json").exists() else place
             kind, is_backward = kind_of(row), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"
             name = f"Aten.{kind}.{self._calls[kind, is_backward]}.{direction}"
@@ -101,26 +108,26 @@ class MsProbe:
                 found = self._described(tensor)
                 if tensor["file"]:
                     found["data_name"] = f"{name}.{side}.{slot}.pt"
-                    self._keep(scratch / tensor["file"], found["data_name"])
+                    self._keep(scratch / tensor["file"], found["data_name"], dtype_of(tensor))
                 sides["input_args" if side == "input" and not is_backward else side].append(found)
             self._data[name] = sides
             self._parents[name] = f"Module.{row['module']}" if row["module"] else None
 
-    def _keep(self, given: Path, name: str) -> None:
+    def _keep(self, given: Path, name: str, dtype: str) -> None:
         import numpy as np
         import torch
 
-        place = self._place / "dump_tensor_data"
-        place.mkdir(parents=True, exist_ok=True)
-        part = place / f".{name}.part"
-        torch.save(torch.from_numpy(np.load(given)), part)
-        part.replace(place / name)
+        assert self._place is not None
+        tensor, data = torch.from_numpy(np.load(given)), io.BytesIO()
+        torch.save(tensor.bfloat16() if dtype == "bfloat16" else tensor, data)
+        files.write(self._place / "dump_tensor_data" / name, data.getvalue())
         given.unlink()
 
     @staticmethod
     def _described(t: dict[str, Any]) -> dict[str, Any]:
         shape = [*map(int, filter(None, t["shape"].split("x")))]
         found: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{dtype_of(t)}", "shape": shape}
+        found["requires_grad"] = t["requires_grad"]
         if "min" in t:
             up, down = (math.inf if t[f"{sign}_inf"] else 0.0 for sign in ("positive", "negative"))
             values = {"Max": up or t["max"], "Min": -down or t["min"]}
@@ -128,12 +135,15 @@ class MsProbe:
             found |= dict.fromkeys(values, math.nan) if t["nan"] else values
         return found
 
-    def end_step(self) -> None:
-        if not self._data:
+    def flush(self) -> None:
+        """The step is written whole; a scope that goes on with it writes it again."""
+        if self._place is None:
             return
         level = {"task": "statistics" if self._settings.data == "stats" else "tensor", "level": "L1", "framework": "pytorch"}
         folder = str(self._place / "dump_tensor_data") if self._settings.data != "stats" else None
         files.write_json(self._place / "dump.json", {**level, "dump_data_dir": folder, "data": self._data})
         files.write_json(self._place / "construct.json", self._parents)
         files.write_json(self._place / "stack.json", {name: [] for name in self._data})
-        self._data, self._parents, self._calls = {}, {}, Counter()
+
+    def end_step(self) -> None:
+        self._data, self._parents, self._calls, self._place = {}, {}, Counter(), None

@@ -34,7 +34,14 @@ def tensor(index):
     if not t["file"]:
         raise SystemExit("input " + str(index) + " could not be written: " + str(t))
     loaded = torch.from_numpy(numpy.load(here / t["file"]))
-    return loaded.to(DTYPES[t["dtype"]]) if t["dtype"] in DTYPES else loaded
+    loaded = loaded.to(DTYPES[t["dtype"]]) if t["dtype"] in DTYPES else loaded
+    strides = [int(n) for n in t["strides"].split("x") if n]
+    made = torch.empty_strided(loaded.shape, strides, dtype=loaded.dtype)
+    if 0 not in strides:
+        made.copy_(loaded)
+    elif loaded.numel():  # expanded: each value once
+        made = loaded[tuple(slice(None) if n else slice(1) for n in strides)].expand(loaded.shape)
+    return made.requires_grad_() if t["requires_grad"] else made
 
 
 def value(v):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,28 @@ from msctx.native import distributed
 
 
 def rank() -> int:
-    return distributed.rank() or 0
+    """Also before torch.distributed is initialised, where torchrun has given it."""
+    found = distributed.rank()
+    given = os.environ.get("RANK", "0")
+    return found if found is not None else int(given) if given.isdigit() else 0
+
+
+class Scratch:
+    """A folder of this process alone in *folder*, for what is not whole or not named yet."""
+
+    def __init__(self, option: str, folder: Path) -> None:
+        self._option, self._folder = option, folder
+        self.works = True
+
+    @property
+    def path(self) -> Path:
+        return self._folder / f".msctx-{os.getpid()}"
+
+    def make(self) -> None:
+        self.works = guarded(self._option, self._folder, lambda: self.path.mkdir(parents=True, exist_ok=True))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:
@@ -65,7 +87,7 @@ def _part(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        with part.open("x"):  # tells what is wrong where the library that fills it would not
+        with part.open("x"):  # reports what is wrong where the library that fills it would not
             pass
         yield part
     finally:
@@ -96,15 +118,28 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def append_csv(path: Path, head: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    """Whole lines, with the head where the file is new."""
+    """Whole lines, with the head where the file is new; one with another head stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    first = text.getvalue().encode()
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            is_same = file.readline() == first
+        if is_same:
+            text.seek(text.truncate(0))
+        else:
+            path = reserve(path)
+    writer.writerows(lines)
     with path.open("ab") as file:
-        if file.tell() == 0:
-            writer.writerow(head)
-        writer.writerows(lines)
-        file.write(text.getvalue().encode())
+        end = file.tell()
+        try:
+            file.write(text.getvalue().encode())
+            file.flush()
+        except OSError:
+            os.truncate(path, end)
+            raise
 
 
 def name_of(text: str) -> str:

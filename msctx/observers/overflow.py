@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from msctx import notices
+from msctx.native import distributed
 from msctx.observers import collector, files
 from msctx.observers.collector import OVERFLOWS, Reader, Row, dtype_of, kind_of
 from msctx.options.observation import Overflow
@@ -32,7 +32,7 @@ class OverflowReader(Reader):
         self.settings = settings
         self._folder = Path(settings.path).absolute()
         self._begun = time.strftime("%Y%m%d%H%M%S")
-        self._works = True
+        self._scratch = files.Scratch(OPTION, self._folder)
         self.found: list[Row] = []
 
     @property
@@ -41,24 +41,20 @@ class OverflowReader(Reader):
 
     @property
     def folder(self) -> Path | None:
-        return self._scratch if self._works and _written[self._folder] < MOST else None
-
-    @property
-    def _scratch(self) -> Path:
-        return self._folder / ".msctx"
+        return self._scratch.path if self._scratch.works and _written[self._folder] < MOST else None
 
     def begin(self) -> None:
-        self._works = files.guarded(OPTION, self._folder, lambda: self._scratch.mkdir(parents=True, exist_ok=True))
+        self._scratch.make()
 
     def pause(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             same = (row["operator"], row["module"], row["direction"])
             if any(same == (one["operator"], one["module"], one["direction"]) for one in self.found):
                 for tensor in (*row["inputs"], *row["outputs"]):
-                    (self._scratch / (tensor["file"] or "-")).unlink(missing_ok=True)
+                    (self._scratch.path / (tensor["file"] or "-")).unlink(missing_ok=True)
                 continue
             row["source"] = notices.user_frame()[0]
             self.found.append(row)
@@ -77,7 +73,7 @@ class OverflowReader(Reader):
             for slot, tensor in enumerate(row[f"{side}s"]):
                 if tensor["file"]:
                     new = f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
-                    files.move(self._scratch / tensor["file"], place / new)
+                    files.move(self._scratch.path / tensor["file"], place / new)
         ids = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0}
         status = {**ids, "pc_start": "0x0", "para_base": "0x0", "status": 0}
         bits = sum(
@@ -111,13 +107,14 @@ def sentence(row: Row) -> str:
         for t in row["inputs"]
         if t.get("min") is not None
     )
+    rank = f" of rank {files.rank()}" if distributed.rank() is not None else ""
     came = [
         f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}]"
         for t in row["inputs"]
-        if t.get("nan") or t.get("positive_inf") or t.get("negative_inf")
+        if t.get("was_nonfinite") or t.get("nan") or t.get("positive_inf") or t.get("negative_inf")
     ]
     origin = f"not finite before: {', '.join(came)}" if came else f"from finite inputs ({inputs or 'none'})"
     return (
-        f"overflow in step {row['step']}: {row['operator']} in {where}, {direction}, {row['source']}: "
+        f"overflow in step {row['step']}{rank}: {row['operator']} in {where}, {direction}, {row['source']}: "
         f"{' and '.join(kinds)}, {origin}"
     )

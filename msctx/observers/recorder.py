@@ -31,14 +31,16 @@ class RecorderReader(Reader):
         self._folder = Path(settings.path).absolute() / f"rank_{files.rank()}" / "rdr"
         self._hooked: list[tuple[Any, Callable[..., None], Callable[..., None]]] = []
         self._written: BaseException | None = None
+        self._around: BaseException | None = None
 
     @property
     def asked(self) -> Mapping[str, int]:
         return {"recent": 1}
 
     def begin(self) -> None:
+        self._around = sys.exc_info()[1]  # that is handled around the scope: it is none of its own
         files.guarded(OPTION, self._folder, lambda: self._folder.mkdir(parents=True, exist_ok=True))
-        core.load().c.msctx_record_fatal(f"{self._folder}/KERNEL.graph_exec_order.fatal.{os.getpid()}.txt")
+        core.load().c.msctx_record_fatal(f"{self._folder}/KERNEL.graph_exec_order.fatal.")
         self._hook(sys, lambda kind, error, trace: error)
         self._hook(threading, lambda args: args.exc_value)
         atexit.register(self._end)
@@ -56,7 +58,8 @@ class RecorderReader(Reader):
 
     def pause(self) -> None:
         error = sys.exc_info()[1]
-        if error is not None:
+        is_normal = error is self._around or (isinstance(error, SystemExit) and not error.code)
+        if not is_normal:
             self.fail(error)
         else:
             self._end()

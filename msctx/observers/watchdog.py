@@ -72,6 +72,5 @@ def _is_debugged() -> bool:
         status = Path("/proc/self/status").read_text("ascii", "replace")
     except OSError:
         return False
-    return "TracerPid:\t0\n" not in status or any(
-        "bdb" in frame.f_globals.get("__name__", "") for frame in sys._current_frames().values()
-    )
+    names = (frame.f_globals.get("__name__", "").partition(".")[0] for frame in sys._current_frames().values())
+    return "TracerPid:\t0\n" not in status or not {"bdb", "pdb", "pydevd", "debugpy"}.isdisjoint(names)

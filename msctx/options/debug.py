@@ -30,8 +30,8 @@ OPTIONS = (
         help="A JSON file that configures the recorder of what ran (its section rdr: enable, mode, path) and the reuse of "
              "memory between tensors (its section sys: mem_reuse)."),
     Option("env_config_path.rdr.enable", Bool, default=False, example=True,
-        help="Records what runs (operators, shapes, memory, compiled graphs, the settings in force) in a buffer of limited "
-             "length, and writes it to env_config_path.rdr.path when the program fails."),
+        help="Keeps the last operators that ran (shapes, module, algorithm, time) and writes them to env_config_path.rdr.path when "
+             "the program fails."),
     Option("env_config_path.rdr.mode", Choice({
             1: "only when the program fails", 2: "when it fails and when it ends normally",
         }), default=1, example=2,

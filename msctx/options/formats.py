@@ -19,6 +19,7 @@ from typing_extensions import Required, TypedDict
 from msctx.errors import Diagnostic
 from msctx.options import operators
 from msctx.options.documents import Parsed, dotted, in_order, parse_dtypes, parse_flags, parse_ini, parse_json
+from msctx.options.grammars import DumpLayer
 from msctx.options.kinds import BadValue, Bool, IntKind, Kind, TextKind, ValueKind, show
 from msctx.options.operators import OperatorKind
 from msctx.options.validation import Wrong, adapter, check
@@ -262,7 +263,6 @@ def _chosen(*numbers: int) -> Any:
     return Annotated[int, ValueKind(numbers)]
 
 
-_KERNEL = Annotated[str, TextKind("the name or the type of an operator, or name-regex(...)")]
 _ITERATION = Annotated[str, TextKind('"all", or steps and ranges such as "0|5-8"')]
 _CATEGORIES = (
     *("max", "min", "avg", "count", "negative zero count", "positive zero count", "nan count", "negative inf count"),
@@ -281,7 +281,7 @@ DUMP_CONFIG = Format(
                     "iteration": _ITERATION,
                     "saved_data": _one_of("tensor statistic full"),
                     "input_output": _chosen(0, 1, 2),
-                    "kernels": _each(_KERNEL),
+                    "kernels": _each(DumpLayer),
                     "support_device": _each(Annotated[int, IntKind(0)]),
                     "statistic_category": _each(Annotated[str, ValueKind(_CATEGORIES)]),
                     "overflow_number": Annotated[int, IntKind(0)],

@@ -110,6 +110,26 @@ def _as_many_sizes(gears: list[str]) -> Iterator[Fault]:
 _DIM = f"(-1|{_NUMBER}( ~ {_NUMBER})?)"
 _SHAPE = rf"\[ ({_DIM}( , {_DIM})*)? \]"
 
+
+@dataclass(frozen=True)
+class LayersKind(TextKind):
+    """Names of modules and operators, and ``name-regex(…)``, whose expressions are right."""
+
+    allowed: str = "names of operators or modules, or name-regex(...), separated by blanks"
+    comma_list: bool = True
+    separator: str = " "
+
+    def parse(self, value: Any) -> str:
+        text = super().parse(value)
+        for part in text.split():
+            try:
+                re.compile(found[1] if (found := re.fullmatch(r"name-regex\((.*)\)", part)) else "")
+            except re.error as error:
+                raise BadValue(f"{part} holds no regular expression: {error}", allowed=self.allowed) from None
+        return text
+
+
+DumpLayer = Annotated[str, LayersKind()]
 DumpStep = Annotated[
     str,
     PartsKind(

@@ -5,6 +5,7 @@ from functools import partial
 from msctx.options.grammars import (
     AccelerateTrainMode,
     DeviceList,
+    DumpLayer,
     DumpStep,
     DynamicDims,
     InOutPair,
@@ -74,8 +75,8 @@ OPTIONS = (
              "in_out_pair_flag sets which side of it is compiled. Needs mix_compile_mode=true."),
     # debugging
     session_option("enable_exception_dump", Choice({
-            0: "nothing is saved", 1: "inputs, outputs, their descriptions and the workspace",
-            2: "the inputs and what describes them, no more",
+            0: "nothing is saved", 1: "its inputs and arguments, and a script that calls it again",
+            2: "the same, in CANN's folder for its lite dump",
         }), default=2, example=1, ge="ge.exec.enable_exception_dump",
         help="What is saved of an operator that fails."),
     session_option("op_debug_config", Path, example="op_debug.cfg", ge="ge.exec.opDebugConfig", content="OP_DEBUG",
@@ -120,7 +121,7 @@ OPTIONS = (
         }), default="output", example="all", ge="ge.exec.dumpMode",
         help="Which side of an operator session.enable_dump writes."),
     session_option("enable_dump_debug", Bool, default=False, example=True, ge="ge.exec.enableDumpDebug",
-        help="Looks for overflow while training: operators that turn finite inputs into inf, NaN or saturated numbers have "
+        help="Looks for overflow while training: operators that turn finite inputs into inf or NaN have "
              "their data written to dump_path. Excludes session.enable_dump."),
     session_option("dump_debug_mode", Choice({
             "aicore_overflow": "in operators that compute",
@@ -129,7 +130,7 @@ OPTIONS = (
         }), default="all", example="atomic_overflow", ge="ge.exec.dumpDebugMode",
         help="Where enable_dump_debug looks for overflow. Newer NPUs (Atlas A2) take no other value than all."),
     session_option("dump_path", Path, example="dumps", ge="ge.exec.dumpPath",
-        help="The directory for dumped data; it must exist and be writable."),
+        help="The directory for dumped data; it is made when missing."),
     session_option("dump_step", DumpStep, example="0|3-5|10", ge="ge.exec.dumpStep",
         help="The training steps whose data are dumped, single ones and ranges; unset: every step. A step ends with "
              "optimizer.step() or msctx.step()."),
@@ -137,7 +138,7 @@ OPTIONS = (
             "tensor": "the tensors themselves", "stats": "a table of smallest, largest, mean, norm, NaN and inf counts",
         }), default="tensor", example="stats", ge="ge.exec.dumpData",
         help="What a dump holds."),
-    session_option("dump_layer", TextList("names of operators separated by blanks", separator=" "), example="net/conv1 net/fc",
+    session_option("dump_layer", DumpLayer, example="net/conv1 net/fc",
         ge="ge.exec.dumpLayer",
         help="The modules or operators whose data are dumped, by name; unset: all of them."),
     session_option("quant_dumpable", TextFlag, default="0", example="1", ge="ge.quant_dumpable",

@@ -132,7 +132,7 @@ def test_a_context_that_is_entered_in_each_step_counts_on(tmp_path: Path) -> Non
     ("layers", "expected"),
     [
         ("relu", {"relu"}),
-        ("2", {"addmm", "mm"}),
+        ("2", {"addmm", "mm", "sum"}),
         ("2/addmm", {"addmm"}),
         ("name-regex(^2/a.*)", {"addmm"}),
         ("threshold 1", {"relu", "threshold_backward"}),
