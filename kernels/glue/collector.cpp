@@ -39,6 +39,7 @@ struct Asked {
   int32_t errors;                // what goes into an operator that raises, as files
   int32_t recent;                // the last operators, in memory
   int32_t running;               // what runs now in each thread
+  int32_t attributes;            // the arguments that are no tensors
   const char* folder;
 };
 struct Config {
@@ -81,6 +82,7 @@ struct Here {
   bool is_inside = false;
   int backward = 0, optimizer = 0;
   const char* node = "";
+  int64_t node_sequence = -1;
   std::string algorithm;  // that computed what runs, where it is ours or we know it
   std::shared_ptr<Forward> forward;
   std::shared_ptr<const Config> config;
@@ -102,6 +104,9 @@ const std::shared_ptr<const Config>& config_here() {
   return here.config;
 }
 
+// Python's answer holds for this operator in this module, or, with `ask_again`, for this one call.
+constexpr long chosen = 1, ask_again = 2;
+
 bool is_chosen(const Operator& op, const char* module) {
   if (!chooser) return true;
   const std::pair key{&op, module};
@@ -109,9 +114,10 @@ bool is_chosen(const Operator& op, const char* module) {
     const std::lock_guard<std::mutex> guard(lock);
     if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
   }
-  const bool answer = call_python(chooser, 1, "(ss)", op.name.c_str(), module) != 0;
+  const long answer = call_python(chooser, chosen, "(ss)", op.name.c_str(), module);
+  if (answer & ask_again) return answer & chosen;
   const std::lock_guard<std::mutex> guard(lock);
-  return state().chosen[key] = answer;
+  return state().chosen[key] = answer & chosen;
 }
 
 struct Context : at::ObserverContext {
@@ -128,6 +134,7 @@ struct Context : at::ObserverContext {
 struct Around : at::ObserverContext {
   const char* module = "";
   const char* node = "";
+  int64_t node_sequence = -1;
 };
 
 Seen described(const at::Tensor& t, const std::string& argument) {
@@ -206,6 +213,7 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   auto around = std::make_unique<Around>();
   around->module = here.module;
   around->node = here.node;
+  around->node_sequence = here.node_sequence;
   if (fn.scope() == at::RecordScope::USER_SCOPE) {
     if (std::strncmp(fn.name(), "Optimizer.step#", 15) != 0) return nullptr;
     here.optimizer++;
@@ -214,6 +222,7 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   }
   here.backward++;
   here.node = fn.name();
+  here.node_sequence = fn.seqNr();
   here.module = "";
   if (fn.seqNr() >= 0) {
     const std::lock_guard<std::mutex> guard(lock);
@@ -254,7 +263,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.sequence = fn.seqNr();
   row.module = here.module;
   row.direction = here.optimizer ? "optimizer" : here.backward ? "backward" : "forward";
-  if (here.backward) row.node = here.node;
+  if (here.backward) row.node = here.node, row.node_sequence = here.node_sequence;
   row.thread = uint64_t(gettid());
   row.began = now();
   const Asked& a = asked->asked;
@@ -320,6 +329,7 @@ void finish(const at::RecordFunction& fn, Context& at) {
   }
   if (at.has_rows) {
     row.outputs = seen(fn.outputs(), at, "output", a.outputs != 0, row.problem);
+    if (a.attributes) row.attributes = attributes_of(at.arguments, op);
     hand_over(rows, std::move(row));
   }
 }
@@ -329,6 +339,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   if (auto* around = dynamic_cast<Around*>(given)) {
     here.module = around->module;
     here.node = around->node;
+    here.node_sequence = around->node_sequence;
     (fn.scope() == at::RecordScope::USER_SCOPE ? here.optimizer : here.backward)--;
     return;
   }

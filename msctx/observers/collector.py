@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Mapping
 from ctypes import py_object
+from operator import or_
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ Row = dict[str, Any]
 
 ROWS, OVERFLOWS, ERRORS, RECENT = range(4)
 """The queues of the library."""
+ASK_AGAIN = 2
 
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
@@ -57,8 +60,9 @@ class Reader:
         """Where files of tensors begin, where it asks for these."""
         return None
 
-    def wants(self, operator: str, module: str) -> bool:
-        return True
+    def wants(self, operator: str, module: str) -> int:
+        """0 or 1; the answer holds for this operator in this module until a step ends, with :data:`ASK_AGAIN` for this call only."""
+        return 1
 
     def take(self, rows: list[Row]) -> None:
         """Rows of its queue, in the thread of the last one."""
@@ -117,7 +121,9 @@ def refresh() -> None:
         return
     folder = next((one.folder for one in _readers.values() if one.folder is not None), None)
     choosy = [one for one in _readers.values() if one.is_choosy]
-    _chooser[:] = [lambda operator, module: any(one.wants(operator, module) for one in choosy)] if choosy else []
+    _chooser[:] = (
+        [lambda operator, module: functools.reduce(or_, (one.wants(operator, module) for one in choosy))] if choosy else []
+    )
     wanted = core.Asked(**asked, folder=str(folder or "").encode())
     library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), py_object(*_chooser))
 
@@ -130,6 +136,11 @@ def _take(queue: int) -> int:
             if one.queue == queue:
                 one.take(rows)
     return 0
+
+
+def flush() -> None:
+    """Hand out the rows that wait."""
+    _take(ROWS)
 
 
 def recent() -> list[Row]:
