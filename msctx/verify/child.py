@@ -68,7 +68,7 @@ def _detail(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
     def ended() -> None:
         if reader.is_there:
             lines = [reader.lines.get(call, "") for call in (wanted, *others)]
-            wire.ask({"row": reader.row, "lines": lines})
+            wire.ask({"row": reader.row, "lines": lines, "generator": reader.generator})
 
     reader = DetailReader(ended, job["detail"]["step"], wanted, others, Path(job["folder"]) / "tensors")
     reader.folder.mkdir(parents=True)

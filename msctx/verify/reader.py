@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from msctx import notices
 from msctx.observers import collector
 from msctx.observers.collector import ASK_AGAIN, Reader, Row
@@ -113,6 +115,8 @@ class DetailReader(_Reader):
         self._met: Counter[tuple[str, str]] = Counter()
         self.lines: dict[Call, str] = {}
         self.row: Row | None = None
+        self.generator = 0
+        """A digest of torch's generator before the operator."""
 
     @property
     def is_there(self) -> bool:
@@ -133,6 +137,8 @@ class DetailReader(_Reader):
         self._met[operator, module] += 1
         if call == self._wanted or call in self._others:
             self.lines[call] = notices.user_frame()[0]
+        if call == self._wanted:
+            self.generator = digest(torch.default_generator.get_state().numpy().tobytes())
         return ASK_AGAIN | (call == self._wanted)
 
     def take(self, rows: list[Row]) -> None:

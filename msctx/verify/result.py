@@ -61,8 +61,8 @@ class Finding:
                 return f"{self.place}: the runs drew different random numbers: set seed (experiment.seed=0)"
             case match.INPUT:
                 return (
-                    f"{self.place}: {given} differs, and no operator that ran before made it: data, random numbers of Python or "
-                    "NumPy, or memory that nobody wrote"
+                    f"{self.place}: {given} differs, and no operator that ran before made it: data, a number that the program "
+                    "computed, random numbers of Python or NumPy, or memory that nobody wrote"
                 )
             case match.VALUE:
                 name = f"{self.module}.{made}".lstrip(".")

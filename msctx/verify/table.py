@@ -9,9 +9,9 @@ from msctx.verify.result import Result
 
 def facts(result: Result) -> dict[str, str]:
     """What there is to know beside the sentence."""
-    shown: dict[str, str] = {}
+    shown = {f"differs: {name}": f"{a} and {b}" for name, (a, b) in result.settings.items()}
     if (found := result.finding) is not None:
-        shown = {
+        shown |= {
             "agree": f"{result.steps} steps before it, {result.operators} operators",
             "operator": found.operator,
             "module": found.module,
@@ -22,7 +22,6 @@ def facts(result: Result) -> dict[str, str]:
             "algorithms": ", ".join(found.algorithms) if any(one != "torch" for one in found.algorithms) else "",
         }
         shown |= {one["tensor"]: amount(one) for one in found.values}
-    shown |= {f"differs: {name}": f"{a} and {b}" for name, (a, b) in result.settings.items()}
     shown |= {f"note {number}" if number > 1 else "note": text for number, text in enumerate(result.notes, 1)}
     return {name: text for name, text in shown.items() if text}
 

@@ -1,4 +1,4 @@
-"""Two runs side by side, step by step, until they differ."""
+"""Two runs side by side, step by step, until they differ; or one run beside a certificate."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Callable, Sequence
 from msctx.errors import EntryFailed
 from msctx.verify import closer
 from msctx.verify.against import Pair
+from msctx.verify.certificate import Certificate
 from msctx.verify.match import PARTED, VALUE, Difference, first_difference
 from msctx.verify.result import ENDED, MODULE, Finding, Result
 from msctx.verify.rows import Ran
-from msctx.verify.runs import Subject, running
+from msctx.verify.runs import Side, Subject, running
 from msctx.verify.wire import Message
 
 Watch = Callable[[str], object]
+Keep = Callable[[Message], object]
 
 
-def verify(subject: Subject, pair: Pair, steps: int | None, watch: Watch, keep: Callable[[Message], object]) -> Result:
+def verify(subject: Subject, pair: Pair, steps: int | None, watch: Watch, keep: Keep) -> Result:
     """Run both, and compare every operator of the first *steps* steps, or of all; then look closer at the one that differs.
 
     Args:
         watch: called with a line on what is done.
-        keep: called with what the first run ran under, and the report of each of its steps.
+        keep: called with what the second run ran under, and the report of each of its steps.
 
     Raises:
         EntryFailed: the entry raised, in both runs alike.
@@ -30,33 +32,62 @@ def verify(subject: Subject, pair: Pair, steps: int | None, watch: Watch, keep: 
     result = Result(pair.against, (pair.sides[0].name, pair.sides[1].name), notes=[pair.note] if pair.note else [])
     difference: Difference | None = None
     rows: list[list[Ran]] = []
+
+    def explained(reports: Sequence[Message]) -> Finding | None:
+        nonlocal difference, rows
+        rows = [[] if any(each.has_died for each in both) else one.rows() for one in both]
+        difference = first_difference(*rows)
+        if difference is None or difference.kind == PARTED:
+            return _ended(reports, result) or (_finding(result, difference, rows) if difference else None)
+        return _finding(result, difference, rows)
+
     with running(subject, pair.sides, (None, None)) as both:
         surroundings = [one.begin() for one in both]
-        keep(surroundings[0])
-        while result.finding is None and (steps is None or result.steps < steps):
-            reports = [one.go() for one in both]
-            keep(reports[0])
-            watch(f"step {result.steps}: {result.operators + reports[0]['count']} operators")
-            note_unread(result, reports)
-            if any(reports[0][name] != reports[1][name] for name in ("digest", "count")):
-                rows = [[] if any(each.has_died for each in both) else one.rows() for one in both]
-                difference = first_difference(*rows)
-                result.finding = _ended(reports, result) if difference is None or difference.kind == PARTED else None
-                result.finding = result.finding or (
-                    _finding(result, difference, rows) if difference else _module(result, reports)
-                )
-            elif any(_ending(reports[0], name) != _ending(reports[1], name) for name in ("status", "reason")):
-                result.finding = _ended(reports, result)
-            else:
-                result.operators += reports[0]["count"]
-                if both[0].has_ended:
-                    _raise_failure(reports[0])
-                    break
-                result.steps += 1
+        keep(surroundings[-1])
+        _compare(result, lambda: [one.go() for one in both], steps, watch, keep, explained)
     if difference is not None and result.finding is not None and result.finding.kind not in (ENDED, VALUE):
         watch("one more pair of runs, for the lines and the values")
         closer.look(subject, pair.sides, result, difference, rows)
     return result
+
+
+def replay(subject: Subject, certificate: Certificate, name: str, steps: int | None, watch: Watch, keep: Keep) -> Result:
+    """Run once, and compare the digests with those of a certificate; as :func:`verify`."""
+    result = Result(name, ("the certificate", "this run"))
+    steps = min(steps or certificate.steps, certificate.steps)
+    with running(subject, [Side("this run")], [None]) as (run,):
+        surroundings = run.begin()
+        result.settings = certificate.differing(surroundings)
+        keep(surroundings)
+        _compare(result, lambda: [certificate.step(result.steps), run.go()], steps, watch, keep, lambda reports: None)
+    return result
+
+
+def _compare(
+    result: Result,
+    go: Callable[[], list[Message]],
+    steps: int | None,
+    watch: Watch,
+    keep: Keep,
+    explained: Callable[[Sequence[Message]], Finding | None],
+) -> None:
+    """Go on until the reports differ, as *explained* can tell best, or there are no more."""
+    while result.finding is None and (steps is None or result.steps < steps):
+        reports = go()
+        keep(reports[-1])
+        watch(f"step {result.steps}: {result.operators + reports[0]['count']} operators")
+        _note_unread(result, reports)
+        if any(reports[0][name] != reports[1][name] for name in ("digest", "count")):
+            result.finding = explained(reports) or _ended(reports, result) or _module(result, reports)
+        elif any(_ending(reports[0], name) != _ending(reports[1], name) for name in ("status", "reason")):
+            result.finding = _ended(reports, result)
+        else:
+            result.operators += reports[0]["count"]
+            if "ended" in reports[0]:
+                if _ending(reports[0], "status") == "failed":
+                    raise EntryFailed(f"the entry raised in both runs, which agree up to there\n{reports[0]['ended']['error']}")
+                return
+            result.steps += 1
 
 
 def _ending(report: Message, name: str) -> str | None:
@@ -64,19 +95,14 @@ def _ending(report: Message, name: str) -> str | None:
     return ended.get(name) if ended else None
 
 
-def _raise_failure(report: Message) -> None:
-    if _ending(report, "status") == "failed":
-        raise EntryFailed(f"the entry raised in both runs, which agree up to there\n{report['ended']['error']}")
-
-
 def _ended(reports: Sequence[Message], result: Result) -> Finding | None:
     """Where one run has ended and the other has not, or not so."""
-    for report, name, other in zip(reports, result.names, reversed(result.names), strict=True):
-        status = _ending(report, "status")
-        if status == "failed" and _ending(report, "reason") != _ending(reports[1 - reports.index(report)], "reason"):
-            return Finding(ENDED, result.steps, reason=f"{name} failed: {_ending(report, 'reason')}", only_in=name)
-        if status and "ended" not in reports[1 - reports.index(report)]:
-            return Finding(ENDED, result.steps, reason=f"{name} ended, and {other} goes on", only_in=other)
+    for number, (report, name) in enumerate(zip(reports, result.names, strict=True)):
+        other, its_name = reports[1 - number], result.names[1 - number]
+        if _ending(report, "status") == "failed" and _ending(report, "reason") != _ending(other, "reason"):
+            return Finding(ENDED, result.steps, reason=f"{name} failed: {_ending(report, 'reason')}")
+        if "ended" in report and "ended" not in other:
+            return Finding(ENDED, result.steps, reason=f"{name} ended, and {its_name} goes on", only_in=its_name)
     return None
 
 
@@ -99,19 +125,16 @@ def _finding(result: Result, difference: Difference, rows: Sequence[Sequence[Ran
 
 
 def _module(result: Result, reports: Sequence[Message]) -> Finding:
-    return module_finding(result.steps, *(report["segments"] for report in reports))
-
-
-def module_finding(step: int, ours: Sequence[Sequence[object]], theirs: Sequence[Sequence[object]]) -> Finding:
     """Where only digests of what ran in a module without a break are there."""
+    ours, theirs = (report["segments"] for report in reports)
     for number in range(max(len(ours), len(theirs))):
-        if list(ours[number : number + 1]) != list(theirs[number : number + 1]):
-            direction, module = (ours[number : number + 1] or theirs[number : number + 1])[0][:2]
-            return Finding(MODULE, step, module=str(module), direction=str(direction))
-    return Finding(MODULE, step)
+        if ours[number : number + 1] != theirs[number : number + 1]:
+            direction, module = (theirs[number : number + 1] or ours[number : number + 1])[0][:2]
+            return Finding(MODULE, result.steps, module=module, direction=direction)
+    return Finding(MODULE, result.steps)
 
 
-def note_unread(result: Result, reports: Sequence[Message]) -> None:
+def _note_unread(result: Result, reports: Sequence[Message]) -> None:
     unread = sum(report["unread"] for report in reports)
     lost = sum(report.get("lost", 0) for report in reports)
     for count, text in (
