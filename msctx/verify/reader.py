@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -37,6 +38,15 @@ class _Reader(Reader):
     @property
     def _is_here(self) -> bool:
         return os.getpid() == self._process
+
+    def wants(self, operator: str, module: str) -> int:
+        """Not what the compiler runs while it compiles, which depends on what its cache holds."""
+        guards = sys.modules.get("torch._guards")
+        is_compiling = guards is not None and guards.CompileContext.try_get() is not None
+        return ASK_AGAIN | (0 if is_compiling else self._chosen(operator, module))
+
+    def _chosen(self, operator: str, module: str) -> int:
+        return 1
 
     def end_step(self) -> None:
         if self._is_here:
@@ -130,16 +140,16 @@ class DetailReader(_Reader):
     def folder(self) -> Path:
         return self._folder
 
-    def wants(self, operator: str, module: str) -> int:
+    def _chosen(self, operator: str, module: str) -> int:
         if not self.is_there or not self._is_here:
-            return ASK_AGAIN
+            return 0
         call = operator, module, self._met[operator, module]
         self._met[operator, module] += 1
         if call == self._wanted or call in self._others:
             self.lines[call] = notices.user_frame()[0]
         if call == self._wanted:
             self.generator = digest(torch.default_generator.get_state().numpy().tobytes())
-        return ASK_AGAIN | (call == self._wanted)
+        return int(call == self._wanted)
 
     def take(self, rows: list[Row]) -> None:
         if self._is_here and rows and self.row is None:

@@ -79,7 +79,14 @@ class Net(nn.Module):
 
 
 def train(
-    fault: str = "", step: int = 0, steps: int = 2, poison: bool = False, extra: bool = False, fails: bool = False
+    fault: str = "",
+    step: int = 0,
+    steps: int = 2,
+    *,
+    poison: bool = False,
+    extra: bool = False,
+    fails: bool = False,
+    compiles: bool = False,
 ) -> None:
     POISON[0] = poison
     torch.manual_seed(0)
@@ -91,10 +98,11 @@ def train(
         model.head.weight.data = torch.from_numpy(np.full((4, 16), os.getpid() * 1e-3, dtype=np.float32))
     faulty_rate = os.getpid() * 1e-4 if fault == "optimizer" else 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + faulty_rate, foreach=False)
+    run = torch.compile(model) if compiles else model
     for now in range(steps):
         model.body[1].now = now
         optimizer.zero_grad()
-        loss = model(torch.from_numpy(data.standard_normal((5, 8)).astype(np.float32))).pow(2).mean()
+        loss = run(torch.from_numpy(data.standard_normal((5, 8)).astype(np.float32))).pow(2).mean()
         if extra and now == step:
             loss = loss.sigmoid()
         if fails and now == step:

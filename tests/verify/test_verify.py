@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -134,6 +133,15 @@ def test_runs_that_end_otherwise(capsys: Any) -> None:
     assert "the data are gone" in err
 
 
+@pytest.mark.full
+def test_what_a_compiler_runs_while_it_compiles_does_not_count(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run fills its cache, the second one reads it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert found(capsys, "args.compiles=true", code=0)["steps"] == 2
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -166,4 +174,4 @@ def test_ctrl_c_ends_both_runs() -> None:
     assert (process.returncode, out) == (130, "")
     assert "interrupted" in err
     children = subprocess.run(["pgrep", "-f", "msctx.verify.child.*100000000"], capture_output=True, text=True, check=False)
-    assert children.stdout.split() == [], os.linesep
+    assert children.stdout.split() == []
