@@ -13,6 +13,7 @@ import typer
 
 from msctx.cli import completion, render
 from msctx.cli.output import Json, emit, refuse_other, write_new
+from msctx.errors import Diagnostic, OptionError
 from msctx.recorded import command_line
 
 if TYPE_CHECKING:
@@ -51,10 +52,14 @@ def verify(
     """Run a training twice, and name the first operator whose inputs agree and whose outputs differ."""
     from msctx.run.config import read
     from msctx.run.ending import terminable
+    from msctx.run.ranks import is_one_of_several
     from msctx.verify import against as sides
     from msctx.verify import certificate
     from msctx.verify.runs import Side, Subject
 
+    if is_one_of_several():
+        text = "it starts a process for each run, and does not hold ranks against each other: run it without torchrun"
+        raise OptionError([Diagnostic("", text, "msctx verify")])
     is_entry = ":" in subject or subject.endswith(".py")
     words = [f"experiment.entry={subject}"] * is_entry + (overrides or [])
     what = Subject(None if is_entry else subject, words)

@@ -158,6 +158,12 @@ def test_mistakes_are_reported_before_anything_runs(words: tuple[str, ...], code
     assert "Traceback" not in err
 
 
+def test_several_ranks_are_refused(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = run(capsys)
+    assert (code, "without torchrun" in err) == (2, True)
+
+
 @pytest.mark.full
 def test_mistakes_that_the_run_finds(capsys: Any) -> None:
     code, _, err = run(capsys, "args.fult=x")
