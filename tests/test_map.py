@@ -175,7 +175,7 @@ LAYERS = (
     ("inspection", "vocabulary"),
     ("integrations",),
     ("device_context", "mindspore", "run", "runtime"),
-    ("compare",),
+    ("compare", "verify"),
     ("migrate", "schema"),
     ("cli",),
     ("__main__",),

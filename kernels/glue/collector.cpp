@@ -42,6 +42,7 @@ struct Asked {
   int32_t errors;                // what goes into an operator that raises, as files
   int32_t recent;                // the last operators, in memory
   int32_t running;               // what runs now in each thread
+  int32_t attributes;            // the arguments that are no tensors
   const char* folders[3];        // of the files of rows, of overflows ("": none are written) and of errors
 };
 struct Config {
@@ -81,6 +82,7 @@ struct Here {
   const char* node = "";
   std::string last_node;  // of a backward pass, and its module
   const char* last_module = "";
+  int64_t node_sequence = -1;
   std::string algorithm;  // that computed what runs, where it is ours or we know it
   std::shared_ptr<const Config> config;
   int64_t version = -1;
@@ -101,6 +103,9 @@ const std::shared_ptr<const Config>& config_here() {
   return here.config;
 }
 
+// Python's answer holds for this operator in this module, or, with `ask_again`, for this one call.
+constexpr long chosen = 1, ask_again = 2;
+
 bool is_chosen(const Operator& op, const char* module) {
   if (!chooser) return true;
   const std::pair key{&op, module};
@@ -108,9 +113,10 @@ bool is_chosen(const Operator& op, const char* module) {
     const std::lock_guard<std::mutex> guard(lock);
     if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
   }
-  const bool answer = call_python(chooser, 1, "(ss)", op.name.c_str(), module) != 0;
+  const long answer = call_python(chooser, chosen, "(ss)", op.name.c_str(), module);
+  if (answer & ask_again) return answer & chosen;
   const std::lock_guard<std::mutex> guard(lock);
-  return state().chosen[key] = answer;
+  return state().chosen[key] = answer & chosen;
 }
 
 struct Context : at::ObserverContext {
@@ -126,6 +132,7 @@ struct Context : at::ObserverContext {
 struct Around : at::ObserverContext {
   const char* module = "";
   const char* node = "";
+  int64_t node_sequence = -1;
 };
 
 Seen described(const at::Tensor& t, const std::string& argument) {
@@ -216,6 +223,7 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   auto around = std::make_unique<Around>();
   around->module = here.module;
   around->node = here.node;
+  around->node_sequence = here.node_sequence;
   if (fn.scope() == at::RecordScope::USER_SCOPE) {
     if (std::strncmp(fn.name(), "Optimizer.step#", 15) != 0) return nullptr;
     here.optimizer++;
@@ -225,6 +233,7 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   here.backward++;
   here.node = fn.name();
   here.module = modules_of_nodes().find(fn.forwardThreadId(), fn.seqNr(), "");
+  here.node_sequence = fn.seqNr();
   return around;
 }
 
@@ -249,7 +258,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   // what the engine runs between nodes, such as sums of gradients that were broadcast, belongs to the last one
   const bool is_between = !here.backward && torch::autograd::get_current_graph_task_id() != -1;
   row.direction = here.optimizer ? "optimizer" : here.backward || is_between ? "backward" : "forward";
-  if (here.backward) row.node = here.node;
+  if (here.backward) row.node = here.node, row.node_sequence = here.node_sequence;
   if (is_between) row.node = here.last_node, row.module = here.last_module;
   row.thread = uint64_t(gettid());
   row.began = now();
@@ -305,6 +314,7 @@ void finish(const at::RecordFunction& fn, Context& at) {
   }
   if (at.has_rows) {
     row.outputs = seen(fn.outputs(), row, "output", a.outputs ? of_rows(*at.config) : Reading{}, row.problem);
+    if (a.attributes) row.attributes = attributes_of(at.arguments, op);
     hand_over(rows, std::move(row));
   }
 }
@@ -315,6 +325,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
     if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) here.last_node = here.node, here.last_module = here.module;
     here.module = around->module;
     here.node = around->node;
+    here.node_sequence = around->node_sequence;
     (fn.scope() == at::RecordScope::USER_SCOPE ? here.optimizer : here.backward)--;
     return;
   }

@@ -22,7 +22,7 @@ struct Seen {
 
 // An operator that ran.
 struct Row {
-  int64_t id = 0, step = 0, sequence = -1, began = 0, took = 0;  // microseconds
+  int64_t id = 0, step = 0, sequence = -1, node_sequence = -1, began = 0, took = 0;  // microseconds
   const Operator* op = nullptr;
   const char* module = "";  // its path
   const char* direction = "forward";

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from msctx._version import __version__
-from msctx.cli import build, compare, doctor, explain, run, starter, state, tune
+from msctx.cli import build, compare, doctor, explain, run, starter, state, tune, verify
 from msctx.errors import FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 
 app = typer.Typer(
@@ -42,6 +42,10 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     compare.compare: (
         "Measure which choice is fastest and still right.",
         "msctx compare conv --workload resnet50 --quick --out compared",
+    ),
+    verify.verify: (
+        "Run a training twice and name the first operator that differs.",
+        "msctx verify configs/experiments/digits.yaml --against threads --steps 10",
     ),
     compare.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
     build.build: ("Build the native core now.", "msctx build"),

@@ -59,13 +59,18 @@ def write_new(path: Path, text: str) -> None:
     Raises:
         FileError: the file exists already, or cannot be written.
     """
+    refuse_other(path)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError:
-        raise FileError([Diagnostic("", "exists already; nothing was written: choose another name", str(path))]) from None
     except (OSError, ValueError) as error:  # ValueError: a path that no system takes
         raise FileError([unwritten(path, error)]) from None
+
+
+def refuse_other(path: Path) -> None:
+    """Fail where :func:`write_new` would find another file: before hours of work."""
+    if os.path.lexists(path):
+        raise FileError([Diagnostic("", "exists already; nothing was written: choose another name", str(path))])
 
 
 def unwritten(path: Path, error: OSError | ValueError) -> Diagnostic:

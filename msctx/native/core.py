@@ -94,7 +94,8 @@ class _Policy(Structure):
     _fields_ = [("options", _Options), ("asked", c_char_p * len(ASKED)), ("rules", c_int32), ("rule", POINTER(_Rule))]
 
 
-COLLECTED = ("inputs", "outputs", "statistics", "digests", "tensors", "overflow", "errors", "recent", "running")
+COLLECTED = ("inputs", "outputs", "statistics", "digests", "tensors", "overflow", "errors", "recent", "running",
+             "attributes")  # fmt: skip
 """What the collector of operators can be asked for."""
 
 

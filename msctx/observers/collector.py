@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping
 from ctypes import py_object
+from operator import or_
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ Row = dict[str, Any]
 
 ROWS, OVERFLOWS, ERRORS, RECENT = range(4)
 """The queues of the library; of the last one, the last operators, nobody is handed any: who wants them asks."""
+ASK_AGAIN = 2
 
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
@@ -59,8 +62,9 @@ class Reader:
         """Where files of tensors begin, where it asks for these."""
         return None
 
-    def wants(self, operator: str, module: str) -> bool:
-        return True
+    def wants(self, operator: str, module: str) -> int:
+        """0 or 1; the answer holds for this operator in this module until a step ends, with :data:`ASK_AGAIN` for this call only."""
+        return 1
 
     def take(self, rows: list[Row]) -> None:
         """Rows of its queue, in the thread of the last one."""
@@ -122,7 +126,9 @@ def refresh() -> None:
         return
     folders = {one.queue: one.folder for one in _readers.values() if one.folder is not None}
     choosy = [one for one in _readers.values() if one.is_choosy]
-    _chooser[:] = [lambda operator, module: any(one.wants(operator, module) for one in choosy)] if choosy else []
+    _chooser[:] = (
+        [lambda operator, module: functools.reduce(or_, (one.wants(operator, module) for one in choosy))] if choosy else []
+    )
     library.c.msctx_collect_step(steps.current())
     wanted = core.Asked(**asked)
     wanted.folders[:] = [str(folders.get(queue, "")).encode() for queue in (ROWS, OVERFLOWS, ERRORS)]
@@ -149,6 +155,11 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
         notices.tell(
             "observers", f"{name} {type(error)}", f"{name} failed ({type(error).__name__}: {error}); the program goes on"
         )
+
+
+def flush() -> None:
+    """Hand out the rows that wait."""
+    _take(ROWS)
 
 
 def recent() -> list[Row]:

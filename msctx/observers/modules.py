@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msctx import locks
@@ -57,6 +58,25 @@ def turn(*, on: bool) -> None:
         if not on:
             _entered.before.clear()
             core.load().c.msctx_enter_module(None)
+
+
+def name_unwatched(met: Callable[[nn.Module], object]) -> None:
+    """Name the modules of models that nobody watches, too, from now on: a module without a name that is called is such a model.
+
+    *met* is called with each before its first forward pass.
+    """
+    from torch.compiler import is_compiling
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def look(module: nn.Module, args: Any) -> None:
+        if not is_compiling() and module not in _handles and module not in models:
+            models.add(module)
+            _hook(module)
+            met(module)
+
+    register_module_forward_pre_hook(look)
 
 
 def _hook(model: nn.Module) -> None:

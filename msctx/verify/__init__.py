@@ -1,0 +1,1 @@
+"""Runs the same training twice and names the first operator whose inputs agree and whose outputs differ."""

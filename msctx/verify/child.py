@@ -1,0 +1,115 @@
+"""A run of its own process, that `msctx verify` goes along with step by step: `python -m msctx.verify.child JOB`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msctx.errors import EntryFailed, MsctxError
+from msctx.run.config import Experiment, read
+from msctx.verify.wire import Message, Wire
+
+
+def main() -> None:
+    job: dict[str, Any] = json.loads(sys.argv[1])
+    wire = Wire(socket.socket(fileno=job["fd"]))
+    with suppress(EOFError, BrokenPipeError):  # nobody waits for us
+        try:
+            _run(job, wire)
+        except MsctxError as error:
+            wire.send({"error": str(error), "kind": type(error).__name__, "exit_code": error.exit_code})
+
+
+def _run(job: dict[str, Any], wire: Wire) -> None:
+    experiment = replace(read(job["file"], job["words"], need_entry=True), sinks=())
+    from msctx.run.runner import prepare_environment
+
+    prepare_environment(experiment)
+    from msctx.native import core
+
+    core.load()
+    wire.ask({"ready": _surroundings(experiment)})
+    if job["detail"] is None:
+        _digests(experiment, job, wire)
+    else:
+        _detail(experiment, job, wire)
+
+
+def _digests(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
+    from msctx.native import core
+    from msctx.observers import collector, modules
+    from msctx.verify.reader import DigestReader
+
+    def ended(**more: Any) -> None:
+        answer = wire.ask({**reader.report, **more})
+        while "rows" in answer:
+            answer = wire.ask({"rows": sorted(reader.rows, key=lambda row: row.order)})
+        reader.forget()
+
+    reader = DigestReader(ended)
+    collector.put("verify", reader)
+    modules.name_unwatched(reader.meet)
+    ending = _call(experiment, job["folder"])
+    collector.flush()
+    ended(ended=ending, lost=core.load().c.msctx_collect_dropped())
+
+
+def _detail(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
+    from msctx.observers import collector, modules
+    from msctx.verify.reader import DetailReader
+
+    wanted, *others = [tuple(call) for call in job["detail"]["calls"]]
+
+    def ended() -> None:
+        if reader.is_there:
+            lines = [reader.lines.get(call, "") for call in (wanted, *others)]
+            wire.ask({"row": reader.row, "lines": lines, "generator": reader.generator})
+
+    reader = DetailReader(ended, job["detail"]["step"], wanted, others, Path(job["folder"]) / "tensors")
+    reader.folder.mkdir(parents=True)
+    collector.put("verify", reader)
+    modules.name_unwatched(lambda model: None)
+    _call(experiment, str(Path(job["folder"]) / "run"))
+    collector.flush()
+    ended()
+    wire.send({"row": None, "lines": []})
+
+
+def _call(experiment: Experiment, folder: str) -> Message:
+    """How the entry ended."""
+    from msctx.run import run_experiment
+
+    try:
+        run_experiment(experiment, folder)
+    except EntryFailed:
+        result = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
+        return {"status": "failed", "error": result["error"], "reason": result.get("reason", result["error"])}
+    return {"status": "completed"}
+
+
+def _surroundings(experiment: Experiment) -> Message:
+    """What a certificate holds beside the digests."""
+    import torch
+
+    from msctx.inspection import environment
+    from msctx.native import core
+    from msctx.run.record import plain
+    from msctx.run.runner import config
+    from msctx.verify.rows import digest
+
+    found = environment()
+    settings = config(experiment)
+    arguments = {f"args.{name}": digest(value) for name, value in settings["experiment"]["args"].items()}  # they may be secret
+    options = {name: plain(value) for name, value in settings["context"].items()}
+    kept = ("python", "platform", "cpu", "cpu_count", "cpu_capability")
+    machine = {name: found[name] for name in kept} | {"threads": torch.get_num_threads(), "isa": core.load().isa()}
+    return {"settings": options | arguments, "versions": found["libraries"], "machine": machine}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Reads what the collector finds, in a run: digests of each step, or the tensors of one operator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from msctx import notices
+from msctx.observers import collector
+from msctx.observers.collector import ASK_AGAIN, Reader, Row
+from msctx.verify.rows import PARAMETER, Ran, Tensor, digest, digest_of_bits, ran
+from msctx.verify.wire import Message
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Call = tuple[str, str, int]
+MOST = 1 << 18
+"""Operators of a step that are kept one by one; of what follows, there are the digests."""
+
+
+class _Reader(Reader):
+    """Calls *ended* with what it found in a step; it may wait there. Processes that the run forks are not read."""
+
+    is_choosy = True  # others may be, and their choice would hold for its rows
+
+    def __init__(self, ended: Callable[[], object]) -> None:
+        self.step = 0
+        self._ended = ended
+        self._process = os.getpid()
+
+    @property
+    def _is_here(self) -> bool:
+        return os.getpid() == self._process
+
+    def wants(self, operator: str, module: str) -> int:
+        """Not what the compiler runs while it compiles, which depends on what its cache holds."""
+        guards = sys.modules.get("torch._guards")
+        is_compiling = guards is not None and guards.CompileContext.try_get() is not None
+        return ASK_AGAIN | (0 if is_compiling else self._chosen(operator, module))
+
+    def _chosen(self, operator: str, module: str) -> int:
+        return 1
+
+    def end_step(self) -> None:
+        if self._is_here:
+            self._ended()
+            self.step += 1
+
+
+class DigestReader(_Reader):
+    """Of each step a digest, digests of what ran in each module without a break, and the operators."""
+
+    def __init__(self, ended: Callable[[], object]) -> None:
+        super().__init__(ended)
+        self.forget()
+
+    def forget(self) -> None:
+        """The next step begins."""
+        self.rows: list[Ran] = []
+        self._sum = self._count = self._unread = 0
+        self._segments: list[list[Any]] = []
+        self._open: dict[int, list[Any]] = {}
+        self._last = 0.0
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return {"inputs": 1, "outputs": 1, "digests": 1}
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows if self._is_here else ():
+            self._add(ran(row))
+
+    def _add(self, one: Ran) -> None:
+        self._count += 1
+        self._last = max(self._last, one.order)
+        self._unread += sum(t.digest is None for t in one.outputs)
+        mark = one.mark()
+        self._sum = (self._sum + mark) % 2**64  # threads may change the order
+        segment = self._open.get(one.thread)
+        if segment is None or segment[:2] != [one.direction, one.module]:
+            segment = self._open[one.thread] = [one.direction, one.module, 0, 0]
+            self._segments.append(segment)
+        segment[2:] = [segment[2] + 1, digest((segment[3], mark))]
+        if len(self.rows) < MOST:
+            self.rows.append(one)
+
+    def meet(self, model: nn.Module) -> None:
+        """A model is called for the first time: what its parameters hold goes before what runs in it."""
+        collector.flush()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if (bits := digest_of_bits(tensor)) is None:
+                continue
+            module, _, leaf = name.rpartition(".")
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), "x".join(map(str, tensor.shape))
+            self._last += 1e-6
+            value = Tensor(leaf, dtype, shape, bits)
+            self._add(Ran(self._last, 0, PARAMETER, "", module, "forward", "", -1, -1, "", [], [value]))
+
+    @property
+    def report(self) -> Message:
+        names = {"digest": self._sum, "count": self._count, "unread": self._unread, "segments": self._segments}
+        return {"step": self.step, **names}
+
+
+class DetailReader(_Reader):
+    """Of one step, one operator with its tensors as files; and the user's lines that called it and others.
+
+    Args:
+        step: the step.
+        wanted: the operator, as (operator, module, how many of these ran before in the step).
+        others: of which only the lines are wanted.
+        folder: for the files.
+    """
+
+    def __init__(self, ended: Callable[[], object], step: int, wanted: Call, others: Collection[Call], folder: Path) -> None:
+        super().__init__(ended)
+        self._step, self._wanted, self._others, self._folder = step, wanted, others, folder
+        self._met: Counter[tuple[str, str]] = Counter()
+        self.lines: dict[Call, str] = {}
+        self.row: Row | None = None
+        self.generator = 0
+        """A digest of torch's generator before the operator."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.step == self._step
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return dict.fromkeys(("inputs", "outputs", "tensors", "attributes"), 1) if self.is_there else {}
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def _chosen(self, operator: str, module: str) -> int:
+        if not self.is_there or not self._is_here:
+            return 0
+        call = operator, module, self._met[operator, module]
+        self._met[operator, module] += 1
+        if call == self._wanted or call in self._others:
+            self.lines[call] = notices.user_frame()[0]
+        if call == self._wanted:
+            self.generator = digest(torch.default_generator.get_state().numpy().tobytes())
+        return int(call == self._wanted)
+
+    def take(self, rows: list[Row]) -> None:
+        if self._is_here and rows and self.row is None:
+            self.row = rows[0]

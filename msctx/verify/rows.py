@@ -1,0 +1,81 @@
+"""An operator that ran, as the two runs exchange it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msctx.observers.collector import Row, dtype_of
+
+if TYPE_CHECKING:
+    import torch
+
+PARAMETER = "parameter"
+"""Stands for an operator: what a parameter or buffer holds when its model is called for the first time."""
+
+
+class Tensor(NamedTuple):
+    argument: str
+    dtype: str
+    shape: str
+    digest: int | None
+    """``None``: the collector cannot read it."""
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.dtype}[{self.shape.replace('x', ', ')}]".lstrip()
+
+
+class Ran(NamedTuple):
+    """One operator; *order* grows with the time at which it began."""
+
+    order: float
+    thread: int
+    operator: str
+    overload: str
+    module: str
+    direction: str
+    node: str
+    sequence: int
+    node_sequence: int
+    algorithm: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.direction, self.module, self.operator, self.overload
+
+    def mark(self) -> int:
+        """A digest of what it is and of what came out: of what went in the shapes count, for memory may hold nothing yet."""
+        return digest((*self.key, [one[1:3] for one in self.inputs], [one[1:] for one in self.outputs]))
+
+
+def digest(value: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
+
+
+def digest_of_bits(tensor: torch.Tensor) -> int | None:
+    """Of a tensor in the host's memory that is like most; else ``None``."""
+    import torch
+
+    bits = tensor.detach() if type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
+    if bits is None or bits.device.type != "cpu" or bits.layout is not torch.strided:
+        return None
+    raw = bits.contiguous().flatten().view(torch.uint8).numpy().data
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+
+
+def ran(row: Row) -> Ran:
+    """From a row of the collector."""
+    fields = [row["id"], *(row[name] for name in Ran._fields[1:-2])]
+    return from_json([*fields, *([_tensor(one) for one in row[side]] for side in ("inputs", "outputs"))])
+
+
+def _tensor(found: dict[str, Any]) -> tuple[str, str, str, int | None]:
+    return found["argument"], dtype_of(found), found["shape"], found.get("digest")
+
+
+def from_json(fields: Sequence[Any]) -> Ran:
+    *head, inputs, outputs = fields
+    return Ran._make([*head, [Tensor._make(one) for one in inputs], [Tensor._make(one) for one in outputs]])

@@ -1,0 +1,123 @@
+"""The processes of the runs, which take turns: one computes a step while the other waits, so both have the whole machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import CompletedProcess
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+from msctx.errors import EntryError, EntryFailed, MsctxError
+from msctx.native.children import Children
+from msctx.verify.rows import Ran, from_json
+from msctx.verify.wire import Message, Wire
+
+GO = {"go": True}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: how it is called, and what it has of its own."""
+
+    name: str
+    words: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run."""
+
+    file: str | None
+    words: Sequence[str]
+
+
+class Process:
+    """One run."""
+
+    def __init__(self, children: Children, subject: Subject, side: Side, folder: Path, detail: Message | None) -> None:
+        self.name, self.folder = side.name, folder
+        ours, theirs = socket.socketpair()
+        self._wire = Wire(ours)
+        self._done: CompletedProcess[str] | None = None
+        job = {"file": subject.file, "words": [*subject.words, *side.words], "fd": theirs.fileno(), "folder": str(folder)}
+        command = [sys.executable, "-m", "msctx.verify.child", json.dumps(job | {"detail": detail})]
+
+        def run() -> None:
+            try:
+                environment = {**os.environ, **side.environment}
+                self._done = children.run(command, scratch=folder, env=environment, pass_fds=(theirs.fileno(),))
+            finally:
+                theirs.close()
+
+        self._thread = Thread(target=run, daemon=True)
+        self._thread.start()
+        self.has_ended = self.has_died = False
+
+    def begin(self) -> Message:
+        """Wait until it is ready; what it runs under."""
+        found = self._received()
+        if "ended" in found:
+            raise EntryFailed(f"the run cannot begin: {found['ended']['error']}")
+        return dict(found["ready"])
+
+    def go(self) -> Message:
+        """Let it run to the end of a step, or its own."""
+        self._wire.send(GO)
+        found = self._received()
+        self.has_ended = "ended" in found
+        return found
+
+    def rows(self) -> list[Ran]:
+        """The operators of the step."""
+        self._wire.send({"rows": True})
+        return [from_json(one) for one in self._received()["rows"]]
+
+    def _received(self) -> Message:
+        try:
+            found = self._wire.receive()
+        except (EOFError, ConnectionError):
+            return {"step": -1, "digest": 0, "count": 0, "unread": 0, "segments": [], "ended": self._death()}
+        if "error" in found:
+            kinds = {"EntryError": EntryError, "EntryFailed": EntryFailed}
+            error = kinds.get(found["kind"], MsctxError)(found["error"])
+            error.exit_code = found["exit_code"]
+            raise error
+        return found
+
+    def _death(self) -> Message:
+        self.has_died = True
+        self._thread.join()
+        assert self._done is not None
+        code = self._done.returncode
+        reason = (
+            f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with exit code {code}"
+        )
+        return {"status": "failed", "error": f"{reason}\n{self._done.stderr.strip()}".strip(), "reason": reason}
+
+    def close(self) -> None:
+        self._thread.join()
+        self._wire.close()
+
+
+@contextmanager
+def running(subject: Subject, sides: Sequence[Side], details: Sequence[Message | None]) -> Iterator[list[Process]]:
+    """Start a process for each side; none is left when the block is."""
+    with TemporaryDirectory(prefix="msctx-verify-") as folder:
+        started: list[Process] = []
+        try:
+            with Children(Path(folder)) as children:
+                for number, (side, detail) in enumerate(zip(sides, details, strict=True)):
+                    started.append(Process(children, subject, side, Path(folder) / str(number), detail))
+                yield started
+        finally:
+            for one in started:
+                one.close()

@@ -1,0 +1,39 @@
+"""The result as names and texts, for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.verify.result import Result
+
+
+def facts(result: Result) -> dict[str, str]:
+    """What there is to know beside the sentence."""
+    shown = {f"differs: {name}": f"{a} and {b}" for name, (a, b) in result.settings.items()}
+    if (found := result.finding) is not None:
+        shown |= {
+            "agree": f"{result.steps} steps before it, {result.operators} operators",
+            "operator": found.operator,
+            "module": found.module,
+            "direction": found.direction,
+            "step": str(found.step),
+            "line": found.source,
+            "forward operator": found.forward,
+            "algorithms": ", ".join(found.algorithms) if any(one != "torch" for one in found.algorithms) else "",
+        }
+        shown |= {one["tensor"]: amount(one) for one in found.values}
+    shown |= {f"note {number}" if number > 1 else "note": text for number, text in enumerate(result.notes, 1)}
+    return {name: text for name, text in shown.items() if text}
+
+
+def amount(one: dict[str, Any]) -> str:
+    """By how much a tensor differs."""
+    if one["differing"] is None:
+        return "other shapes"
+    parts = [f"{one['differing']} of {one['elements']} elements differ"]
+    if one["max_difference"] is not None:
+        parts.append(f"by {one['max_difference']:.3g} at most ({one['max_relative']:.3g} relative)")
+    for name in ("nan", "inf"):
+        if one["first"][name] != one["second"][name]:
+            parts.append(f"{one['first'][name]} and {one['second'][name]} {name}")
+    return ", ".join(parts)

@@ -1,0 +1,111 @@
+"""A small training with a fault in it, for test_verify.py."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+POISON = [False]
+
+
+def own(name: str) -> Any:
+    def make(function: Any) -> Any:
+        made = torch.library.custom_op(f"planted::{name}", function, mutates_args=())
+        made.register_autograd(lambda ctx, gradient: gradient)
+        return made
+
+    return make
+
+
+@own("of_process")
+def of_process(x: torch.Tensor) -> torch.Tensor:
+    return x + os.getpid() * 1e-3
+
+
+@own("scatter")
+def scatter(x: torch.Tensor) -> torch.Tensor:
+    rows = [*range(len(x))]
+    random.Random(os.urandom(8)).shuffle(rows)
+    total = torch.zeros_like(x)
+    for row in rows:
+        total[0] = total[0] * 1.5 + x[row]
+    return total
+
+
+@own("of_threads")
+def of_threads(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.get_num_threads() * 1e-3
+
+
+@own("nan")
+def nan(x: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(x > 0.5, float("nan")) if POISON[0] else x.clone()
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return of_process(gradient)
+
+
+class Planted(nn.Module):
+    def __init__(self, fault: str, step: int) -> None:
+        super().__init__()
+        self.fault, self.step, self.now = fault, step, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        faults = {"of_process": of_process, "scatter": scatter, "of_threads": of_threads, "nan": nan, "backward": Doubled.apply}
+        return faults.get(self.fault, torch.abs)(x) if self.now == self.step else torch.abs(x)
+
+
+class Net(nn.Module):
+    def __init__(self, fault: str, step: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.body = nn.Sequential(nn.Tanh(), Planted(fault, step), nn.Dropout(0.5) if fault == "dropout" else nn.Identity())
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.first(x)))
+
+
+def train(
+    fault: str = "",
+    step: int = 0,
+    steps: int = 2,
+    *,
+    poison: bool = False,
+    extra: bool = False,
+    fails: bool = False,
+    compiles: bool = False,
+) -> None:
+    POISON[0] = poison
+    torch.manual_seed(0)
+    data = np.random.default_rng(None if fault == "data" else 0)
+    model = Net(fault, step)
+    if fault == "dropout":
+        torch.seed()
+    if fault == "parameter":
+        model.head.weight.data = torch.from_numpy(np.full((4, 16), os.getpid() * 1e-3, dtype=np.float32))
+    faulty_rate = os.getpid() * 1e-4 if fault == "optimizer" else 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + faulty_rate, foreach=False)
+    run = torch.compile(model) if compiles else model
+    for now in range(steps):
+        model.body[1].now = now
+        optimizer.zero_grad()
+        loss = run(torch.from_numpy(data.standard_normal((5, 8)).astype(np.float32))).pow(2).mean()
+        if extra and now == step:
+            loss = loss.sigmoid()
+        if fails and now == step:
+            raise ValueError("the data are gone")
+        loss.backward()
+        optimizer.step()

@@ -1,0 +1,183 @@
+"""The same training twice: planted faults are named with their operator, module, direction, step and line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msctx.cli import main
+
+ENTRY = str(Path(__file__).with_name("planted.py")) + ":train"
+SOURCE = Path(__file__).with_name("planted.py").read_text(encoding="utf-8").splitlines()
+
+
+def line(part: str) -> str:
+    """The place of the first line of the entry that has this text."""
+    return f"planted.py:{next(number for number, text in enumerate(SOURCE, 1) if part in text)}"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["verify", ENTRY, *words])
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def found(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1) -> dict[str, Any]:
+    ended, out, err = run(capsys, *words, "--json")
+    assert ended == code, err + out
+    return dict(json.loads(out))
+
+
+def test_an_operator_that_returns_other_bits_is_named(capsys: Any) -> None:
+    result = found(capsys, "args.fault=of_process", "args.step=1")
+    finding = result["finding"]
+    where = {"operator": "planted::of_process", "module": "body.1", "direction": "forward", "step": 1}
+    assert finding | where == finding
+    assert finding["kind"] == "operator"
+    assert finding["source"] == line("faults.get(self.fault")
+    (values,) = finding["values"]
+    assert values["differing"] > 0
+    assert values["max_difference"] > 0
+    assert result["steps"] == 1
+    assert "its inputs agree and its outputs differ" in result["sentence"]
+
+
+def test_equal_runs_make_a_certificate_that_a_run_is_held_against(capsys: Any, tmp_path: Path) -> None:
+    file, page = str(tmp_path / "run.cert.json"), tmp_path / "page.html"
+    code, out, _ = run(capsys, "--save", file, "--html", str(page))
+    assert code == 0
+    assert out.startswith("equal: first run and second run agree in 2 steps, ")
+    assert "equal: first run" in page.read_text()
+    certificate = json.loads(Path(file).read_text())
+    assert {"torch", "msctx"} <= certificate["versions"].keys()
+    result = found(capsys, "args.fault=nan", "args.poison=true", "args.step=1", "--against", file)
+    assert result["finding"]["kind"] == "module"
+    assert (result["finding"]["module"], result["finding"]["step"]) == ("body.1", 1)
+    assert {"args.fault", "args.poison", "args.step"} == result["settings"].keys()
+    code, _, err = run(capsys, "--save", file)
+    assert (code, "exists already" in err) == (3, True)
+
+
+FAULTS = {
+    "scatter": ("operator", "planted::scatter", "body.1", "forward"),
+    "dropout": ("random", "aten::bernoulli_", "body.2", "forward"),
+    "parameter": ("parameter", "parameter", "head", "forward"),
+    "backward": ("operator", "planted::of_process", "body.1", "backward"),
+    "optimizer": ("operator", "aten::add_", "", "optimizer"),
+    "data": ("input", "aten::addmm", "first", "forward"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_named(fault: str, capsys: Any) -> None:
+    finding = found(capsys, f"args.fault={fault}")["finding"]
+    assert (finding["kind"], finding["operator"], finding["module"], finding["direction"]) == FAULTS[fault]
+    if fault == "backward":
+        assert finding["node"] == "DoubledBackward"
+    if fault == "optimizer":
+        assert finding["arguments"].keys() == {"alpha"}
+        assert finding["source"] == line("optimizer.step()")
+
+
+@pytest.mark.full
+def test_a_sum_that_depends_on_threads(capsys: Any) -> None:
+    finding = found(capsys, "args.fault=of_threads", "--against", "threads:3")["finding"]
+    assert (finding["operator"], finding["module"]) == ("planted::of_threads", "body.1")
+
+
+@pytest.mark.full
+def test_nan_in_one_run(capsys: Any) -> None:
+    finding = found(capsys, "args.fault=nan", "--against", "args.poison=true")["finding"]
+    assert (finding["kind"], finding["operator"], finding["module"]) == ("operator", "planted::nan", "body.1")
+    assert finding["values"][0]["first"]["nan"] == 0 < finding["values"][0]["second"]["nan"]
+
+
+@pytest.mark.full
+def test_a_fault_late_in_the_run(capsys: Any) -> None:
+    result = found(capsys, "args.fault=of_process", "args.step=7", "args.steps=10")
+    assert (result["steps"], result["finding"]["step"], result["finding"]["module"]) == (7, 7, "body.1")
+    assert found(capsys, "args.fault=of_process", "args.step=7", "args.steps=10", "--steps", "7", code=0)["steps"] == 7
+
+
+@pytest.mark.full
+def test_an_operator_that_one_run_alone_has(capsys: Any) -> None:
+    finding = found(capsys, "args.step=1", "--against", "args.extra=true")["finding"]
+    assert (finding["kind"], finding["operator"], finding["step"]) == ("parted", "aten::sigmoid", 1)
+    assert finding["only_in"] == "args.extra=true"
+    assert finding["source"] == line("loss.sigmoid()")
+
+
+@pytest.mark.full
+def test_a_backward_operator_is_shown_with_its_forward(capsys: Any) -> None:
+    finding = found(capsys, "args.fault=backward")["finding"]
+    assert finding["source"] == line("return of_process(gradient)")
+
+
+@pytest.mark.full
+def test_runs_that_end_otherwise(capsys: Any) -> None:
+    finding = found(capsys, "--against", "args.fails=true")["finding"]
+    assert (finding["kind"], "ValueError: the data are gone" in finding["reason"]) == ("ended", True)
+    finding = found(capsys, "--against", "args.steps=1")["finding"]
+    assert finding["kind"] == "ended"
+    code, _, err = run(capsys, "args.fails=true")
+    assert code == 5
+    assert "the data are gone" in err
+
+
+@pytest.mark.full
+def test_what_a_compiler_runs_while_it_compiles_does_not_count(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run fills its cache, the second one reads it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert found(capsys, "args.compiles=true", code=0)["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("--against", "thread"), 2, "did you mean threads?"),
+        (("--against", "nothing.json"), 3, "nothing.json"),
+        (("--against", "determinstic=ON"), 2, "did you mean deterministic?"),
+        (("--against", "run", "--against", "isa"), 2, "only if all are options"),
+    ],
+)
+def test_mistakes_are_reported_before_anything_runs(words: tuple[str, ...], code: int, text: str, capsys: Any) -> None:
+    ended, out, err = run(capsys, *words)
+    assert (ended, out) == (code, "")
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_several_ranks_are_refused(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = run(capsys)
+    assert (code, "without torchrun" in err) == (2, True)
+
+
+@pytest.mark.full
+def test_mistakes_that_the_run_finds(capsys: Any) -> None:
+    code, _, err = run(capsys, "args.fult=x")
+    assert (code, "did you mean fault?" in err) == (4, True)
+
+
+@pytest.mark.full
+def test_ctrl_c_ends_both_runs() -> None:
+    command = [sys.executable, "-m", "msctx", "verify", ENTRY, "args.steps=100000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(8)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "interrupted" in err
+    children = subprocess.run(["pgrep", "-f", "msctx.verify.child.*100000000"], capture_output=True, text=True, check=False)
+    assert children.stdout.split() == []
