@@ -84,10 +84,11 @@ def speed(group: list[Result], choices: list[list[Plan]]) -> str:
     """The figure of choices that are the same: over all processes, and all that were measured apart."""
     found = [estimate(result.rows, plan) for plans in choices for result, plan in zip(group, plans, strict=True)]
     off = figures.noise(control(result) for result in group)
-    low = min(one.ratio / (1 + one.margin * (len(group) == 1)) for one in found)
-    high = max(one.ratio * (1 + one.margin * (len(group) == 1)) for one in found)
+    margins = [one.margin if len(group) == 1 else 0.0 for one in found]
+    low = min(one.ratio / (1 + margin) for one, margin in zip(found, margins, strict=True))
+    high = max(one.ratio * (1 + margin) for one, margin in zip(found, margins, strict=True))
     median = statistics.median(one.ratio for one in found)
-    if high == float("inf"):
+    if any(one.margin == float("inf") for one in found):
         return f"{median:.2g} (stopped after two runs in some rows)"
     return figures.figure(median, low, high, off, len(group) >= figures.LEAST)
 
