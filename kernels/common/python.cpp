@@ -30,7 +30,9 @@ struct Api {
   void (*restore)(void*, void*, void*) = found<void(void*, void*, void*)>("PyErr_Restore");
   void (*write)(void*) = found<void(void*)>("PyErr_WriteUnraisable");
   int (*add_pending)(int (*)(void*), void*) = found<int(int (*)(void*), void*)>("Py_AddPendingCall");
-  bool is_whole = ensure && release && build && call && as_long && error && forget && fetch && restore && write && add_pending;
+  void* (*attribute)(void*, const char*) = found<void*(void*, const char*)>("PyObject_GetAttrString");
+  const char* (*as_text)(void*) = found<const char*(void*)>("PyUnicode_AsUTF8");
+  bool is_whole = attribute && as_text && ensure && release && build && call && as_long && error && forget && fetch && restore && write && add_pending;
 };
 const Api& api() {
   static const Api one;
@@ -67,6 +69,8 @@ long call_python(PythonFunction function, long otherwise, const char* format, ..
   const Api& python = api();
   if (!function || !python.is_whole || has_ended) return otherwise;
   const int state = python.ensure();
+  Raised passing{};  // through torch's code, on its way to Python: it is nobody's here
+  python.fetch(&passing.type, &passing.value, &passing.trace);
   va_list values;
   va_start(values, format);
   void* arguments = python.build(format, values);  // a tuple
@@ -79,8 +83,23 @@ long call_python(PythonFunction function, long otherwise, const char* format, ..
   }
   if (answer) python.forget(answer);
   if (arguments) python.forget(arguments);
+  python.restore(passing.type, passing.value, passing.trace);
   python.release(state);
   return number;
+}
+
+std::string error_in_python() {
+  const Api& python = api();
+  if (!python.is_whole || has_ended) return "";
+  const int state = python.ensure();
+  std::string name;
+  if (void* type = python.error())
+    if (void* text = python.attribute(type, "__name__")) {
+      if (const char* found = python.as_text(text)) name = found;
+      python.forget(text);
+    }
+  python.release(state);
+  return name;
 }
 
 }  // namespace msctx

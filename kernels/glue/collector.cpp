@@ -56,17 +56,22 @@ std::atomic<int64_t> operators{0}, step{0}, dropped{0};
 std::shared_ptr<const Config> config;  // under the lock
 std::atomic<int64_t> version{0};
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
-PythonFunction sink = nullptr;
-PythonFunction chooser = nullptr;
+std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr};  // Python's, for the life of the process
 constexpr size_t enough = 512, most = 1 << 16;  // rows that Python is asked to take; that wait for it at most
 enum Queue { rows, overflows, errors, queues };
 struct State {
+  pid_t process = getpid();
   std::deque<Row> waiting[queues];
   std::unordered_set<std::string> modules;  // their paths, which keep their places
   std::map<std::pair<const Operator*, const char*>, bool> chosen;
 };
+// The lock is held. What waits in a process that forks is its own: the child has none of it.
 State& state() {
   static auto* all = new State;
+  if (const pid_t here = getpid(); all->process != here) {
+    for (auto& queue : all->waiting) queue.clear();
+    all->process = here;
+  }
   return *all;
 }
 
@@ -107,7 +112,7 @@ const std::shared_ptr<const Config>& config_here() {
 constexpr long chosen = 1, ask_again = 2;
 
 bool is_chosen(const Operator& op, const char* module) {
-  if (!chooser) return true;
+  if (!chooser.load()) return true;
   const std::pair key{&op, module};
   {
     const std::lock_guard<std::mutex> guard(lock);
@@ -139,8 +144,8 @@ Seen described(const at::Tensor& t, const std::string& argument) {
   Seen found;
   found.argument = argument;
   found.dtype = c10::toString(t.scalar_type());
-  found.shape = joined(t.sizes());
-  if (t.layout() == at::kStrided) found.strides = joined(t.strides());
+  if (!t.is_nested()) found.shape = joined(t.sizes());
+  if (!t.is_nested() && t.layout() == at::kStrided) found.strides = joined(t.strides());
   found.requires_grad = t.requires_grad();
   found.device = t.device().str();
   found.is_read = is_readable(t);
@@ -180,8 +185,13 @@ std::vector<Seen> seen(
       Seen& one = found.back();
       if (is_written && written < had_nonfinite.size()) one.was_nonfinite = had_nonfinite[written++];
       if (!one.is_read || (is_written && !reading.reads_written)) continue;
-      if (reading.statistics) one.statistics = statistics_of(t), one.has_statistics = true;
-      if (reading.digests) one.digest = digest_of(t), one.has_digest = true;
+      try {
+        if (reading.statistics) one.statistics = statistics_of(t), one.has_statistics = true;
+        if (reading.digests) one.digest = digest_of(t), one.has_digest = true;
+      } catch (const std::exception&) {  // of a dtype that torch converts to no other
+        one.is_read = one.has_statistics = false;
+        continue;
+      }
       if (!reading.folder) continue;
       const std::string slot = std::string(".") + what + "." + std::to_string(found.size() - 1) + ".npy";
       keep(one, t, *reading.folder, std::to_string(getpid()) + "-" + std::to_string(row.id) + slot, problem);
@@ -193,6 +203,24 @@ std::vector<Seen> seen(
 Reading of_rows(const Config& config) {
   const Asked& a = config.asked;
   return {a.statistics != 0, a.digests != 0, a.tensors ? &config.folders[rows] : nullptr};
+}
+
+// Also of an operator that returns nothing, and writes to its arguments.
+std::vector<c10::IValue> results_of(const Context& at, const std::vector<c10::IValue>& outputs) {
+  const Operator& op = *at.row.op;
+  if (op.returns_tensors || at.arguments.empty()) return outputs;
+  std::vector<c10::IValue> found;
+  for (size_t i = 0; i < op.is_written.size() && i < at.arguments.size(); i++)
+    if (op.is_written[i] || op.is_result[i]) found.push_back(at.arguments[i]);
+  return found;
+}
+
+bool has_overflowed(const Context& at, const std::vector<c10::IValue>& results) try {
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : results) tensors_in(value, tensors);
+  return has_overflowed(*at.row.op, at.config->asked.overflow, at.arguments, at.had_nonfinite, tensors);
+} catch (const std::exception&) {  // of a dtype that cannot be read
+  return false;
 }
 
 std::string attributes_of(const std::vector<c10::IValue>& values, const Operator& op) {
@@ -216,7 +244,7 @@ void hand_over(Queue queue, Row&& row) {
     if (all.size() > most) all.pop_front(), dropped++;
     waiting = all.size();
   }
-  if (queue != rows || waiting >= enough) call_python(sink, 0, "(i)", int(queue));
+  if (queue != rows || waiting >= enough) call_python(sink.load(), 0, "(i)", int(queue));
 }
 
 std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) {
@@ -283,6 +311,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   here.is_inside = true;
   return at;
 } catch (const std::exception&) {  // no memory: this one is not seen
+  dropped++;
   return nullptr;
 }
 
@@ -296,24 +325,25 @@ void finish(const at::RecordFunction& fn, Context& at) {
   if (at.recent) finish(at.recent, row, has_failed);
   const Unseen unseen;
   if (has_failed) {
-    if (!a.errors) return;
+    if (!a.errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
     Row error = row;
     error.inputs = seen(at.arguments, row, "input", {true, false, &at.config->folders[errors], true, true}, error.problem);
     error.attributes = attributes_of(at.arguments, op);
     hand_over(errors, std::move(error));
     return;
   }
-  if (a.overflow && has_overflowed(op, a.overflow, at.arguments, at.had_nonfinite, fn.outputs())) {
+  const auto results = results_of(at, fn.outputs());
+  if (a.overflow && has_overflowed(at, results)) {
     Row found = row;
     const std::string& folder = at.config->folders[overflows];
     const Reading reading{true, false, folder.empty() ? nullptr : &folder, false};
     found.inputs = seen(at.arguments, row, "input", reading, found.problem, at.had_nonfinite);
-    found.outputs = seen(fn.outputs(), row, "output", reading, found.problem);
+    found.outputs = seen(results, row, "output", reading, found.problem);
     found.attributes = attributes_of(at.arguments, op);
     hand_over(overflows, std::move(found));
   }
   if (at.has_rows) {
-    row.outputs = seen(fn.outputs(), row, "output", a.outputs ? of_rows(*at.config) : Reading{}, row.problem);
+    row.outputs = seen(results, row, "output", a.outputs ? of_rows(*at.config) : Reading{}, row.problem);
     if (a.attributes) row.attributes = attributes_of(at.arguments, op);
     hand_over(rows, std::move(row));
   }
@@ -373,6 +403,13 @@ MSCTX_API int msctx_collect(const Asked* asked, PythonFunction on_rows, PythonFu
   return 1;
 } catch (const std::exception&) {
   return 0;
+}
+
+// In a forked process: its parent's observers do not read what it computes.
+MSCTX_API void msctx_collect_nothing() {
+  const std::lock_guard<std::mutex> guard(lock);
+  config = nullptr;
+  version++;
 }
 
 MSCTX_API void msctx_collect_step(int64_t number) { step = number; }

@@ -1,6 +1,7 @@
 // Operators and modules that deterministic mode leaves out, in the forward pass and in the backward pass of what they made.
 #include <ATen/Context.h>
 
+#include <atomic>
 #include <map>
 
 #include "glue/collector.h"
@@ -12,7 +13,7 @@ namespace msctx::glue {
 namespace {
 
 std::mutex& lock = fork_safe_mutex();
-PythonFunction decide = nullptr;
+std::atomic<PythonFunction> decide{nullptr};  // Python's, for the life of the process
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 std::map<std::pair<const Operator*, std::string>, bool>& decided() {
   static auto* all = new std::map<std::pair<const Operator*, std::string>, bool>;
@@ -30,7 +31,7 @@ bool is_excepted(const Operator& op) {
     const std::lock_guard<std::mutex> guard(lock);
     if (const auto found = decided().find(key); found != decided().end()) return found->second;
   }
-  const bool answer = call_python(decide, 0, "(ss)", op.name.c_str(), key.second.c_str()) != 0;
+  const bool answer = call_python(decide.load(), 0, "(ss)", op.name.c_str(), key.second.c_str()) != 0;
   const std::lock_guard<std::mutex> guard(lock);
   return decided()[key] = answer;
 }

@@ -69,8 +69,12 @@ bool is_wrapped(const at::Tensor& t) {
 }
 
 bool is_readable(const at::Tensor& t) {
-  return t.defined() && t.layout() == at::kStrided && !t.is_meta() && !t.is_quantized() && !is_wrapped(t) && t.has_storage() &&
-         !t._is_zerotensor() && (t.numel() == 0 || t.storage().data() != nullptr);
+  if (!t.defined() || t.layout() != at::kStrided || t.is_nested() || t.is_meta() || t.is_quantized() || is_wrapped(t) || !t.has_storage() ||
+      t._is_zerotensor())
+    return false;
+  int64_t end = t.storage_offset() + 1;  // a storage may have been released, or made smaller
+  for (int64_t d = 0; d < t.dim(); d++) end += (t.size(d) - 1) * t.stride(d);
+  return t.numel() == 0 || (t.storage().data() != nullptr && end * int64_t(t.itemsize()) <= int64_t(t.storage().nbytes()));
 }
 
 bool has_nonfinite(const at::Tensor& given) {
@@ -126,6 +130,9 @@ void write_npy(const at::Tensor& given, const std::string& path) {
     case at::kShort: type = "<i2"; break;
     case at::kInt: type = "<i4"; break;
     case at::kLong: type = "<i8"; break;
+    case at::kUInt16: type = "<u2"; break;
+    case at::kUInt32: type = "<u4"; break;
+    case at::kUInt64: type = "<u8"; break;
     case at::kComplexFloat: type = "<c8"; break;
     case at::kComplexDouble: type = "<c16"; break;
     default: type = "<f4"; t = t.to(at::kFloat);

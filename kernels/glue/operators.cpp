@@ -22,7 +22,11 @@ const std::unordered_set<std::string> accumulating{
 // Their results are what somebody wrote there, such as the -inf of a mask.
 const std::unordered_set<std::string> of_constants{
     "aten::fill", "aten::fill_", "aten::full", "aten::full_like", "aten::new_full", "aten::masked_fill", "aten::masked_fill_",
-    "aten::scalar_tensor", "aten::constant_pad_nd", "aten::from_file", "aten::lift_fresh"};
+    "aten::scalar_tensor", "aten::constant_pad_nd", "aten::from_file", "aten::lift_fresh", "aten::_ctc_loss", "aten::segment_reduce"};
+// They write a part of what may have held anything before.
+const std::unordered_set<std::string> of_moves{
+    "aten::copy_", "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::masked_scatter_",
+    "aten::put_", "aten::index_fill_"};
 // Their results hold nothing yet, or what was there before.
 const std::unordered_set<std::string> of_nothing{
     "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
@@ -56,6 +60,7 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   found->makes_data = ((gives_tensors && !gives_views) || writes) && !of_nothing.count(name);
   found->accumulates = accumulating.count(name) > 0;
   found->puts_constants = of_constants.count(name) > 0;
+  found->moves_data = of_moves.count(name) > 0;
   return found;
 }
 

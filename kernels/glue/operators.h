@@ -10,7 +10,7 @@ namespace msctx::glue {
 
 struct Operator {
   std::string name, overload;
-  bool stands_for_others = false, makes_data = true, accumulates = false, puts_constants = false;
+  bool stands_for_others = false, makes_data = true, accumulates = false, puts_constants = false, moves_data = false;
   std::vector<std::string> arguments;
   std::vector<bool> is_written, is_result;  // in place; given for the results alone (out=)
   bool has_schema = false, returns_tensors = true;

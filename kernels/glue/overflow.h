@@ -14,6 +14,6 @@ namespace msctx::glue {
 // arguments that are written to, before.
 bool has_overflowed(
     const Operator&, int wanted, const std::vector<c10::IValue>& arguments, const std::vector<bool>& had_nonfinite,
-    const std::vector<c10::IValue>& outputs);
+    const std::vector<at::Tensor>& results);
 
 }  // namespace msctx::glue

@@ -21,13 +21,21 @@ struct Running {
   std::atomic<const char*> module{""};
   uint64_t thread = 0;
 };
+// The lock is held. Of the threads of a process that forks, only the one that does so is in the child.
 std::vector<std::shared_ptr<Running>>& running() {
   static auto* all = new std::vector<std::shared_ptr<Running>>;
+  static pid_t process = getpid();
+  if (const pid_t here = getpid(); process != here) {
+    all->clear();
+    process = here;
+  }
   return *all;
 }
 std::shared_ptr<Running>& running_here() {
   thread_local std::shared_ptr<Running> mine;
-  if (!mine) {
+  thread_local pid_t process = 0;
+  if (const pid_t here = getpid(); process != here) {
+    process = here;
     mine = std::make_shared<Running>();
     mine->thread = uint64_t(gettid());
     const std::lock_guard<std::mutex> guard(lock);

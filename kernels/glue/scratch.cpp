@@ -3,8 +3,10 @@
 #include "glue/scratch.h"
 
 #include <c10/core/Allocator.h>
+#include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <list>
 
@@ -52,10 +54,26 @@ void drop(Pool& all, size_t bytes, Blocks& dropped) {
   }
 }
 
+// Frees them. glibc keeps what it has once freed as large a block of before; it costs milliseconds to have it give memory back.
+void free_blocks(Blocks&& dropped) {
+  static std::atomic<size_t> freed{0};
+  size_t bytes = 0;
+  for (const Block& block : dropped) bytes += block.bytes;
+  dropped.clear();
+  if (freed.fetch_add(bytes) + bytes < (size_t(64) << 20)) return;
+  freed = 0;
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 void trim(size_t bytes) {
   Blocks dropped;  // freed when the lock is not held
-  const std::lock_guard<std::mutex> guard(lock);
-  drop(pool(), bytes, dropped);
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    drop(pool(), bytes, dropped);
+  }
+  free_blocks(std::move(dropped));
 }
 
 Block fresh(size_t bytes) try {
@@ -88,12 +106,15 @@ void* allocate(void*, size_t asked) {
 void release(void*, void* data) {
   Pool& all = pool();
   Blocks dropped;  // freed when the lock is not held
-  const std::lock_guard<std::mutex> guard(lock);
-  auto block = all.used.begin();
-  while (block->data.get() != data) ++block;
-  all.idle_bytes += block->bytes;
-  all.idle.splice(all.idle.begin(), all.used, block);
-  drop(all, in_force(Place::cpu) ? most_idle : most_outside, dropped);
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    auto block = all.used.begin();
+    while (block->data.get() != data) ++block;
+    all.idle_bytes += block->bytes;
+    all.idle.splice(all.idle.begin(), all.used, block);
+    drop(all, in_force(Place::cpu) ? most_idle : most_outside, dropped);
+  }
+  free_blocks(std::move(dropped));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import secrets
 import shutil
@@ -30,7 +31,7 @@ KEEP_DAYS = 30
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A whole file; *note*: what its maker recorded; *cached*: it was there before."""
+    """A whole file; *data*: those of a library are not kept; *note*: what its maker recorded; *cached*: it was there before."""
 
     path: Path
     data: bytes
@@ -42,7 +43,7 @@ Make = Callable[[Path], tuple[bytes | None, dict[str, Any]]]
 """Makes a file in an empty folder of its own; returns the data (``None``: failed) and the note."""
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | mmap.mmap) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -66,14 +67,26 @@ def cached(kind: str, name: str, fits: Callable[[dict[str, Any]], bool] = bool) 
         if not (cachedir.is_own_file(path) and cachedir.is_own_file(beside)):
             return None
         try:
-            data, note = path.read_bytes(), json.loads(beside.read_bytes())
-            if note["sha256"] != sha256(data) or not fits(note):
+            (data, found), note = _read(path), json.loads(beside.read_bytes())
+            if note["sha256"] != found or not fits(note):
                 return None
         except (FileNotFoundError, ValueError, TypeError, KeyError):  # another process tidies up; the note is something else
             return None
     with suppress(OSError):  # what is used stays
         os.utime(beside)
     return Artifact(path, data, note, True)
+
+
+def _read(path: Path) -> tuple[bytes, str]:
+    """Its data and their hash; of a library, which is loaded by its path, the hash alone.
+
+    Where glibc has once freed as large a block, it keeps all smaller ones of its heap from then on.
+    """
+    with path.open("rb") as file:
+        if path.suffix != ".so":
+            return (data := file.read()), sha256(data)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return b"", sha256(mapped)
 
 
 def store(kind: str, name: str, data: bytes, note: dict[str, Any]) -> Artifact:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable, Mapping
 from ctypes import py_object
 from operator import or_
@@ -24,7 +25,7 @@ ASK_AGAIN = 2
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
           "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool", "ComplexFloat": "complex64",
-          "ComplexDouble": "complex128"}  # fmt: skip
+          "ComplexHalf": "complex32", "ComplexDouble": "complex128"}  # fmt: skip
 """The names of C++ → those of Python."""
 
 
@@ -34,7 +35,7 @@ def kind_of(row: Row) -> str:
 
 
 def dtype_of(tensor: dict[str, Any]) -> str:
-    return DTYPES.get(tensor["dtype"]) or str(tensor["dtype"])
+    return DTYPES.get(tensor["dtype"]) or str(tensor["dtype"]).lower()
 
 
 class Reader:
@@ -42,6 +43,7 @@ class Reader:
 
     Attributes:
         settings: what it was made for.
+        process: in which it began.
         queue: whose rows it takes.
         goes_on: whether a scope with equal settings, entered later, goes on with it.
         is_choosy: whether :meth:`wants` decides about operators.
@@ -50,6 +52,7 @@ class Reader:
     queue: ClassVar[int] = ROWS
     goes_on: ClassVar[bool] = False
     is_choosy = False
+    process = 0
     settings: Any
 
     @property
@@ -82,7 +85,6 @@ class Reader:
 _lock = locks.reentrant()
 _readers: dict[str, Reader] = {}
 _counting: list[Any] = []
-_chooser: list[Any] = []  # the library calls it until another one is put in its place
 
 
 def reader(name: str) -> Reader | None:
@@ -95,7 +97,9 @@ def put(name: str, new: Reader | None) -> None:
         before = _readers.get(name)
         if before is new:
             return
-        if before is not None:
+        if before is not None and before.process != os.getpid():
+            del _readers[name]
+        elif before is not None:
             if before.queue != RECENT:
                 _take(before.queue)
             _safely(before, before.pause)
@@ -103,6 +107,7 @@ def put(name: str, new: Reader | None) -> None:
             if lost := core.load().c.msctx_collect_dropped():
                 notices.tell("observers", "lost", f"{lost} operators came too fast for the observers: they are not reported")
         if new is not None:
+            new.process = os.getpid()
             _safely(new, new.begin)
             _readers[name] = new
         if _readers and not _counting:
@@ -114,32 +119,48 @@ def put(name: str, new: Reader | None) -> None:
         modules.turn(on=bool(_readers))
 
 
+def _of_this_process() -> list[Reader]:
+    """A forked process has its parent's readers until it leaves their scopes; they read nothing of it."""
+    return [one for one in [*_readers.values()] if one.process == os.getpid()]
+
+
+def _after_fork() -> None:
+    if _readers and (library := core.loaded()) is not None:
+        library.c.msctx_collect_nothing()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def refresh() -> None:
     """Ask the library for what all readers want together; a reader calls it when it wants something else."""
     library = core.load()
     asked: dict[str, int] = {}
-    for one in _readers.values():
+    for one in _of_this_process():
         for name, value in one.asked.items():
             asked[name] = asked.get(name, 0) | value
-    if not _readers:
+    if not _of_this_process():
         library.c.msctx_collect(None, py_object(), py_object())
         return
-    folders = {one.queue: one.folder for one in _readers.values() if one.folder is not None}
-    choosy = [one for one in _readers.values() if one.is_choosy]
-    _chooser[:] = (
-        [lambda operator, module: functools.reduce(or_, (one.wants(operator, module) for one in choosy))] if choosy else []
-    )
+    folders = {one.queue: one.folder for one in _of_this_process() if one.folder is not None}
+    choosy = any(one.is_choosy for one in _readers.values())
     library.c.msctx_collect_step(steps.current())
     wanted = core.Asked(**asked)
     wanted.folders[:] = [str(folders.get(queue, "")).encode() for queue in (ROWS, OVERFLOWS, ERRORS)]
-    library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), py_object(*_chooser))
+    library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), py_object(_choose) if choosy else py_object())
+
+
+def _choose(operator: str, module: str) -> int:
+    """Called by the library, in any thread: it lives as long as the process."""
+    return functools.reduce(or_, (one.wants(operator, module) for one in [*_readers.values()] if one.is_choosy), 0)
 
 
 def _take(queue: int) -> int:
     """Called by the library in the thread of an operator, and by us before a reader goes."""
     with _lock:
         rows = core.load().c.msctx_collected(queue)
-        for one in [*_readers.values()] if rows else ():
+        for one in _of_this_process() if rows else ():
             if one.queue == queue:
                 _safely(one, lambda one=one: one.take(rows))  # type: ignore[misc]
     return 0
@@ -171,6 +192,6 @@ def recent() -> list[Row]:
 def _end_step(step: int) -> None:
     with _lock:
         _take(ROWS)
-        for one in [*_readers.values()]:
+        for one in _of_this_process():
             _safely(one, one.end_step)
         refresh()

@@ -7,6 +7,7 @@ from ctypes import py_object
 from fnmatch import fnmatchcase
 
 from msctx.native import core
+from msctx.observers import collector
 from msctx.observers.collector import RECENT, Reader
 from msctx.options.observation import DeterministicExcept
 
@@ -24,8 +25,7 @@ class ExceptReader(Reader):
         return {}
 
     def begin(self) -> None:
-        self._choose = self.is_excepted  # the library calls it until pause()
-        core.load().c.msctx_deterministic_except(py_object(self._choose))
+        core.load().c.msctx_deterministic_except(py_object(_decide))
 
     def pause(self) -> None:
         core.load().c.msctx_deterministic_except(py_object())
@@ -36,3 +36,9 @@ class ExceptReader(Reader):
         names = (operator, kind, kind.removesuffix("_backward"))
         inside = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
         return any(fnmatchcase(name, pattern) for pattern in self.settings.names for name in (*names, *inside))
+
+
+def _decide(operator: str, module: str) -> int:
+    """Called by the library, in any thread: it lives as long as the process."""
+    found = collector.reader("observers.deterministic_except")
+    return int(isinstance(found, ExceptReader) and found.is_excepted(operator, module))

@@ -68,7 +68,7 @@ class MindSpore:
 
     def _values(self, t: dict[str, Any]) -> list[object]:
         dtype = dtype_of(t)
-        size = t["count"] * int((re.findall(r"\d+", dtype) or ["8"])[-1]) // 8
+        size = t["count"] * int((re.findall(r"\d+", dtype) or ["8"])[0]) // 8
         found = t | {"positive": t["count"] - t["negative"] - t["zero"] - t["nan"]}
         values = ["" if (value := found[key]) is None else value for _, key in self._columns]
         return [size, dtype, f"({t['shape'].replace('x', ',')})", *values, ""]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msctx import notices
 from msctx.observers import collector, files
-from msctx.observers.collector import ERRORS, Reader, Row, kind_of
+from msctx.observers.collector import ERRORS, Reader, Row, dtype_of, kind_of
 from msctx.options.observation import ErrorDump
 
 OPTION = "enable_exception_dump"
@@ -26,15 +26,13 @@ import torch
 
 here = pathlib.Path(__file__).resolve().parent
 found = json.loads((here / "{name}.json").read_text())
-DTYPES = {{"BFloat16": torch.bfloat16, "Half": torch.float16}}
 
 
 def tensor(index):
     t = found["inputs"][index]
     if not t["file"]:
         raise SystemExit("input " + str(index) + " could not be written: " + str(t))
-    loaded = torch.from_numpy(numpy.load(here / t["file"]))
-    loaded = loaded.to(DTYPES[t["dtype"]]) if t["dtype"] in DTYPES else loaded
+    loaded = torch.from_numpy(numpy.load(here / t["file"])).to(getattr(torch, t["dtype"]))
     strides = [int(n) for n in t["strides"].split("x") if n]
     made = torch.empty_strided(loaded.shape, strides, dtype=loaded.dtype)
     if 0 not in strides:
@@ -107,6 +105,7 @@ class ErrorReader(Reader):
             raise OSError(row["problem"])
         name = f"{kind_of(row)}.{files.name_of(row['module']) or 'Net'}.{row['id']}.{row['began']}"
         for slot, tensor in enumerate(row["inputs"]):
+            tensor["dtype"] = dtype_of(tensor)
             if tensor["file"]:
                 new = f"{name}.input.{slot}.npy"
                 shutil.move(self._folder / tensor["file"], self._folder / new)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.compiler import is_compiling
 
 from msctx import locks
 from msctx.memory import watched
@@ -19,31 +24,59 @@ _on = False
 _handles: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
 
 
+class _Entry(NamedTuple):
+    hooks: _Hooks
+    before: int | None
+    call: FrameType
+    """Torch's call of the module: after Ctrl-C torch calls no hook when it ends."""
+
+
 class _Stack(threading.local):
     def __init__(self) -> None:
-        self.before: list[int | None] = []
+        self.entries: list[_Entry] = []
 
 
 _entered = _Stack()
 
 
+class _Hook(partial[None]):
+    """A hook of a module. In a copy or a pickle of the module it does nothing."""
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[Any]]:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
 class _Hooks:
     """Of one module. Compiled code has no module: what it calls counts for the module that called it."""
 
-    def __init__(self, library: Any, path: str) -> None:
-        self._library, self._module = library, library.msctx_module(path)
+    def __init__(self, path: str) -> None:
+        self.module = core.load().c.msctx_module(path)
 
-    def enter(self, module: nn.Module, args: Any) -> None:
-        from torch.compiler import is_compiling
 
-        if not is_compiling():
-            _entered.before.append(self._library.msctx_enter_module(self._module))
+def _enter(hooks: _Hooks, module: nn.Module, args: Any) -> None:
+    if not is_compiling():
+        entries, call = _entered.entries, sys._getframe(1)
+        while entries and not _is_running(entries[-1].call):
+            core.load().c.msctx_enter_module(entries.pop().before)
+        entries.append(_Entry(hooks, core.load().c.msctx_enter_module(hooks.module), call))
 
-    def leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        from torch.compiler import is_compiling
 
-        if not is_compiling() and _entered.before:
-            self._library.msctx_enter_module(_entered.before.pop())
+def _is_running(call: FrameType) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _leave(hooks: _Hooks, module: nn.Module, args: Any, result: Any) -> None:
+    if not is_compiling() and any(one.hooks is hooks for one in _entered.entries):  # another hook may have raised before ours
+        while (entry := _entered.entries.pop()).hooks is not hooks:
+            pass
+        core.load().c.msctx_enter_module(entry.before)
 
 
 def turn(*, on: bool) -> None:
@@ -53,11 +86,11 @@ def turn(*, on: bool) -> None:
         if on == _on:
             return
         _on = on
-        for model in watched.models():
-            (_hook if on else _unhook)(model)
-        if not on:
-            _entered.before.clear()
-            core.load().c.msctx_enter_module(None)
+    for model in watched.models():  # whoever watches one holds its lock, and waits for ours
+        (_hook if on else _unhook)(model)
+    if not on:
+        _entered.entries.clear()
+        core.load().c.msctx_enter_module(None)
 
 
 def name_unwatched(met: Callable[[nn.Module], object]) -> None:
@@ -65,7 +98,6 @@ def name_unwatched(met: Callable[[nn.Module], object]) -> None:
 
     *met* is called with each before its first forward pass.
     """
-    from torch.compiler import is_compiling
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -83,10 +115,10 @@ def _hook(model: nn.Module) -> None:
     with _lock:
         for path, module in model.named_modules() if _on else ():
             if path and module not in _handles and not hasattr(module, "graph"):  # scripted modules take no hooks of Python's
-                hooks = _Hooks(core.load().c, path.replace("_orig_mod.", ""))
+                hooks = _Hooks(path.replace("_orig_mod.", ""))
                 _handles[module] = [
-                    module.register_forward_pre_hook(hooks.enter),
-                    module.register_forward_hook(hooks.leave, always_call=True),
+                    module.register_forward_pre_hook(_Hook(_enter, hooks)),
+                    module.register_forward_hook(_Hook(_leave, hooks), always_call=True),
                 ]
 
 

@@ -10,7 +10,7 @@ from msctx import notices
 from msctx.observers import files
 
 try:
-    from fcntl import LOCK_EX, flock
+    from fcntl import LOCK_EX, LOCK_UN, flock
 except ImportError:  # a system without: appending alone keeps records apart there
     flock = None  # type: ignore[assignment]
 
@@ -57,6 +57,9 @@ def _append(path: str, record: bytes) -> None:
                 os.ftruncate(file, end)
             raise
     finally:
+        if flock is not None:
+            with suppress(OSError):
+                flock(file, LOCK_UN)  # a process that was forked meanwhile has the file open, too
         os.close(file)
 
 

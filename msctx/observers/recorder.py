@@ -7,6 +7,7 @@ named as those of MindSpore's Running Data Recorder.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import threading
@@ -21,6 +22,8 @@ from msctx.observers.collector import RECENT, Reader
 from msctx.options.observation import Recorder
 
 OPTION = "env_config_path.rdr.enable"
+_numbers = itertools.count(1)
+"""Of the files of this process."""
 
 
 class RecorderReader(Reader):
@@ -50,7 +53,8 @@ class RecorderReader(Reader):
         before = owner.excepthook
 
         def hook(*args: Any) -> None:
-            self.fail(error_of(*args))
+            if any(one is hook for _, _, one in self._hooked):  # else somebody has kept it
+                self.fail(error_of(*args))
             before(*args)
 
         owner.excepthook = hook
@@ -81,7 +85,7 @@ class RecorderReader(Reader):
 
     def _write(self, reason: str) -> None:
         rows = collector.recent()
-        stem = self._folder / f"KERNEL.graph_exec_order.{time.strftime('%Y%m%d%H%M%S')}.{os.getpid()}"
+        stem = self._folder / f"KERNEL.graph_exec_order.{time.strftime('%Y%m%d%H%M%S')}.{os.getpid()}.{next(_numbers)}"
         text = ["================== execution order ==================", f"execution_order size: {len(rows)}", reason]
         for number, row in enumerate(rows):
             state = {-1: "running", -2: "raised"}.get(row["took"], f"{row['took']} us")

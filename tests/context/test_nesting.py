@@ -122,7 +122,7 @@ def test_a_step_costs_the_same_after_many_problems_and_contexts(algorithm: str) 
     for _ in range(3):
         step()
     first = [step() for _ in range(9)]
-    for width in range(5, 305):
+    for width in range(1005, 1305):  # other tests count their own problems
         with msctx.context(conv_fprop_algo=algorithm, deterministic="ON", max_call_depth=1000 + width):
             torch.nn.functional.conv2d(torch.ones(1, 1, 4, width), w)
     assert median([step() for _ in range(9)]) == median(first)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,3 +260,139 @@ def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
     before = resident()
     steps(10_000)
     assert resident() - before < 4 << 20
+
+
+# --- threads, forks, odd tensors ----------------------------------------------------------------------------------------
+
+
+def test_layers_are_chosen_while_other_threads_compute_and_steps_end(tmp_path: Path) -> None:
+    """The library calls Python's functions from any thread: they may not go meanwhile."""
+    stop, x = threading.Event(), torch.ones(8, 8)
+
+    def work() -> None:
+        while not stop.is_set():
+            torch.mm(x, x)
+            torch.relu(x)
+
+    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats", "dump_layer": "relu"}
+    with msctx.context(session=session):
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            msctx.step()
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_watching_and_entering_in_two_threads_do_not_wait_for_each_other() -> None:
+    stop = threading.Event()
+
+    def watches() -> None:
+        while not stop.is_set():
+            with msctx.context() as ctx:
+                ctx.watch(nn.Sequential(*[nn.Linear(1, 1) for _ in range(30)]))
+
+    threads = [threading.Thread(target=watches, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        with msctx.context(op_timeout=60):
+            pass
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_released_storages_and_nested_tensors_are_named_and_not_read(collected: Any) -> None:
+    base = torch.ones(1000)
+    view = base[400:]
+    base.untyped_storage().resize_(0)
+    rows = collected(lambda: torch.zeros_like(view))
+    assert [row["operator"] for row in rows] == ["aten::zeros_like"]
+    assert "min" not in rows[0]["inputs"][0]
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    assert any(row["operator"] == "aten::mul" for row in collected(lambda: nested * 2))
+
+
+def test_a_model_is_copied_and_pickled_under_observers(collected: Any) -> None:
+    net = model()
+
+    def run() -> None:
+        for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            other(torch.ones(2, 1, 8, 8))
+
+    with watched(net):
+        rows = collected(run)
+    assert {row["module"] for row in rows} == {""}
+
+
+def test_ctrl_c_in_a_forward_pass_leaves_the_names_right(collected: Any) -> None:
+    class Stops(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    net = nn.Sequential(nn.Sequential(Stops()), nn.ReLU())
+
+    def run() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            net[0](torch.ones(1))
+        net[1](torch.ones(1))
+        torch.ones(1).exp()
+
+    with watched(net):
+        rows = collected(run)
+    assert [row["module"] for row in rows if row["operator"] in ("aten::relu", "aten::exp")] == ["1", ""]
+
+
+def test_a_checkpoint_and_errors_of_hooks_pass_through(tmp_path: Path) -> None:
+    def refuses(_: torch.Tensor) -> torch.Tensor:
+        raise ValueError("refused")
+
+    x = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings(record=True) as found, msctx.context(session={"enable_exception_dump": 1}):
+        checkpoint(lambda a: (a * 2).sin(), x, use_reentrant=False).sum().backward()
+        assert not found
+        with pytest.raises(ValueError, match="refused"), torch.autograd.graph.saved_tensors_hooks(refuses, refuses):
+            x.sin()
+
+
+def test_a_forked_process_has_nothing_of_what_waits(tmp_path: Path) -> None:
+    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats"}
+    with msctx.context(session=session):
+        x = torch.ones(3)
+        for _ in range(100):
+            x = x + 1
+        if (child := os.fork()) == 0:
+            for _ in range(600):
+                torch.ones(3) * 2
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    (table,) = tmp_path.rglob("statistic.csv")
+    names = [line.split(",")[1] for line in table.read_text().splitlines()]
+    assert len(names) == len({*names}) == 102
+
+
+@pytest.mark.full
+def test_threads_that_have_ended_hold_no_memory(collected: Any) -> None:
+    w = torch.ones(3, requires_grad=True)
+
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+
+    def run() -> None:
+        def threads(count: int) -> None:
+            for _ in range(count):
+                thread = threading.Thread(target=lambda: w * 2)
+                thread.start()
+                thread.join()
+
+        threads(50)
+        before = resident()
+        threads(500)
+        assert resident() - before < 16 << 20
+
+    collected(run, overflow=3)

@@ -253,3 +253,76 @@ def test_the_options_of_the_session_win_over_mindspores_file(tmp_path: Path) -> 
         torch.ones(1) + 1
     assert (tmp_path / "session").exists()
     assert not (tmp_path / "dumps").exists()
+
+
+def test_two_processes_with_one_folder_keep_their_own(tmp_path: Path, run_python: Any) -> None:
+    with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path)}):
+        for _ in range(5):
+            torch.ones(2) + 1
+        other = f"""
+            import torch, msctx
+            with msctx.context(session={{"enable_dump": True, "dump_path": {str(tmp_path)!r}}}):
+                torch.ones(2) * 3
+        """
+        assert run_python(other).returncode == 0
+    names = [path.name.partition(".")[0] for path in tmp_path.rglob("*.npy")]
+    assert (names.count("add"), names.count("mul")) == (5, 1)
+
+
+def test_another_observers_folder_takes_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    session = {"enable_dump": True, "dump_path": "d", "enable_exception_dump": 1}
+    with pytest.warns(MsctxWarning, match="aten::mm raised"), pytest.raises(RuntimeError), msctx.context(session=session):
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+    assert len([*tmp_path.glob("extra-info/mm.*.npy")]) == 2
+    assert kinds(tmp_path / "d") == {"ones"}
+
+
+def test_what_is_there_already_stays(tmp_path: Path) -> None:
+    mine = tmp_path / "step0" / "rank0" / "dump.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    (tmp_path / ".msctx").mkdir()
+    dumped(tmp_path, model(), dump_format="msprobe")
+    assert mine.read_text() == "mine"
+    assert (tmp_path / ".msctx").exists()
+    (other,) = (tmp_path / "step0").glob("rank0.*/dump.json")
+    assert "Aten.addmm.0.forward" in json.loads(other.read_text())["data"]
+
+
+def test_two_scopes_in_one_step_are_one_dump(tmp_path: Path) -> None:
+    for operator in (torch.exp, torch.neg):
+        with msctx.context(
+            session={"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats"}, dump_format="msprobe"
+        ):
+            operator(torch.ones(1))
+    data = json.loads((tmp_path / "step0" / "rank0" / "dump.json").read_text())["data"]
+    assert {"Aten.exp.0.forward", "Aten.neg.0.forward"} <= {*data}
+
+
+@pytest.mark.parametrize("layers", ["name-regex([)", "relu name-regex(a{2,1})"])
+def test_a_wrong_expression_is_an_error_where_it_stands(layers: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="holds no regular expression"):
+        msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": layers})
+
+
+@pytest.mark.parametrize("layout", ["mindspore", "msprobe"])
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+def test_a_full_disk(layout: str, data: str, tmp_path: Path, run_python: Any) -> None:
+    done = run_python(f"""
+        import resource, torch, msctx
+        net = torch.nn.Linear(100, 100)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        session = {{"enable_dump": True, "dump_path": {str(tmp_path)!r}, "dump_mode": "all", "dump_data": {data!r}}}
+        torch.ones(1).sum().item()
+        with msctx.context(session=session, dump_format={layout!r}):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+            for _ in range(3):
+                net(torch.ones(100, 100)).sum().backward()
+                optimizer.step()
+        print("goes on")
+    """)
+    assert done.stdout.strip() == "goes on", done.stderr
+    assert done.stderr.count("File too large") == 1, done.stderr
+    for table in tmp_path.rglob("statistic.csv"):
+        assert table.read_text().endswith("\n"), "whole lines"

@@ -96,3 +96,24 @@ def test_code_that_catches_errors_without_end_fills_no_disk(here: Path) -> None:
             with pytest.raises(RuntimeError):
                 torch.mm(torch.ones(2, 3), torch.ones(2, 3))
     assert len([*here.glob("extra-info/*.replay.py")]) == 20
+
+
+FAILING = {
+    "strides": lambda: torch.randn(3, 4).t().view(12),
+    "an expanded tensor": lambda: torch.ones(1).expand(3).add_(1),
+    "a leaf": lambda: torch.ones(3, requires_grad=True).add_(1),
+    "another dtype": lambda: torch.ones(3).to(torch.uint16) // torch.ones(3).to(torch.uint16),
+    "out=": lambda: torch.mm(torch.ones(2, 3), torch.ones(2, 3), out=torch.empty(2, 2)),
+}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:aten..")
+@pytest.mark.parametrize("name", FAILING)
+def test_each_failure_comes_back(name: str, here: Path) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)) as raised, msctx.context(session={"enable_exception_dump": 1}):
+        FAILING[name]()
+    (script,) = here.glob("extra-info/*.replay.py")
+    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert again.returncode != 0
+    assert str(raised.value).splitlines()[0] in again.stderr

@@ -33,6 +33,13 @@ def overflows(run: Run, path: Path, mode: str = "all", net: nn.Module | None = N
     return [str(one.message) for one in found if str(one.message).startswith("overflow")]
 
 
+def fused_step() -> torch.Tensor:
+    parameter = nn.Parameter(torch.full((4,), 1e30))
+    parameter.grad = torch.full((4,), -1e30)
+    torch.optim.SGD([parameter], lr=1e30, fused=True).step()
+    return parameter.detach()
+
+
 PRODUCED: dict[str, tuple[str, Run]] = {
     "log": ("aten::log", lambda: (-torch.ones(3)).log().sum()),
     "division": ("aten::div", lambda: (torch.ones(3) / torch.zeros(3)).mean()),
@@ -44,6 +51,8 @@ PRODUCED: dict[str, tuple[str, Run]] = {
     "complex": ("aten::log", lambda: torch.zeros(3, dtype=torch.complex64).log() + 1),
     "a row that is masked throughout": ("aten::_softmax", lambda: torch.full((2, 2), -INF).softmax(-1) @ torch.ones(2, 2)),
     "foreach": ("aten::_foreach_div", lambda: torch._foreach_div([torch.ones(2)], 0.0)),
+    "fused": ("aten::_fused_sgd_", lambda: fused_step() + 1),
+    "foreach in place": ("aten::_foreach_mul_", lambda: torch._foreach_mul_([torch.full((2,), 3e38)], 9.0)),
     "reduction": ("aten::sum", lambda: torch.full((2,), 3e38).sum()),
 }
 
@@ -52,7 +61,9 @@ PRODUCED: dict[str, tuple[str, Run]] = {
 def test_the_producer_is_named(name: str, tmp_path: Path) -> None:
     operator, run = PRODUCED[name]
     first, *_ = overflows(run, tmp_path)
-    assert f": {operator} in no watched module, forward pass, test_overflow.py:" in first
+    assert (
+        f": {operator} in no watched module, {'optimizer' if name == 'fused' else 'forward pass'}, test_overflow.py:" in first
+    )
 
 
 HARMLESS: dict[str, Run] = {
@@ -64,6 +75,12 @@ HARMLESS: dict[str, Run] = {
     "memory without values": lambda: torch.empty(1000).fill_(1.0),
     "integers": lambda: torch.ones(3, dtype=torch.int32) * 2**31,
     "a smallest value": lambda: torch.minimum(torch.full((3,), INF), torch.ones(3)),
+    "a constant": lambda: torch.tensor(-INF) + torch.tensor([1.0, -INF]).exp(),
+    "a constant that is written": lambda: torch.ones(3).index_fill_(0, torch.tensor([0]), INF).clamp(max=1),
+    "an element that is set": lambda: torch.ones(3).__setitem__(0, INF),
+    "a loss that holds -inf": lambda: nn.functional.ctc_loss(
+        torch.zeros(6, 1, 4).log_softmax(-1), torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2])
+    ),
     "where": lambda: torch.where(torch.ones(3).bool(), torch.ones(3), -INF),
 }
 
@@ -82,6 +99,18 @@ def test_in_the_backward_pass_its_module_and_node_are_named(tmp_path: Path) -> N
     x = torch.zeros(3, requires_grad=True)
     (found,) = overflows(lambda: net(x).sum().backward(), tmp_path, net=net)
     assert "aten::div in module 1, backward pass (SqrtBackward0)" in found
+
+
+def test_what_the_engine_sums_belongs_to_the_node(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    (found,) = overflows(lambda: (net(torch.ones(8, 2)) * 2e38).sum().backward(), tmp_path / "a", net=net)[-1:]
+    assert "aten::sum in module 0, backward pass (AddmmBackward0)" in found
+
+
+def test_a_parameter_that_was_not_finite_is_so_in_place_too(tmp_path: Path) -> None:
+    (found,) = overflows(lambda: torch.full((3,), NAN).add_(1), tmp_path)
+    assert "aten::add_" in found
+    assert "not finite before: self float32[3]" in found
 
 
 def test_in_the_optimizer(tmp_path: Path) -> None:

@@ -103,3 +103,49 @@ def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any
     assert "ZeroDivisionError" in done.stderr
     (found,) = written(tmp_path)
     assert found["reason"] == "ZeroDivisionError: division by zero"
+
+
+def test_a_handled_error_around_the_block_and_a_normal_exit_are_no_failures(tmp_path: Path) -> None:
+    try:
+        raise ValueError("handled")
+    except ValueError:
+        with msctx.context(env_config_path=settings(tmp_path)):
+            torch.ones(3) + 1
+    with pytest.raises(SystemExit), msctx.context(env_config_path=settings(tmp_path)):
+        sys.exit(0)
+    assert not written(tmp_path)
+
+
+def test_whoever_keeps_the_hook_writes_nothing_later(tmp_path: Path) -> None:
+    before = threading.excepthook
+    try:
+        with msctx.context(env_config_path=settings(tmp_path)):
+            kept = threading.excepthook
+            threading.excepthook = lambda args: None
+        kept(threading.ExceptHookArgs((ValueError, ValueError("late"), None, None)))
+    finally:
+        threading.excepthook = before
+    assert not written(tmp_path)
+
+
+def test_failures_within_one_second_have_files_of_their_own(tmp_path: Path) -> None:
+    for number in range(3):
+        with pytest.raises(ValueError, match=str(number)), msctx.context(env_config_path=settings(tmp_path)):
+            raise ValueError(str(number))
+    assert {found["reason"] for found in written(tmp_path)} == {f"ValueError: {n}" for n in range(3)}
+
+
+def test_a_stack_overflow(tmp_path: Path, run_python: Any) -> None:
+    done = run_python(f"""
+        import ctypes, torch, msctx
+        with msctx.context(env_config_path={settings(tmp_path)!r}):
+            torch.ones(3).exp()
+            libc = ctypes.CDLL(None)
+            compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+            import sys; sys.setrecursionlimit(10**8)
+            values = (ctypes.c_int * 2)(1, 2)
+            deeper = compare(lambda a, b: libc.qsort(values, 2, 4, deeper) or 0)
+            libc.qsort(values, 2, 4, deeper)
+    """)
+    assert done.returncode == -signal.SIGSEGV, done.stderr[-300:]
+    assert [*tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.fatal.*.txt")]

@@ -2,6 +2,8 @@
 // signal's handler): it is raised once that has returned to Python, in the main thread; until then every further call ends with it.
 #pragma once
 
+#include <string>
+
 namespace msctx {
 
 // A function of Python's, which keeps it alive; nullptr: none.
@@ -10,5 +12,8 @@ using PythonFunction = void*;
 // Its answer, a number; `otherwise` where it raised, where there is none, and once the interpreter ends. No lock of ours may be held, but
 // one that is only ever tried. `format` is that of Py_BuildValue, for a tuple of arguments.
 long call_python(PythonFunction, long otherwise, const char* format, ...);
+
+// The type of the exception of Python's that is on its way through this thread's code; "": none.
+std::string error_in_python();
 
 }  // namespace msctx
