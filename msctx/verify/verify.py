@@ -138,7 +138,7 @@ def _note_unread(result: Result, reports: Sequence[Message]) -> None:
     unread = sum(report["unread"] for report in reports)
     lost = sum(report.get("lost", 0) for report in reports)
     for count, text in (
-        (unread, "not every tensor was compared: the collector reads those of the host that are dense and not quantized"),
+        (unread, "not every tensor was compared: the collector reads dense ones that are not quantized"),
         (lost, "some operators were lost: the collector had no room for them"),
     ):
         if count and text not in result.notes:
