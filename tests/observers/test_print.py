@@ -341,3 +341,28 @@ def test_a_full_disk_leaves_whole_records_and_costs_one_warning(tmp_path: Path, 
         found = [v for v in msctx.parse_print({str(tmp_path / "p")!r}) if isinstance(v, str)]
         assert found == ["x", "y", "y", "z"], found
     """)
+
+
+@pytest.mark.full
+def test_a_fork_while_another_thread_prints_leaves_no_lock(tmp_path: Path, passes_fresh: Callable[..., str]) -> None:
+    """The child inherits the file that is open at that moment, with its lock."""
+    passes_fresh(f"""
+        import os, threading, torch, msctx
+        show = msctx.Print()
+        with msctx.context(print_file_path={str(tmp_path / "p")!r}):
+            show("warm", torch.ones(2))
+            stop = threading.Event()
+            def prints():
+                while not stop.is_set():
+                    show("x", torch.ones(50))
+            thread = threading.Thread(target=prints)
+            thread.start()
+            for _ in range(50):
+                if (child := os.fork()) == 0:
+                    for _ in range(20):
+                        show("y", torch.ones(5))
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+            stop.set()
+            thread.join()
+    """)

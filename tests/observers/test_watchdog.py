@@ -78,3 +78,26 @@ def test_a_process_that_was_stopped_is_not_ended() -> None:
 
 def test_a_short_limit_is_watched_often() -> None:
     assert watchdog.WatchdogReader(Watchdog(1)).asked == {"running": 1}
+
+
+@pytest.mark.full
+def test_a_forked_process_is_not_ended_for_what_its_parent_runs(run_python: Any) -> None:
+    done = run_python(
+        SLEEPS
+        + """
+    import os, threading
+    with msctx.context(op_timeout=100):
+        thread = threading.Thread(target=lambda: sleep(torch.ones(1), 4.0))
+        thread.start()
+        time.sleep(0.5)
+        if (child := os.fork()) == 0:
+            with msctx.context(op_timeout=1):
+                for _ in range(20):
+                    torch.ones(2) + 1
+                    time.sleep(0.1)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        thread.join()
+    """
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
