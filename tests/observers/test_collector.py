@@ -347,7 +347,9 @@ def test_ctrl_c_in_a_forward_pass_leaves_the_names_right(collected: Any) -> None
     assert [row["module"] for row in rows if row["operator"] in ("aten::relu", "aten::exp")] == ["1", ""]
 
 
-def test_a_checkpoint_and_errors_of_hooks_pass_through(tmp_path: Path) -> None:
+def test_a_checkpoint_and_errors_of_hooks_pass_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
     def refuses(_: torch.Tensor) -> torch.Tensor:
         raise ValueError("refused")
 
