@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,16 @@ class RecorderReader(Reader):
             self._end()
         atexit.unregister(self._end)
         core.load().c.msctx_record_fatal("")
+        with suppress(OSError):  # there is nothing in it: the handler of a signal cannot make it
+            self._folder.rmdir()
+            self._folder.parent.rmdir()
         for owner, before, hook in self._hooked:
             if owner.excepthook is hook:
                 owner.excepthook = before
         self._hooked.clear()
 
     def _end(self) -> None:
-        if self.settings.mode == 2:
+        if self.settings.mode == 2 and collector.recent():
             self._write("ended")
 
     def fail(self, error: BaseException | None) -> None:

@@ -45,6 +45,7 @@ def test_a_normal_end(mode: int, tmp_path: Path) -> None:
         nn.functional.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
     found = written(tmp_path)
     assert len(found) == mode - 1
+    assert (tmp_path / "out" / "rank_0").exists() is bool(found), "no folder without files"
     for one in found:
         assert one["reason"] == "ended"
         assert (one["operators"][-1]["operator"], one["operators"][-1]["algorithm"]) == ("aten::convolution", "gemm")
