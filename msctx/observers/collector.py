@@ -21,7 +21,7 @@ Row = dict[str, Any]
 ROWS, OVERFLOWS, ERRORS, RECENT = range(4)
 """The queues of the library; of the last one, the last operators, nobody is handed any: who wants them asks."""
 ASK_AGAIN = 2
-
+"""Of :meth:`Reader.wants`: yes, and the next call of the operator is asked about again."""
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
           "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool", "ComplexFloat": "complex64",
@@ -105,7 +105,9 @@ def put(name: str, new: Reader | None) -> None:
             _safely(before, before.pause)
             del _readers[name]
             if lost := core.load().c.msctx_collect_dropped():
-                notices.tell("observers", "lost", f"{lost} operators came too fast for the observers: they are not reported")
+                notices.tell(
+                    "observers", "lost", f"{lost} operators could not be collected, or waited too long: they are not reported"
+                )
         if new is not None:
             new.process = os.getpid()
             _safely(new, new.begin)
@@ -162,7 +164,7 @@ def _take(queue: int) -> int:
         rows = core.load().c.msctx_collected(queue)
         for one in _of_this_process() if rows else ():
             if one.queue == queue:
-                _safely(one, lambda one=one: one.take(rows))  # type: ignore[misc]
+                _safely(one, functools.partial(one.take, rows))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from msctx import notices
@@ -76,7 +77,7 @@ class DumpReader(Reader):
         for row in rows:
             row["step"] = self._step
             if row["problem"]:
-                files.guarded(OPTION, self._folder, lambda text=row["problem"]: _fail(text))  # type: ignore[misc]
+                files.guarded(OPTION, self._folder, partial(_fail, row["problem"]))
         files.guarded(OPTION, self._folder, lambda: self._layout.write(rows, self._scratch.path))
 
     def end_step(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from msctx import notices
@@ -97,7 +98,7 @@ class ErrorReader(Reader):
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             self._count += 1
-            files.guarded(OPTION, self._folder, lambda row=row: self._write(row))  # type: ignore[misc]
+            files.guarded(OPTION, self._folder, partial(self._write, row))
         collector.refresh()
 
     def _write(self, row: Row) -> None:

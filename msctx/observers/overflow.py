@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from msctx import notices
@@ -60,7 +61,7 @@ class OverflowReader(Reader):
             self.found.append(row)
             if self.folder is not None:
                 _written[self._folder] += 1
-                files.guarded(OPTION, self._folder, lambda row=row: self._write(row))  # type: ignore[misc]
+                files.guarded(OPTION, self._folder, partial(self._write, row))
             collector.refresh()
             notices.tell(OPTION, str((self.settings, same)), sentence(row))
 
