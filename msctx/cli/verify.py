@@ -39,7 +39,8 @@ def verify(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="run (default), threads[:N], isa[:NAME], KEY=VALUE (an option of the second run; repeatable), or a certificate.",
+            help="run (default), threads[:N], isa[:NAME], compiled, ranks[:N], KEY=VALUE (of the second run; repeatable), or a "
+            "certificate.",
         ),
     ] = None,
     save: Annotated[
@@ -53,19 +54,24 @@ def verify(
     from msctx.run.config import read
     from msctx.run.ending import terminable
     from msctx.run.ranks import is_one_of_several
-    from msctx.verify import against as sides
+    from msctx.verify import against as others
     from msctx.verify import certificate
     from msctx.verify.runs import Side, Subject
 
     if is_one_of_several():
-        text = "it starts a process for each run, and does not hold ranks against each other: run it without torchrun"
+        text = "it starts the processes itself: run it without torchrun (--against ranks:N compares N ranks)"
         raise OptionError([Diagnostic("", text, "msctx verify")])
     is_entry = ":" in subject or subject.endswith(".py")
     words = [f"experiment.entry={subject}"] * is_entry + (overrides or [])
     what = Subject(None if is_entry else subject, words)
     named = against or ["run"]
     replayed = certificate.read(named[0]) if len(named) == 1 and named[0].endswith(".json") else None
-    for side in [Side("this run")] if replayed else sides.read(named).sides:
+    what_else = None if replayed else others.read(named)
+    if save is not None and what_else is not None and (what_else.are_ranks or what_else.what == "compiled"):
+        raise OptionError(
+            [Diagnostic("--save", f"no certificate is made against {what_else.what}", "command line", "other runs")]
+        )
+    for side in [Side("this run")] if what_else is None else what_else.sides:
         read(what.file, [*words, *side.words], need_entry=True)  # mistakes are reported before anything runs
     for path in filter(None, (save, html)):
         refuse_other(Path(path))
@@ -76,8 +82,10 @@ def verify(
         with terminable(), _progress() as watch:
             if replayed is not None:
                 result = runs.replay(what, replayed, named[0], steps, watch, writer.keep)
-            else:
-                result = runs.verify(what, sides.read(named), steps, watch, writer.keep)
+            elif what_else is not None and what_else.what == "compiled":
+                result = runs.compiled(what, what_else, steps, watch)
+            elif what_else is not None:
+                result = runs.verify(what, what_else, steps, watch, writer.keep)
     except KeyboardInterrupt:
         print("interrupted; the runs have ended, and nothing was written", file=sys.stderr)
         raise typer.Exit(130) from None

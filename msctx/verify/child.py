@@ -34,24 +34,27 @@ def _run(job: dict[str, Any], wire: Wire) -> None:
 
     core.load()
     wire.ask({"ready": _surroundings(experiment)})
-    if job["detail"] is None:
-        _digests(experiment, job, wire)
-    else:
-        _detail(experiment, job, wire)
+    tasks = {"digests": _digests, "replica": _digests, "detail": _detail, "compiled": _compiled}
+    tasks[job["task"]["kind"]](experiment, job, wire)
 
 
 def _digests(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
     from msctx.native import core
     from msctx.observers import collector, modules
     from msctx.verify.reader import DigestReader
+    from msctx.verify.replica import ReplicaReader
 
     def ended(**more: Any) -> None:
         answer = wire.ask({**reader.report, **more})
-        while "rows" in answer:
-            answer = wire.ask({"rows": sorted(reader.rows, key=lambda row: row.order)})
+        while "go" not in answer:
+            if "rows" in answer:
+                answer = wire.ask({"rows": sorted(reader.rows, key=lambda row: row.order)})
+            else:
+                assert isinstance(reader, ReplicaReader)
+                answer = wire.ask({"file": str(reader.save(answer["save"], Path(job["folder"])))})
         reader.forget()
 
-    reader = DigestReader(ended)
+    reader = {"digests": DigestReader, "replica": ReplicaReader}[job["task"]["kind"]](ended)
     collector.put("verify", reader)
     modules.name_unwatched(reader.meet)
     ending = _call(experiment, job["folder"])
@@ -63,14 +66,15 @@ def _detail(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
     from msctx.observers import collector, modules
     from msctx.verify.reader import DetailReader
 
-    wanted, *others = [tuple(call) for call in job["detail"]["calls"]]
+    task = job["task"]
+    wanted, *others = [tuple(call) for call in task["calls"]]
 
     def ended() -> None:
         if reader.is_there:
             lines = [reader.lines.get(call, "") for call in (wanted, *others)]
             wire.ask({"row": reader.row, "lines": lines, "generator": reader.generator})
 
-    reader = DetailReader(ended, job["detail"]["step"], wanted, others, Path(job["folder"]) / "tensors")
+    reader = DetailReader(ended, task["step"], wanted, others, Path(job["folder"]) / "tensors")
     reader.folder.mkdir(parents=True)
     collector.put("verify", reader)
     modules.name_unwatched(lambda model: None)
@@ -80,14 +84,30 @@ def _detail(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
     wire.send({"row": None, "lines": []})
 
 
+def _compiled(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
+    from msctx.observers import steps
+    from msctx.verify.compiled import Graphs
+
+    graphs = Graphs()
+
+    def ended(*_: Any, **more: Any) -> None:
+        wire.ask({**graphs.report, **more})
+        graphs.forget()
+
+    with steps.counting(ended), graphs.captured():
+        ending = _call(experiment, job["folder"])
+    ended(ended=ending)
+
+
 def _call(experiment: Experiment, folder: str) -> Message:
     """How the entry ended."""
-    from msctx.run import run_experiment
+    from msctx.run import ranks, run_experiment
 
     try:
         run_experiment(experiment, folder)
     except EntryFailed:
-        result = json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
+        mine = Path(folder) / (f"rank{ranks.rank()}" if ranks.rank() else "")
+        result = json.loads((mine / "result.json").read_text(encoding="utf-8"))
         return {"status": "failed", "error": result["error"], "reason": result.get("reason", result["error"])}
     return {"status": "completed"}
 

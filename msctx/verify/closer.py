@@ -42,7 +42,7 @@ def look(
         forward = _forward_of(row, rows[number])
         first_forward = first_forward or forward
         calls = [call_of(one, rows[number]) for one in (row, forward) if one is not None]
-        details.append({"step": finding.step, "calls": calls})
+        details.append({"kind": "detail", "step": finding.step, "calls": calls})
     with running(subject, [sides[number] for number in there], details) as runs:
         found: list[tuple[Path, dict[str, Any]]] = []
         for run in runs:

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from msctx.verify.rows import PARAMETER, Ran, Tensor
+from msctx.verify.rows import GRADIENT, PARAMETER, Ran, Tensor
 
-OPERATOR, RANDOM, INPUT, VALUE, PARTED = "operator", "random", "input", "parameter", "parted"
-"""What the first difference is: an operator's own; random numbers; of what came in from outside; of a parameter at the start; that
-one run goes another way."""
+OPERATOR, RANDOM, INPUT, PARTED = "operator", "random", "input", "parted"
+"""What the first difference is: an operator's own; random numbers; of what came in from outside; that one run goes another way. Or it
+is of a parameter or a gradient, where no operator made it."""
+STATE = (PARAMETER, GRADIENT)
 OVERWRITING = {"aten::copy_", "aten::fill_", "aten::zero_"}
 """What they write to may hold nothing yet."""
 
@@ -82,7 +83,7 @@ def _by_inputs(mine: Sequence[Ran], theirs: Sequence[Ran]) -> list[Ran]:
 def _classified(a: Ran, b: Ran) -> Difference:
     ignored = "self" if a.operator in OVERWRITING or is_seeded(a) else None
     inputs = _differing(a.inputs, b.inputs, ignored)
-    kind = VALUE if a.operator == PARAMETER else INPUT if inputs else RANDOM if is_seeded(a) else OPERATOR
+    kind = a.operator if a.operator in STATE else INPUT if inputs else RANDOM if is_seeded(a) else OPERATOR
     return Difference(kind, (a, b), inputs, _differing(a.outputs, b.outputs))
 
 

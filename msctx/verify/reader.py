@@ -95,13 +95,19 @@ class DigestReader(_Reader):
         """A model is called for the first time: what its parameters hold goes before what runs in it."""
         collector.flush()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if (bits := digest_of_bits(tensor)) is None:
-                continue
-            module, _, leaf = name.rpartition(".")
-            dtype, shape = str(tensor.dtype).removeprefix("torch."), "x".join(map(str, tensor.shape))
-            self._last += 1e-6
-            value = Tensor(leaf, dtype, shape, bits)
-            self._add(Ran(self._last, 0, PARAMETER, "", module, "forward", "", -1, -1, "", [], [value]))
+            self.add_value(PARAMETER, "forward", name, tensor)
+
+    def add_value(self, what: str, direction: str, name: str, tensor: torch.Tensor | None) -> None:
+        """A row of what a tensor holds that a model has, or of ``None``; none of a tensor that cannot be read."""
+        module, _, leaf = name.rpartition(".")
+        if tensor is None:
+            value = Tensor(leaf, "none", "", 0)
+        elif (bits := digest_of_bits(tensor)) is not None:
+            value = Tensor(leaf, str(tensor.dtype).removeprefix("torch."), "x".join(map(str, tensor.shape)), bits)
+        else:
+            return
+        self._last += 1e-6
+        self._add(Ran(self._last, 0, what, "", module, direction, "", -1, -1, "", [], [value]))
 
     @property
     def report(self) -> Message:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from msctx.verify import match
+from msctx.verify import match, rows
 
 MODULE, ENDED = "module", "ended"
 """More kinds of differences: of a module, where a certificate does not hold operators; that one run ends before the other."""
@@ -43,17 +43,24 @@ class Finding:
     @property
     def place(self) -> str:
         where = f"module {self.module}" if self.module else "no module"
-        direction = {"forward": "forward pass", "optimizer": "optimizer", "backward": f"backward pass ({self.node})"}
+        direction = {
+            "forward": "forward pass",
+            "optimizer": "optimizer",
+            "backward": "backward pass" + f" ({self.node})" * bool(self.node),
+        }
         parts = [f"{self.operator} in {where}", direction.get(self.direction, self.direction), f"step {self.step}"]
         return ", ".join(filter(None, [*parts, self.source]))
 
     @property
     def sentence(self) -> str:
         given, made = ", ".join(self.inputs), ", ".join(self.outputs)
+        tensor = f"{self.module}.{made}".lstrip(".")
         match self.kind:
             case match.OPERATOR if self.arguments:
                 shown = ", ".join(f"{name}: {a} and {b}" for name, (a, b) in self.arguments.items())
                 return f"{self.place}: it was called with the same tensors and other arguments ({shown})"
+            case match.OPERATOR if self.direction == "optimizer" and not self.values:
+                return f"{self.place}: the same tensors go in, and others come out ({made}); numbers may differ (learning rate)"
             case match.OPERATOR:
                 ran = f"; {' and '.join(self.algorithms)} ran" if len({*self.algorithms}) > 1 else ""
                 return f"{self.place}: its inputs agree and its outputs differ ({made}){ran}"
@@ -64,9 +71,17 @@ class Finding:
                     f"{self.place}: {given} differs, and no operator that ran before made it: data, a number that the program "
                     "computed, random numbers of Python or NumPy, or memory that nobody wrote"
                 )
-            case match.VALUE:
-                name = f"{self.module}.{made}".lstrip(".")
-                return f"parameter or buffer {name} differs when the model is called for the first time, step {self.step}"
+            case rows.PARAMETER if self.direction == "forward":
+                return f"parameter or buffer {tensor} differs when the model is called for the first time, step {self.step}"
+            case rows.PARAMETER:
+                return f"parameter {tensor} differs before step {self.step} of the optimizer, which did not make it differ"
+            case rows.GRADIENT:
+                return (
+                    f"the gradient of {tensor} differs when step {self.step} of the optimizer begins: it was not reduced over the "
+                    "ranks, or a rank changed it after that"
+                )
+            case "compiled":
+                return f"{self.place}: its inputs agree and its outputs differ by more than rounding; {self.reason}"
             case match.PARTED:
                 only = f" only {self.only_in} runs it" if self.only_in else " the runs go on with different tensors"
                 return f"the runs part here: {self.place}:{only}"
@@ -83,7 +98,8 @@ class Result:
     steps: int = 0
     """That agree."""
     operators: int = 0
-    """That were compared."""
+    """That were compared, or what *unit* counts."""
+    unit: str = "operators"
     finding: Finding | None = None
     notes: list[str] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +109,7 @@ class Result:
     def sentence(self) -> str:
         if self.finding is None:
             steps = f"{self.steps} step{'s' * (self.steps != 1)}"
-            return f"equal: {self.names[0]} and {self.names[1]} agree in {steps}, {self.operators} operators"
+            return f"equal: {self.names[0]} and {self.names[1]} agree in {steps}, {self.operators} {self.unit}"
         return f"{self.names[0]} and {self.names[1]} differ: {self.finding.sentence}"
 
     def as_json(self) -> dict[str, Any]:

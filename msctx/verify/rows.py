@@ -11,8 +11,9 @@ from msctx.observers.collector import Row, dtype_of
 if TYPE_CHECKING:
     import torch
 
-PARAMETER = "parameter"
-"""Stands for an operator: what a parameter or buffer holds when its model is called for the first time."""
+PARAMETER, GRADIENT = "parameter", "gradient"
+"""Stand for operators: what a parameter or buffer holds when its model is called for the first time, or a parameter and its gradient
+before the optimizer's step."""
 
 
 class Tensor(NamedTuple):

@@ -1,4 +1,4 @@
-"""The processes of the runs, which take turns: one computes a step while the other waits, so both have the whole machine."""
+"""The processes of the runs. They take turns, so that each has the whole machine, or, as ranks of one run, go together."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from msctx.verify.rows import Ran, from_json
 from msctx.verify.wire import Message, Wire
 
 GO = {"go": True}
+NOTHING: Message = {"step": -1, "digest": 0, "count": 0, "unread": 0, "segments": []}
+"""The report of a run that reports nothing."""
+GRACE = 30
+"""Seconds that a rank may still take after another one has ended."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +45,16 @@ class Subject:
 
 
 class Process:
-    """One run."""
+    """One run; *task* is what :mod:`msctx.verify.child` does beside it."""
 
-    def __init__(self, children: Children, subject: Subject, side: Side, folder: Path, detail: Message | None) -> None:
+    def __init__(self, children: Children, subject: Subject, side: Side, folder: Path, task: Message) -> None:
         self.name, self.folder = side.name, folder
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours)
         self._done: CompletedProcess[str] | None = None
-        job = {"file": subject.file, "words": [*subject.words, *side.words], "fd": theirs.fileno(), "folder": str(folder)}
-        command = [sys.executable, "-m", "msctx.verify.child", json.dumps(job | {"detail": detail})]
+        words = [*subject.words, *side.words]
+        job = {"file": subject.file, "words": words, "fd": theirs.fileno(), "folder": str(folder), "task": task}
+        command = [sys.executable, "-m", "msctx.verify.child", json.dumps(job)]
 
         def run() -> None:
             try:
@@ -60,7 +65,8 @@ class Process:
 
         self._thread = Thread(target=run, daemon=True)
         self._thread.start()
-        self.has_ended = self.has_died = False
+        self.has_answered = True
+        """It waits for an answer of ours."""
 
     def begin(self) -> Message:
         """Wait until it is ready; what it runs under."""
@@ -71,21 +77,41 @@ class Process:
 
     def go(self) -> Message:
         """Let it run to the end of a step, or its own."""
+        self.start()
+        return self.end()
+
+    def start(self) -> None:
         self._wire.send(GO)
-        found = self._received()
-        self.has_ended = "ended" in found
-        return found
+
+    def end(self) -> Message:
+        """What it reports of the step."""
+        return self._received()
+
+    def give_up(self) -> Message:
+        """Wait for it no longer."""
+        self.has_answered = False
+        return dict(NOTHING)
+
+    def fileno(self) -> int:
+        return self._wire.fileno()
 
     def rows(self) -> list[Ran]:
-        """The operators of the step."""
+        """The operators of the step, if it has come to its end."""
+        if not self.has_answered:
+            return []
         self._wire.send({"rows": True})
         return [from_json(one) for one in self._received()["rows"]]
+
+    def save(self, name: str) -> Path:
+        """The file that now holds a parameter, or its gradient."""
+        self._wire.send({"save": name})
+        return Path(self._received()["file"])
 
     def _received(self) -> Message:
         try:
             found = self._wire.receive()
         except (EOFError, ConnectionError):
-            return {"step": -1, "digest": 0, "count": 0, "unread": 0, "segments": [], "ended": self._death()}
+            return NOTHING | {"ended": self._death()}
         if "error" in found:
             kinds = {"EntryError": EntryError, "EntryFailed": EntryFailed}
             error = kinds.get(found["kind"], MsctxError)(found["error"])
@@ -94,7 +120,7 @@ class Process:
         return found
 
     def _death(self) -> Message:
-        self.has_died = True
+        self.has_answered = False
         self._thread.join()
         assert self._done is not None
         code = self._done.returncode
@@ -109,14 +135,14 @@ class Process:
 
 
 @contextmanager
-def running(subject: Subject, sides: Sequence[Side], details: Sequence[Message | None]) -> Iterator[list[Process]]:
+def running(subject: Subject, sides: Sequence[Side], tasks: Sequence[Message]) -> Iterator[list[Process]]:
     """Start a process for each side; none is left when the block is."""
     with TemporaryDirectory(prefix="msctx-verify-") as folder:
         started: list[Process] = []
         try:
             with Children(Path(folder)) as children:
-                for number, (side, detail) in enumerate(zip(sides, details, strict=True)):
-                    started.append(Process(children, subject, side, Path(folder) / str(number), detail))
+                for number, (side, task) in enumerate(zip(sides, tasks, strict=True)):
+                    started.append(Process(children, subject, side, Path(folder) / str(number), task))
                 yield started
         finally:
             for one in started:

@@ -28,6 +28,8 @@ def facts(result: Result) -> dict[str, str]:
 
 def amount(one: dict[str, Any]) -> str:
     """By how much a tensor differs."""
+    if "compiled" in one:
+        return f"relative error against float64: eager {one['eager']:.2g}, compiled {one['compiled']:.2g}"
     if one["differing"] is None:
         return "other shapes"
     parts = [f"{one['differing']} of {one['elements']} elements differ"]

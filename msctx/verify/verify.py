@@ -1,61 +1,142 @@
-"""Two runs side by side, step by step, until they differ; or one run beside a certificate."""
+"""Runs side by side, step by step, until they differ; or one run beside a certificate."""
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from msctx.errors import EntryFailed
-from msctx.verify import closer
-from msctx.verify.against import Pair
+from msctx.verify import closer, values
+from msctx.verify.against import Against
 from msctx.verify.certificate import Certificate
-from msctx.verify.match import PARTED, VALUE, Difference, first_difference
+from msctx.verify.match import PARTED, STATE, Difference, first_difference
 from msctx.verify.result import ENDED, MODULE, Finding, Result
-from msctx.verify.rows import Ran
-from msctx.verify.runs import Side, Subject, running
+from msctx.verify.rows import PARAMETER, Ran
+from msctx.verify.runs import GRACE, Process, Side, Subject, running
 from msctx.verify.wire import Message
 
 Watch = Callable[[str], object]
 Keep = Callable[[Message], object]
+DIGESTS, REPLICA, COMPILED = {"kind": "digests"}, {"kind": "replica"}, {"kind": "compiled"}
+"""What a run does beside itself."""
 
 
-def verify(subject: Subject, pair: Pair, steps: int | None, watch: Watch, keep: Keep) -> Result:
-    """Run both, and compare every operator of the first *steps* steps, or of all; then look closer at the one that differs.
+def verify(subject: Subject, against: Against, steps: int | None, watch: Watch, keep: Keep) -> Result:
+    """Run all sides, and compare every operator of the first *steps* steps, or of all; then look closer at the one that differs.
+
+    Of ranks, their parameters, gradients and optimizers are compared with those of the first.
 
     Args:
         watch: called with a line on what is done.
-        keep: called with what the second run ran under, and the report of each of its steps.
+        keep: called with what the last run ran under, and the report of each of its steps.
 
     Raises:
-        EntryFailed: the entry raised, in both runs alike.
+        EntryFailed: the entry raised, in all runs alike.
         MsctxError: an option or the entry cannot be used.
     """
-    result = Result(pair.against, (pair.sides[0].name, pair.sides[1].name), notes=[pair.note] if pair.note else [])
+    sides = against.sides
+    result = Result(against.what, (sides[0].name, sides[1].name), notes=[against.note] if against.note else [])
     difference: Difference | None = None
     rows: list[list[Ran]] = []
 
-    def explained(reports: Sequence[Message]) -> Finding | None:
-        nonlocal difference, rows
-        rows = [[] if any(each.has_died for each in both) else one.rows() for one in both]
-        difference = first_difference(*rows)
-        if difference is None or difference.kind == PARTED:
-            return _ended(reports, result) or (_finding(result, difference, rows) if difference else None)
-        return _finding(result, difference, rows)
+    with running(subject, sides, [REPLICA if against.are_ranks else DIGESTS] * len(sides)) as runs:
+        pair, longest = runs[:2], 0.0
 
-    with running(subject, pair.sides, (None, None)) as both:
-        surroundings = [one.begin() for one in both]
+        def go() -> list[Message]:
+            nonlocal pair, longest
+            began = time.monotonic()
+            reports = _together(runs, longest) if against.are_ranks else [one.go() for one in runs]
+            longest = max(longest, time.monotonic() - began)
+            number = next((i for i, one in enumerate(reports) if not _agree(one, reports[0])), 1)
+            pair = [runs[0], runs[number]]
+            result.names = pair[0].name, pair[1].name
+            return [reports[0], reports[number]]
+
+        def explained(reports: Sequence[Message]) -> Finding | None:
+            nonlocal difference, rows
+            rows = [one.rows() for one in pair]
+            difference = first_difference(*rows)
+            if difference is None or difference.kind == PARTED:
+                return _ended(reports, result) or (_finding(result, difference, rows) if difference else None)
+            found = _finding(result, difference, rows)
+            if against.are_ranks and difference.kind in STATE:
+                found.values = _amount(pair, difference)
+            return found
+
+        surroundings = [one.begin() for one in runs]
         keep(surroundings[-1])
-        _compare(result, lambda: [one.go() for one in both], steps, watch, keep, explained)
-    if difference is not None and result.finding is not None and result.finding.kind not in (ENDED, VALUE):
+        _compare(result, go, steps, watch, keep, explained)
+    has_place = difference is not None and result.finding is not None and result.finding.kind not in (ENDED, PARAMETER)
+    if difference is not None and has_place and not against.are_ranks:
         watch("one more pair of runs, for the lines and the values")
-        closer.look(subject, pair.sides, result, difference, rows)
+        closer.look(subject, sides, result, difference, rows)
     return result
+
+
+def compiled(subject: Subject, against: Against, steps: int | None, watch: Watch) -> Result:
+    """Run once, eagerly, and every graph that is compiled beside it on the same inputs; see :mod:`msctx.verify.compiled`."""
+    result = Result(against.what, ("eager", "compiled"), unit="calls of compiled graphs")
+    notes: set[str] = set()
+    with running(subject, against.sides, [COMPILED]) as (run,):
+        run.begin()
+        while result.finding is None and (steps is None or result.steps < steps):
+            report = run.go()
+            notes |= {*report.get("notes", ())}
+            result.operators += report["count"]
+            watch(f"step {result.steps}: {result.operators} {result.unit}")
+            if found := report.get("finding"):
+                result.finding = Finding(**found, step=result.steps)
+            elif _ending(report, "status") == "failed":
+                raise EntryFailed(f"the entry raised\n{report['ended']['error']}")
+            elif "ended" in report:
+                break
+            else:
+                result.steps += 1
+    nearer = report["nearer"]
+    result.notes = sorted(notes)
+    if total := sum(nearer.values()):
+        result.notes.append(
+            f"nearer to float64: eager in {nearer['eager']} of {total} results that differ, compiled in the others"
+        )
+    if not result.operators:
+        result.notes.append("nothing was compiled")
+    return result
+
+
+def _together(runs: Sequence[Process], longest: float) -> list[Message]:
+    """All go on at once, for ranks wait for each other; where one has ended, the others get some time to end, too."""
+    for one in runs:
+        one.start()
+    reports: dict[Process, Message] = {}
+    while len(reports) < len(runs):
+        has_ended = any("ended" in report for report in reports.values())
+        waiting = [one for one in runs if one not in reports]
+        ready = select.select(waiting, [], [], max(GRACE, 3 * longest) if has_ended else None)[0]
+        reports |= {one: one.end() for one in ready} or {one: one.give_up() for one in waiting}
+    return [reports[one] for one in runs]
+
+
+def _agree(one: Message, other: Message) -> bool:
+    return all(one[name] == other[name] for name in ("digest", "count")) and all(
+        _ending(one, name) == _ending(other, name) for name in ("status", "reason")
+    )
+
+
+def _amount(pair: Sequence[Process], difference: Difference) -> list[dict[str, Any]]:
+    """By how much a parameter differs now, or its gradient."""
+    row = next(row for row in difference.rows if row is not None)
+    name = f"{row.module}.{row.outputs[0].argument}".lstrip(".")
+    files = [one.save(f"{row.operator}:{name}") for one in pair]
+    return [{"tensor": f"{row.operator} {name}", **values.difference(*files)}] if all(file.is_file() for file in files) else []
 
 
 def replay(subject: Subject, certificate: Certificate, name: str, steps: int | None, watch: Watch, keep: Keep) -> Result:
     """Run once, and compare the digests with those of a certificate; as :func:`verify`."""
     result = Result(name, ("the certificate", "this run"))
     steps = min(steps or certificate.steps, certificate.steps)
-    with running(subject, [Side("this run")], [None]) as (run,):
+    with running(subject, [Side("this run")], [DIGESTS]) as (run,):
         surroundings = run.begin()
         result.settings = certificate.differing(surroundings)
         keep(surroundings)
@@ -79,7 +160,7 @@ def _compare(
         _note_unread(result, reports)
         if any(reports[0][name] != reports[1][name] for name in ("digest", "count")):
             result.finding = explained(reports) or _ended(reports, result) or _module(result, reports)
-        elif any(_ending(reports[0], name) != _ending(reports[1], name) for name in ("status", "reason")):
+        elif not _agree(*reports):
             result.finding = _ended(reports, result)
         else:
             result.operators += reports[0]["count"]

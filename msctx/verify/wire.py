@@ -16,6 +16,9 @@ class Wire:
         self._end = end
         self._lines = end.makefile("r", encoding="utf-8")
 
+    def fileno(self) -> int:
+        return self._end.fileno()
+
     def send(self, message: Message) -> None:
         self._end.sendall(json.dumps(message).encode() + b"\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -109,3 +110,55 @@ def train(
             raise ValueError("the data are gone")
         loss.backward()
         optimizer.step()
+
+
+def miscompiled(fault: str = "", steps: int = 2, dtype: str = "float32") -> None:
+    """A compiler that takes one function for another in the graph: of the forward or the backward pass."""
+    import torch._inductor.config
+
+    aten = torch.ops.aten
+    wrong = {"forward": (aten.tanh.default, aten.sigmoid.default), "backward": (aten.sum.dim_IntList, aten.amax.default)}
+
+    def change(graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            if fault and node.target is wrong[fault][0]:
+                node.target = wrong[fault][1]
+
+    torch._inductor.config.post_grad_custom_post_pass = change
+    torch.manual_seed(0)
+    model = Net("dropout", -1).to(getattr(torch, dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 8, dtype=getattr(torch, dtype))).pow(2).mean().backward()
+        optimizer.step()
+
+
+def replicas(fault: str = "", step: int = 1, steps: int = 3) -> None:
+    """A rank that goes its own way."""
+    from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    is_faulty = dist.get_rank() == dist.get_world_size() - 1
+    torch.manual_seed(dist.get_rank())
+    model = Net("", -1)
+    run = model if fault == "alone" else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for now in range(steps):
+        if fault == "raises" and is_faulty and now == step:
+            raise ValueError("the data are gone")
+        optimizer.zero_grad()
+        with run.no_sync() if fault == "unreduced" and now == step else nullcontext():
+            run(torch.randn(5, 8)).pow(2).mean().backward()
+        if is_faulty and now == step:
+            if fault == "weight":
+                model.head.weight.data[0].add_(1)
+            elif fault == "gradient":
+                model.head.bias.grad.add_(1)
+            elif fault == "rate":
+                optimizer.param_groups[0]["lr"] = 0.2
+        optimizer.step()
+        if fault == "stops" and is_faulty and now == step:
+            break
+    dist.destroy_process_group()

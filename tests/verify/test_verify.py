@@ -14,7 +14,8 @@ import pytest
 
 from msctx.cli import main
 
-ENTRY = str(Path(__file__).with_name("planted.py")) + ":train"
+FILE = str(Path(__file__).with_name("planted.py"))
+ENTRY = f"{FILE}:train"
 SOURCE = Path(__file__).with_name("planted.py").read_text(encoding="utf-8").splitlines()
 
 
@@ -23,15 +24,15 @@ def line(part: str) -> str:
     return f"planted.py:{next(number for number, text in enumerate(SOURCE, 1) if part in text)}"
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *words: str, entry: str = "train") -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as end:
-        main(["verify", ENTRY, *words])
+        main(["verify", f"{FILE}:{entry}", *words])
     out, err = capsys.readouterr()
     return int(end.value.code or 0), out, err
 
 
-def found(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1) -> dict[str, Any]:
-    ended, out, err = run(capsys, *words, "--json")
+def found(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1, entry: str = "train") -> dict[str, Any]:
+    ended, out, err = run(capsys, *words, "--json", entry=entry)
     assert ended == code, err + out
     return dict(json.loads(out))
 
@@ -158,10 +159,68 @@ def test_mistakes_are_reported_before_anything_runs(words: tuple[str, ...], code
     assert "Traceback" not in err
 
 
-def test_several_ranks_are_refused(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_is_refused(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = run(capsys)
-    assert (code, "without torchrun" in err) == (2, True)
+    assert (code, "--against ranks:N" in err) == (2, True)
+
+
+@pytest.mark.parametrize("what", ["ranks", "compiled"])
+def test_no_certificate_of_ranks_or_compiled_code(what: str, capsys: Any, tmp_path: Path) -> None:
+    code, _, err = run(capsys, "--against", what, "--save", str(tmp_path / "run.cert.json"))
+    assert (code, f"no certificate is made against {what}" in err) == (2, True)
+
+
+RANKS: dict[str, tuple[str, str, str, int]] = {
+    "weight": ("parameter", "head", "optimizer", 1),
+    "gradient": ("gradient", "head", "optimizer", 1),
+    "unreduced": ("gradient", "first", "optimizer", 1),
+    "rate": ("operator", "", "optimizer", 1),
+    "alone": ("parameter", "first", "forward", 0),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", RANKS)
+def test_a_rank_that_goes_its_own_way(fault: str, capsys: Any) -> None:
+    result = found(capsys, f"args.fault={fault}", "--against", "ranks:3" if fault == "weight" else "ranks", entry="replicas")
+    finding = result["finding"]
+    assert (finding["kind"], finding["module"], finding["direction"], finding["step"]) == RANKS[fault]
+    assert result["names"] == ["rank 0", "rank 2" if fault == "weight" else "rank 1"]
+    if finding["kind"] != "operator":
+        assert finding["values"][0]["differing"] > 0
+
+
+@pytest.mark.full
+def test_ranks_that_agree(capsys: Any) -> None:
+    result = found(capsys, "--against", "ranks", code=0, entry="replicas")
+    assert (result["steps"], result["operators"] > 20) == (3, True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("fault", "reason"), [("stops", "rank 1 ended, and rank 0 goes on"), ("raises", "rank 1 failed")])
+def test_a_rank_that_ends_early(fault: str, reason: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msctx.verify.verify.GRACE", 3)
+    finding = found(capsys, f"args.fault={fault}", "--against", "ranks", entry="replicas")["finding"]
+    assert (finding["kind"], reason in finding["reason"]) == ("ended", True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("fault", "place"), [("forward", ("tanh", "body.0", "forward")), ("backward", ("linear", "first", "backward"))]
+)
+def test_what_is_compiled_wrongly_is_named(fault: str, place: tuple[str, str, str], capsys: Any) -> None:
+    result = found(capsys, f"args.fault={fault}", "--against", "compiled", entry="miscompiled")
+    finding = result["finding"]
+    assert (finding["kind"], finding["operator"], finding["module"], finding["direction"]) == ("compiled", *place)
+    assert "the compiled code is off" in result["sentence"]
+
+
+@pytest.mark.full
+def test_code_that_is_compiled_well(capsys: Any) -> None:
+    result = found(capsys, "--against", "compiled", code=0, entry="miscompiled")
+    assert (result["steps"], result["operators"], result["unit"]) == (2, 2, "calls of compiled graphs")
+    assert any(note.startswith("nearer to float64: eager in") for note in result["notes"])
 
 
 @pytest.mark.full

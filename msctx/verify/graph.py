@@ -1,0 +1,180 @@
+"""A graph of Dynamo's: in float64, up to a node, and run on copies of its inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from msctx.errors import MsctxError
+
+LOW = (torch.float16, torch.bfloat16, torch.float32)
+TO_LOW = ("half", "bfloat16", "float")
+RANDOM = (torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal)
+"""They draw other numbers in float64. Dropout and the like draw the same."""
+ENTER, LEAVE = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+
+
+class NotComparable(MsctxError):
+    """A graph that cannot run three times."""
+
+
+class Sample:
+    """The inputs of a call. Each run has copies of them, the same random numbers, and the same gradients of its results."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        for one in inputs:
+            if isinstance(one, torch.Tensor) and (one.layout is not torch.strided or one.is_quantized):
+                raise NotComparable("a tensor is sparse or quantized")
+        self._inputs = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in inputs]
+        self._requires_grad = [
+            isinstance(one, torch.Tensor) and one.requires_grad and torch.is_grad_enabled() for one in inputs
+        ]
+
+    def run(self, call: Callable[..., Any], *, wide: bool = False, nudge: bool = False) -> dict[str, torch.Tensor]:
+        """The results, what the inputs hold after it, and the gradients of inputs, by name.
+
+        Args:
+            wide: the inputs are converted to float64.
+            nudge: they are changed in their last bit, up or down.
+        """
+        draw = torch.Generator().manual_seed(0)
+        leaves = [self._prepared(one, draw, wide=wide, nudge=nudge) for one in self._inputs]
+        for leaf, needs in zip(leaves, self._requires_grad, strict=True):
+            if needs:
+                leaf.requires_grad_()
+        given = [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves]
+        with torch.random.fork_rng(), torch.set_grad_enabled(torch.is_grad_enabled()):
+            made = call(*given)
+            results = [one for one in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(one, torch.Tensor)]
+            found = {f"result {number}": one for number, one in enumerate(results)}
+            found |= {f"input {number} afterwards": one for number, one in enumerate(given) if isinstance(one, torch.Tensor)}
+            found |= self._gradients(results, leaves)
+        return {name: one.detach() for name, one in found.items()}
+
+    def _prepared(self, one: Any, draw: torch.Generator, *, wide: bool, nudge: bool) -> Any:
+        if not isinstance(one, torch.Tensor):
+            return one
+        if one.dtype not in LOW:
+            return one.clone()
+        if nudge:
+            up = torch.rand(one.shape, generator=draw).to(one) * 2 - 1
+            return one * (1 + up * torch.finfo(one.dtype).eps)
+        return one.double() if wide else one.clone()
+
+    def _gradients(self, results: Sequence[torch.Tensor], leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
+        ends = [one for one in results if one.requires_grad]
+        starts = {number: leaf for number, leaf in enumerate(leaves) if self._requires_grad[number]}
+        if not ends or not starts:
+            return {}
+        draw = torch.Generator().manual_seed(1)
+        weights = [torch.randn(one.shape, generator=draw).bfloat16().to(one) for one in ends]  # every dtype holds these
+        found = torch.autograd.grad(ends, [*starts.values()], weights, allow_unused=True)
+        return {f"gradient of input {n}": g for n, g in zip(starts, found, strict=True) if g is not None}
+
+
+def in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values; a complex number counts as two."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
+
+
+def wide(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy in which float64 stands for the smaller dtypes."""
+    copy = deepcopy(gm).double()
+    for part in copy.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                _widen(node)
+            part.recompile()
+    return copy
+
+
+def _widen(node: fx.Node) -> None:
+    if node.target in (ENTER, LEAVE):  # which leave float64 alone
+        return
+    if node.target in RANDOM:
+        drawn, made = node.target, node.meta.get("example_value")
+        dtype = made.dtype if isinstance(made, torch.Tensor) else torch.float32
+        node.target = _drawn_as(drawn, dtype)
+        return
+    node.args = map_aggregate(node.args, _wider)
+    node.kwargs = map_aggregate(node.kwargs, _wider)
+    if node.op == "call_method" and node.target in TO_LOW:
+        node.target = "double"
+
+
+def _wider(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in LOW else value
+
+
+def _drawn_as(draw: Callable[..., torch.Tensor], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    def drawn(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if draw is torch.normal:
+            return draw(*(one.to(dtype) if isinstance(one, torch.Tensor) else one for one in args), **kwargs).double()
+        return draw(*args, **kwargs | {"dtype": dtype}).double()
+
+    drawn.__name__ = "drawn"
+    return drawn
+
+
+def up_to(gm: fx.GraphModule, last: fx.Node) -> fx.GraphModule:
+    """The graph up to a node; it returns what the rest needs of it."""
+    part = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    entered: list[fx.Node] = []
+    for node in _before(gm, last):
+        copied[node] = part.node_copy(node, copied.__getitem__)
+        if node.target is ENTER:
+            entered.append(copied[node])
+        elif node.target is LEAVE:
+            entered.remove(copied[node.args[0]])  # type: ignore[index]
+    for one in reversed(entered):
+        part.call_function(LEAVE, (one,))
+    made = [node for node in copied if _is_result(node) and (node is last or any(user not in copied for user in node.users))]
+    part.output(tuple(copied[node] for node in made))
+    return fx.GraphModule(gm, part)
+
+
+def _before(gm: fx.GraphModule, last: fx.Node) -> Iterator[fx.Node]:
+    """All inputs, and the nodes up to *last*."""
+    nodes = [*gm.graph.nodes]
+    end = nodes.index(last)
+    return (node for number, node in enumerate(nodes) if number <= end or node.op == "placeholder")
+
+
+def _is_result(node: fx.Node) -> bool:
+    return node.op not in ("placeholder", "get_attr") and isinstance(node.meta.get("example_value"), torch.Tensor)
+
+
+def maker(node: fx.Node) -> fx.Node:
+    """Of an element of a tuple the node that made the tuple."""
+    while getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def name_of(node: fx.Node) -> str:
+    """``linear``, ``aten::relu``."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.name
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def module_of(node: fx.Node) -> str:
+    """The path of the module that calls it: ``body.1``; "" of the model itself."""
+    stack = [*(node.meta.get("nn_module_stack") or {}).values()]
+    return re.sub(r"^L\[[^]]*\]\.?|_orig_mod\.", "", stack[-1][0]) if stack else ""
+
+
+def line_of(node: fx.Node) -> str:
+    """The user's line that calls it: ``train.py:12``."""
+    places = re.findall(r'File "(.*?)", line (\d+)', node.meta.get("stack_trace") or "")
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    users = [f"{Path(file).name}:{line}" for file, line in places if not file.startswith(ours)]
+    return users[-1] if users else ""

@@ -1,0 +1,166 @@
+"""Compiled code beside eager code: what a compiler computes wrongly is named, and rounding is no difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+from msctx.verify.compiled import Graphs
+
+HERE = Path(__file__).name
+
+
+class WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def with_wrong_backward(x: torch.Tensor) -> torch.Tensor:
+    return WrongBackward.apply(x)
+
+
+def taking(wanted: str, other: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiler that takes one function for another."""
+
+    def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        for node in gm.graph.nodes:
+            if wanted in (node.target, getattr(node.target, "__name__", "")):
+                node.op, node.target = "call_function", other
+        gm.recompile()
+        return gm
+
+    return backend
+
+
+class Block(nn.Module):
+    def __init__(self, act: Callable[..., Any] = torch.tanh) -> None:
+        super().__init__()
+        self.inner, self.act = nn.Linear(8, 8), act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.inner(x)) + x
+
+
+def net(places: int = 3, wrong: int = 1, act: Callable[..., Any] = torch.tanh) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block(act if place == wrong else torch.relu) for place in range(places)])
+
+
+def report(model: nn.Module, backend: Any, x: torch.Tensor | None = None) -> dict[str, Any]:
+    torch._dynamo.reset()
+    graphs = Graphs()
+    with graphs.captured():
+        result = torch.compile(model, backend=backend)(torch.randn(4, 8) if x is None else x)
+        if result.requires_grad:
+            result.sum().backward()
+    torch._dynamo.reset()
+    return graphs.report
+
+
+def test_what_a_compiler_takes_for_something_else_is_named() -> None:
+    found = report(net(), taking("tanh", torch.sigmoid))["finding"]
+    assert (found["operator"], found["module"], found["direction"]) == ("tanh", "1", "forward")
+    assert found["source"].startswith(f"{HERE}:")
+    assert found["reason"] == "the compiled code is off"
+    (result, *_) = found["values"]
+    assert result["eager"] < 1e-6 < 1e-2 < result["compiled"]
+
+
+def test_a_wrong_backward_pass_is_named() -> None:
+    found = report(net(), taking("tanh", with_wrong_backward))["finding"]
+    assert (found["operator"], found["module"], found["direction"]) == ("tanh", "1", "backward")
+
+
+@pytest.mark.full
+def test_the_side_that_is_off_is_named() -> None:
+    """Inductor takes such round trips away."""
+    found = report(net(act=lambda x: x.to(torch.float16).to(torch.float32)), "inductor")["finding"]
+    assert (found["operator"], found["module"], found["reason"]) == ("to", "1", "the eager code is off")
+
+
+def test_rounding_is_no_difference() -> None:
+    def otherwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return (x.flip(-1).unsqueeze(-2) * weight.flip(-1)).sum(-1) + bias
+
+    found = report(net(), taking("linear", otherwise))
+    assert (found["finding"], found["count"], found["notes"]) == (None, 1, [])
+    assert sum(found["nearer"].values()) > 0
+
+
+def test_a_gradient_that_is_only_rounding_is_no_difference() -> None:
+    """That of a bias is zero but for rounding, where a mean is subtracted after it."""
+
+    class Centred(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - torch.mean(x, 0)
+
+    def otherwise(x: torch.Tensor, axis: int) -> torch.Tensor:
+        return x.flip(axis).cumsum(axis)[-1] / x.shape[axis]
+
+    found = report(nn.Sequential(nn.Linear(8, 8), Centred()), taking("mean", otherwise), torch.randn(100, 8))
+    assert (found["finding"], found["count"]) == (None, 1)
+
+
+def test_random_numbers_are_the_same_on_all_sides() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(x, 0.5) + torch.rand_like(x) * torch.randn(8)
+
+    found = report(nn.Sequential(nn.Linear(8, 8), Noisy()), taking("nothing", torch.relu))
+    assert (found["finding"], found["count"]) == (None, 1)
+    assert report(nn.Sequential(Block(), Noisy()), taking("tanh", torch.sigmoid))["finding"]["module"] == "0"
+
+
+def test_autocast_inside_the_model() -> None:
+    class Low(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                x = torch.tanh(self.first(x))
+            return self.second(x.float())
+
+    assert report(Low(), taking("nothing", torch.relu))["finding"] is None
+    found = report(Low(), taking("tanh", torch.sigmoid))["finding"]
+    assert found["operator"] == "tanh"
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_what_does_not_compile_is_noted() -> None:
+    def refuses(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
+        raise RuntimeError("no compiler here")
+
+    found = report(net(), refuses)
+    assert (found["count"], found["finding"]) == (0, None)
+    assert found["notes"] == ["a graph does not compile (RuntimeError: no compiler here)"]
+
+
+def test_each_outermost_module_is_compiled_once_and_nothing_stays() -> None:
+    call, compile_ = nn.Module.__call__, torch.compile
+    model, loss, graphs = net(), nn.MSELoss(), Graphs()
+    with graphs.captured():
+        for _ in range(2):
+            loss(model(torch.randn(4, 8)), torch.zeros(4, 8)).backward()
+    assert (graphs.report["count"], graphs.report["finding"]) == (4, None)
+    assert (nn.Module.__call__, torch.compile) == (call, compile_)
+    torch._dynamo.reset()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("place", range(10))
+@pytest.mark.parametrize(("other", "direction"), [(torch.sigmoid, "forward"), (with_wrong_backward, "backward")])
+def test_planted_faults(place: int, other: Callable[..., Any], direction: str) -> None:
+    found = report(net(10, place), taking("tanh", other))["finding"]
+    assert (found["operator"], found["module"], found["direction"]) == ("tanh", str(place), direction)
