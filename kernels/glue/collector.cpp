@@ -85,8 +85,9 @@ struct Here {
   bool is_inside = false;
   int backward = 0, optimizer = 0;
   const char* node = "";
-  std::string last_node;  // of a backward pass, and its module
+  std::string last_node;  // of a backward pass, its module and its number
   const char* last_module = "";
+  int64_t last_sequence = -1;
   int64_t node_sequence = -1;
   std::string algorithm;  // that computed what runs, where it is ours or we know it
   std::shared_ptr<const Config> config;
@@ -111,14 +112,14 @@ const std::shared_ptr<const Config>& config_here() {
 // Python's answer holds for this operator in this module, or, with `ask_again`, for this one call.
 constexpr long chosen = 1, ask_again = 2;
 
-bool is_chosen(const Operator& op, const char* module) {
+bool is_chosen(const Row& row) {
   if (!chooser.load()) return true;
-  const std::pair key{&op, module};
+  const std::pair key{row.op, row.module};
   {
     const std::lock_guard<std::mutex> guard(lock);
     if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
   }
-  const long answer = call_python(chooser, chosen, "(ss)", op.name.c_str(), module);
+  const long answer = call_python(chooser, chosen, "(ssL)", row.op->name.c_str(), row.module, (long long)row.id);
   if (answer & ask_again) return answer & chosen;
   const std::lock_guard<std::mutex> guard(lock);
   return state().chosen[key] = answer & chosen;
@@ -287,11 +288,11 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   const bool is_between = !here.backward && torch::autograd::get_current_graph_task_id() != -1;
   row.direction = here.optimizer ? "optimizer" : here.backward || is_between ? "backward" : "forward";
   if (here.backward) row.node = here.node, row.node_sequence = here.node_sequence;
-  if (is_between) row.node = here.last_node, row.module = here.last_module;
+  if (is_between) row.node = here.last_node, row.module = here.last_module, row.node_sequence = here.last_sequence;
   row.thread = uint64_t(gettid());
   row.began = now();
   const Asked& a = asked->asked;
-  at->has_rows = asked->has_rows() && op.makes_data && is_chosen(op, row.module);
+  at->has_rows = asked->has_rows() && op.makes_data && is_chosen(row);
   if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
   if (at->has_rows && a.inputs) {
     const Unseen unseen;
@@ -352,7 +353,8 @@ void finish(const at::RecordFunction& fn, Context& at) {
 void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   if (!given) return;
   if (auto* around = dynamic_cast<Around*>(given)) {
-    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) here.last_node = here.node, here.last_module = here.module;
+    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION)
+      here.last_node = here.node, here.last_module = here.module, here.last_sequence = here.node_sequence;
     here.module = around->module;
     here.node = around->node;
     here.node_sequence = around->node_sequence;
