@@ -155,7 +155,10 @@ class MsProbe:
         found["requires_grad"] = t["requires_grad"]
         if "min" in t:
             up, down = (math.inf if t[f"{sign}_inf"] else 0.0 for sign in ("positive", "negative"))
-            values = {"Max": up or t["max"], "Min": -down or t["min"]}
+            least, largest = t["min"], t["max"]
+            if least is None:  # nothing is finite
+                least, largest = up or None, -down or None
+            values = {"Max": up or largest, "Min": -down or least}
             values |= {"Mean": (up - down) or t["mean"], "Norm": (up + down) or t["l2"]}
             found |= dict.fromkeys(values, math.nan) if t["nan"] else values
         return found

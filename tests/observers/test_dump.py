@@ -151,10 +151,15 @@ def test_msprobes_statistics_have_torchs_rules_for_what_is_not_finite(tmp_path: 
     with msctx.context(session=session, dump_format="msprobe"):
         torch.neg(torch.tensor([1.0, math.inf]))
         torch.exp(torch.tensor([1.0, math.nan]))
+        torch.sin(torch.tensor([math.inf, math.inf]))
+        torch.cos(torch.ones(0))
     data = json.loads((tmp_path / "step0" / "rank0" / "dump.json").read_text())["data"]
     infinite, nan = data["Aten.neg.0.forward"]["input_args"][0], data["Aten.exp.0.forward"]["input_args"][0]
     assert (infinite["Max"], infinite["Min"], infinite["Mean"], infinite["Norm"]) == (math.inf, 1.0, math.inf, math.inf)
     assert all(math.isnan(nan[key]) for key in ("Max", "Min", "Mean", "Norm"))
+    only = data["Aten.sin.0.forward"]["input_args"][0]
+    assert (only["Max"], only["Min"]) == (math.inf, math.inf)
+    assert data["Aten.cos.0.forward"]["input_args"][0]["Max"] is None
 
 
 def test_steps(tmp_path: Path) -> None:
