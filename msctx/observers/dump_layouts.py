@@ -86,12 +86,10 @@ class MindSpore:
         """Each row names its step."""
 
 
-def _lines(frames: tuple[tuple[CodeType, int], ...]) -> str:
+def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
     """As msProbe writes a stack: without the frames that have no source."""
     lines = [(code, line, linecache.getline(code.co_filename, line).strip()) for code, line in frames]
-    return "".join(
-        f"File {code.co_filename}, line {line}, in {code.co_name}, \n {text} \n" for code, line, text in lines if text
-    )
+    return [f"File {code.co_filename}, line {line}, in {code.co_name}, \n {text}" for code, line, text in lines if text]
 
 
 class MsProbe:

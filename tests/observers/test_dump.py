@@ -138,12 +138,10 @@ def test_msprobes_layout_has_the_lines_that_called_each_operator(tmp_path: Path)
     (same,) = (text for names, text in stacks.values() if "Aten.mm.0.backward" in names)
     assert same == lines
     code = Net.forward.__code__
-    call = (
-        f"File {__file__}, line {code.co_firstlineno + 1}, in forward, \n return self.twice(self.twice(self.blocks[0](x))) \n"
-    )
+    call = f"File {__file__}, line {code.co_firstlineno + 1}, in forward, \n return self.twice(self.twice(self.blocks[0](x)))"
     assert call in lines
-    assert f"File {__file__}, line {dumped.__code__.co_firstlineno + 5}, in dumped, " in lines
-    assert "msctx/observers" not in lines
+    assert any(line.startswith(f"File {__file__}, line {dumped.__code__.co_firstlineno + 5}, in dumped, ") for line in lines)
+    assert not any("msctx/observers" in line.partition(",")[0] for line in lines), "ours are left out"
 
 
 def test_msprobes_statistics_have_torchs_rules_for_what_is_not_finite(tmp_path: Path) -> None:
