@@ -1,6 +1,7 @@
 """What observers cost: a training step's CPU time under each over that without, on one thread, in turns in one process.
 
-The first contender is the step without an observer again (A/A); torch's own tools come last. A figure is the median over the rounds
+The first contender is the step without an observer again (A/A); torch's own tools come last, and msProbe's statistics of the calls of
+APIs (L1) where mindstudio-probe is installed. A figure is the median over the rounds
 of a process; of several processes the table shows the median and the range.
 
     python bench/observers.py --processes 3 --out bench/results/NAME-observers.json
@@ -10,6 +11,7 @@ of a process; of several processes the table shows the median and the range.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import subprocess
@@ -64,10 +66,30 @@ def _hashes(mode: Any) -> Any:
         yield found
 
 
+def msprobe(folder: Path) -> Callable[[], AbstractContextManager[Any]]:
+    from msprobe.pytorch import PrecisionDebugger
+
+    statistics = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}
+    config = {"task": "statistics", "dump_path": str(folder / "msprobe"), "rank": [], "step": [], "level": "L1"}
+    (folder / "msprobe.json").write_text(json.dumps({**config, "statistics": statistics}))
+    debugger = PrecisionDebugger(config_path=str(folder / "msprobe.json"))
+
+    @contextmanager
+    def collecting() -> Any:
+        debugger.start()
+        debugger.service.api_register.register_all_api()
+        yield
+        debugger.stop()
+        debugger.step()
+        debugger.service.api_register.restore_all_api()  # stop() leaves torch's functions wrapped
+
+    return collecting
+
+
 def contenders(folder: Path) -> dict[str, Scope]:
     (folder / "env.json").write_text(json.dumps({"rdr": {"enable": True, "path": str(folder / "recorder")}}))
     dump = {"enable_dump": True, "dump_path": str(folder / "dump"), "dump_mode": "all", "dump_data": "stats"}
-    return {
+    found: dict[str, Scope] = {
         AGAIN: nullcontext,
         "recorder": lambda: msctx.context(env_config_path=str(folder / "env.json")),
         "watchdog": lambda: msctx.context(op_timeout=900),
@@ -80,6 +102,9 @@ def contenders(folder: Path) -> dict[str, Scope]:
         "torch.autograd.detect_anomaly": lambda: torch.autograd.detect_anomaly(check_nan=True),
         "torch's DebugMode with hashes": debug_mode,
     }
+    if importlib.util.find_spec("msprobe"):
+        found["msProbe's statistics (L1)"] = msprobe(folder)
+    return found
 
 
 def steps() -> dict[str, Callable[[], object]]:

@@ -84,9 +84,11 @@ struct Here {
   const char* module = "";
   bool is_inside = false;
   int backward = 0, optimizer = 0;
+  int64_t errors = 0;  // that operators have raised
   const char* node = "";
-  std::string last_node;  // of a backward pass, and its module
+  std::string last_node;  // of a backward pass, its module and its number
   const char* last_module = "";
+  int64_t last_sequence = -1;
   int64_t node_sequence = -1;
   std::string algorithm;  // that computed what runs, where it is ours or we know it
   std::shared_ptr<const Config> config;
@@ -111,14 +113,14 @@ const std::shared_ptr<const Config>& config_here() {
 // Python's answer holds for this operator in this module, or, with `ask_again`, for this one call.
 constexpr long chosen = 1, ask_again = 2;
 
-bool is_chosen(const Operator& op, const char* module) {
+bool is_chosen(const Row& row) {
   if (!chooser.load()) return true;
-  const std::pair key{&op, module};
+  const std::pair key{row.op, row.module};
   {
     const std::lock_guard<std::mutex> guard(lock);
     if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
   }
-  const long answer = call_python(chooser, chosen, "(ss)", op.name.c_str(), module);
+  const long answer = call_python(chooser, chosen, "(ssL)", row.op->name.c_str(), row.module, (long long)row.id);
   if (answer & ask_again) return answer & chosen;
   const std::lock_guard<std::mutex> guard(lock);
   return state().chosen[key] = answer & chosen;
@@ -131,7 +133,9 @@ struct Context : at::ObserverContext {
   std::vector<c10::IValue> arguments;
   std::vector<bool> had_nonfinite;  // of the arguments that are written to
   int exceptions = std::uncaught_exceptions();
+  int64_t errors = 0;  // that operators had raised before
   bool has_rows = false;
+  bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
 };
 // Of a node of a backward pass, or of the optimizer.
 struct Around : at::ObserverContext {
@@ -272,7 +276,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (!asked) return nullptr;
   const Operator& op = operator_of(fn);
   if (fn.seqNr() >= 0) modules_of_nodes().remember(fn.seqNr(), here.module);
-  if (op.stands_for_others || !op.has_schema) return nullptr;
+  if (!op.has_schema || (op.stands_for_others && !asked->asked.errors)) return nullptr;
   for (const c10::IValue& value : fn.inputs())
     if (value.isTensor() && value.toTensor().defined() && is_wrapped(value.toTensor())) return nullptr;
   auto at = std::make_unique<Context>();
@@ -287,11 +291,16 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   const bool is_between = !here.backward && torch::autograd::get_current_graph_task_id() != -1;
   row.direction = here.optimizer ? "optimizer" : here.backward || is_between ? "backward" : "forward";
   if (here.backward) row.node = here.node, row.node_sequence = here.node_sequence;
-  if (is_between) row.node = here.last_node, row.module = here.last_module;
+  if (is_between) row.node = here.last_node, row.module = here.last_module, row.node_sequence = here.last_sequence;
   row.thread = uint64_t(gettid());
   row.began = now();
   const Asked& a = asked->asked;
-  at->has_rows = asked->has_rows() && op.makes_data && is_chosen(op, row.module);
+  if (op.stands_for_others) {  // it is seen if it raises and none of those does
+    at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
+    at->errors = here.errors;
+    return at;
+  }
+  at->has_rows = asked->has_rows() && op.makes_data && is_chosen(row);
   if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
   if (at->has_rows && a.inputs) {
     const Unseen unseen;
@@ -315,23 +324,26 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   return nullptr;
 }
 
+void finish_failed(const Context& at) {
+  if (!at.config->asked.errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
+  here.errors++;
+  const Unseen unseen;
+  Row error = at.row;
+  error.inputs = seen(at.arguments, at.row, "input", {true, false, &at.config->folders[errors], true, true}, error.problem);
+  error.attributes = attributes_of(at.arguments, *at.row.op);
+  hand_over(errors, std::move(error));
+}
+
 void finish(const at::RecordFunction& fn, Context& at) {
   Row& row = at.row;
   const Operator& op = *row.op;
   const Asked& a = at.config->asked;
   row.took = now() - row.began;
   row.algorithm = here.algorithm;
-  const bool has_failed = std::uncaught_exceptions() > at.exceptions;
+  const bool has_failed = at.has_failed();
   if (at.recent) finish(at.recent, row, has_failed);
+  if (has_failed) return finish_failed(at);
   const Unseen unseen;
-  if (has_failed) {
-    if (!a.errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
-    Row error = row;
-    error.inputs = seen(at.arguments, row, "input", {true, false, &at.config->folders[errors], true, true}, error.problem);
-    error.attributes = attributes_of(at.arguments, op);
-    hand_over(errors, std::move(error));
-    return;
-  }
   const auto results = results_of(at, fn.outputs());
   if (a.overflow && has_overflowed(at, results)) {
     Row found = row;
@@ -352,7 +364,8 @@ void finish(const at::RecordFunction& fn, Context& at) {
 void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   if (!given) return;
   if (auto* around = dynamic_cast<Around*>(given)) {
-    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) here.last_node = here.node, here.last_module = here.module;
+    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION)
+      here.last_node = here.node, here.last_module = here.module, here.last_sequence = here.node_sequence;
     here.module = around->module;
     here.node = around->node;
     here.node_sequence = around->node_sequence;
@@ -360,6 +373,10 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
     return;
   }
   auto& at = static_cast<Context&>(*given);
+  if (at.row.op->stands_for_others) {
+    if (at.has_failed() && here.errors == at.errors) finish_failed(at);
+    return;
+  }
   if (at.config->asked.running) end_running();
   struct Outside {
     ~Outside() { here.is_inside = false; }

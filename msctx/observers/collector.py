@@ -65,8 +65,11 @@ class Reader:
         """Where files of tensors begin, where it asks for these."""
         return None
 
-    def wants(self, operator: str, module: str) -> int:
-        """0 or 1; the answer holds for this operator in this module until a step ends, with :data:`ASK_AGAIN` for this call only."""
+    def wants(self, operator: str, module: str, number: int) -> int:
+        """0 or 1; the answer holds for this operator in this module until a step ends, with :data:`ASK_AGAIN` for this call only.
+
+        Called in the operator's thread before it runs; *number*: the ``id`` of its row.
+        """
         return 1
 
     def take(self, rows: list[Row]) -> None:
@@ -153,9 +156,9 @@ def refresh() -> None:
     library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), py_object(_choose) if choosy else py_object())
 
 
-def _choose(operator: str, module: str) -> int:
+def _choose(operator: str, module: str, number: int) -> int:
     """Called by the library, in any thread: it lives as long as the process."""
-    return functools.reduce(or_, (one.wants(operator, module) for one in [*_readers.values()] if one.is_choosy), 0)
+    return functools.reduce(or_, (one.wants(operator, module, number) for one in [*_readers.values()] if one.is_choosy), 0)
 
 
 def _take(queue: int) -> int:

@@ -32,7 +32,7 @@ class DumpReader(Reader):
         self._met: set[str] = set()
         self._missed: set[str] = set()
         self._scratch = files.Scratch(OPTION, self._folder)
-        self.is_choosy = bool(settings.layers)
+        self.is_choosy = bool(settings.layers) or settings.layout == "msprobe"
 
     @property
     def _is_wanted(self) -> bool:
@@ -61,7 +61,11 @@ class DumpReader(Reader):
     def folder(self) -> Path | None:
         return self._scratch.path if self.settings.data != "stats" else None
 
-    def wants(self, operator: str, module: str) -> bool:
+    def wants(self, operator: str, module: str, number: int) -> int:
+        is_meant = not self.settings.layers or self._is_meant(operator, module)
+        return self._layout.meet(number) if is_meant else 0
+
+    def _is_meant(self, operator: str, module: str) -> bool:
         kind = operator.rpartition("::")[2]
         around = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
         names = {f"{module}/{kind}" if module else kind, *around, *(name.replace(".", "/") for name in around), kind, operator}

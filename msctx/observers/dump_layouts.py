@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import linecache
 import math
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+from types import CodeType
 from typing import Any, ClassVar
 
 from msctx.observers import files
-from msctx.observers.collector import Row, dtype_of, kind_of
+from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
+from msctx.observers.origins import Origins
 from msctx.options.observation import Dump
 
 
@@ -44,6 +47,9 @@ class MindSpore:
 
     def __init__(self, folder: Path, settings: Dump) -> None:
         self._folder, self._settings = folder, settings
+
+    def meet(self, number: int) -> int:
+        return 1
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         lines: dict[Path, list[list[object]]] = {}
@@ -80,6 +86,12 @@ class MindSpore:
         """Each row names its step."""
 
 
+def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
+    """As msProbe writes a stack: without the frames that have no source."""
+    lines = [(code, line, linecache.getline(code.co_filename, line).strip()) for code, line in frames]
+    return [f"File {code.co_filename}, line {line}, in {code.co_name}, \n {text}" for code, line, text in lines if text]
+
+
 class MsProbe:
     """``stepN/rankR/dump.json``, ``construct.json``, ``stack.json`` and ``dump_tensor_data/*.pt``.
 
@@ -89,9 +101,15 @@ class MsProbe:
     def __init__(self, folder: Path, settings: Dump) -> None:
         self._folder, self._settings = folder, settings
         self._data: dict[str, Any] = {}
-        self._parents: dict[str, Any] = {}
+        self._parents: dict[str, str | None] = {}
+        self._stacks: defaultdict[Any, list[str]] = defaultdict(list)
+        self._origins = Origins()
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._place: Path | None = None
+
+    def meet(self, number: int) -> int:
+        self._origins.meet(number)
+        return 1 | ASK_AGAIN
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
@@ -111,7 +129,12 @@ class MsProbe:
                     self._keep(scratch / tensor["file"], found["data_name"], dtype_of(tensor))
                 sides["input_args" if side == "input" and not is_backward else side].append(found)
             self._data[name] = sides
-            self._parents[name] = f"Module.{row['module']}" if row["module"] else None
+            origin = self._origins.of(row)
+            self._stacks[origin.frames].append(name)
+            around = [f"Module.{path}.{direction}.{call}" for path, call in origin.modules]
+            if row["direction"] == "optimizer":
+                around = ["optimizer"]
+            self._parents |= zip((*around, name), (None, *around), strict=True)
 
     def _keep(self, given: Path, name: str, dtype: str) -> None:
         import numpy as np
@@ -130,7 +153,10 @@ class MsProbe:
         found["requires_grad"] = t["requires_grad"]
         if "min" in t:
             up, down = (math.inf if t[f"{sign}_inf"] else 0.0 for sign in ("positive", "negative"))
-            values = {"Max": up or t["max"], "Min": -down or t["min"]}
+            least, largest = t["min"], t["max"]
+            if least is None:  # nothing is finite
+                least, largest = up or None, -down or None
+            values = {"Max": up or largest, "Min": -down or least}
             values |= {"Mean": (up - down) or t["mean"], "Norm": (up + down) or t["l2"]}
             found |= dict.fromkeys(values, math.nan) if t["nan"] else values
         return found
@@ -143,7 +169,9 @@ class MsProbe:
         folder = str(self._place / "dump_tensor_data") if self._settings.data != "stats" else None
         files.write_json(self._place / "dump.json", {**level, "dump_data_dir": folder, "data": self._data})
         files.write_json(self._place / "construct.json", self._parents)
-        files.write_json(self._place / "stack.json", {name: [] for name in self._data})
+        stacks = [[names, _lines(frames)] for frames, names in self._stacks.items() if frames]
+        files.write_json(self._place / "stack.json", dict(enumerate(stacks)))
 
     def end_step(self) -> None:
         self._data, self._parents, self._calls, self._place = {}, {}, Counter(), None
+        self._stacks, self._origins = defaultdict(list), Origins()

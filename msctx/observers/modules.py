@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import weakref
@@ -29,6 +30,7 @@ class _Entry(NamedTuple):
     before: int | None
     call: FrameType
     """Torch's call of the module: after Ctrl-C torch calls no hook when it ends."""
+    number: int
 
 
 class _Stack(threading.local):
@@ -37,6 +39,8 @@ class _Stack(threading.local):
 
 
 _entered = _Stack()
+_numbers = itertools.count()
+"""Of the calls of modules."""
 
 
 class _Hook(partial[None]):
@@ -53,8 +57,9 @@ def _nothing(*_: Any) -> None:
 class _Hooks:
     """Of one module. Compiled code has no module: what it calls counts for the module that called it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, module: nn.Module) -> None:
         self.module = core.load().c.msctx_module(path)
+        self.name = f"{path}.{type(module).__name__}"
 
 
 def _enter(hooks: _Hooks, module: nn.Module, args: Any) -> None:
@@ -62,7 +67,12 @@ def _enter(hooks: _Hooks, module: nn.Module, args: Any) -> None:
         entries, call = _entered.entries, sys._getframe(1)
         while entries and not _is_running(entries[-1].call):
             core.load().c.msctx_enter_module(entries.pop().before)
-        entries.append(_Entry(hooks, core.load().c.msctx_enter_module(hooks.module), call))
+        entries.append(_Entry(hooks, core.load().c.msctx_enter_module(hooks.module), call, next(_numbers)))
+
+
+def around() -> list[tuple[int, str]]:
+    """The calls of modules that run in this thread, the outermost first: a number that no other call has, and ``path.Class``."""
+    return [(entry.number, entry.hooks.name) for entry in _entered.entries]
 
 
 def _is_running(call: FrameType) -> bool:
@@ -115,7 +125,7 @@ def _hook(model: nn.Module) -> None:
     with _lock:
         for path, module in model.named_modules() if _on else ():
             if path and module not in _handles and not hasattr(module, "graph"):  # scripted modules take no hooks of Python's
-                hooks = _Hooks(path.replace("_orig_mod.", ""))
+                hooks = _Hooks(path.replace("_orig_mod.", ""), module)
                 _handles[module] = [
                     module.register_forward_pre_hook(_Hook(_enter, hooks)),
                     module.register_forward_hook(_Hook(_leave, hooks), always_call=True),

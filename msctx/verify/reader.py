@@ -39,7 +39,7 @@ class _Reader(Reader):
     def _is_here(self) -> bool:
         return os.getpid() == self._process
 
-    def wants(self, operator: str, module: str) -> int:
+    def wants(self, operator: str, module: str, number: int) -> int:
         """Not what the compiler runs while it compiles, which depends on what its cache holds."""
         guards = sys.modules.get("torch._guards")
         is_compiling = guards is not None and guards.CompileContext.try_get() is not None

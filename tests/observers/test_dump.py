@@ -100,9 +100,48 @@ def test_msprobes_layout(tmp_path: Path) -> None:
         loaded = torch.load(place / "dump_tensor_data" / weight["data_name"])
         assert weight["Max"] == pytest.approx(float(loaded.max()))
         assert weight["Norm"] == pytest.approx(float(loaded.norm()))
-        parents = json.loads((place / "construct.json").read_text())
-        assert parents["Aten.addmm.1.forward"] == "Module.2"
-        assert {*json.loads((place / "stack.json").read_text())} == {*found["data"]} == {*parents}
+
+
+class Net(nn.Module):
+    """Calls one of its modules twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
+        self.twice = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.twice(self.twice(self.blocks[0](x)))
+
+
+def test_msprobes_layout_has_the_calls_of_modules_around_each_operator(tmp_path: Path) -> None:
+    dumped(tmp_path, Net(), steps=2, dump_format="msprobe", dump_data="stats")
+    place = tmp_path / "step1" / "rank0"
+    parents = json.loads((place / "construct.json").read_text())
+    assert {*json.loads((place / "dump.json").read_text())["data"]} <= {*parents}
+    assert parents["Aten.relu.0.forward"] == "Module.blocks.0.1.ReLU.forward.0"
+    assert parents["Module.blocks.0.1.ReLU.forward.0"] == "Module.blocks.0.Sequential.forward.0"
+    assert parents["Module.blocks.0.Sequential.forward.0"] is None
+    assert [parents[f"Aten.addmm.{n}.forward"] for n in (1, 2)] == [f"Module.twice.Linear.forward.{n}" for n in (0, 1)]
+    backward = {name: parent for name, parent in parents.items() if name.startswith(("Aten.mm.", "Aten.sum."))}
+    assert backward["Aten.mm.0.backward"] == backward["Aten.sum.0.backward"] == "Module.twice.Linear.backward.1"
+    assert backward["Aten.mm.2.backward"] == backward["Aten.sum.1.backward"] == "Module.twice.Linear.backward.0"
+    assert parents["Module.blocks.0.0.Linear.backward.0"] == "Module.blocks.0.Sequential.backward.0"
+    assert (parents["Aten.add_.0.forward"], parents["optimizer"]) == ("optimizer", None)
+
+
+def test_msprobes_layout_has_the_lines_that_called_each_operator(tmp_path: Path) -> None:
+    dumped(tmp_path, Net(), dump_format="msprobe", dump_data="stats")
+    stacks = json.loads((tmp_path / "step0" / "rank0" / "stack.json").read_text())
+    assert [*stacks] == [str(n) for n in range(len(stacks))], "msProbe's readers look for the first"
+    (lines,) = (text for names, text in stacks.values() if "Aten.addmm.1.forward" in names)
+    (same,) = (text for names, text in stacks.values() if "Aten.mm.0.backward" in names)
+    assert same == lines
+    code = Net.forward.__code__
+    call = f"File {__file__}, line {code.co_firstlineno + 1}, in forward, \n return self.twice(self.twice(self.blocks[0](x)))"
+    assert call in lines
+    assert any(line.startswith(f"File {__file__}, line {dumped.__code__.co_firstlineno + 5}, in dumped, ") for line in lines)
+    assert not any("msctx/observers" in line.partition(",")[0] for line in lines), "ours are left out"
 
 
 def test_msprobes_statistics_have_torchs_rules_for_what_is_not_finite(tmp_path: Path) -> None:
@@ -110,10 +149,15 @@ def test_msprobes_statistics_have_torchs_rules_for_what_is_not_finite(tmp_path: 
     with msctx.context(session=session, dump_format="msprobe"):
         torch.neg(torch.tensor([1.0, math.inf]))
         torch.exp(torch.tensor([1.0, math.nan]))
+        torch.sin(torch.tensor([math.inf, math.inf]))
+        torch.cos(torch.ones(0))
     data = json.loads((tmp_path / "step0" / "rank0" / "dump.json").read_text())["data"]
     infinite, nan = data["Aten.neg.0.forward"]["input_args"][0], data["Aten.exp.0.forward"]["input_args"][0]
     assert (infinite["Max"], infinite["Min"], infinite["Mean"], infinite["Norm"]) == (math.inf, 1.0, math.inf, math.inf)
     assert all(math.isnan(nan[key]) for key in ("Max", "Min", "Mean", "Norm"))
+    only = data["Aten.sin.0.forward"]["input_args"][0]
+    assert (only["Max"], only["Min"]) == (math.inf, math.inf)
+    assert data["Aten.cos.0.forward"]["input_args"][0]["Max"] is None
 
 
 def test_steps(tmp_path: Path) -> None:

@@ -90,6 +90,16 @@ def test_nothing_is_written_where_nothing_raises_or_level_is_0(here: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:aten..")
+def test_an_operator_that_only_calls_others_is_written_where_none_of_these_raised(here: Path) -> None:
+    with msctx.context(session={"enable_exception_dump": 1}):
+        with pytest.raises(RuntimeError, match="subscript"):
+            torch.einsum("ij,jkl->ik", torch.ones(2, 3), torch.ones(3, 2))
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            nn.functional.linear(torch.ones(2, 3), torch.ones(2, 2))
+    assert {path.name.partition(".")[0] for path in here.glob("extra-info/*.replay.py")} == {"einsum", "mm"}
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
 def test_code_that_catches_errors_without_end_fills_no_disk(here: Path) -> None:
     with msctx.context(session={"enable_exception_dump": 1}):
         for _ in range(50):
@@ -103,6 +113,7 @@ FAILING = {
     "an expanded tensor": lambda: torch.ones(1).expand(3).add_(1),
     "a leaf": lambda: torch.ones(3, requires_grad=True).add_(1),
     "another dtype": lambda: torch.ones(3).to(torch.uint16) // torch.ones(3).to(torch.uint16),
+    "an operator that only calls others": lambda: torch.einsum("ij,jk->ik", torch.ones(2, 3), torch.ones(2, 3)),
     "out=": lambda: torch.mm(torch.ones(2, 3), torch.ones(2, 3), out=torch.empty(2, 2)),
 }
 
