@@ -39,8 +39,8 @@ def verify(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="run (default), threads[:N], isa[:NAME], compiled, ranks[:N], KEY=VALUE (of the second run; repeatable), or a "
-            "certificate.",
+            help="run (default), threads[:N], isa[:NAME], compiled, ranks[:N], deterministic, KEY=VALUE (of the "
+            "second run; repeatable), or a certificate.",
         ),
     ] = None,
     save: Annotated[
@@ -67,7 +67,7 @@ def verify(
     named = against or ["run"]
     replayed = certificate.read(named[0]) if len(named) == 1 and named[0].endswith(".json") else None
     what_else = None if replayed else others.read(named)
-    if save is not None and what_else is not None and (what_else.are_ranks or what_else.what == "compiled"):
+    if save is not None and what_else is not None and (what_else.are_ranks or what_else.what in others.ALONE):
         raise OptionError(
             [Diagnostic("--save", f"no certificate is made against {what_else.what}", "command line", "other runs")]
         )
@@ -76,6 +76,7 @@ def verify(
     for path in filter(None, (save, html)):
         refuse_other(Path(path))
     from msctx.verify import verify as runs
+    from msctx.verify.candidates import candidates
 
     writer = certificate.Writer()
     try:
@@ -84,6 +85,8 @@ def verify(
                 result = runs.replay(what, replayed, named[0], steps, watch, writer.keep)
             elif what_else is not None and what_else.what == "compiled":
                 result = runs.compiled(what, what_else, steps, watch)
+            elif what_else is not None and what_else.what == "deterministic":
+                result = candidates(what, steps, watch)
             elif what_else is not None:
                 result = runs.verify(what, what_else, steps, watch, writer.keep)
     except KeyboardInterrupt:

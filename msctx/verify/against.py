@@ -12,8 +12,10 @@ from msctx.verify.runs import Side
 
 CAPABILITIES = {"generic": "default", "avx2": "avx2", "avx512": "avx512", "amx": "avx512", "amx_fp16": "avx512"}
 """The instruction sets of msctx's kernels → what comes next to them for torch's own, in ATEN_CPU_CAPABILITY."""
-NAMES = ("run", "threads", "isa", "compiled", "ranks")
-ALLOWED = "run, threads[:N], isa[:NAME], compiled, ranks[:N], KEY=VALUE, or the file of a certificate (*.json)"
+NAMES = ("run", "threads", "isa", "compiled", "ranks", "deterministic")
+ALONE = {"compiled": Side("eager and compiled code"), "deterministic": Side("deterministic=ON", ["deterministic=ON"])}
+"""What is not compared digest by digest → what is run."""
+ALLOWED = "run, threads[:N], isa[:NAME], compiled, ranks[:N], deterministic, KEY=VALUE, or the file of a certificate (*.json)"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Against:
 
 
 def read(words: Sequence[str]) -> Against:
-    """What ``--against`` names: one of :data:`NAMES`, or any number of options. Compiled code runs beside eager code, in one process.
+    """What ``--against`` names: one of :data:`NAMES`, or any number of options.
 
     Raises:
         OptionError: it names nothing that is known.
@@ -53,8 +55,8 @@ def read(words: Sequence[str]) -> Against:
             (_isa(value or "generic"), Side("best instruction set")),
             "isa concerns msctx's kernels (MSCTX_ISA) and torch's own (ATEN_CPU_CAPABILITY); oneDNN and MKL choose for themselves",
         )
-    if what == "compiled" and not colon:
-        return Against("compiled", [Side("eager and compiled code")])
+    if what in ALONE and not colon:
+        return Against(what, [ALONE[what]])
     if what == "ranks" and (not colon or (value.isdecimal() and int(value) > 1)):
         return Against(words[0], _ranks(int(value or 2)), are_ranks=True)
     raise _error(words[0], "is nothing that runs can differ in", nearest(what, NAMES))

@@ -34,7 +34,7 @@ def _run(job: dict[str, Any], wire: Wire) -> None:
 
     core.load()
     wire.ask({"ready": _surroundings(experiment)})
-    tasks = {"digests": _digests, "replica": _digests, "detail": _detail, "compiled": _compiled}
+    tasks = {"digests": _digests, "replica": _digests, "detail": _detail, "compiled": _compiled, "times": _times}
     tasks[job["task"]["kind"]](experiment, job, wire)
 
 
@@ -97,6 +97,21 @@ def _compiled(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
     with steps.counting(ended), graphs.captured():
         ending = _call(experiment, job["folder"])
     ended(ended=ending)
+
+
+def _times(experiment: Experiment, job: dict[str, Any], wire: Wire) -> None:
+    from msctx.observers import collector, modules
+    from msctx.verify.candidates import put_readers
+
+    def ended(**more: Any) -> None:
+        wire.ask({**times.report, **more})
+        times.forget()
+
+    times, errors = put_readers(ended, Path(job["folder"]) / "errors")
+    modules.name_unwatched(lambda model: None)
+    ending = _call(experiment, str(Path(job["folder"]) / "run"))
+    collector.flush()
+    ended(ended=ending | ({"operator": errors.met[-1]} if errors.met else {}))
 
 
 def _call(experiment: Experiment, folder: str) -> Message:

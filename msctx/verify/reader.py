@@ -25,7 +25,7 @@ MOST = 1 << 18
 """Operators of a step that are kept one by one; of what follows, there are the digests."""
 
 
-class _Reader(Reader):
+class StepReader(Reader):
     """Calls *ended* with what it found in a step; it may wait there. Processes that the run forks are not read."""
 
     is_choosy = True  # others may be, and their choice would hold for its rows
@@ -54,7 +54,7 @@ class _Reader(Reader):
             self.step += 1
 
 
-class DigestReader(_Reader):
+class DigestReader(StepReader):
     """Of each step a digest, digests of what ran in each module without a break, and the operators."""
 
     def __init__(self, ended: Callable[[], object]) -> None:
@@ -115,7 +115,7 @@ class DigestReader(_Reader):
         return {"step": self.step, **names}
 
 
-class DetailReader(_Reader):
+class DetailReader(StepReader):
     """Of one step, one operator with its tensors as files; and the user's lines that called it and others.
 
     Args:

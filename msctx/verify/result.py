@@ -104,9 +104,13 @@ class Result:
     notes: list[str] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of a certificate: what was set otherwise, or another version → both values."""
+    candidates: list[dict[str, Any]] | None = None
+    """For ``deterministic_except``: operator, module, and microseconds of a step without and with deterministic=ON, where it runs."""
 
     @property
     def sentence(self) -> str:
+        if self.candidates is not None:
+            return f"{len(self.candidates) or 'no'} candidate{'s' * (len(self.candidates) != 1)} for deterministic_except"
         if self.finding is None:
             steps = f"{self.steps} step{'s' * (self.steps != 1)}"
             return f"equal: {self.names[0]} and {self.names[1]} agree in {steps}, {self.operators} {self.unit}"

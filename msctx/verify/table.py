@@ -6,6 +6,8 @@ from typing import Any
 
 from msctx.verify.result import Result
 
+NO_KERNEL = "raises: it has no deterministic kernel"
+
 
 def facts(result: Result) -> dict[str, str]:
     """What there is to know beside the sentence."""
@@ -22,6 +24,10 @@ def facts(result: Result) -> dict[str, str]:
             "algorithms": ", ".join(found.algorithms) if any(one != "torch" for one in found.algorithms) else "",
         }
         shown |= {one["tensor"]: amount(one) for one in found.values}
+    for one in result.candidates or ():
+        where = f"{one['operator']} in {one['module'] or 'no module'}"
+        cost = f"{one['on_us'] - one['off_us']:.0f} µs a step, {one['off_us']:.0f} without" if "on_us" in one else NO_KERNEL
+        shown[where] = cost
     shown |= {f"note {number}" if number > 1 else "note": text for number, text in enumerate(result.notes, 1)}
     return {name: text for name, text in shown.items() if text}
 

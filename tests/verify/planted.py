@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+import msctx
 
 POISON = [False]
 
@@ -162,3 +165,20 @@ def replicas(fault: str = "", step: int = 1, steps: int = 3) -> None:
         if fault == "stops" and is_faulty and now == step:
             break
     dist.destroy_process_group()
+
+
+@own("slow_if_deterministic")
+def slow_if_deterministic(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.02 if torch.are_deterministic_algorithms_enabled() else 0.001)
+    return x.clone()
+
+
+def deterministic(*, unpools: bool = True) -> None:
+    """An operator that deterministic mode slows down, and one that it has no kernel for."""
+    model = nn.Sequential(nn.Linear(8, 16), Planted("", -1), nn.Unflatten(1, (1, 4, 4)))
+    for _ in range(3):
+        hidden = model(torch.randn(5, 8))
+        pooled, places = nn.functional.max_pool2d(slow_if_deterministic(hidden), 2, return_indices=True)
+        if unpools:
+            nn.functional.max_unpool2d(pooled, places, 2)
+        msctx.step()

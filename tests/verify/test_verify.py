@@ -224,6 +224,17 @@ def test_code_that_is_compiled_well(capsys: Any) -> None:
 
 
 @pytest.mark.full
+def test_the_candidates_for_deterministic_except(capsys: Any) -> None:
+    result = found(capsys, "--against", "deterministic", code=0, entry="deterministic")
+    without, slower = result["candidates"]
+    assert without == {"operator": "max_unpool2d", "module": ""}
+    assert slower["operator"] == "slow_if_deterministic"
+    assert slower["on_us"] > 20_000 > slower["off_us"]
+    code, out, _ = run(capsys, "args.unpools=false", "--against", "deterministic", entry="deterministic")
+    assert (code, out.startswith("1 candidate for deterministic_except")) == (0, True)
+
+
+@pytest.mark.full
 def test_mistakes_that_the_run_finds(capsys: Any) -> None:
     code, _, err = run(capsys, "args.fult=x")
     assert (code, "did you mean fault?" in err) == (4, True)
