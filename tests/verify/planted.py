@@ -176,7 +176,7 @@ def slow_if_deterministic(x: torch.Tensor) -> torch.Tensor:
 def deterministic(*, unpools: bool = True) -> None:
     """An operator that deterministic mode slows down, and one that it has no kernel for."""
     model = nn.Sequential(nn.Linear(8, 16), Planted("", -1), nn.Unflatten(1, (1, 4, 4)))
-    for _ in range(3):
+    for _ in range(20):
         hidden = model(torch.randn(5, 8))
         pooled, places = nn.functional.max_pool2d(slow_if_deterministic(hidden), 2, return_indices=True)
         if unpools:
