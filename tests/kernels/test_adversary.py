@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 from adversary import ATTACKED, worst
 from cases import case
@@ -35,3 +36,26 @@ def test_an_outlier_that_nothing_reads_costs_no_digits(kernels: Kernels, row: Ro
     assert largest(right) < 100, "it is read"
     for isa in row.isas:
         assert distance(kernels.run(row, each, (x, w, y), isa), right) <= kernels.error(row, each) * largest(right), isa
+
+
+@pytest.mark.parametrize("row", ROWS, indirect=True)
+def test_deep_sums_of_equal_values(kernels: Kernels, row: Row) -> None:
+    """Equal products round in one direction, so that errors add up."""
+    of_weights, draw, broken = row.op == BACKWARD_WEIGHT, np.random.default_rng(0), []
+    each = next(
+        one
+        for one in (
+            case(2, 3, 2, (60, 60), 3, padding=1) if of_weights else case(1, 400, 400, (4, 5), 3, padding=1),
+            case(2, 3, 3, (60, 60), 3, padding=1, groups=3),
+            case(1, 4, 4, (30, 30), 29, padding=14, groups=4),
+            case(1, 4000, 40, (1, 20), 1),
+        )
+        if takes(row, one)
+    )
+    for _ in range(4):
+        x, w, y = (np.full_like(t, value) for t, value in zip(stored(each), draw.uniform(1, 2, 3), strict=True))
+        right = truth_of(kernels, row.op, each, (x, w, y))
+        for isa in row.isas[:1] if row.same_on_every_isa else row.isas:
+            part = distance(kernels.run(row, each, (x, w, y), isa), right) / largest(right)
+            broken += [f"{isa}: {part:.3g}"] if part > kernels.error(row, each) else []
+    assert not broken

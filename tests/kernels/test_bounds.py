@@ -62,7 +62,7 @@ def test_error_is_what_the_row_says(kernels: Kernels, row: Row, kind: str) -> No
 
 
 def test_bounds_are_small(kernels: Kernels, row: Row) -> None:
-    assert all(2.0**-25 < kernels.error(row, c) < 1e-3 for c in BOUND_CASES if takes(row, c))
+    assert all(2.0**-25 < kernels.error(row, c) < 1.1e-3 for c in BOUND_CASES if takes(row, c))
 
 
 @pytest.mark.parametrize("factor", [0, 1])

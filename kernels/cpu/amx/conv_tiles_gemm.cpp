@@ -107,18 +107,19 @@ class Product {
     l_.for_taps(phase, [&](const TapAt& tap) { places[taps++] = planes.place(tap); });
     const int64_t apart = planes.apart();
     const char* const first_weights = weights_.tiles(phase, group, begin);
-    typename S::Block block;
+    Sum<S> sum;
     for (int64_t pixel = 0; pixel < pixels; pixel += l_.rows_together)
       for (int64_t b = begin; b < end; b++) {
         const char* weights = first_weights + (b - begin) * l_.weight_bytes(phase);
-        S::zero();
+        sum.begin();
         for (int64_t depth = 0; depth < l_.blocks; depth++) {
           const char* from = planes.data() + depth * S::parts * apart + pixel * tile_bytes;
-          for (int64_t i = 0; i < taps; i++, weights += Lowered<S>::step_bytes)
+          for (int64_t i = 0; i < taps; i++, weights += Lowered<S>::step_bytes) {
+            sum.before_step();
             S::step(from + places[i], apart, tile_size, tile_bytes, weights);
+          }
         }
-        S::store(block);
-        store(block, pixel, pixels, b, scale, group, target);
+        store(sum.end(), pixel, pixels, b, scale, group, target);
       }
   }
 

@@ -220,17 +220,19 @@ template <class S>
 void multiply(
     const Plan<S>& plan, const Segment<S>* segments, int64_t count, bool is_first, int64_t y_block, int64_t x_block,
     const Unscale<S>& unscale, float* sums) {
-  typename S::Block block;
+  Sum<S> sum;
   int64_t tap = 0;
   plan.l.for_taps(0, [&](const TapAt& at) {
     const int64_t place = plan.place(at), copy = plan.copy[place % S::together], shift = place / S::together * tile_bytes;
-    S::zero();
+    sum.begin();
     for (int64_t i = 0; i < count; i++) {
       const char *a = segments[i].y_data(y_block), *b = segments[i].x_data(x_block, copy) + shift;
-      for (int64_t step = 0; step < plan.steps(); step++, a += tile_bytes, b += tile_size)
+      for (int64_t step = 0; step < plan.steps(); step++, a += tile_bytes, b += tile_size) {
+        sum.before_step();
         S::step(a, plan.y_part(), lanes * plan.y_pitch(), plan.y_pitch(), b, plan.x_part(), plan.x_across());
+      }
     }
-    S::store(block);
+    const typename S::Block& block = sum.end();
     for (int r = 0; r < S::row_tiles; r++)
       for (int c = 0; c < S::column_tiles; c++) {
         float* to = sums + ((tap * plan.y_blocks + y_block) * plan.rows + r * lanes) * plan.sum_row() + x_block * plan.columns + c * lanes;

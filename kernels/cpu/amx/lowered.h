@@ -154,10 +154,10 @@ static inline void lowered_reasons(const ConvProblem& p, Reasons& why) {
   why.add_if(reaches_far(p) || volume(p.stride) > most_phases, too_far);
   why.add_if(larger(x_size(p), y_size(p)) / larger(1, p.n) >= int64_t(1) << 31, "it takes images of less than 2 billion values");
 }
-// For sums of `depth` products. Measured at a twentieth of this, and at five sixths of it where
-// channels of both factors are spread in opposite ways, as far as the parts are taken.
-static inline double graded_error_of(double depth) { return 0x1p-24 * (160 + __builtin_sqrt(depth)); }
-static inline double rounded_error(const ConvProblem&, Op) { return 9e-4; }
+// For sums of `depth` products: what the parts leave out, measured at five sixths of 160 where channels of both factors are spread in
+// opposite ways, as far as the parts are taken; what a run of equal products rounds, measured at 0.8 each; and sums of runs (see Sum).
+static inline double graded_error_of(double depth) { return 0x1p-24 * (168 + 0.85 * (depth < 256 ? depth : 256) + depth / 8192); }
+static inline double rounded_error(const ConvProblem&, Op) { return 1.05e-3; }  // 2^-10 of two factors, and as above
 
 // What sums of `depth` products of parts S may lose, in units of the product of the largest values: what a quarter of most_spread makes of
 // `error`. Parts of any exponents lose what is below float32's.

@@ -20,6 +20,7 @@ using Floats = __m512;
 struct FloatSums {
   static constexpr int row_tiles = 2, column_tiles = 2, depth = 32;
   static constexpr int64_t most_depth = int64_t(1) << 40;
+  static constexpr bool rounds = true;
   static constexpr int row_exponent = 0;
   static constexpr bool is_fixed_point = false;
   static constexpr float largest = 0.0f;
@@ -95,6 +96,7 @@ static inline __m512i word_of(Floats v[]) {
 template <class Format, int parts_, int products>
 struct Halves : Format {
   static constexpr int parts = parts_, together = 2;  // values in a word
+  static constexpr int steps_of_a_run = products == 1 ? 32 : 8;
   static void split(Floats v, char* to, int64_t apart) {  // 16 neighbours along k
     for (int p = 0; p < parts; p++, to += apart) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), Format::nearest(v));
   }
@@ -131,6 +133,8 @@ struct Digits {
   static constexpr int parts = parts_, together = 4, depth = 64;
   static constexpr int row_tiles = parts == 3 ? 2 : 3, column_tiles = 1;  // six tiles of sums
   static constexpr int64_t most_depth = (int64_t(1) << 31) / (parts * 128 * 128) - 1;  // what int32 holds, whatever the digits
+  static constexpr bool rounds = false;
+  static constexpr int steps_of_a_run = 0;
   static constexpr int top_exponent = 0;
   static constexpr bool is_fixed_point = true;
   // The largest value with digits of at most 127.
@@ -223,6 +227,51 @@ struct Digits {
 };
 using Int8x6 = Digits<3>;
 using Int8x3 = Digits<2>;
+
+// The sum of a row of steps. Each product rounds, equal ones the same way, so that the error of a plain sum would grow with its depth:
+// sums of a few steps, a run, are added up apart, and those of many runs again. Integers do not round.
+template <class S, int steps_of_a_run = S::steps_of_a_run>
+class Sum {
+ public:
+  void begin() {
+    S::zero();
+    steps_ = runs_ = 0;
+  }
+  void before_step() {
+    if constexpr (S::rounds)
+      if (steps_++ == steps_of_a_run) end_run(), steps_ = 1;
+  }
+  const typename S::Block& end() {
+    S::store(tiles_);
+    if constexpr (S::rounds) {
+      if (runs_ % together != 0) add(tiles_, near_);
+      if (runs_ >= together) add(tiles_, far_);
+    }
+    return tiles_;
+  }
+
+ private:
+  static constexpr int64_t together = 16;  // runs
+
+  void end_run() {
+    S::store(tiles_);
+    S::zero();
+    put(near_, tiles_, runs_++ % together == 0);
+    if (runs_ % together == 0) put(far_, near_, runs_ == together);
+  }
+  static void put(typename S::Block& to, const typename S::Block& from, bool is_first) {
+    if (is_first) to = from;
+    else add(to, from);
+  }
+  static void add(typename S::Block& to, const typename S::Block& from) {
+    for (int tile = 0; tile < 4; tile++)
+      for (int i = 0; i < 256; i += 16)
+        _mm512_store_ps(to.at[tile] + i, _mm512_add_ps(_mm512_load_ps(to.at[tile] + i), _mm512_load_ps(from.at[tile] + i)));
+  }
+
+  typename S::Block tiles_, near_, far_;
+  int64_t steps_ = 0, runs_ = 0;
+};
 
 // What takes the place of parts that cannot hold values that are spread far, with as good a product.
 template <class S>

@@ -153,11 +153,13 @@ class Sources {
 template <class S>
 static inline void multiply(
     const Transformed<S>& l, const char* a, const char* b, char* sums, int64_t row_step, int64_t column_step) {
-  typename S::Block block;
-  S::zero();
-  for (int64_t depth = 0; depth < l.blocks; depth++, a += S::parts * Transformed<S>::part_bytes, b += Transformed<S>::step_bytes)
+  Sum<S, 4> sum;  // the transform back adds up errors of many points
+  sum.begin();
+  for (int64_t depth = 0; depth < l.blocks; depth++, a += S::parts * Transformed<S>::part_bytes, b += Transformed<S>::step_bytes) {
+    sum.before_step();
     S::step(a, Transformed<S>::part_bytes, tile_size, tile_bytes, b);
-  S::store(block);
+  }
+  const typename S::Block& block = sum.end();
   for (int c = 0; c < S::column_tiles; c++)
     for (int r = 0; r < S::row_tiles; r++) {
       char* to = sums + c * column_step + r * row_step;
