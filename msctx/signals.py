@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from opcode import opmap
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+from msctx import locks
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -29,40 +31,89 @@ def begins_with_try(function: F) -> F:
 
 
 class Room:
-    """Room near the recursion limit for the calls of what must not be left half done."""
+    """Room near the recursion limit, which belongs to the process, for the calls of what must not be left half done."""
 
     MORE = 400
-    found: int | None = None
-    """The limit that is to be put back."""
+    _lock = locks.reentrant()
+    _inside: ClassVar[set[int]] = set()
+    """The threads that need it."""
+    _wanted: int | None = None
+    """The limit that is to be in force without it."""
+    _raised = 0
+    """The limit that was set for it."""
 
     @classmethod
     def call(cls, function: Callable[..., R], *args: Any) -> R:
         """Call *function*, under a higher limit if half of it is used."""
-        is_deep, limit = True, sys.getrecursionlimit()
+        is_deep, thread, found = True, threading.get_ident(), sys.getrecursionlimit()
         try:
-            sys._getframe(limit // 2)
+            sys._getframe(found // 2)
         except ValueError:
             is_deep = False
+        needs_it = is_deep and thread not in cls._inside
         try:
-            if is_deep:
-                cls.found = cls.found or limit
-                sys.setrecursionlimit(limit + cls.MORE)
+            if needs_it:
+                with cls._lock:  # there may be no room for a call of Python's
+                    found = sys.getrecursionlimit()
+                    if cls._wanted is None or found != cls._raised:
+                        cls._wanted = found
+                    cls._raised = found + cls.MORE
+                    sys.setrecursionlimit(cls._raised)
+                    cls._inside.add(thread)
             return function(*args)
         finally:
-            if cls.found is not None:
-                cls._put_back(limit)
+            if needs_it or cls._wanted is not None:
+                cls._leave(thread, needs_it, found)
 
     @classmethod
-    def _put_back(cls, before: int) -> None:
+    def was_made(cls, found: int) -> None:
+        """The caller has raised the limit, for there was no room to call anybody; it is put back after the next call."""
+        with cls._lock:
+            if cls._wanted is None or found != cls._raised:
+                cls._wanted = found
+            cls._raised = found + cls.MORE
+
+    @classmethod
+    def limit(cls) -> int:
+        """The limit in force, without what was added."""
+        found = sys.getrecursionlimit()
+        return cls._wanted if cls._wanted is not None and found == cls._raised else found
+
+    @classmethod
+    def write(cls, limit: int) -> None:
+        """Raise the limit, which may be used up; *limit* is in force afterwards."""
+        with cls._lock:
+            cls._wanted, cls._raised = limit, max(limit, sys.getrecursionlimit()) + cls.MORE
+            sys.setrecursionlimit(cls._raised)
+
+    @classmethod
+    def set_limit(cls, limit: int) -> None:
+        """As ``sys.setrecursionlimit``, also while there is more room; a limit that is used up is set as soon as it can be."""
+        with cls._lock:
+            if not cls._inside:
+                try:
+                    sys.setrecursionlimit(limit)
+                    return
+                except RecursionError:
+                    pass
+            cls.write(limit)
+
+    @classmethod
+    def _leave(cls, thread: int, needed_it: bool, found: int) -> None:
         """Python refuses a limit that is used up: then as near to it as may be, and whoever is next puts it back."""
-        for limit in (cls.found, before, before + 8):
-            try:
-                sys.setrecursionlimit(limit or before)
-            except RecursionError:
-                continue
-            if limit == cls.found:
-                cls.found = None
-            return
+        with cls._lock:
+            if needed_it:
+                cls._inside.discard(thread)
+            if cls._inside or cls._wanted is None:
+                return
+            wanted = cls.limit()  # or what other code has set
+            for limit in (wanted, found, found + 8):  # after it there is no room to call anybody
+                try:
+                    sys.setrecursionlimit(limit)
+                except RecursionError:
+                    continue
+                cls._raised, cls._wanted = limit, None if limit == wanted else wanted
+                return
 
 
 class _Waiting(list[Any]):

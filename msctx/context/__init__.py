@@ -132,9 +132,9 @@ class Context:
             call_outside(Room.call, _exit, self, error, begun)
         except RecursionError:
             if not begun:  # there was no room to ask for some
-                limit = sys.getrecursionlimit()
-                Room.found = Room.found or limit
-                sys.setrecursionlimit(limit + Room.MORE)
+                found = sys.getrecursionlimit()
+                sys.setrecursionlimit(found + Room.MORE)
+                Room.was_made(found)
                 self.__exit__(kind, error, trace)
             raise
         except BaseException:

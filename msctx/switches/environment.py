@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from msctx.signals import Room
 from msctx.switches.base import Switch
 from msctx.switches.torch_npu import is_here as npu_is_here
 from msctx.switches.torch_npu import npu
@@ -73,7 +73,7 @@ def _nccl_late(value: str) -> str:
 def _lower_limit(limit: int) -> None:
     """What is called at this moment may already be deeper: then what is in force stays."""
     with suppress(RecursionError):
-        sys.setrecursionlimit(limit)
+        Room.set_limit(limit)
 
 
 SWITCHES = (
@@ -101,9 +101,9 @@ SWITCHES = (
     # a value is what is needed at least: a higher limit that is in force already stays
     Switch(
         name="python.recursion_limit",
-        read=sys.getrecursionlimit,
-        write=sys.setrecursionlimit,
-        satisfied=lambda needed: sys.getrecursionlimit() >= needed,
+        read=Room.limit,
+        write=Room.set_limit,
+        satisfied=lambda needed: Room.limit() >= needed,
         load=_lower_limit,
         family="python.recursion_limit",
     ),

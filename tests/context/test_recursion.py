@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -62,4 +63,41 @@ def test_endless_recursion_through_a_decorated_method() -> None:
         with pytest.raises(RecursionError):
             call_at(padding, lambda: model(torch.ones(2, 4)))
         assert seen() == before
+    assert sys.getrecursionlimit() == limit
+
+
+def test_a_limit_that_an_option_sets_is_in_force_at_any_depth() -> None:
+    def inside() -> None:
+        with msctx.context(max_call_depth=3000, strict=True) as c:
+            row = next(row for row in c.plan.rows if row.option == "max_call_depth")
+            limits.append((row.assignments["python.recursion_limit"], sys.getrecursionlimit()))
+            with msctx.context(max_call_depth=4000):
+                limits.append((sys.getrecursionlimit(), sys.getrecursionlimit()))
+
+    limits: list[tuple[Any, int]] = []
+    limit = sys.getrecursionlimit()
+    for depth in (10, limit // 2 - 100, limit // 2 + 50, limit - 200):
+        call_at(depth, inside)
+        assert sys.getrecursionlimit() == limit
+    assert all(wanted == found for wanted, found in limits), limits
+    assert len(limits) == 8
+
+
+def test_threads_that_need_room_at_once() -> None:
+    limit, interval = sys.getrecursionlimit(), sys.getswitchinterval()
+
+    def entering() -> None:
+        for _ in range(100):
+            with msctx.context(seed_scope=True):
+                pass
+
+    threads = [threading.Thread(target=call_at, args=(limit * 6 // 10, entering)) for _ in range(3)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert sys.getrecursionlimit() == limit
