@@ -1,5 +1,6 @@
 // Operators and modules that deterministic mode leaves out, in the forward pass and in the backward pass of what they made.
 #include <ATen/Context.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <map>
@@ -36,8 +37,32 @@ bool is_excepted(const Operator& op) {
   return decided()[key] = answer;
 }
 
+// The flag belongs to the process, and so do the operators that run without it: the last to end sets it, to what it was or what it is
+// set to meanwhile.
+struct Mode {
+  bool is_on = false, only_warns = false;
+};
+struct {
+  std::mutex& lock = fork_safe_mutex();
+  Mode found;
+  int64_t running = 0, generation = 0;
+} relaxed;
+
+Mode in_force() {
+  return {at::globalContext().deterministicAlgorithms(), at::globalContext().deterministicAlgorithmsWarnOnly()};
+}
+void put(const Mode& mode) { at::globalContext().setDeterministicAlgorithms(mode.is_on, mode.only_warns); }
+
+// Whatever runs now does not end here: the thread is gone, or the generation.
+void stop_relaxing() {
+  if (relaxed.running) put(relaxed.found);
+  relaxed.running = 0;
+  relaxed.generation++;
+}
+const int registered = pthread_atfork(nullptr, nullptr, stop_relaxing);
+
 struct Relaxed : at::ObserverContext {
-  bool was = at::globalContext().deterministicAlgorithms(), warned = at::globalContext().deterministicAlgorithmsWarnOnly();
+  int64_t generation = 0;
 };
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
@@ -48,20 +73,27 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
     is_one = is_excepted(operator_of(fn));
     if (fn.seqNr() >= 0) nodes().remember(fn.seqNr(), is_one || inside > 0);
   }
-  if (!is_one || !at::globalContext().deterministicAlgorithms()) return nullptr;
-  auto relaxed = std::make_unique<Relaxed>();
-  at::globalContext().setDeterministicAlgorithms(false, false);
+  if (!is_one) return nullptr;
+  auto mine = std::make_unique<Relaxed>();
+  const std::lock_guard<std::mutex> guard(relaxed.lock);
+  if (!relaxed.running) {
+    relaxed.found = in_force();
+    if (!relaxed.found.is_on) return nullptr;
+    put({});
+  }
+  relaxed.running++;
+  mine->generation = relaxed.generation;
   inside++;
-  return relaxed;
+  return mine;
 } catch (const std::exception&) {  // no memory
   return nullptr;
 }
 
 void end(const at::RecordFunction&, at::ObserverContext* given) {
   if (!given) return;
-  const auto& before = static_cast<const Relaxed&>(*given);
-  at::globalContext().setDeterministicAlgorithms(before.was, before.warned);
   inside--;
+  const std::lock_guard<std::mutex> guard(relaxed.lock);
+  if (static_cast<const Relaxed&>(*given).generation == relaxed.generation && --relaxed.running == 0) put(relaxed.found);
 }
 
 }  // namespace
@@ -75,6 +107,10 @@ MSCTX_API int msctx_deterministic_except(PythonFunction choose) try {
   const std::lock_guard<std::mutex> guard(lock);
   decided().clear();
   decide = choose;
+  {
+    const std::lock_guard<std::mutex> mode(relaxed.lock);
+    stop_relaxing();
+  }
   if (choose && callback == at::INVALID_CALLBACK_HANDLE) {
     callback = at::addGlobalCallback(
         at::RecordFunctionCallback(begin, end).scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
@@ -85,4 +121,16 @@ MSCTX_API int msctx_deterministic_except(PythonFunction choose) try {
   return 1;
 } catch (const std::exception&) {
   return 0;
+}
+
+// Torch's flags, as they are for operators that are not left out: is_on + 2 * only_warns.
+MSCTX_API int msctx_deterministic() {
+  const std::lock_guard<std::mutex> guard(relaxed.lock);
+  const Mode mode = relaxed.running ? relaxed.found : in_force();
+  return mode.is_on + 2 * mode.only_warns;
+}
+MSCTX_API void msctx_set_deterministic(int mode) {
+  const std::lock_guard<std::mutex> guard(relaxed.lock);
+  relaxed.found = {bool(mode & 1), bool(mode & 2)};
+  if (!relaxed.running) put(relaxed.found);
 }

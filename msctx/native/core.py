@@ -146,6 +146,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_watch_lost": (c_int64, []),
     "msctx_collect": (DONE, [POINTER(Asked), py_object, py_object]),
     "msctx_deterministic_except": (DONE, [py_object]),
+    "msctx_deterministic": (c_int, []),
+    "msctx_set_deterministic": (None, [c_int]),
     "msctx_collect_nothing": (None, []),
     "msctx_collect_step": (None, [c_int64]),
     "msctx_collect_dropped": (c_int64, []),

@@ -14,6 +14,7 @@ from torch import _C
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
 
+from msctx.native import core
 from msctx.switches import denormals
 from msctx.switches.base import Switch
 
@@ -22,12 +23,22 @@ from msctx.switches.base import Switch
 # and it loads inductor, a second's work. mode and warn_only have one setter and are two states (trap 12).
 
 
-def _write_deterministic(on: bool) -> None:
-    _C._set_deterministic_algorithms(on, warn_only=_C._get_deterministic_algorithms_warn_only())
+# While an operator runs that deterministic_except leaves out, in whichever thread, the flag is off, and our library has what it is.
 
 
-def _write_warn_only(on: bool) -> None:
-    _C._set_deterministic_algorithms(_C._get_deterministic_algorithms(), warn_only=on)
+def _deterministic() -> tuple[bool, bool]:
+    """The mode, and whether it only warns."""
+    if (library := core.loaded()) is None:
+        return _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
+    bits = library.c.msctx_deterministic()
+    return bool(bits & 1), bool(bits & 2)
+
+
+def _set_deterministic(on: bool, warns: bool) -> None:
+    if (library := core.loaded()) is None:
+        _C._set_deterministic_algorithms(on, warn_only=warns)
+    else:
+        library.c.msctx_set_deterministic(on + 2 * warns)
 
 
 # --- default device ---------------------------------------------------------------------------------------------------
@@ -158,11 +169,15 @@ def _threads_blocked(number: int) -> str:
 
 
 SWITCHES = (
-    Switch(name="torch.deterministic", read=_C._get_deterministic_algorithms, write=_write_deterministic),
+    Switch(
+        name="torch.deterministic",
+        read=lambda: _deterministic()[0],
+        write=lambda on: _set_deterministic(on, _deterministic()[1]),
+    ),
     Switch(
         name="torch.deterministic.warn_only",
-        read=_C._get_deterministic_algorithms_warn_only,
-        write=_write_warn_only,
+        read=lambda: _deterministic()[1],
+        write=lambda warns: _set_deterministic(_deterministic()[0], warns),
     ),
     Switch(
         name="torch.deterministic.fill_uninitialized_memory",

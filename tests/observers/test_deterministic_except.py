@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -99,3 +101,30 @@ def test_an_error_inside_puts_the_mode_back() -> None:
             with pytest.raises(RuntimeError, match="cannot be multiplied"):
                 run()
         assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_threads_that_run_it_at_once() -> None:
+    x, indices = nn.functional.max_pool2d(torch.randn(4, 8, 16, 16), 2, return_indices=True)
+    raised, stop = [], threading.Event()
+
+    def unpools() -> None:
+        while not stop.is_set():
+            try:
+                nn.functional.max_unpool2d(x, indices, 2)
+            except RuntimeError as error:
+                raised.append(error)
+
+    threads = [threading.Thread(target=unpools) for _ in range(2)]
+    with under("max_unpool2d"):
+        for one in threads:
+            one.start()
+        time.sleep(0.5)
+    assert not raised
+    for _ in range(300):  # an operator of theirs may run when the scope is left: what it found does not come back
+        with under("max_unpool2d"):
+            assert msctx.state()["torch.deterministic"]
+        assert not msctx.state()["torch.deterministic"]
+    stop.set()
+    for one in threads:
+        one.join()
+    assert not torch.are_deterministic_algorithms_enabled()
