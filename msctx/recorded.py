@@ -52,6 +52,8 @@ NAMES = {"PYTHONHASHSEED", *(f"{family}_{name}" for family, names in FAMILIES.it
 UNRECORDED = "(set; its value is not recorded)"
 """Of a variable of these families that is not listed: that it is there may matter; its value may be a secret."""
 
+_ARGUMENT = re.compile(r"^((?:--sweep=)?(?:experiment|(?:experiment\.)?args(?:\.[^=]*)?)=).*", re.DOTALL)
+"""An argument of an entry as a word of the command line, or all of them (``args={…}``)."""
 _FAMILY = re.compile(rf"({'|'.join([*FAMILIES, PREFIX[:-1]])})_")
 
 
@@ -70,7 +72,7 @@ def command_line(words: Sequence[str]) -> list[str]:
     """A command line without what may be secret in it: the arguments of an entry (``args.x=``), and all values of other programs."""
     program, *rest = words or [""]
     if _is_ours(program):
-        return [program, *(re.sub(r"^((?:--sweep=)?args\.[^=]*=).*", r"\1…", word, flags=re.DOTALL) for word in rest)]
+        return [program, *(_ARGUMENT.sub(r"\1…", word) for word in rest)]
     return [program, *(re.sub(r"=.*", "=…", word, flags=re.DOTALL) if word.startswith("-") else "…" for word in rest)]
 
 

@@ -17,15 +17,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 
+from msctx.errors import MsctxError
 from msctx.verify import graph
 from msctx.verify.wire import Message
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 FACTOR = 8
-"""How often the error of one side may hold that of the other."""
+"""How many times larger the error of one side may be."""
 ROUNDINGS = 4
-"""Units in the last place that are no difference, even where one side has no error at all."""
+"""Units in the last place of the lowest dtype that are no difference, even where one side has no error at all."""
+RECOMPILES = 1 << 16
+"""All outermost modules share Dynamo's count of recompilations, beyond which code would run eagerly."""
 INTEGERS = 1e-3
 """The part of integers and truth values that may differ: rounding turns comparisons."""
 
@@ -41,6 +44,10 @@ class Held(NamedTuple):
     @property
     def is_gradient(self) -> bool:
         return self.name.startswith("gradient")
+
+
+class CompiledRaises(MsctxError):
+    """Compiled code raised."""
 
 
 class Graphs:
@@ -93,7 +100,12 @@ class Graphs:
 
         torch.compile, nn.Module.__call__ = compiling, outermost  # type: ignore[method-assign]
         try:
-            with torch._dynamo.config.patch(suppress_errors=True), torch._inductor.config.patch(fallback_random=True):
+            limits: dict[str, Any] = {
+                "recompile_limit": RECOMPILES,
+                "accumulated_recompile_limit": RECOMPILES,
+                "suppress_errors": True,
+            }
+            with torch._dynamo.config.patch(limits), torch._inductor.config.patch(fallback_random=True):
                 yield
         finally:
             torch.compile, nn.Module.__call__ = compile_, call  # type: ignore[method-assign]
@@ -124,6 +136,10 @@ class Graphs:
         except graph.NotComparable as error:
             self._note(f"a graph was not compared: {error}")
             return
+        except CompiledRaises as error:
+            self._has_found = True
+            self._finding = {"kind": "compiled", "operator": "a graph", "reason": f"the compiled code raises {error}"}
+            return
         for one in held:
             if one.eager != one.compiled:
                 self._nearer["eager" if one.eager < one.compiled else "compiled"] += 1
@@ -148,16 +164,21 @@ class Trial:
         """Run it on copies of the inputs.
 
         Raises:
-            NotComparable: there are tensors that are not like most, or it does not run in float64.
+            NotComparable: there are sparse or quantized tensors, or it does not run in float64.
+            CompiledRaises: the compiled code does, and the eager code does not.
         """
-        sample = graph.Sample(inputs)
+        eps = graph.lowest_eps(self.gm, inputs)
+        sample = graph.Sample(inputs, eps)
         try:
             eager, nudged = sample.run(self.gm), sample.run(self.gm, nudge=True)
             reference = sample.run(self._wide, wide=True)
         except Exception as error:
             raise graph.NotComparable(f"it does not run on copies, or in float64 ({type(error).__name__}: {error})") from None
-        compiled = sample.run(self._compiled)
-        return [_held(name, eager[name], compiled[name], reference[name], nudged[name]) for name in eager]
+        try:
+            compiled = sample.run(self._compiled)
+        except Exception as error:
+            raise CompiledRaises(f"{type(error).__name__}: {error}") from None
+        return [_held(name, eager[name], compiled[name], reference[name], nudged[name], eps) for name in eager]
 
     def first_node(self, inputs: Sequence[Any]) -> tuple[fx.Node, list[Held]]:
         """The first node whose results differ, searched for by halves, and these."""
@@ -173,30 +194,36 @@ class Trial:
         return graph.maker(nodes[high]), shown
 
 
-def _held(name: str, eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor, nudged: torch.Tensor) -> Held:
+def _held(
+    name: str, eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor, nudged: torch.Tensor, eps: float
+) -> Held:
     if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
         return Held(name, 0.0, float("inf"), agrees=False)
-    size = _norm(reference)
-    errors = {side: _distance(found, reference) for side, found in (("eager", eager), ("compiled", compiled))}
-    floor = ROUNDINGS * torch.finfo(eager.dtype).eps if eager.dtype.is_floating_point or eager.is_complex() else INTEGERS
+    floor = ROUNDINGS * eps if eager.dtype.is_floating_point or eager.is_complex() else INTEGERS
+    one, other, right, changed = (graph.in_float64(each) for each in (eager, compiled, reference, nudged))
+    if not _same(_specials(one), _specials(other)):
+        agrees = not _same(_specials(one), _specials(changed))  # rounding decides what is finite
+        return Held(name, _far(one, right), _far(other, right), agrees=agrees)
+    is_finite = one.isfinite() & right.isfinite() & changed.isfinite()
+    one, other, right, changed = (each[is_finite] for each in (one, other, right, changed))
+    size = float(right.norm())
+    errors = {"eager": float((one - right).norm()), "compiled": float((other - right).norm())}
     small, large = sorted(errors.values())
-    agrees = large <= FACTOR * (small + _distance(nudged, eager)) + floor * size or small == large
-    relative = {side: error / (size or 1.0) for side, error in errors.items()}
-    return Held(name, **relative, agrees=agrees)
+    agrees = large <= FACTOR * (small + float((changed - one).norm())) + floor * size
+    return Held(name, **{side: error / (size or 1.0) for side, error in errors.items()}, agrees=agrees)
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    values = graph.in_float64(tensor)
-    return float(values[values.isfinite()].norm())
+def _specials(values: torch.Tensor) -> torch.Tensor:
+    """NaN and infinities; 0 for all others."""
+    return values.masked_fill(values.isfinite(), 0.0)
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The norm of the difference; infinite where only one is finite, or two infinite values are not the same."""
-    a, b = graph.in_float64(one), graph.in_float64(other)
-    is_finite = a.isfinite() & b.isfinite()
-    if not torch.equal(a[~is_finite].nan_to_num(), b[~is_finite].nan_to_num()):
-        return float("inf")
-    return float((a - b)[is_finite].norm())
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _far(values: torch.Tensor, right: torch.Tensor) -> float:
+    return 0.0 if _same(_specials(values), _specials(right)) else float("inf")
 
 
 def _finding(trial: Trial, inputs: Sequence[Any], differing: Sequence[Held]) -> Message:
@@ -204,15 +231,17 @@ def _finding(trial: Trial, inputs: Sequence[Any], differing: Sequence[Held]) -> 
     try:
         node, shown = trial.first_node(inputs)
     except Exception as error:
-        return found | {"reason": f"it is not known where: its parts do not run alone ({type(error).__name__}: {error})"}
-    worst = max(shown or differing, key=lambda one: max(one.eager, one.compiled))
+        return found | {"reason": f"its parts do not run on their own ({type(error).__name__}: {error})"}
+    if not shown:
+        return found | {"reason": "none of its parts differs when it is compiled on its own"}
+    worst = max(shown, key=lambda one: max(one.eager, one.compiled))
     return found | {
         "operator": graph.name_of(node),
         "module": graph.module_of(node),
-        "direction": "backward" if all(one.is_gradient for one in shown or differing) else "forward",
+        "direction": "backward" if all(one.is_gradient for one in shown) else "forward",
         "source": graph.line_of(node),
-        "reason": f"the {'compiled' if worst.compiled > worst.eager else 'eager'} code is off",
-        "values": _values(shown or differing),
+        "reason": f"the {'compiled' if worst.compiled > worst.eager else 'eager'} result is inaccurate",
+        "values": _values(shown),
     }
 
 

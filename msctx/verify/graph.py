@@ -17,6 +17,7 @@ from msctx.errors import MsctxError
 LOW = (torch.float16, torch.bfloat16, torch.float32)
 TO_LOW = ("half", "bfloat16", "float")
 RANDOM = (torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal)
+RANDOM_METHODS = ("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_", "geometric_", "random_")
 """They draw other numbers in float64. Dropout and the like draw the same."""
 ENTER, LEAVE = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 
@@ -26,16 +27,21 @@ class NotComparable(MsctxError):
 
 
 class Sample:
-    """The inputs of a call. Each run has copies of them, the same random numbers, and the same gradients of its results."""
+    """The inputs of a call. Each run has copies of them, the same random numbers, and the same gradients of its results.
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    Args:
+        eps: of the lowest dtype in which the graph computes.
+    """
+
+    def __init__(self, inputs: Sequence[Any], eps: float) -> None:
         for one in inputs:
             if isinstance(one, torch.Tensor) and (one.layout is not torch.strided or one.is_quantized):
                 raise NotComparable("a tensor is sparse or quantized")
-        self._inputs = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in inputs]
+        self._inputs = [_copied(one.detach()) if isinstance(one, torch.Tensor) else one for one in inputs]
         self._requires_grad = [
             isinstance(one, torch.Tensor) and one.requires_grad and torch.is_grad_enabled() for one in inputs
         ]
+        self._eps = eps
 
     def run(self, call: Callable[..., Any], *, wide: bool = False, nudge: bool = False) -> dict[str, torch.Tensor]:
         """The results, what the inputs hold after it, and the gradients of inputs, by name.
@@ -49,7 +55,7 @@ class Sample:
         for leaf, needs in zip(leaves, self._requires_grad, strict=True):
             if needs:
                 leaf.requires_grad_()
-        given = [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves]
+        given = [_copied(one) if isinstance(one, torch.Tensor) else one for one in leaves]
         with torch.random.fork_rng(), torch.set_grad_enabled(torch.is_grad_enabled()):
             made = call(*given)
             results = [one for one in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(one, torch.Tensor)]
@@ -59,14 +65,12 @@ class Sample:
         return {name: one.detach() for name, one in found.items()}
 
     def _prepared(self, one: Any, draw: torch.Generator, *, wide: bool, nudge: bool) -> Any:
-        if not isinstance(one, torch.Tensor):
-            return one
-        if one.dtype not in LOW:
-            return one.clone()
+        if not isinstance(one, torch.Tensor) or one.dtype not in LOW:
+            return _copied(one) if isinstance(one, torch.Tensor) else one
         if nudge:
             up = torch.rand(one.shape, generator=draw).to(one) * 2 - 1
-            return one * (1 + up * torch.finfo(one.dtype).eps)
-        return one.double() if wide else one.clone()
+            return _copied(one, one * (1 + up * max(self._eps, torch.finfo(one.dtype).eps)))
+        return _copied(one, one.double()) if wide else _copied(one)
 
     def _gradients(self, results: Sequence[torch.Tensor], leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
         ends = [one for one in results if one.requires_grad]
@@ -77,6 +81,20 @@ class Sample:
         weights = [torch.randn(one.shape, generator=draw).bfloat16().to(one) for one in ends]  # every dtype holds these
         found = torch.autograd.grad(ends, [*starts.values()], weights, allow_unused=True)
         return {f"gradient of input {n}": g for n, g in zip(starts, found, strict=True) if g is not None}
+
+
+def _copied(one: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:
+    """A copy, or *values*, in memory of the same strides, for which code may be compiled."""
+    values, shape = one if values is None else values, one.shape
+    for dimension, (size, stride) in enumerate(zip(shape, one.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            one, values = one.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    made = torch.empty_strided(one.shape, one.stride(), dtype=values.dtype, device=one.device)
+    try:
+        made.copy_(values)
+    except RuntimeError:  # other places overlap
+        return values.expand(shape).clone()
+    return made.expand(shape)
 
 
 def in_float64(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,10 +116,10 @@ def wide(gm: fx.GraphModule) -> fx.GraphModule:
 def _widen(node: fx.Node) -> None:
     if node.target in (ENTER, LEAVE):  # which leave float64 alone
         return
-    if node.target in RANDOM:
-        drawn, made = node.target, node.meta.get("example_value")
+    if node.target in RANDOM or node.target in RANDOM_METHODS:
+        made = node.meta.get("example_value")
         dtype = made.dtype if isinstance(made, torch.Tensor) else torch.float32
-        node.target = _drawn_as(drawn, dtype)
+        node.op, node.target = "call_function", _drawing(node.target, dtype)
         return
     node.args = map_aggregate(node.args, _wider)
     node.kwargs = map_aggregate(node.kwargs, _wider)
@@ -109,18 +127,32 @@ def _widen(node: fx.Node) -> None:
         node.target = "double"
 
 
+def _drawing(draw: Any, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """A function that draws in *dtype* what is then converted."""
+
+    def drawn(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(draw, str):
+            tensor, *rest = args
+            return torch.Tensor.copy_(tensor, getattr(torch.empty_like(tensor, dtype=dtype), draw)(*rest, **kwargs))
+        given = [one.to(dtype) if isinstance(one, torch.Tensor) else one for one in args]
+        made: torch.Tensor = draw(*given, **kwargs if draw is torch.normal else kwargs | {"dtype": dtype})
+        return made.double()
+
+    return drawn
+
+
+def lowest_eps(gm: fx.GraphModule, inputs: Sequence[Any]) -> float:
+    """Of the dtypes in which the graph computes."""
+    tensors = [*(node.meta.get("example_value") for node in gm.graph.nodes), *inputs]
+    dtypes = {one.dtype for one in tensors if isinstance(one, torch.Tensor) and one.dtype in LOW}
+    for device in ("cpu", *({one.device.type for one in tensors if isinstance(one, torch.Tensor)})):
+        if torch.is_autocast_enabled(device):
+            dtypes.add(torch.get_autocast_dtype(device))
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+
+
 def _wider(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in LOW else value
-
-
-def _drawn_as(draw: Callable[..., torch.Tensor], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    def drawn(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if draw is torch.normal:
-            return draw(*(one.to(dtype) if isinstance(one, torch.Tensor) else one for one in args), **kwargs).double()
-        return draw(*args, **kwargs | {"dtype": dtype}).double()
-
-    drawn.__name__ = "drawn"
-    return drawn
 
 
 def up_to(gm: fx.GraphModule, last: fx.Node) -> fx.GraphModule:

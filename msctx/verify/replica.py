@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from msctx.observers import collector
 from msctx.observers.collector import Row
@@ -14,7 +15,6 @@ from msctx.verify.reader import DigestReader
 from msctx.verify.rows import GRADIENT, PARAMETER
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 
@@ -68,5 +68,6 @@ class ReplicaReader(DigestReader):
         tensor: torch.Tensor | None = parameter.grad if what == GRADIENT else parameter
         file = folder / "tensor.npy"
         if tensor is not None:
-            np.save(file, tensor.detach().float().numpy())
+            values = tensor.detach().cpu()
+            np.save(file, (values.float() if values.dtype in (torch.bfloat16, torch.float16) else values).numpy())
         return file

@@ -80,8 +80,10 @@ class Finding:
                     f"the gradient of {tensor} differs when step {self.step} of the optimizer begins: it was not reduced over the "
                     "ranks, or a rank changed it after that"
                 )
-            case "compiled":
+            case "compiled" if self.values:
                 return f"{self.place}: its inputs agree and its outputs differ by more than rounding; {self.reason}"
+            case "compiled":
+                return f"{self.place}: {self.reason}, and the eager code does not"
             case match.PARTED:
                 only = f" only {self.only_in} runs it" if self.only_in else " the runs go on with different tensors"
                 return f"the runs part here: {self.place}:{only}"

@@ -57,13 +57,13 @@ def digest(value: Any) -> int:
 
 
 def digest_of_bits(tensor: torch.Tensor) -> int | None:
-    """Of a tensor in the host's memory that is like most; else ``None``."""
+    """Of a dense tensor, copied to the host; else ``None``."""
     import torch
 
     bits = tensor.detach() if type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
-    if bits is None or bits.device.type != "cpu" or bits.layout is not torch.strided:
+    if bits is None or bits.is_meta or bits.is_quantized or bits.layout is not torch.strided:
         return None
-    raw = bits.contiguous().flatten().view(torch.uint8).numpy().data
+    raw = bits.cpu().contiguous().flatten().view(torch.uint8).numpy().data
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
 
 

@@ -86,7 +86,9 @@ def compiled(subject: Subject, against: Against, steps: int | None, watch: Watch
             notes |= {*report.get("notes", ())}
             result.operators += report["count"]
             watch(f"step {result.steps}: {result.operators} {result.unit}")
-            if found := report.get("finding"):
+            if "finding" not in report:
+                result.finding = Finding(ENDED, result.steps, reason=f"the run failed: {_ending(report, 'reason')}")
+            elif found := report["finding"]:
                 result.finding = Finding(**found, step=result.steps)
             elif _ending(report, "status") == "failed":
                 raise EntryFailed(f"the entry raised\n{report['ended']['error']}")
@@ -94,7 +96,7 @@ def compiled(subject: Subject, against: Against, steps: int | None, watch: Watch
                 break
             else:
                 result.steps += 1
-    nearer = report["nearer"]
+    nearer = report.get("nearer", {})
     result.notes = sorted(notes)
     if total := sum(nearer.values()):
         result.notes.append(

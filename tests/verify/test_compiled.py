@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+from msctx.verify import graph
 from msctx.verify.compiled import Graphs
 
 HERE = Path(__file__).name
@@ -34,7 +35,7 @@ def taking(wanted: str, other: Callable[..., Any]) -> Callable[..., Any]:
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         for node in gm.graph.nodes:
-            if wanted in (node.target, getattr(node.target, "__name__", "")):
+            if wanted in (node.target, getattr(node.target, "__name__", ""), graph.name_of(node)):
                 node.op, node.target = "call_function", other
         gm.recompile()
         return gm
@@ -71,7 +72,7 @@ def test_what_a_compiler_takes_for_something_else_is_named() -> None:
     found = report(net(), taking("tanh", torch.sigmoid))["finding"]
     assert (found["operator"], found["module"], found["direction"]) == ("tanh", "1", "forward")
     assert found["source"].startswith(f"{HERE}:")
-    assert found["reason"] == "the compiled code is off"
+    assert found["reason"] == "the compiled result is inaccurate"
     (result, *_) = found["values"]
     assert result["eager"] < 1e-6 < 1e-2 < result["compiled"]
 
@@ -81,11 +82,20 @@ def test_a_wrong_backward_pass_is_named() -> None:
     assert (found["operator"], found["module"], found["direction"]) == ("tanh", "1", "backward")
 
 
-@pytest.mark.full
+@torch.library.custom_op("planted_graphs::low", mutates_args=())
+def low(x: torch.Tensor) -> torch.Tensor:
+    """A kernel that is wrong in float32."""
+    return x * 1.001 if x.dtype is torch.float32 else x.clone()
+
+
+low.register_fake(torch.empty_like)
+low.register_autograd(lambda ctx, gradient: gradient)
+
+
 def test_the_side_that_is_off_is_named() -> None:
-    """Inductor takes such round trips away."""
-    found = report(net(act=lambda x: x.to(torch.float16).to(torch.float32)), "inductor")["finding"]
-    assert (found["operator"], found["module"], found["reason"]) == ("to", "1", "the eager code is off")
+    found = report(net(act=low), taking("planted_graphs::low", torch.clone))["finding"]
+    assert (found["operator"], found["module"]) == ("planted_graphs::low", "1")
+    assert found["reason"] == "the eager result is inaccurate"
 
 
 def test_rounding_is_no_difference() -> None:
@@ -119,6 +129,80 @@ def test_random_numbers_are_the_same_on_all_sides() -> None:
     found = report(nn.Sequential(nn.Linear(8, 8), Noisy()), taking("nothing", torch.relu))
     assert (found["finding"], found["count"]) == (None, 1)
     assert report(nn.Sequential(Block(), Noisy()), taking("tanh", torch.sigmoid))["finding"]["module"] == "0"
+
+
+def test_numbers_that_are_not_finite() -> None:
+    """NaN is no 0; where both sides overflow alike, what is finite is compared."""
+
+    def nan(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).masked_fill(x < 0, float("nan"))
+
+    found = report(net(1, 0, act=torch.relu), taking("relu", nan))["finding"]
+    assert found["operator"] == "relu"
+    model, x = nn.Sequential(Block(torch.tanh)).half(), torch.randn(4, 8).half()
+    with torch.no_grad():
+        model[0].inner.weight[0] = 6e4
+    x[:, 0] = 30
+    assert report(model, taking("nothing", torch.relu), x)["finding"] is None
+    assert report(model, taking("tanh", torch.sigmoid), x)["finding"]["operator"] == "tanh"
+
+
+@pytest.mark.parametrize("strides", ["slice", "expanded", "transposed"])
+def test_strides_of_inputs_are_kept(strides: str) -> None:
+    """Compiled code relies on them."""
+    met = []
+
+    def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            met.append([one.stride() for one in inputs if one.ndim == 2 and one.shape[0] == 4])
+            return gm(*inputs)
+
+        return run
+
+    x = {"slice": torch.randn(4, 9)[:, :8], "expanded": torch.randn(1, 8).expand(4, 8), "transposed": torch.randn(8, 4).t()}[
+        strides
+    ]
+    assert report(net(), backend, x)["finding"] is None
+    assert met == [[x.stride()]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_autocast_around_the_model(seed: int) -> None:
+    """Its rounding is that of bfloat16, also of gradients in float32."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8))
+
+    def otherwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            low = [one.bfloat16().float() for one in (x, weight, bias)]
+            return (low[0] @ low[1].t() + low[2]).bfloat16()
+
+    torch._dynamo.reset()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert report(model, taking("linear", otherwise))["finding"] is None
+        found = report(model, taking("gelu", lambda x, approximate: torch.relu(x)))["finding"]
+    assert found["operator"] == "gelu"
+
+
+def test_compiled_code_that_raises_is_reported() -> None:
+    def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            raise ValueError("wrong size")
+
+        return run
+
+    found = report(net(), backend)["finding"]
+    assert found == {"kind": "compiled", "operator": "a graph", "reason": "the compiled code raises ValueError: wrong size"}
+
+
+def test_more_modules_than_dynamo_recompiles() -> None:
+    layers, graphs = [nn.Linear(8, 8) for _ in range(12)], Graphs()
+    torch._dynamo.reset()
+    with graphs.captured():
+        for layer in layers:
+            layer(torch.randn(2, 8))
+    assert (graphs.report["count"], graphs.report["finding"]) == (12, None)
+    torch._dynamo.reset()
 
 
 def test_autocast_inside_the_model() -> None:

@@ -213,7 +213,7 @@ def test_what_is_compiled_wrongly_is_named(fault: str, place: tuple[str, str, st
     result = found(capsys, f"args.fault={fault}", "--against", "compiled", entry="miscompiled")
     finding = result["finding"]
     assert (finding["kind"], finding["operator"], finding["module"], finding["direction"]) == ("compiled", *place)
-    assert "the compiled code is off" in result["sentence"]
+    assert "the compiled result is inaccurate" in result["sentence"]
 
 
 @pytest.mark.full
