@@ -30,6 +30,15 @@ def begins_with_try(function: F) -> F:
     return function
 
 
+def _is_deep(limit: int) -> bool:
+    """Whether half of a recursion limit is used."""
+    try:
+        sys._getframe(limit // 2)
+    except ValueError:
+        return False
+    return True
+
+
 class Room:
     """Room near the recursion limit, which belongs to the process, for the calls of what must not be left half done."""
 
@@ -45,12 +54,8 @@ class Room:
     @classmethod
     def call(cls, function: Callable[..., R], *args: Any) -> R:
         """Call *function*, under a higher limit if half of it is used."""
-        is_deep, thread, found = True, threading.get_ident(), sys.getrecursionlimit()
-        try:
-            sys._getframe(found // 2)
-        except ValueError:
-            is_deep = False
-        needs_it = is_deep and thread not in cls._inside
+        thread, found = threading.get_ident(), sys.getrecursionlimit()
+        needs_it = _is_deep(found) and thread not in cls._inside
         try:
             if needs_it:
                 with cls._lock:  # there may be no room for a call of Python's
@@ -88,15 +93,12 @@ class Room:
 
     @classmethod
     def set_limit(cls, limit: int) -> None:
-        """As ``sys.setrecursionlimit``, also while there is more room; a limit that is used up is set as soon as it can be."""
+        """As ``sys.setrecursionlimit``; where there is or must be more room, the limit is set when that is over."""
         with cls._lock:
-            if not cls._inside:
-                try:
-                    sys.setrecursionlimit(limit)
-                    return
-                except RecursionError:
-                    pass
-            cls.write(limit)
+            if cls._inside or _is_deep(limit):
+                cls.write(limit)
+            else:
+                sys.setrecursionlimit(limit)
 
     @classmethod
     def _leave(cls, thread: int, needed_it: bool, found: int) -> None:
