@@ -19,6 +19,7 @@ TO_LOW = ("half", "bfloat16", "float")
 RANDOM = (torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal)
 RANDOM_METHODS = ("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_", "geometric_", "random_")
 """They draw other numbers in float64. Dropout and the like draw the same."""
+DRAWS = ("dropout", "rand", "normal", "uniform", "bernoulli", "multinomial", "rrelu", "exponential")
 ENTER, LEAVE = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
 
 
@@ -26,14 +27,47 @@ class NotComparable(MsctxError):
     """A graph that cannot run three times."""
 
 
-class Sample:
-    """The inputs of a call. Each run has copies of them, the same random numbers, and the same gradients of its results.
+class Nudge:
+    """Changes values in their last bit, up or down: of the inputs, and then of what each node makes, and its gradient.
+
+    So does rounding: the idea is that of CESTAC (Vignes, "A stochastic arithmetic for reliable scientific computation", 1993).
 
     Args:
         eps: of the lowest dtype in which the graph computes.
     """
 
-    def __init__(self, inputs: Sequence[Any], eps: float) -> None:
+    def __init__(self, eps: float, seed: int) -> None:
+        self._eps = eps
+        self._draw = torch.Generator().manual_seed(seed)
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        if values.dtype not in LOW:
+            return values
+        up = torch.rand(values.shape, generator=self._draw).to(values) * 2 - 1
+        return values * (1 + up * max(self._eps, torch.finfo(values.dtype).eps))
+
+    def through(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        """The graph with such changes."""
+        nudge = self
+
+        class Nudged(fx.Interpreter):
+            def run_node(self, n: fx.Node) -> Any:
+                made = super().run_node(n)
+                is_new = n.op in ("call_function", "call_method") and isinstance(made, torch.Tensor) and not made._is_view()
+                if not is_new or made.dtype not in LOW or any(made is self.env.get(one) for one in n.all_input_nodes):
+                    return made
+                changed = nudge(made)
+                if changed.requires_grad:
+                    changed.register_hook(nudge)
+                return changed
+
+        return Nudged(gm, garbage_collect_values=False).run
+
+
+class Sample:
+    """The inputs of a call. Each run has copies of them, the same random numbers, and the same gradients of its results."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
         for one in inputs:
             if isinstance(one, torch.Tensor) and (one.layout is not torch.strided or one.is_quantized):
                 raise NotComparable("a tensor is sparse or quantized")
@@ -41,17 +75,15 @@ class Sample:
         self._requires_grad = [
             isinstance(one, torch.Tensor) and one.requires_grad and torch.is_grad_enabled() for one in inputs
         ]
-        self._eps = eps
 
-    def run(self, call: Callable[..., Any], *, wide: bool = False, nudge: bool = False) -> dict[str, torch.Tensor]:
+    def run(self, call: Callable[..., Any], *, wide: bool = False, nudge: Nudge | None = None) -> dict[str, torch.Tensor]:
         """The results, what the inputs hold after it, and the gradients of inputs, by name.
 
         Args:
             wide: the inputs are converted to float64.
-            nudge: they are changed in their last bit, up or down.
+            nudge: changes them.
         """
-        draw = torch.Generator().manual_seed(0)
-        leaves = [self._prepared(one, draw, wide=wide, nudge=nudge) for one in self._inputs]
+        leaves = [self._prepared(one, nudge, wide=wide) for one in self._inputs]
         for leaf, needs in zip(leaves, self._requires_grad, strict=True):
             if needs:
                 leaf.requires_grad_()
@@ -64,13 +96,12 @@ class Sample:
             found |= self._gradients(results, leaves)
         return {name: one.detach() for name, one in found.items()}
 
-    def _prepared(self, one: Any, draw: torch.Generator, *, wide: bool, nudge: bool) -> Any:
-        if not isinstance(one, torch.Tensor) or one.dtype not in LOW:
-            return _copied(one) if isinstance(one, torch.Tensor) else one
-        if nudge:
-            up = torch.rand(one.shape, generator=draw).to(one) * 2 - 1
-            return _copied(one, one * (1 + up * max(self._eps, torch.finfo(one.dtype).eps)))
-        return _copied(one, one.double()) if wide else _copied(one)
+    def _prepared(self, one: Any, nudge: Nudge | None, *, wide: bool) -> Any:
+        if not isinstance(one, torch.Tensor):
+            return one
+        if nudge is not None:
+            return _copied(one, nudge(one))
+        return _copied(one, one.double()) if wide and one.dtype in LOW else _copied(one)
 
     def _gradients(self, results: Sequence[torch.Tensor], leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
         ends = [one for one in results if one.requires_grad]
@@ -153,6 +184,12 @@ def lowest_eps(gm: fx.GraphModule, inputs: Sequence[Any]) -> float:
 
 def _wider(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in LOW else value
+
+
+def draws_in_a_part(gm: fx.GraphModule) -> bool:
+    """Whether a part, such as a checkpoint's, draws random numbers."""
+    parts = [part for part in gm.modules() if isinstance(part, fx.GraphModule) and part is not gm]
+    return any(any(word in name_of(node) for word in DRAWS) for part in parts for node in part.graph.nodes)
 
 
 def up_to(gm: fx.GraphModule, last: fx.Node) -> fx.GraphModule:

@@ -85,7 +85,7 @@ def test_a_wrong_backward_pass_is_named() -> None:
 @torch.library.custom_op("planted_graphs::low", mutates_args=())
 def low(x: torch.Tensor) -> torch.Tensor:
     """A kernel that is wrong in float32."""
-    return x * 1.001 if x.dtype is torch.float32 else x.clone()
+    return x * 1.01 if x.dtype is torch.float32 else x.clone()
 
 
 low.register_fake(torch.empty_like)
@@ -180,7 +180,7 @@ def test_autocast_around_the_model(seed: int) -> None:
     torch._dynamo.reset()
     with torch.autocast("cpu", torch.bfloat16):
         assert report(model, taking("linear", otherwise))["finding"] is None
-        found = report(model, taking("gelu", lambda x, approximate: torch.relu(x)))["finding"]
+        found = report(model, taking("gelu", lambda x, approximate: torch.sigmoid(x)))["finding"]
     assert found["operator"] == "gelu"
 
 
