@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
@@ -82,8 +83,13 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
     program = f"""
         import ctypes, os, torch, msctx
         torch.ones(1)
-        with msctx.context(env_config_path={settings(tmp_path)!r}):
+        with msctx.context(env_config_path={settings(tmp_path)!r}, conv_fprop_algo="gemm"):
             torch.ones(3).exp()
+            torch.nn.functional.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
+            try:
+                torch.ones(2, 3) @ torch.ones(2, 3)
+            except RuntimeError:
+                pass
             {end}
     """
     done = run_python(program)
@@ -91,6 +97,26 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
     (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.fatal.*.txt")
     assert f"fatal signal {-code}, process " in text.read_text()
     assert "aten::exp\t\tforward\tFloat[3]\tthread " in text.read_text()
+    lines = text.read_text().splitlines()
+    assert re.search(r"\talgorithm -\tbegan \d{16} us\ttook \d+ us$", next(line for line in lines if "aten::exp" in line))
+    assert "\talgorithm gemm\tbegan " in next(line for line in lines if "aten::convolution" in line)
+    (raised,) = (line for line in lines if ":\traised\t" in line)
+    assert "aten::mm" in raised
+    assert "took" not in raised
+
+
+def test_half_a_file_of_a_fatal_signal_does_not_stay(tmp_path: Path, run_python: Any) -> None:
+    done = run_python(f"""
+        import os, resource, signal, torch, msctx
+        with msctx.context(env_config_path={settings(tmp_path)!r}):
+            for _ in range(100):
+                torch.ones(3).exp()
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+            os.abort()
+    """)
+    assert done.returncode == -signal.SIGABRT
+    assert not [path for path in tmp_path.rglob("*fatal*")]
 
 
 def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any) -> None:
