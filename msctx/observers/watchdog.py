@@ -1,8 +1,8 @@
 """``op_timeout``: ends the process where one operator runs too long, with the stacks of all threads.
 
 The time of an operator is counted in the watchdog's own ticks, each of which counts as at most two: while the whole process stands
-still (a machine that was suspended, SIGSTOP, a debugger of another process), the watchdog does so, too. Ticks do not count while one of
-Python's debuggers waits for its user or traces a thread.
+still (a machine that was suspended, SIGSTOP, a debugger of another process), the watchdog does so, too. Ticks do not count while a
+debugger of Python's waits for its user or traces a thread.
 """
 
 from __future__ import annotations

@@ -126,7 +126,10 @@ DEBUGGED = """
 @pytest.mark.parametrize("step", [pytest.param(False, id="continue"), pytest.param(True, id="next", marks=pytest.mark.full)])
 def test_it_waits_for_a_debugger_and_goes_on_afterwards(step: bool, run_python: Any) -> None:
     done = run_python(
-        "    import os, sys" + SLEEPS + DEBUGGED + f"""
+        "    import os, sys"
+        + SLEEPS
+        + DEBUGGED
+        + f"""
     run({step})
     print("still here", flush=True)
     with msctx.context(op_timeout=1):
