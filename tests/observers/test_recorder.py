@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import msctx
+from msctx.errors import MsctxWarning
 
 
 def settings(folder: Path, mode: int = 1) -> str:
@@ -50,6 +51,25 @@ def test_a_normal_end(mode: int, tmp_path: Path) -> None:
     for one in found:
         assert one["reason"] == "ended"
         assert (one["operators"][-1]["operator"], one["operators"][-1]["algorithm"]) == ("aten::convolution", "gemm")
+
+
+@pytest.mark.parametrize("path", ["out", "./out/more"])
+def test_a_relative_path_is_not_taken(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.json").write_text(json.dumps({"rdr": {"enable": True, "mode": 2, "path": path}}))
+    ctx = msctx.context(env_config_path="env.json")
+    with pytest.warns(MsctxWarning, match=r"rdr\.path.*absolute paths alone; the files go to \./"), ctx:
+        torch.ones(3) + 1
+    assert [*tmp_path.glob("rank_0/rdr/KERNEL.graph_exec_order.*.json")]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_working_directory_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.json").write_text(json.dumps({"rdr": {"enable": True, "mode": 2, "path": "./"}}))
+    with msctx.context(env_config_path="env.json"):
+        torch.ones(3) + 1
+    assert [*tmp_path.glob("rank_0/rdr/KERNEL.graph_exec_order.*.json")]
 
 
 def test_what_was_hooked_is_put_back(tmp_path: Path) -> None:
@@ -116,7 +136,7 @@ def test_half_a_file_of_a_fatal_signal_does_not_stay(tmp_path: Path, run_python:
             os.abort()
     """)
     assert done.returncode == -signal.SIGABRT
-    assert not [path for path in tmp_path.rglob("*fatal*")]
+    assert not [*tmp_path.rglob("*fatal*")]
 
 
 def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any) -> None:
