@@ -168,13 +168,26 @@ BESIDE = (
 """What our own options are a part of: each acts beside one of these."""
 
 
+@lru_cache(None)
+def _companions(name: str) -> Mapping[str, Any]:
+    """What an option has no effect without, with typical values."""
+    found: dict[str, Any] = {}
+    names = [name]
+    for one in names:  # what they need in turn joins them
+        for other in (need.others[0] for need in rules.NEEDS if need.option.name == one):
+            if other.name not in names:
+                names.append(other.name)
+                found[other.name] = next(iter(other.values), typical(OPTIONS[other.name]))
+    return found
+
+
 def _outcome(option: Option, value: Any, device: str) -> Outcome | None:
-    """What one value of an option comes to, beside those that it is a part of."""
+    """What one value of an option comes to, beside those that it is a part of, and those that it needs."""
     found = None
     for beside in BESIDE if option.source == "msctx" else ({},):
-        more = beside
+        more = {**beside, **_companions(option.name)}
         if option.name == "default_device":
-            more = {**beside, "device_target": next(target for target, named in TARGETS.items() if named == device)}
+            more = {**more, "device_target": next(target for target, named in TARGETS.items() if named == device)}
         try:
             layer = make_layer({**more, option.name: value}, "reference")
         except OptionError:

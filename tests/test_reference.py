@@ -8,7 +8,7 @@ from msctx.effects import Facts
 from msctx.options import DEVICES, OPTIONS, Settings, device_of, make_layer
 from msctx.options.option import OURS
 from msctx.plan import DONE, FAILING, make
-from msctx.reference import DICTIONARIES, catalogue, describe, paths, typical
+from msctx.reference import DICTIONARIES, catalogue, describe, on_device, paths, typical
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -30,6 +30,14 @@ def test_every_row_shows_the_default_of_its_vocabulary() -> None:
     assert rows["session.atomic_clean_policy"] == 0
     assert rows["atc.op_select_implmode"] == "high_performance"
     assert rows["session.op_select_implmode"] is None
+
+
+@pytest.mark.parametrize(
+    "name", ["session.enable_dump", "dump_mode", "dump_format", "dump_debug_mode", "env_config_path.rdr.mode"]
+)
+def test_an_option_is_shown_beside_those_that_it_needs(name: str) -> None:
+    """Without them nothing happens, and that is honoured."""
+    assert {on_device(OPTIONS[name], device).status for device in DEVICES} == {"approximated"}
 
 
 def test_what_is_set_shows_in_its_rows() -> None:

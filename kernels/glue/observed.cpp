@@ -185,6 +185,11 @@ void write_json(std::string& json, const c10::IValue& value, int& tensors) {
     if (std::isfinite(v)) json += text;
     else quote(json += "{\"float\":", text), json += '}';
   };
+  const auto complex = [&](c10::complex<double> z) {  // as Python reads it
+    char text[80];
+    std::snprintf(text, sizeof text, "%.17g%+.17gj", z.real(), z.imag());
+    quote(json += "{\"complex\":", text), json += '}';
+  };
   const auto torch = [&](const std::string& name) { quote(json += "{\"torch\":", name), json += '}'; };
   if (value.isNone()) {
     json += "null";
@@ -211,7 +216,7 @@ void write_json(std::string& json, const c10::IValue& value, int& tensors) {
     json += ']';
   } else if (value.isScalar()) {
     const c10::Scalar scalar = value.toScalar();
-    if (scalar.isComplex()) torch("complex");
+    if (scalar.isComplex()) complex(scalar.toComplexDouble());
     else number(scalar.toDouble());
   } else {
     torch(value.tagKind());

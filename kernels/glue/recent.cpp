@@ -1,10 +1,13 @@
 #include "glue/recent.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -40,7 +43,7 @@ void copy(char* to, size_t room, const std::string& from) {
 constexpr int fatal[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL};
 struct sigaction handled_before[std::size(fatal)];
 bool is_handling = false;
-char fatal_file[1024];
+char fatal_file[PATH_MAX];
 
 struct Digits {
   char room[24];
@@ -57,8 +60,16 @@ struct Digits {
 
 struct Out {
   int file;
-  void text(const char* t) const { [[maybe_unused]] const auto written = ::write(file, t, std::strlen(t)); }
-  void number(int64_t n) const { text(Digits(n).text); }
+  bool is_whole = true;
+  void text(const char* t) {
+    for (size_t left = std::strlen(t); left;) {
+      const ssize_t written = ::write(file, t, left);
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return void(is_whole = false);
+      t += written, left -= size_t(written);
+    }
+  }
+  void number(int64_t n) { text(Digits(n).text); }
 };
 
 void put_back_handlers() {
@@ -67,10 +78,11 @@ void put_back_handlers() {
 
 void on_fatal(int number) {
   put_back_handlers();
-  char file[sizeof fatal_file + 40];  // a forked process has one of its own
+  char file[sizeof fatal_file + 40], part[sizeof file];  // a forked process has one of its own
   std::strcpy(file, fatal_file);
   std::strcat(std::strcat(file, Digits(getpid()).text), ".txt");
-  const Out out{::open(file, O_WRONLY | O_CREAT | O_EXCL, 0644)};
+  std::strcat(std::strcpy(part, file), ".part");
+  Out out{::open(part, O_WRONLY | O_CREAT | O_EXCL, 0644)};
   if (out.file >= 0) {
     out.text("================== execution order ==================\nfatal signal ");
     out.number(number);
@@ -84,12 +96,17 @@ void on_fatal(int number) {
       const Recent& one = recent[i % most_recent];
       if (!one.op) continue;
       out.number(one.id);
-      out.text(one.took == -1 ? ":\trunning\t" : ":\t");
+      const int64_t took = one.took;
+      out.text(took == -1 ? ":\trunning\t" : took == -2 ? ":\traised\t" : ":\t");
       for (const char* part : {one.op->name.c_str(), "\t", one.module, "\t", one.direction, "\t", (const char*)one.shapes, "\tthread "}) out.text(part);
       out.number(int64_t(one.thread));
-      out.text("\n");
+      for (const char* text : {"\talgorithm ", one.algorithm[0] ? (const char*)one.algorithm : "-", "\tbegan "}) out.text(text);
+      out.number(one.began);
+      if (took >= 0) out.text(" us\ttook "), out.number(took);
+      out.text(" us\n");
     }
-    ::close(out.file);
+    if (::close(out.file) == 0 && out.is_whole) std::rename(part, file);
+    else ::unlink(part);
   }
   raise(number);
 }

@@ -58,6 +58,7 @@ std::string json_of(const Row& row) {
   member(json, "node", row.node);
   member(json, "algorithm", row.algorithm);
   member(json, "problem", row.problem);
+  if (row.op->accumulates) json += "\"accumulates\":true,";
   json += "\"inputs\":";
   write(json, row.inputs);
   json += "\"outputs\":";

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, refused
+from msctx.options.grammars import layers_in
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
 
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
@@ -21,7 +23,7 @@ def dump(want: Want) -> Dump | None:
         steps=want.other("dump_step", ""),
         mode=want.other("dump_mode", "output"),
         data=want.other("dump_data", "tensor"),
-        layers=tuple(want.other("dump_layer", "").split()),
+        layers=tuple(layers_in(want.other("dump_layer", ""))),
         layout=want.other("dump_format", "mindspore"),
     )
 
@@ -85,7 +87,7 @@ def dump_config(want: Want) -> Outcome:
         steps="" if given.get("iteration", "all") == "all" else given["iteration"],
         mode=SIDES[given.get("input_output", 0)],
         data=DATA[given.get("saved_data", "tensor")],
-        layers=tuple(given.get("kernels", ())) if given.get("dump_mode", 0) == 1 else (),
+        layers=tuple(layers_in(" ".join(given.get("kernels", ())))) if given.get("dump_mode", 0) == 1 else (),
         layout=want.other("dump_format", "mindspore"),
         net=given.get("net_name", "Net"),
         columns=tuple(given.get("statistic_category", ())),
@@ -114,6 +116,10 @@ def recording(want: Want) -> Outcome:
     if not want.other("env_config_path.rdr.enable"):
         return honoured({"observers.recorder": None})
     mode, path = want.other("env_config_path.rdr.mode", 1), want.other("env_config_path.rdr.path", "./")
+    if not os.path.isabs(path) and os.path.normpath(path) != ".":
+        if want.option.name == "env_config_path.rdr.path":
+            return refused("MindSpore takes absolute paths alone; the files go to ./")
+        path = "./"
     return _seen(want, {"observers.recorder": Recorder(path=path, mode=mode)}, reads=False)
 
 

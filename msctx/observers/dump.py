@@ -10,9 +10,11 @@ from pathlib import Path
 
 from msctx import notices
 from msctx.errors import nearest
+from msctx.memory import watched
 from msctx.observers import files
 from msctx.observers.collector import Reader, Row
 from msctx.observers.dump_layouts import MindSpore, MsProbe
+from msctx.options.grammars import expression_in
 from msctx.options.observation import Dump
 
 OPTION = "session.enable_dump"
@@ -29,6 +31,8 @@ class DumpReader(Reader):
         self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self._folder, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
         self._step = settings.first_step
+        self._modules: set[str] = set()
+        self._moment = -1
         self._met: set[str] = set()
         self._missed: set[str] = set()
         self._scratch = files.Scratch(OPTION, self._folder)
@@ -68,11 +72,24 @@ class DumpReader(Reader):
     def _is_meant(self, operator: str, module: str) -> bool:
         kind = operator.rpartition("::")[2]
         around = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
-        names = {f"{module}/{kind}" if module else kind, *around, *(name.replace(".", "/") for name in around), kind, operator}
-        found = [layer for layer in self.settings.layers if _is_meant(layer, names, kind)]
+        around += [name.replace(".", "/") for name in around]
+        names = {f"{module}/{kind}" if module else kind, *around, kind, operator}
+        found = [
+            layer
+            for layer in self.settings.layers
+            if (layer in around if self._is_module(layer) else _is_meant(layer, names, kind))
+        ]
         self._met.update(found)
         self._missed.update(names - {""})
         return bool(found)
+
+    def _is_module(self, layer: str) -> bool:
+        """Of a watched model: such a name means the module alone."""
+        if (moment := watched.now()) != self._moment:
+            self._moment = moment
+            found = (name for model in watched.models() for name, _ in model.named_modules())
+            self._modules = {name.replace("_orig_mod.", "") for name in found}
+        return layer.replace("/", ".") in self._modules
 
     def begin(self) -> None:
         self._scratch.make()
@@ -104,6 +121,6 @@ def _fail(text: str) -> None:
 
 
 def _is_meant(layer: str, names: set[str], kind: str) -> bool:
-    if found := re.fullmatch(r"name-regex\((.*)\)", layer):
-        return any(re.search(found[1], name) for name in names)
+    if (expression := expression_in(layer)) is not None:
+        return any(re.search(expression, name) for name in names)
     return layer.lower() in kind.lower() or any(fnmatchcase(name, layer) for name in names)

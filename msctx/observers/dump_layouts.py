@@ -12,10 +12,14 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar
 
+from msctx import notices
 from msctx.observers import files
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
 from msctx.observers.origins import Origins
 from msctx.options.observation import Dump
+
+MOST = 2**16
+"""Operators of one step that msProbe's layout keeps in memory; also those that raise count."""
 
 
 def _tensors(row: Row) -> list[tuple[str, int, dict[str, Any]]]:
@@ -105,9 +109,17 @@ class MsProbe:
         self._stacks: defaultdict[Any, list[str]] = defaultdict(list)
         self._origins = Origins()
         self._calls: Counter[tuple[str, bool]] = Counter()
+        self._count = 0
         self._place: Path | None = None
 
     def meet(self, number: int) -> int:
+        self._count += 1
+        if self._count > MOST:
+            if self._count == MOST + 1:
+                text = f"one step has more than {MOST:,} operators, and the others are left out of the dump; "
+                text += "a step ends with optimizer.step() or msctx.step()"
+                notices.tell("session.enable_dump", text, f"session.enable_dump: {text}")
+            return 0
         self._origins.meet(number)
         return 1 | ASK_AGAIN
 
@@ -173,5 +185,5 @@ class MsProbe:
         files.write_json(self._place / "stack.json", dict(enumerate(stacks)))
 
     def end_step(self) -> None:
-        self._data, self._parents, self._calls, self._place = {}, {}, Counter(), None
+        self._data, self._parents, self._calls, self._count, self._place = {}, {}, Counter(), 0, None
         self._stacks, self._origins = defaultdict(list), Origins()

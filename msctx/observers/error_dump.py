@@ -50,6 +50,8 @@ def value(v):
         return tensor(v["tensor"])
     if isinstance(v, dict) and "float" in v:
         return float(v["float"])
+    if isinstance(v, dict) and "complex" in v:
+        return complex(v["complex"])
     if isinstance(v, dict) and v["torch"].startswith("device:"):
         return torch.device("cpu")
     if isinstance(v, dict):

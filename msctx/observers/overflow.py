@@ -82,7 +82,7 @@ class OverflowReader(Reader):
             for bit, key in ((1, "nan"), (2, "positive_inf"), (4, "negative_inf"))
             if any(t.get(key) for t in row["outputs"])
         )
-        atomic = self.settings.mode == "atomic_overflow"
+        atomic = row.get("accumulates", False)
         found = {
             "DHA Atomic Add": status | {"status": bits if atomic else 0},
             "L2 Atomic Add": status,

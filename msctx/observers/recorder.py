@@ -44,7 +44,7 @@ class RecorderReader(Reader):
     def begin(self) -> None:
         self._around = sys.exc_info()[1]  # that is handled around the scope: it is none of its own
         files.guarded(OPTION, self._folder, lambda: self._folder.mkdir(parents=True, exist_ok=True))
-        core.load().c.msctx_record_fatal(f"{self._folder}/KERNEL.graph_exec_order.fatal.")
+        core.load().c.msctx_record_fatal(f"{self._folder}/KERNEL.graph_exec_order.fatal.{time.strftime('%Y%m%d%H%M%S')}.")
         self._hook(sys, lambda kind, error, trace: error)
         self._hook(threading, lambda args: args.exc_value)
         atexit.register(self._end)

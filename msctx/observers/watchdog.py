@@ -1,7 +1,8 @@
 """``op_timeout``: ends the process where one operator runs too long, with the stacks of all threads.
 
 The time of an operator is counted in the watchdog's own ticks, each of which counts as at most two: while the whole process stands
-still (a machine that was suspended, SIGSTOP, a debugger), the watchdog does so, too.
+still (a machine that was suspended, SIGSTOP, a debugger of another process), the watchdog does so, too. Ticks do not count while a
+debugger of Python's waits for its user or traces a thread.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from msctx.native import core
@@ -23,6 +25,8 @@ from msctx.options.observation import Watchdog
 
 EXIT_CODE = 124
 """As of timeout(1)."""
+_DEBUGGERS = {"bdb", "pdb", "debugpy", "pydevd", "_pydevd_bundle"}
+"""The packages of Python's debuggers."""
 
 
 class WatchdogReader(Reader):
@@ -51,9 +55,11 @@ class WatchdogReader(Reader):
             now = time.monotonic()
             passed, before = min(now - before, 2 * tick), now
             found = {(row["thread"], row["began"]): row for row in core.load().c.msctx_running()}
+            if found and _is_debugged():
+                passed = 0.0
             running = {key: running.get(key, -passed) + passed for key in found}
             for key, seconds in running.items():
-                if seconds > self.settings.seconds and not _is_debugged() and not stop.is_set():
+                if seconds > self.settings.seconds and not stop.is_set():
                     self._end(found[key])
 
     def _end(self, row: dict[str, Any]) -> None:
@@ -68,9 +74,19 @@ class WatchdogReader(Reader):
 
 
 def _is_debugged() -> bool:
-    try:
-        status = Path("/proc/self/status").read_text("ascii", "replace")
-    except OSError:
-        return False
-    names = (frame.f_globals.get("__name__", "").partition(".")[0] for frame in sys._current_frames().values())
-    return "TracerPid:\t0\n" not in status or not {"bdb", "pdb", "pydevd", "debugpy"}.isdisjoint(names)
+    """By another process, or by a debugger of Python's: its code is in the stack of a thread, or traces a function there."""
+    with contextlib.suppress(OSError):
+        if "TracerPid:\t0\n" not in Path("/proc/self/status").read_text("ascii", "replace"):
+            return True
+    return any(map(_is_in_debugger, sys._current_frames().values()))
+
+
+def _is_in_debugger(frame: FrameType | None) -> bool:
+    while frame is not None:
+        names = [frame.f_globals.get("__name__", "")]
+        if frame.f_back is not None:  # pdb leaves its trace on the outermost one when its user continues
+            names.append(getattr(frame.f_trace, "__module__", None) or "")
+        if not _DEBUGGERS.isdisjoint(name.partition(".")[0] for name in names):
+            return True
+        frame = frame.f_back
+    return False

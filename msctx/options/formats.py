@@ -19,7 +19,7 @@ from typing_extensions import Required, TypedDict
 from msctx.errors import Diagnostic
 from msctx.options import operators
 from msctx.options.documents import Parsed, dotted, in_order, parse_dtypes, parse_flags, parse_ini, parse_json
-from msctx.options.grammars import DumpLayer
+from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import BadValue, Bool, IntKind, Kind, TextKind, ValueKind, show
 from msctx.options.operators import OperatorKind
 from msctx.options.validation import Wrong, adapter, check
@@ -263,7 +263,6 @@ def _chosen(*numbers: int) -> Any:
     return Annotated[int, ValueKind(numbers)]
 
 
-_ITERATION = Annotated[str, TextKind('"all", or steps and ranges such as "0|5-8"')]
 _CATEGORIES = (
     *("max", "min", "avg", "count", "negative zero count", "positive zero count", "nan count", "negative inf count"),
     *("positive inf count", "zero count", "l2norm"),
@@ -278,7 +277,7 @@ DUMP_CONFIG = Format(
                     "dump_mode": _chosen(0, 1),
                     "path": Annotated[str, TextKind("a path")],
                     "net_name": Annotated[str, TextKind("the name of a folder")],
-                    "iteration": _ITERATION,
+                    "iteration": DumpIteration,
                     "saved_data": _one_of("tensor statistic full"),
                     "input_output": _chosen(0, 1, 2),
                     "kernels": _each(DumpLayer),

@@ -121,28 +121,69 @@ class LayersKind(TextKind):
 
     def parse(self, value: Any) -> str:
         text = super().parse(value)
-        for part in text.split():
-            try:
-                re.compile(found[1] if (found := re.fullmatch(r"name-regex\((.*)\)", part)) else "")
-            except re.error as error:
-                raise BadValue(f"{part} holds no regular expression: {error}", allowed=self.allowed) from None
+        for layer in layers_in(text):
+            if fault := _fault(layer):
+                raise BadValue(f"{layer} holds no regular expression: {fault}", allowed=self.allowed)
         return text
 
 
+_EXPRESSION = "name-regex("
+
+
+def layers_in(text: str) -> list[str]:
+    """The names and expressions of dump_layer. An expression, which may hold blanks, is as short as it can be."""
+    found = []
+    while text := text.strip():
+        ends = [len(text.split(None, 1)[0])]
+        if expression_in(text) is not None:
+            ends = [match.end() for match in re.finditer(r"\)(?!\S)", text)] or [len(text)]
+        end = next((end for end in ends if not _fault(text[:end])), ends[0])
+        found.append(text[:end])
+        text = text[end:]
+    return found
+
+
+def expression_in(layer: str) -> str | None:
+    """``(a b)`` of ``name-regex((a b))``."""
+    return layer[len(_EXPRESSION) : -1] if layer.startswith(_EXPRESSION) else None
+
+
+def _fault(layer: str) -> str:
+    """What is wrong with the expression of a layer."""
+    expression = expression_in(layer)
+    if expression is not None and not layer.endswith(")"):
+        return "the closing parenthesis is missing"
+    try:
+        re.compile(expression or "")
+    except re.error as error:
+        return str(error)
+    return ""
+
+
+@dataclass(frozen=True)
+class IterationKind(PartsKind):
+    """Steps, or ``all``."""
+
+    def parse(self, value: Any) -> str:
+        return "all" if value == "all" else super().parse(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"const": "all"}, super().schema()]}
+
+
+_SOME_STEPS = "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10"
+_STEPS: dict[str, Any] = {
+    "separator": "|",
+    "part": f"{_LONG}( - {_LONG})?",
+    "what": "a step or a range of steps",
+    "most": 100,
+    "numbers": True,
+    "repeats": True,
+    "check": _ascending("-", strictly=True),
+}
 DumpLayer = Annotated[str, LayersKind()]
-DumpStep = Annotated[
-    str,
-    PartsKind(
-        "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10",
-        separator="|",
-        part=f"{_LONG}( - {_LONG})?",
-        what="a step or a range of steps",
-        most=100,
-        numbers=True,
-        repeats=True,
-        check=_ascending("-", strictly=True),
-    ),
-]
+DumpStep = Annotated[str, PartsKind(_SOME_STEPS, **_STEPS)]
+DumpIteration = Annotated[str, IterationKind(f'"all", or {_SOME_STEPS}', **_STEPS)]
 InputShape = Annotated[
     str,
     PartsKind(

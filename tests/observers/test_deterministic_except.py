@@ -115,16 +115,18 @@ def test_threads_that_run_it_at_once() -> None:
                 raised.append(error)
 
     threads = [threading.Thread(target=unpools) for _ in range(2)]
-    with under("max_unpool2d"):
-        for one in threads:
-            one.start()
-        time.sleep(0.5)
-    assert not raised
-    for _ in range(300):  # an operator of theirs may run when the scope is left: what it found does not come back
+    try:
         with under("max_unpool2d"):
-            assert msctx.state()["torch.deterministic"]
-        assert not msctx.state()["torch.deterministic"]
-    stop.set()
-    for one in threads:
-        one.join()
+            for one in threads:
+                one.start()
+            time.sleep(0.5)
+        assert not raised
+        for _ in range(300):  # an operator of theirs may run when the scope is left: what it found does not come back
+            with under("max_unpool2d"):
+                assert msctx.state()["torch.deterministic"]
+            assert not msctx.state()["torch.deterministic"]
+    finally:
+        stop.set()
+        for one in threads:
+            one.join()
     assert not torch.are_deterministic_algorithms_enabled()

@@ -16,6 +16,8 @@ from torch import nn
 
 import msctx
 from msctx.errors import MsctxWarning, OptionError
+from msctx.observers import collector, dump_layouts
+from msctx.observers.dump import DumpReader
 
 
 def model() -> nn.Module:
@@ -181,11 +183,39 @@ def test_a_context_that_is_entered_in_each_step_counts_on(tmp_path: Path) -> Non
         ("name-regex(^2/a.*)", {"addmm"}),
         ("threshold 1", {"relu", "threshold_backward"}),
         ("aten::relu", {"relu"}),
+        ("name-regex(^(2/a| b).*)", {"addmm"}),
+        ("name-regex((relu|a b)) 2/mm", {"relu", "mm"}),
+        ("name-regex([)]) 2/mm name-regex( )", {"mm"}),
     ],
 )
 def test_layers(layers: str, expected: set[str], tmp_path: Path) -> None:
     dumped(tmp_path, model(), dump_layer=layers)
     assert kinds(tmp_path) == expected
+
+
+class Normed(nn.Module):
+    """One of its modules has the name of a type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.block = nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.block(x))
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("norm", {"addmm", "mm", "sum"}),
+        ("block/0", {"native_layer_norm", "native_layer_norm_backward"}),
+        ("aten::native_layer_norm", {"native_layer_norm"}),
+        ("layer_norm", {"native_layer_norm", "native_layer_norm_backward"}),
+    ],
+)
+def test_a_name_of_a_module_is_none_of_types(layers: str, expected: set[str], tmp_path: Path) -> None:
+    dumped(tmp_path, Normed(), dump_layer=layers)
+    assert kinds(tmp_path) - {"add"} == expected
 
 
 def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Path) -> None:
@@ -291,6 +321,19 @@ def test_a_mistake_in_mindspores_file_has_its_place(tmp_path: Path) -> None:
         msctx.context(dump_config=of_file(tmp_path, saved_data="tensors")).__enter__()
 
 
+@pytest.mark.parametrize("iteration", ["abc", "5-3", "3-3", "1||2", "all|3", "|".join(map(str, range(101)))])
+def test_steps_that_are_none_in_mindspores_file(iteration: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"dump\.json:1:\d+.*\n?.*common_dump_settings\.iteration"):
+        msctx.context(dump_config=of_file(tmp_path, iteration=iteration)).__enter__()
+
+
+@pytest.mark.parametrize("iteration", ["all", "0|2-3", 0, "00"])
+def test_steps_in_mindspores_file(iteration: str | int, tmp_path: Path) -> None:
+    with msctx.context(dump_config=of_file(tmp_path, iteration=iteration, kernels=["name-regex((exp| ))"], dump_mode=1)):
+        torch.ones(1).exp()
+    assert kinds(tmp_path) == {"exp"}
+
+
 def test_the_options_of_the_session_win_over_mindspores_file(tmp_path: Path) -> None:
     options = {"dump_config": of_file(tmp_path), "session": {"enable_dump": True, "dump_path": str(tmp_path / "session")}}
     with pytest.warns(MsctxWarning, match="dump_config"), msctx.context(**options):
@@ -344,7 +387,35 @@ def test_two_scopes_in_one_step_are_one_dump(tmp_path: Path) -> None:
     assert {"Aten.exp.0.forward", "Aten.neg.0.forward"} <= {*data}
 
 
-@pytest.mark.parametrize("layers", ["name-regex([)", "relu name-regex(a{2,1})"])
+def run_and_raise(x: torch.Tensor) -> None:
+    for _ in range(15):
+        x.exp()
+        with pytest.raises(RuntimeError):
+            torch.mm(x, x)
+    collector.flush()
+
+
+def test_a_step_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump_layouts, "MOST", 20)
+    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats"}
+    with msctx.context(session=session, dump_format="msprobe"):
+        reader = collector.reader("observers.dump")
+        assert isinstance(reader, DumpReader)
+        layout = reader._layout
+        assert isinstance(layout, dump_layouts.MsProbe)
+        x, told = torch.ones(1, 3, requires_grad=True), "session.enable_dump: one step has more than 20 operators"
+        with pytest.warns(MsctxWarning, match=told) as found:
+            run_and_raise(x)
+        assert len(found) == 1
+        assert len(layout._origins._of_nodes) <= len(layout._data) < 20
+        assert len(layout._origins._met) == 20 - len(layout._data), "those that have raised"
+        msctx.step()
+        x.exp()
+    data = json.loads((tmp_path / "step1" / "rank0" / "dump.json").read_text())["data"]
+    assert [*data] == ["Aten.exp.0.forward"]
+
+
+@pytest.mark.parametrize("layers", ["name-regex([)", "relu name-regex(a{2,1})", "name-regex(a b", "name-regex((a b) relu"])
 def test_a_wrong_expression_is_an_error_where_it_stands(layers: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="holds no regular expression"):
         msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": layers})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,7 @@ FAILING = {
     "a leaf": lambda: torch.ones(3, requires_grad=True).add_(1),
     "another dtype": lambda: torch.ones(3).to(torch.uint16) // torch.ones(3).to(torch.uint16),
     "an operator that only calls others": lambda: torch.einsum("ij,jk->ik", torch.ones(2, 3), torch.ones(2, 3)),
+    "a complex number": lambda: torch.ones(3).add_(torch.ones(3), alpha=complex(1, -math.inf)),
     "out=": lambda: torch.mm(torch.ones(2, 3), torch.ones(2, 3), out=torch.empty(2, 2)),
 }
 

@@ -162,6 +162,14 @@ def test_each_is_reported_once_in_a_scope_with_its_files(tmp_path: Path) -> None
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("mode", ["atomic_overflow", "all"])
+def test_the_file_says_which_kind_of_operator_it_was(mode: str, tmp_path: Path) -> None:
+    overflows(lambda: torch.full((3,), 3e38).index_add(0, torch.tensor([0]), torch.full((1,), 3e38)), tmp_path, mode)
+    (report,) = tmp_path.rglob("Opdebug.Node_OpDebug.*.output.0.json")
+    content = json.loads(report.read_text())
+    assert (content["DHA Atomic Add"]["status"], content["AI Core"]["status"]) == (2, 0)
+
+
 def test_an_inner_scope_switches_it_off(tmp_path: Path) -> None:
     def run() -> None:
         with msctx.context(session={"enable_dump_debug": False}):

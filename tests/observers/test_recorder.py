@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import msctx
+from msctx.errors import MsctxWarning
 
 
 def settings(folder: Path, mode: int = 1) -> str:
@@ -51,6 +53,25 @@ def test_a_normal_end(mode: int, tmp_path: Path) -> None:
         assert (one["operators"][-1]["operator"], one["operators"][-1]["algorithm"]) == ("aten::convolution", "gemm")
 
 
+@pytest.mark.parametrize("path", ["out", "./out/more"])
+def test_a_relative_path_is_not_taken(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.json").write_text(json.dumps({"rdr": {"enable": True, "mode": 2, "path": path}}))
+    ctx = msctx.context(env_config_path="env.json")
+    with pytest.warns(MsctxWarning, match=r"rdr\.path.*absolute paths alone; the files go to \./"), ctx:
+        torch.ones(3) + 1
+    assert [*tmp_path.glob("rank_0/rdr/KERNEL.graph_exec_order.*.json")]
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_working_directory_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.json").write_text(json.dumps({"rdr": {"enable": True, "mode": 2, "path": "./"}}))
+    with msctx.context(env_config_path="env.json"):
+        torch.ones(3) + 1
+    assert [*tmp_path.glob("rank_0/rdr/KERNEL.graph_exec_order.*.json")]
+
+
 def test_what_was_hooked_is_put_back(tmp_path: Path) -> None:
     before = sys.excepthook, threading.excepthook
     with msctx.context(env_config_path=settings(tmp_path)):
@@ -82,8 +103,13 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
     program = f"""
         import ctypes, os, torch, msctx
         torch.ones(1)
-        with msctx.context(env_config_path={settings(tmp_path)!r}):
+        with msctx.context(env_config_path={settings(tmp_path)!r}, conv_fprop_algo="gemm"):
             torch.ones(3).exp()
+            torch.nn.functional.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
+            try:
+                torch.ones(2, 3) @ torch.ones(2, 3)
+            except RuntimeError:
+                pass
             {end}
     """
     done = run_python(program)
@@ -91,6 +117,26 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
     (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.fatal.*.txt")
     assert f"fatal signal {-code}, process " in text.read_text()
     assert "aten::exp\t\tforward\tFloat[3]\tthread " in text.read_text()
+    lines = text.read_text().splitlines()
+    assert re.search(r"\talgorithm -\tbegan \d{16} us\ttook \d+ us$", next(line for line in lines if "aten::exp" in line))
+    assert "\talgorithm gemm\tbegan " in next(line for line in lines if "aten::convolution" in line)
+    (raised,) = (line for line in lines if ":\traised\t" in line)
+    assert "aten::mm" in raised
+    assert "took" not in raised
+
+
+def test_half_a_file_of_a_fatal_signal_does_not_stay(tmp_path: Path, run_python: Any) -> None:
+    done = run_python(f"""
+        import os, resource, signal, torch, msctx
+        with msctx.context(env_config_path={settings(tmp_path)!r}):
+            for _ in range(100):
+                torch.ones(3).exp()
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+            os.abort()
+    """)
+    assert done.returncode == -signal.SIGABRT
+    assert not [*tmp_path.rglob("*fatal*")]
 
 
 def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any) -> None:

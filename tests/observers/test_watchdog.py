@@ -101,3 +101,40 @@ def test_a_forked_process_is_not_ended_for_what_its_parent_runs(run_python: Any)
     """
     )
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
+DEBUGGED = """
+    import pdb
+    class Slow:
+        "Whoever debugs takes his time."
+        def __init__(self, *commands): self.commands = [*commands]
+        def readline(self):
+            time.sleep(2.5)
+            return self.commands.pop(0)
+    @torch.library.custom_op("test_watchdog::stops", mutates_args=())
+    def stops(x: torch.Tensor, seconds: float, step: bool) -> torch.Tensor:
+        debugger = pdb.Pdb(stdin=Slow(*["n\\n", "n\\n"] * step, "c\\n"), stdout=open(os.devnull, "w"), nosigint=True)
+        debugger.set_trace(sys._getframe())
+        time.sleep(seconds)
+        return x.clone()
+    def run(step: bool) -> None:
+        with msctx.context(op_timeout=1):
+            stops(torch.ones(1), 2.0 if step else 0.5, step)
+"""
+
+
+@pytest.mark.parametrize("step", [pytest.param(False, id="continue"), pytest.param(True, id="next", marks=pytest.mark.full)])
+def test_it_waits_for_a_debugger_and_goes_on_afterwards(step: bool, run_python: Any) -> None:
+    done = run_python(
+        "    import os, sys"
+        + SLEEPS
+        + DEBUGGED
+        + f"""
+    run({step})
+    print("still here", flush=True)
+    with msctx.context(op_timeout=1):
+        sleep(torch.ones(1), 60.0)
+    """
+    )
+    assert (done.stdout.strip(), done.returncode) == ("still here", watchdog.EXIT_CODE), done.stderr
+    assert "test_watchdog::sleep has run" in done.stderr
