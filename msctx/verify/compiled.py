@@ -7,9 +7,10 @@ differ by rounding: by a multiple of the smaller one's error against float64, or
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -26,7 +27,8 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 FACTOR = 8
 """How many times larger the error of one side may be."""
 NUDGED = 2
-"""Runs with other last bits. Half of the digits must agree in any case."""
+"""Runs with other last bits. What agrees in half of its digits, or in three quarters of those of the largest value of all results, or
+all gradients, is no difference."""
 RECOMPILES = 1 << 16
 """All outermost modules share Dynamo's count of recompilations, beyond which code would run eagerly."""
 INTEGERS = 1e-3
@@ -43,7 +45,7 @@ class Held(NamedTuple):
 
     @property
     def is_gradient(self) -> bool:
-        return self.name.startswith("gradient")
+        return _is_gradient(self.name)
 
 
 class CompiledRaises(MsctxError):
@@ -182,7 +184,19 @@ class Trial:
             compiled = sample.run(self._compiled)
         except Exception as error:
             raise CompiledRaises(f"{type(error).__name__}: {error}") from None
-        return [_held(name, eager[name], compiled[name], reference[name], [one[name] for one in nudged], eps) for name in eager]
+        scales = [_largest(reference, are_gradients=which) for which in (False, True)]
+        return [
+            _held(
+                name,
+                eager[name],
+                compiled[name],
+                reference[name],
+                [one[name] for one in nudged],
+                eps,
+                scales[_is_gradient(name)],
+            )
+            for name in eager
+        ]
 
     def first_node(self, inputs: Sequence[Any]) -> tuple[fx.Node, list[Held]]:
         """The first node whose results differ, searched for by halves, and these."""
@@ -198,8 +212,24 @@ class Trial:
         return graph.maker(nodes[high]), shown
 
 
+def _is_gradient(name: str) -> bool:
+    return name.startswith("gradient")
+
+
+def _largest(reference: Mapping[str, torch.Tensor], *, are_gradients: bool) -> float:
+    """The largest value of all gradients, or of all results."""
+    found = [graph.in_float64(one) for name, one in reference.items() if _is_gradient(name) == are_gradients]
+    return max((_norm(one[one.isfinite()], float("inf")) for one in found), default=0.0)
+
+
 def _held(
-    name: str, eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor, nudged: Sequence[torch.Tensor], eps: float
+    name: str,
+    eager: torch.Tensor,
+    compiled: torch.Tensor,
+    reference: torch.Tensor,
+    nudged: Sequence[torch.Tensor],
+    eps: float,
+    scale: float,
 ) -> Held:
     if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
         return Held(name, 0.0, float("inf"), agrees=False)
@@ -211,18 +241,26 @@ def _held(
         return Held(name, _far(one, right), _far(other, right), agrees=agrees)
     is_finite = torch.stack([each.isfinite() for each in (one, right, *changed)]).all(0)
     one, other, right, *changed = (each[is_finite] for each in (one, other, right, *changed))
-    agrees = all(_agree(one, other, right, changed, eps, order) for order in (2, float("inf")))
+    # of all values of their kind, single results may be nothing but rounding
+    floors = {2: eps**0.75 * scale * math.sqrt(one.numel()), float("inf"): eps**0.75 * scale}
+    agrees = all(_agree(one, other, right, changed, eps, order, floor) for order, floor in floors.items())
     size = _norm(right, 2) or 1.0
     return Held(name, _norm(one - right, 2) / size, _norm(other - right, 2) / size, agrees=agrees)
 
 
 def _agree(
-    one: torch.Tensor, other: torch.Tensor, right: torch.Tensor, changed: Sequence[torch.Tensor], eps: float, order: float
+    one: torch.Tensor,
+    other: torch.Tensor,
+    right: torch.Tensor,
+    changed: Sequence[torch.Tensor],
+    eps: float,
+    order: float,
+    floor: float,
 ) -> bool:
     """By the norm of all (2), or the largest difference (inf), which shows single values."""
     small, large = sorted((_norm(one - right, order), _norm(other - right, order)))
     rounding = max(_norm(each - one, order) for each in changed)
-    return large <= FACTOR * (small + rounding) + eps**0.5 * _norm(right, order)
+    return large <= FACTOR * (small + rounding) + max(math.sqrt(eps) * _norm(right, order), floor)
 
 
 def _norm(values: torch.Tensor, order: float) -> float:

@@ -120,7 +120,8 @@ def test_threads_that_run_it_at_once() -> None:
             for one in threads:
                 one.start()
             time.sleep(0.5)
-        assert not raised
+            found = [*raised]  # outside, the flag alone may be on for a moment
+        assert not found
         for _ in range(300):  # an operator of theirs may run when the scope is left: what it found does not come back
             with under("max_unpool2d"):
                 assert msctx.state()["torch.deterministic"]
