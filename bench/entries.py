@@ -55,6 +55,8 @@ RECOMPUTED = msctx.context(memory_optimize_level="O1").watch(MODEL)
 PRODUCT_RULES = msctx.context(matmul_algo_rules={"*": "reference"}, fallback="silent").watch(LARGE)
 DTYPES = Path(tempfile.mkdtemp()) / "dtypes.cfg"
 DTYPES.write_text("*::InputDtype:bfloat16\n")
+OBSERVED = msctx.context(op_timeout=100).watch(LARGE)
+PRINTS = DTYPES.with_name("prints.bin")
 PRECISION_RULES = msctx.context(customize_dtypes=str(DTYPES)).watch(LARGE)
 
 
@@ -89,6 +91,8 @@ KINDS: dict[str, Kind] = {
     "new contexts, 1,000 watched modules": lambda: msctx.context(**CONVS).watch(LARGE),
     "algorithms of 1,000 named modules": lambda: PRODUCT_RULES,
     "dtypes of 1,000 named modules": lambda: PRECISION_RULES,
+    "an observer, 1,000 watched modules": lambda: OBSERVED,
+    "new contexts with print_file_path": lambda: msctx.context(print_file_path=PRINTS),
     "ten nested contexts": Nested,
     "O1, watched models": lambda: RECOMPUTED,
     "bound function": lambda: BOUND,

@@ -41,14 +41,23 @@ class Model:
 
 
 def _modules_of(model: nn.Module) -> list[Any]:
-    found, todo, met = [], [("", model)], set()
+    return [(path, weakref.ref(module), *map(_place_of, module._parameters.values())) for path, module in paths_of(model)]
+
+
+def paths_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """What ``model.named_modules()`` gives, without the wrappers of torch.compile in the paths.
+
+    That is slower: there each module passes through a generator of every module around it.
+    """
+    found: dict[nn.Module, str] = {}
+    todo = [("", model)]
     while todo:
-        name, module = todo.pop()
-        if id(module) not in met:
-            met.add(id(module))
-            found.append((name, weakref.ref(module), *map(_place_of, module._parameters.values())))
-            todo += [(key, child) for key, child in module._modules.items() if child is not None]
-    return found
+        path, module = todo.pop()
+        if module not in found:
+            found[module] = path.replace("_orig_mod.", "")
+            start = f"{path}." if path else ""
+            todo += [(start + key, child) for key, child in reversed(module._modules.items()) if child is not None]
+    return [(path, module) for module, path in found.items()]
 
 
 def _place_of(parameter: torch.Tensor | None) -> int:

@@ -11,9 +11,9 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from msctx.dynamo import call_outside, untraced
 from msctx.native import hook_guards, models, precision
 from msctx.native.installed import at_work
 from msctx.native.models import Model
+from msctx.native.module_hooks import Hooks
 from msctx.signals import begins_with_try, uninterrupted
 
 if TYPE_CHECKING:
@@ -33,35 +34,31 @@ class _Hooked:
     def __init__(self) -> None:
         self.by_module: weakref.WeakKeyDictionary[nn.Module, _Hooks] = weakref.WeakKeyDictionary()
         """A module may go at any time: this keeps an iteration safe from that."""
-        self._by_name: dict[str, list[tuple[weakref.ref[nn.Module], _Hooks]]] = {}
+        self._by_name: dict[str, list[_Hooks]] = {}
         """Name or pattern → what it means, of those that were asked for since there are these modules."""
 
     def look_at(self, model: Model, module: nn.Module) -> None:
-        modules = [(path.replace("_orig_mod.", ""), found) for path, found in module.named_modules()]
+        modules = models.paths_of(module)
         model.paths |= {path for path, _ in modules}
         for path, one in modules:
             found = self.by_module.get(one)
             if found is not None and found.path == path:
                 continue
             if found is not None:
-                found.drop(one)
-            self.by_module[one] = hooks = _Hooks(path, model)
+                found.drop()
+            self.by_module[one] = hooks = _Hooks(path, model, one)
             self._by_name.clear()
             if model in _held and (names := sum(fnmatchcase(path, name) for name in _wanted)):
-                hooks.want(one, names)
+                hooks.want(names)
                 hook_guards.renew()
 
-    def named(self, name: str) -> Iterator[tuple[nn.Module, _Hooks]]:
+    def named(self, name: str) -> list[_Hooks]:
         """The modules that a name or pattern means. All of them are looked at once, not at each entry."""
         if (found := self._by_name.get(name)) is None:
             if len(self._by_name) >= 1024:
                 self._by_name.clear()
-            found = self._by_name[name] = [
-                (weakref.ref(module), hooks) for module, hooks in self.by_module.items() if fnmatchcase(hooks.path, name)
-            ]
-        for reference, hooks in found:
-            if (module := reference()) is not None:
-                yield module, hooks
+            found = self._by_name[name] = [hooks for hooks in self.by_module.values() if fnmatchcase(hooks.path, name)]
+        return found
 
 
 _hooked: weakref.WeakKeyDictionary[Model, _Hooked] = weakref.WeakKeyDictionary()
@@ -74,27 +71,11 @@ _wanted: Counter[str] = Counter()
 """Name or pattern of a path → how many policies in force have it."""
 
 
-class _Hook(partial[None]):
-    """A hook of a watched model's module. In a copy or a pickle of the module it does nothing: nobody watches that.
-
-    No frame of Python's lies between torch and the function: a signal that came in it would find nobody to leave the module.
-    """
-
-    function: Callable[..., None]
-
-    def __new__(cls, hooks: _Hooks | None = None) -> _Hook:
-        return super().__new__(cls, cls.function, hooks)
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return type(self), ()
-
-
 @untraced
 @begins_with_try
-def _on_entry(hooks: _Hooks | None, module: nn.Module, *_: Any) -> None:
+def _on_entry(hooks: _Hooks, *_: Any) -> None:
     try:
-        if hooks is not None:
-            call_outside(_enter, hooks, module)
+        call_outside(_enter, hooks)
     except BaseException:  # of the handler of a signal
         _on_leaving(hooks)
         raise
@@ -102,40 +83,20 @@ def _on_entry(hooks: _Hooks | None, module: nn.Module, *_: Any) -> None:
 
 @untraced
 @begins_with_try
-def _on_leaving(hooks: _Hooks | None, *_: Any) -> None:
+def _on_leaving(hooks: _Hooks, *_: Any) -> None:
     try:
-        if hooks is not None:
-            call_outside(_leave, hooks)
+        call_outside(_leave, hooks)
     except BaseException:  # torch does not call it again
         if any(entry.hooks is hooks for entry in _entered.stack):
             _on_leaving(hooks)
         raise
 
 
-class _Enter(_Hook):
-    function = _on_entry
-
-
-class _Leave(_Hook):
-    function = _on_leaving
-
-
-@cache
-def _keep_from_dynamo() -> None:
-    """Dynamo would translate the hooks' own frames, whose first instruction it does not know."""
-    from torch._C._dynamo import eval_frame as dynamo
-
-    for hook in (_on_entry, _on_leaving):
-        dynamo.set_code_exec_strategy(
-            hook.__code__, dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
-        )
-
-
 class _Entry:
     """A forward pass that has come to a named module: what it put in force there, and what was before."""
 
-    def __init__(self, hooks: _Hooks, module: nn.Module, number: int) -> None:
-        self.hooks, self.module, self.number = hooks, weakref.ref(module), number
+    def __init__(self, hooks: _Hooks, number: int) -> None:
+        self.hooks, self.number = hooks, number
         self.policies = precision.here.policies
         self.before = -1
         self.call = sys._getframe()
@@ -151,48 +112,20 @@ class _Entry:
         return frame is not None
 
 
-class _Hooks:
+class _Hooks(Hooks):
     """The hooks of a module of a model: there while the model is held and at least one name is wanted that means the module; and
     until the forward passes that have entered it have left it, in whichever thread.
     """
 
-    def __init__(self, path: str, model: Model) -> None:
+    def __init__(self, path: str, model: Model, module: nn.Module) -> None:
+        super().__init__(module, _on_entry, _on_leaving)
         self.path, self.model = path, model
         self.inside: weakref.WeakSet[_Entry] = weakref.WeakSet()
         """They belong to their threads: those of one that ends go with it."""
-        self._enter, self._leave = _Enter(self), _Leave(self)
-        self._names = 0
-        self._are_there = False
-        self._places: list[tuple[Any, int, Any]] = []
 
     @property
     def are_needed(self) -> bool:
-        return bool(self._names or self.inside)
-
-    def want(self, module: nn.Module, names: int) -> None:
-        """Registered by torch's own functions once; put and taken away by hand at each entry, which is six times as fast."""
-        self._names += names
-        if self._are_there == self.are_needed:
-            return
-        self._are_there = not self._are_there
-        if not self._places:
-            _keep_from_dynamo()
-            first = module.register_forward_pre_hook(self._enter).id
-            after = module.register_forward_hook(self._leave, always_call=True).id
-            self._places = [
-                (module._forward_pre_hooks, first, self._enter),
-                (module._forward_hooks, after, self._leave),
-                (module._forward_hooks_always_called, after, True),
-            ]
-            return
-        for hooks, key, hook in self._places:
-            if self._are_there:
-                hooks[key] = hook
-            else:
-                hooks.pop(key, None)  # somebody may have taken them all away
-
-    def drop(self, module: nn.Module) -> None:
-        self.want(module, -self._names)
+        return super().are_needed or bool(self.inside)
 
 
 class _Entered(threading.local):
@@ -253,8 +186,8 @@ def release(names: Iterable[str], models: Iterable[Model] = ()) -> None:
 
 def _hook(names: Iterable[str], models: Iterable[Model], count: int) -> None:
     found = [named for model in models for name in names for named in _hooked[model].named(name)]
-    for module, hooks in found:
-        hooks.want(module, count)
+    for hooks in found:
+        hooks.want(count)
     if found and count > 0:
         hook_guards.renew()
 
@@ -282,17 +215,17 @@ def _match(path: str, names: Iterable[str]) -> str | None:
     return path if path in names else next((name for name in names if fnmatchcase(path, name)), None)
 
 
-def _enter(hooks: _Hooks, module: nn.Module) -> None:
+def _enter(hooks: _Hooks) -> None:
     while _entered.stack and not _entered.stack[-1].is_running:
         _leave_last()
     number = precision.inside(hooks.model, lambda names: _match(hooks.path, names))
     if number is None:
         return
-    entry = _Entry(hooks, module, number)
+    entry = _Entry(hooks, number)
     with uninterrupted():
         with at_work.lock:
             hooks.inside.add(entry)
-            hooks.want(module, 0)  # another thread may have taken them away since torch has read them
+            hooks.want(0)  # another thread may have taken them away since torch has read them
         at_work.tidy()
         entry.before = precision.switch(number)
         _entered.stack.append(entry)
@@ -333,7 +266,7 @@ def leave_ended() -> None:
 
 def _release(entry: _Entry) -> None:
     """Its module needs no hooks for it. Torch may be going through them: whoever is at work next takes them away."""
-    hooks, module = entry.hooks, entry.module
+    hooks = entry.hooks
     hooks.inside.discard(entry)
     if not hooks.are_needed:
-        at_work.put_off(lambda: hooks.want(found, 0) if (found := module()) is not None else None)
+        at_work.put_off(lambda: hooks.want(0))

@@ -112,11 +112,11 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
     from torch.nn.parameter import is_lazy
 
     changed = False
-    for path, module in model.named_modules():
+    for path, module in models.paths_of(model):
         weight, is_computed = _weight(module)
         if weight is None or is_lazy(weight) or weight.ndim < 2 or _has_no_storage(weight):
             continue
-        key = (id(module), path.replace("_orig_mod.", ""), number)
+        key = (id(module), path, number)
         dtype = "" if is_computed else str(weight.dtype).removeprefix("torch.")
         storage = weight.untyped_storage()  # held until the library has it: another thread may give the weight another one
         place = _Place(storage._cdata, int(weight.storage_offset()), "x".join(map(str, weight.shape)), dtype)

@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,13 +99,25 @@ def _part(path: Path) -> Iterator[Path]:
 
 def reserve(wanted: Path) -> Path:
     """An empty file of this name, or of the name with the time in it: what is there already stays."""
-    path, seconds = wanted, int(time.time())
+    path = wanted
     while True:
         try:
             path.touch(exist_ok=False)
             return path
         except FileExistsError:
-            path, seconds = wanted.with_name(f"{wanted.name}.{seconds}"), seconds + 1
+            path = _later(wanted)
+
+
+def _later(wanted: Path) -> Path:
+    """The name with the time in it, or the next one that is free: many files may have been made in this second."""
+    now, many = int(time.time()), 1
+
+    def is_free(more: int) -> bool:
+        return not os.path.lexists(f"{wanted}.{now + more}")
+
+    while not is_free(many):
+        many *= 2
+    return Path(f"{wanted}.{now + bisect_left(range(many), True, key=is_free)}")
 
 
 def work_path() -> Path | None:

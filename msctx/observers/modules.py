@@ -7,7 +7,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +14,17 @@ from torch.compiler import is_compiling
 
 from msctx import locks
 from msctx.memory import watched
-from msctx.native import core
+from msctx.native import core, models
+from msctx.native.module_hooks import Hooks
 
 if TYPE_CHECKING:
     from torch import nn
 
 _lock = locks.reentrant()
 _on = False
-_handles: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[nn.Module, _Hooks] = weakref.WeakKeyDictionary()
+_hooked: weakref.WeakKeyDictionary[nn.Module, list[_Hooks]] = weakref.WeakKeyDictionary()
+"""Model → the hooks that it has now."""
 
 
 class _Entry(NamedTuple):
@@ -43,22 +45,16 @@ _numbers = itertools.count()
 """Of the calls of modules."""
 
 
-class _Hook(partial[None]):
-    """A hook of a module. In a copy or a pickle of the module it does nothing."""
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[Any]]:
-        return _Hook, (_nothing,)
-
-
-def _nothing(*_: Any) -> None:
-    pass
-
-
-class _Hooks:
+class _Hooks(Hooks):
     """Of one module. Compiled code has no module: what it calls counts for the module that called it."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        self.module = core.load().c.msctx_module(path)
+        super().__init__(module, _enter, _leave)
+        self.call(path, module)
+
+    def call(self, path: str, module: nn.Module) -> None:
+        """From now on by this path."""
+        self.path, self.module = path, core.load().c.msctx_module(path)
         self.name = f"{path}.{type(module).__name__}"
 
 
@@ -96,7 +92,7 @@ def turn(*, on: bool) -> None:
         if on == _on:
             return
         _on = on
-    for model in watched.models():  # whoever watches one holds its lock, and waits for ours
+    for model in watched.models() if on else [*_hooked]:  # whoever watches one holds its lock, and waits for ours
         (_hook if on else _unhook)(model)
     if not on:
         _entered.entries.clear()
@@ -110,33 +106,44 @@ def name_unwatched(met: Callable[[nn.Module], object]) -> None:
     """
     from torch.nn.modules.module import register_module_forward_pre_hook
 
-    models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+    met_ones: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def look(module: nn.Module, args: Any) -> None:
-        if not is_compiling() and module not in _handles and module not in models:
-            models.add(module)
+        if not is_compiling() and not _has_name(module) and module not in met_ones:
+            met_ones.add(module)
             _hook(module)
             met(module)
 
     register_module_forward_pre_hook(look)
 
 
+def _has_name(module: nn.Module) -> bool:
+    return (hooks := _known.get(module)) is not None and hooks.are_needed
+
+
 def _hook(model: nn.Module) -> None:
     with _lock:
-        for path, module in model.named_modules() if _on else ():
-            if path and module not in _handles and not hasattr(module, "graph"):  # scripted modules take no hooks of Python's
-                hooks = _Hooks(path.replace("_orig_mod.", ""), module)
-                _handles[module] = [
-                    module.register_forward_pre_hook(_Hook(_enter, hooks)),
-                    module.register_forward_hook(_Hook(_leave, hooks), always_call=True),
-                ]
+        if not _on or model in _hooked:
+            return
+        found = [_hooks_of(module, path) for path, module in models.paths_of(model) if path]
+        _hooked[model] = [hooks for hooks in found if hooks is not None]
+        for hooks in _hooked[model]:
+            hooks.want(1)
+
+
+def _hooks_of(module: nn.Module, path: str) -> _Hooks | None:
+    hooks = _known.get(module)
+    if hooks is None and not hasattr(module, "graph"):  # scripted modules take no hooks of Python's
+        hooks = _known[module] = _Hooks(path, module)
+    if hooks is not None and hooks.path != path and not hooks.are_needed:  # for another model
+        hooks.call(path, module)
+    return hooks
 
 
 def _unhook(model: nn.Module) -> None:
     with _lock:
-        for module in model.modules():
-            for handle in _handles.pop(module, ()):
-                handle.remove()
+        for hooks in _hooked.pop(model, ()):
+            hooks.want(-1)
 
 
 watched.listen(_hook, _unhook)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from msctx import notices
+from msctx import locks, notices
 from msctx.observers import files
 
 try:
@@ -15,27 +16,53 @@ except ImportError:  # a system without: appending alone keeps records apart the
     flock = None  # type: ignore[assignment]
 
 
+_lock = locks.reentrant()
+
+
 class PrintFile:
-    """A file that is made at once; the processes forked from this one write to it, too."""
+    """A file that is made when it is needed; the processes forked from this one write to it, too."""
 
     def __init__(self, asked: str) -> None:
         self.asked = asked
         """The path that the option names."""
-        self.path = ""
-        """The file that receives the records; ``""`` where none could be made."""
-        try:
-            self.path = str(files.reserve(Path(asked).expanduser().absolute()))
-        except OSError as error:
-            _warn(asked, f"cannot be made ({error.strerror}); what Print receives is lost")
+        self._wanted = Path(asked).expanduser().absolute()
+        self._made: str | None = None
+        _in_use.add(self)
+        if not os.access(self._wanted.parent, os.W_OK):  # report it now
+            self.made()
+
+    def made(self) -> str:
+        """The file that receives the records; ``""`` where none can be made."""
+        with _lock:
+            if self._made is None:
+                try:
+                    self._made = str(files.reserve(self._wanted))
+                except OSError as error:
+                    self._made = ""
+                    _warn(self.asked, f"cannot be made ({error.strerror}); what Print receives is lost")
+            return self._made
 
     def append(self, record: bytes) -> None:
         """Write one record. Where the system refuses, the record is left out, and one warning reports it."""
-        if not self.path:
+        if not (path := self.made()):
             return
         try:
-            _append(self.path, record)
+            _append(path, record)
         except OSError as error:
-            _warn(self.path, f"cannot be written ({error.strerror}); some of what Print received is not in it")
+            _warn(path, f"cannot be written ({error.strerror}); some of what Print received is not in it")
+
+
+_in_use: weakref.WeakSet[PrintFile] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    """Both processes are to write to one file."""
+    for file in [*_in_use]:
+        file.made()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
 
 
 def _warn(path: str, what: str) -> None:

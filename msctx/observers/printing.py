@@ -49,8 +49,8 @@ class Print:
 
     @property
     def file(self) -> str | None:
-        """The file that receives the values now; ``None``: the screen does, or no file could be made."""
-        return print_file.current.path or None if print_file.current else None
+        """The file that receives the values now, made if it is not there yet; ``None``: the screen does, or no file can be made."""
+        return print_file.current.made() or None if print_file.current else None
 
 
 def _each(values: Any) -> list[Any]:

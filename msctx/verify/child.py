@@ -1,4 +1,4 @@
-"""A run of its own process, that `msctx verify` goes along with step by step: `python -m msctx.verify.child JOB`."""
+"""A run of its own process, that `msctx verify` goes along with step by step: `python -m msctx.verify.child FD`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from msctx.verify.wire import Message, Wire
 
 
 def main() -> None:
-    job: dict[str, Any] = json.loads(sys.argv[1])
-    wire = Wire(socket.socket(fileno=job["fd"]))
+    wire = Wire(socket.socket(fileno=int(sys.argv[1])))
     with suppress(EOFError, BrokenPipeError):  # nobody waits for us
+        job = wire.receive()
         try:
             _run(job, wire)
         except MsctxError as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -53,8 +52,8 @@ class Process:
         self._wire = Wire(ours)
         self._done: CompletedProcess[str] | None = None
         words = [*subject.words, *side.words]
-        job = {"file": subject.file, "words": words, "fd": theirs.fileno(), "folder": str(folder), "task": task}
-        command = [sys.executable, "-m", "msctx.verify.child", json.dumps(job)]
+        job = {"file": subject.file, "words": words, "folder": str(folder), "task": task}
+        command = [sys.executable, "-m", "msctx.verify.child", str(theirs.fileno())]
 
         def run() -> None:
             try:
@@ -65,6 +64,8 @@ class Process:
 
         self._thread = Thread(target=run, daemon=True)
         self._thread.start()
+        with suppress(ConnectionError):  # it has ended already: begin() reports it
+            self._wire.send(job)  # not on its command line, which every user of the machine can read
         self.has_answered = True
         """It waits for an answer of ours."""
 

@@ -340,11 +340,11 @@ def test_a_thread_that_reads_hooks_just_before_they_go(customs, monkeypatch):
     ctx.watch(model)
     enter = named_modules._enter
 
-    def late(hooks, module):
-        hooks.want(module, -1)
+    def late(hooks):
+        hooks.want(-1)
         assert not hooked(model)
-        enter(hooks, module)
-        hooks.want(module, 1)
+        enter(hooks)
+        hooks.want(1)
 
     with ctx, msctx.context(**customs):
         monkeypatch.setattr(named_modules, "_enter", late)

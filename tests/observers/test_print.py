@@ -187,6 +187,25 @@ def test_nothing_that_exists_is_overwritten(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"p\.\d{10}", other.name) for other in others)
 
 
+def test_a_scope_that_prints_nothing_makes_no_file(tmp_path: Path) -> None:
+    for _ in range(3):
+        with msctx.context(print_file_path=tmp_path / "p"):
+            pass
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_relative_path_is_that_of_the_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "later").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with msctx.context(print_file_path="p"):
+        monkeypatch.chdir(tmp_path / "later")
+        PRINT("x")
+    assert msctx.parse_print(tmp_path / "p") == ["x"]
+
+
 def test_a_scope_inside_with_the_same_file_goes_on_in_it(tmp_path: Path) -> None:
     with msctx.context(print_file_path=tmp_path / "p"):
         PRINT("a")
@@ -218,7 +237,7 @@ def test_mindspores_names(tmp_path: Path) -> None:
 def test_what_cannot_be_printed_raises_and_writes_nothing(tmp_path: Path, value: Any) -> None:
     with msctx.context(print_file_path=tmp_path / "p"), pytest.raises(TypeError, match=r"Print: .* cannot be printed; allowed"):
         PRINT("x", value)
-    assert (tmp_path / "p").stat().st_size == 0
+    assert not (tmp_path / "p").exists()
 
 
 # --- inside torch -----------------------------------------------------------------------------------------------------
@@ -295,6 +314,7 @@ def test_threads_and_forked_processes_never_tear_a_record(tmp_path: Path) -> Non
             thread.join()
         for child in children:
             os.waitpid(child, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
     found = msctx.parse_print(tmp_path / "p")
     assert len(found) == 6 * 40 * 3
     for text, long, short in zip(*[iter(found)] * 3, strict=True):
@@ -304,6 +324,7 @@ def test_threads_and_forked_processes_never_tear_a_record(tmp_path: Path) -> Non
 
 def test_a_folder_that_is_not_there_costs_one_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     with msctx.context(print_file_path=tmp_path / "none" / "p"):
+        assert len(recwarn) == 1, "at the entry"
         for _ in range(3):
             PRINT("x")
         assert PRINT.file is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -243,11 +245,23 @@ def test_mistakes_that_the_run_finds(capsys: Any) -> None:
 @pytest.mark.full
 def test_ctrl_c_ends_both_runs() -> None:
     command = [sys.executable, "-m", "msctx", "verify", ENTRY, "args.steps=100000000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    mark = {"TEST_OF_CTRL_C": str(os.getpid())}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **mark}
+    ) as process:
         time.sleep(8)
+        assert len(having(mark)) > 1
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
     assert "interrupted" in err
-    children = subprocess.run(["pgrep", "-f", "msctx.verify.child.*100000000"], capture_output=True, text=True, check=False)
-    assert children.stdout.split() == []
+    assert having(mark) == []
+
+
+def having(mark: dict[str, str]) -> list[str]:
+    """The processes that have these variables."""
+    found, (text,) = [], [f"{name}={value}\0".encode() for name, value in mark.items()]
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            found += [path.parent.name] if text in path.read_bytes() else []
+    return found

@@ -1,0 +1,22 @@
+"""Names for files that nobody has: in order, and found in few steps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from msctx.observers import files
+
+
+def test_a_name_is_found_in_few_steps_among_many_of_the_same_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    exists = os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", lambda path: (looks.append(path), exists(path))[1])
+    monkeypatch.setattr(files.time, "time", lambda: 1767225600.9)
+    made = [files.reserve(tmp_path / "p") for _ in range(300)]
+    assert [path.name for path in made] == ["p", *(f"p.{1767225600 + more}" for more in range(299))]
+    looks.clear()
+    files.reserve(tmp_path / "p")
+    assert len(looks) < 25

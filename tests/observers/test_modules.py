@@ -1,0 +1,169 @@
+"""The names of modules: which model they are of, in compiled code, in copies; and what it costs to enter."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import msctx
+from msctx.native import module_hooks
+from msctx.observers import collector
+from msctx.observers.collector import Reader, Row
+
+X = torch.ones(2, 4)
+
+
+class Listens(Reader):
+    """Notes the operators and their modules."""
+
+    settings = None
+    asked: Mapping[str, int] = {"outputs": 1}  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str]] = []
+
+    def take(self, rows: list[Row]) -> None:
+        self.found += [(collector.kind_of(row), row["module"]) for row in rows]
+
+
+def listening() -> Listens:
+    collector.put("test", reader := Listens())
+    return reader
+
+
+def ended(reader: Listens) -> list[tuple[str, str]]:
+    collector.put("test", None)
+    return reader.found
+
+
+@pytest.fixture(autouse=True)
+def nobody_reads() -> Iterator[None]:
+    yield
+    collector.put("test", None)
+
+
+def seen(*models: nn.Module) -> list[str]:
+    """The modules of their operators."""
+    reader = listening()
+    for model in models:
+        model(X)
+    return [module for _, module in ended(reader)]
+
+
+def hooked(model: nn.Module) -> int:
+    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+# --- compiled code ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_called_outside", [True, False])
+def test_compiled_code_is_kept_from_entry_to_entry(is_called_outside: bool) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    model, graphs = net(), set()
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(12):
+        with msctx.context(op_timeout=100).watch(model):
+            assert hooked(model) == 4
+            compiled(X)
+        if is_called_outside:
+            compiled(X)
+        graphs.add(counters["stats"]["unique_graphs"])
+    assert graphs == {1 + is_called_outside}, "with an observer and without"
+    assert hooked(model) == 0
+    torch._dynamo.reset()
+
+
+def test_modules_around_a_graph_break_have_their_names() -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inside(x)
+            torch._dynamo.graph_break()
+            return x.relu()
+
+    torch._dynamo.reset()
+    counters.clear()
+    model, graphs = nn.Sequential(Breaks(), Breaks()), set()
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(3):
+        with msctx.context().watch(model):
+            reader = listening()
+            compiled(X)
+            assert ended(reader) == [("addmm", "0"), ("relu", "0"), ("addmm", "1"), ("relu", "1")]
+        graphs.add(counters["stats"]["unique_graphs"])
+    assert len(graphs) == 1
+    torch._dynamo.reset()
+
+
+# --- which model ------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_of_two_models() -> None:
+    """It has one of its names while either is watched."""
+    part = net()
+    whole, other = nn.Sequential(nn.Identity(), part), nn.Sequential(part[0])
+    with msctx.context().watch(part):
+        assert seen(part) == ["0", "1"]
+        with msctx.context().watch(whole):
+            reader = listening()
+            with msctx.context().watch(other):
+                part(X)
+            part(X)
+            assert ended(reader) == [("addmm", "0"), ("addmm", "1")] * 2
+    with msctx.context().watch(whole):
+        assert seen(part) == ["1.0", "1.1"]
+
+
+def test_a_module_that_is_replaced_while_it_is_watched_keeps_no_hooks() -> None:
+    model, ctx = net(), msctx.context()
+    old, new = model[0], nn.Linear(4, 4)
+    with ctx.watch(model):
+        reader = listening()
+        model[0] = new
+        model(X)
+        assert ended(reader) == [("addmm", ""), ("addmm", "1")]
+        assert hooked(old) == hooked(model) == 0
+    with ctx:
+        assert seen(model, old) == ["0", "1", ""]
+
+
+def test_copies_have_no_hooks() -> None:
+    """An encoder's layer is computed by one operator, as long as no module in it has a hook."""
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).eval()
+    with msctx.context().watch(model), torch.no_grad():
+        reader = listening()
+        copied = copy.deepcopy(model)
+        copied(X[None])
+        found = ended(reader)
+    assert hooked(copied) == 0
+    assert ("_transformer_encoder_layer_fwd", "") in found
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def test_hooks_are_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at each entry, also where each has a context of its own."""
+    made: list[Any] = []
+    register = module_hooks.Hooks._registered
+    monkeypatch.setattr(module_hooks.Hooks, "_registered", lambda *args: (made.append(args), register(*args))[1])
+    model = net()
+    for _ in range(3):
+        with msctx.context().watch(model):
+            assert seen(model) == ["0", "1"]
+    assert len(made) == 2
