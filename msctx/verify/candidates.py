@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from msctx.verify.wire import Message
 
 ON, OFF = "deterministic=ON", "deterministic=OFF"
 SLOWER, SHARE = 1.25, 0.02
-"""How many times its time without, and which share of a step more, make an operator a candidate."""
+"""How many times its usual time without even the shortest one is, and which share of a step more, of a candidate."""
 NO_KERNEL = "does not have a deterministic implementation"
 """Torch's error."""
 Times = dict[str, float]
@@ -108,7 +109,8 @@ def candidates(subject: Subject, steps: int | None, watch: Callable[[str], objec
 
 
 def _report(result: Result, times: list[list[Times]], without_kernel: Mapping[str, str]) -> None:
-    off, on = (_least(side) for side in times)
+    off, on = (_over_steps(side, min) for side in times)
+    usual = _over_steps(times[0], statistics.median)
     modules = [_by_module(side) for side in (off, on)]
     total = sum(off.values()), sum(on.values())
     found: list[dict[str, Any]] = [
@@ -120,7 +122,7 @@ def _report(result: Result, times: list[list[Times]], without_kernel: Mapping[st
         now = on.get(place)
         if now is None:  # others stand in its place, in its module
             now = off[place] + modules[1].get(module, 0.0) - modules[0][module]
-        if now > SLOWER * off[place] and now - off[place] > SHARE * total[0]:
+        if now > SLOWER * usual[place] and now - off[place] > SHARE * total[0]:
             costs.append({"operator": operator, "module": module, "off_us": off[place], "on_us": now})
     result.candidates = found + sorted(costs, key=lambda one: one["off_us"] - one["on_us"])
     result.notes.append(f"a step's operators take {total[0] / 1e3:.3g} ms under {OFF}, {total[1] / 1e3:.3g} ms under {ON}")
@@ -133,13 +135,13 @@ def _by_module(times: Times) -> Times:
     return found
 
 
-def _least(steps: list[Times]) -> Times:
-    """Of all steps the shortest time of each, since other programs disturb."""
-    found: Times = {}
+def _over_steps(steps: list[Times], of: Callable[[list[float]], float]) -> Times:
+    """Of all steps one time for each."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for one in steps:
         for place, time in one.items():
-            found[place] = min(time, found.get(place, time))
-    return found
+            found[place].append(time)
+    return {place: of(all_of_it) for place, all_of_it in found.items()}
 
 
 def put_readers(ended: Callable[[], object], folder: Path) -> tuple[TimesReader, ErrorReader]:

@@ -16,6 +16,11 @@ PARAMETER, GRADIENT = "parameter", "gradient"
 before the optimizer's step."""
 
 
+SCRATCH_OUTPUTS = {"aten::mkldnn_rnn_layer": 3, "aten::_cudnn_rnn": 4, "aten::miopen_rnn": 4, "aten::cudnn_batch_norm": 3}
+SCRATCH_INPUTS = ("workspace", "reserve", "reserveSpace")
+"""Memory of a library's own, of which it may write only a part: the same results leave other bits there."""
+
+
 class Tensor(NamedTuple):
     argument: str
     dtype: str
@@ -70,11 +75,13 @@ def digest_of_bits(tensor: torch.Tensor) -> int | None:
 def ran(row: Row) -> Ran:
     """From a row of the collector."""
     fields = [row["id"], *(row[name] for name in Ran._fields[1:-2])]
-    return from_json([*fields, *([_tensor(one) for one in row[side]] for side in ("inputs", "outputs"))])
+    inputs = [_tensor(one, is_scratch=one["argument"] in SCRATCH_INPUTS) for one in row["inputs"]]
+    scratch = SCRATCH_OUTPUTS.get(row["operator"])
+    return from_json([*fields, inputs, [_tensor(one, is_scratch=n == scratch) for n, one in enumerate(row["outputs"])]])
 
 
-def _tensor(found: dict[str, Any]) -> tuple[str, str, str, int | None]:
-    return found["argument"], dtype_of(found), found["shape"], found.get("digest")
+def _tensor(found: dict[str, Any], *, is_scratch: bool) -> tuple[str, str, str, int | None]:
+    return found["argument"], dtype_of(found), found["shape"], 0 if is_scratch else found.get("digest")
 
 
 def from_json(fields: Sequence[Any]) -> Ran:

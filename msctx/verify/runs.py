@@ -123,12 +123,14 @@ class Process:
     def _death(self) -> Message:
         self.has_answered = False
         self._thread.join()
-        assert self._done is not None
+        if self._done is None:  # it could not be started
+            return {"status": "failed", "error": "the process did not run", "reason": "the process did not run", "died": True}
         code = self._done.returncode
         reason = (
             f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with exit code {code}"
         )
-        return {"status": "failed", "error": f"{reason}\n{self._done.stderr.strip()}".strip(), "reason": reason}
+        error = f"{reason}\n{self._done.stderr.strip()}".strip()
+        return {"status": "failed", "error": error, "reason": reason, "died": True}
 
     def close(self) -> None:
         self._thread.join()

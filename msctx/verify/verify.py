@@ -49,9 +49,11 @@ def verify(subject: Subject, against: Against, steps: int | None, watch: Watch, 
             began = time.monotonic()
             reports = _together(runs, longest) if against.are_ranks else [one.go() for one in runs]
             longest = max(longest, time.monotonic() - began)
-            number = next((i for i, one in enumerate(reports) if not _agree(one, reports[0])), 1)
+            differing = [i for i, one in enumerate(reports) if not _agree(one, reports[0])]
+            dead = [i for i in differing if _ending(reports[i], "died")]  # others fail because of it
+            number = (dead or differing or [1])[0]
             pair = [runs[0], runs[number]]
-            result.names = pair[0].name, pair[1].name
+            result.names = pair[0].name, pair[1].name if differing or len(runs) == 2 else "the others"
             return [reports[0], reports[number]]
 
         def explained(reports: Sequence[Message]) -> Finding | None:
@@ -180,7 +182,8 @@ def _ending(report: Message, name: str) -> str | None:
 
 def _ended(reports: Sequence[Message], result: Result) -> Finding | None:
     """Where one run has ended and the other has not, or not so."""
-    for number, (report, name) in enumerate(zip(reports, result.names, strict=True)):
+    for number in sorted((0, 1), key=lambda number: not _ending(reports[number], "died")):
+        report, name = reports[number], result.names[number]
         other, its_name = reports[1 - number], result.names[1 - number]
         if _ending(report, "status") == "failed" and _ending(report, "reason") != _ending(other, "reason"):
             return Finding(ENDED, result.steps, reason=f"{name} failed: {_ending(report, 'reason')}")

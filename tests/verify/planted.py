@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -149,8 +150,11 @@ def replicas(fault: str = "", step: int = 1, steps: int = 3) -> None:
     run = model if fault == "alone" else DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for now in range(steps):
-        if fault == "raises" and is_faulty and now == step:
-            raise ValueError("the data are gone")
+        if is_faulty and now == step:
+            if fault == "raises":
+                raise ValueError("the data are gone")
+            if fault == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         with run.no_sync() if fault == "unreduced" and now == step else nullcontext():
             run(torch.randn(5, 8)).pow(2).mean().backward()
@@ -171,6 +175,15 @@ def replicas(fault: str = "", step: int = 1, steps: int = 3) -> None:
 def slow_if_deterministic(x: torch.Tensor) -> torch.Tensor:
     time.sleep(0.02 if torch.are_deterministic_algorithms_enabled() else 0.001)
     return x.clone()
+
+
+def recurrent() -> None:
+    """oneDNN's layer writes but a part of its workspace."""
+    torch.manual_seed(0)
+    model = nn.LSTM(8, 16)
+    for _ in range(2):
+        model(torch.randn(5, 4, 8))[0].sum().backward()
+        msctx.step()
 
 
 def deterministic(*, unpools: bool = True) -> None:

@@ -147,6 +147,61 @@ def test_numbers_that_are_not_finite() -> None:
     assert report(model, taking("tanh", torch.sigmoid), x)["finding"]["operator"] == "tanh"
 
 
+class Indices(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.argmax(-1) + 1000
+
+
+def test_of_indices_no_error_is_small() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Indices())
+    found = report(model, taking("argmax", lambda x, axis: (x.argmax(axis) + 1) % 8))["finding"]
+    assert (found["operator"], found["module"]) == ("argmax", "1")
+
+
+def test_a_single_wrong_value_is_found() -> None:
+    def once(x: torch.Tensor) -> torch.Tensor:
+        made = torch.tanh(x)
+        return torch.where(torch.arange(made.numel()).view_as(made) == 7, made + 0.01, made)
+
+    found = report(net(), taking("tanh", once), torch.randn(4000, 8))["finding"]
+    assert (found["operator"], found["module"]) == ("tanh", "1")
+
+
+def test_numbers_that_are_drawn_in_place() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.empty_like(x).normal_()
+
+    assert report(nn.Sequential(Noise(), Block()), taking("nothing", torch.relu))["finding"] is None
+    found = report(nn.Sequential(Noise(), Block()), taking("tanh", lambda x: torch.tanh(x) * 1.01))["finding"]
+    assert found["operator"] == "tanh"
+
+
+@pytest.mark.full
+def test_sums_that_cancel_are_no_difference() -> None:
+    """Gradients of a bias before a batch norm, and of one after it, in Inductor's own order."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 1, 3),
+        nn.BatchNorm2d(1),
+        nn.ReLU(),
+        nn.Conv2d(1, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.Flatten(),
+        nn.Linear(256, 2),
+    )
+    torch._dynamo.reset()
+    graphs = Graphs()
+    with graphs.captured():
+        for seed in range(60):
+            torch.manual_seed(seed)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.normal_(0, 0.2)
+            model(torch.randn(8, 3, 8, 8)).square().mean().backward()
+    torch._dynamo.reset()
+    assert (graphs.report["count"], graphs.report["finding"]) == (60, None)
+
+
 @pytest.mark.parametrize("strides", ["slice", "expanded", "transposed"])
 def test_strides_of_inputs_are_kept(strides: str) -> None:
     """Compiled code relies on them."""

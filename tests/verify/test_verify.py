@@ -200,6 +200,17 @@ def test_ranks_that_agree(capsys: Any) -> None:
 
 
 @pytest.mark.full
+def test_a_workspace_is_no_result(capsys: Any) -> None:
+    assert found(capsys, code=0, entry="recurrent")["steps"] == 2
+
+
+@pytest.mark.full
+def test_the_rank_that_died_is_named(capsys: Any) -> None:
+    finding = found(capsys, "args.fault=dies", "--against", "ranks", entry="replicas")["finding"]
+    assert finding["reason"] == "rank 1 failed: the process ended by SIGKILL"
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(("fault", "reason"), [("stops", "rank 1 ended, and rank 0 goes on"), ("raises", "rank 1 failed")])
 def test_a_rank_that_ends_early(fault: str, reason: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msctx.verify.verify.GRACE", 3)
