@@ -1,4 +1,4 @@
-"""A run of its own process, that `msctx verify` goes along with step by step: `python -m msctx.verify.child FD`."""
+"""One run of `msctx verify`, in a process of its own, step by step as its parent asks: `python -m msctx.verify.child FD`."""
 
 from __future__ import annotations
 

@@ -136,12 +136,13 @@ class Graphs:
         self._count += 1
         try:
             held = trial.hold(inputs)
-        except graph.NotComparable as error:
-            self._note(f"a graph was not compared: {error}")
-            return
         except CompiledRaises as error:
             self._has_found = True
             self._finding = {"kind": "compiled", "operator": "a graph", "reason": f"the compiled code raises {error}"}
+            return
+        except Exception as error:  # the training goes on
+            what = error if isinstance(error, graph.NotComparable) else f"{type(error).__name__}: {error}"
+            self._note(f"a graph was not compared: {what}")
             return
         for one in held:
             if one.eager != one.compiled:

@@ -110,8 +110,8 @@ class Sample:
             return {}
         draw = torch.Generator().manual_seed(1)
         weights = [torch.randn(one.shape, generator=draw).bfloat16().to(one) for one in ends]  # every dtype holds these
-        found = torch.autograd.grad(ends, [*starts.values()], weights, allow_unused=True)
-        return {f"gradient of input {n}": g for n, g in zip(starts, found, strict=True) if g is not None}
+        found = torch.autograd.grad(ends, [*starts.values()], weights, materialize_grads=True)
+        return {f"gradient of input {n}": g for n, g in zip(starts, found, strict=True)}
 
 
 def _copied(one: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:
