@@ -1,5 +1,5 @@
 """Faults of eight kinds in ten places, two runs in this process: each is named at its module and operator. For two more kinds, see
-test_compiled.py."""
+test_compiled_graphs.py."""
 
 from __future__ import annotations
 
