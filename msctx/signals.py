@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal  # signal's own functions look each number up in an enumeration: for all of them that takes longer than the rest
+import os
 import signal
 import sys
 import threading
@@ -31,9 +32,9 @@ def begins_with_try(function: F) -> F:
 
 
 def _is_deep(limit: int) -> bool:
-    """Whether half of a recursion limit is used."""
+    """Whether much of a recursion limit may be used: up to Python 3.11, calls in C that lie between frames count, too."""
     try:
-        sys._getframe(limit // 2)
+        sys._getframe(limit // 8)
     except ValueError:
         return False
     return True
@@ -53,7 +54,7 @@ class Room:
 
     @classmethod
     def call(cls, function: Callable[..., R], *args: Any) -> R:
-        """Call *function*, under a higher limit if half of it is used."""
+        """Call *function*, under a higher limit if much of it is used."""
         thread, found = threading.get_ident(), sys.getrecursionlimit()
         needs_it = _is_deep(found) and thread not in cls._inside
         try:
@@ -69,6 +70,15 @@ class Room:
         finally:
             if needs_it or cls._wanted is not None:
                 cls._leave(thread, needs_it, found)
+
+    @classmethod
+    def enter(cls, function: Callable[..., R], *args: Any) -> R:
+        """As :meth:`call`; beyond the limit that is to be put back it raises RecursionError, so that an endless recursion ends."""
+        with cls._lock:
+            if cls._wanted is not None and not cls._inside:
+                sys.setrecursionlimit(cls.limit())
+                cls._wanted = None
+        return cls.call(function, *args)
 
     @classmethod
     def was_made(cls, found: int) -> None:
@@ -116,6 +126,14 @@ class Room:
                     continue
                 cls._raised, cls._wanted = limit, None if limit == wanted else wanted
                 return
+
+
+def _after_fork() -> None:
+    Room._inside.intersection_update({threading.get_ident()})
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Waiting(list[Any]):

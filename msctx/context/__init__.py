@@ -117,7 +117,7 @@ class Context:
     def __enter__(self) -> Context:
         try:
             entered: list[Scope] = []
-            call_outside(Room.call, _enter, self, entered)
+            call_outside(Room.enter, _enter, self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
             if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
@@ -168,7 +168,7 @@ class Context:
         def inside(*args: Any, **kwargs: Any) -> Any:
             entered: list[Scope] = []
             try:  # not a with statement: here Dynamo gives our reason when it refuses
-                call_outside(Room.call, _enter, self, entered)
+                call_outside(Room.enter, _enter, self, entered)
                 result = function(*args, **kwargs)
             except BaseException as error:
                 if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come

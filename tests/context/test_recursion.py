@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -101,3 +102,42 @@ def test_threads_that_need_room_at_once() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert sys.getrecursionlimit() == limit
+
+
+def test_an_endless_recursion_ends_near_the_limit() -> None:
+    levels = 0
+
+    def walk() -> None:
+        nonlocal levels
+        levels += 1
+        with msctx.context(deterministic="ON"):
+            pass
+        walk()
+
+    limit = sys.getrecursionlimit()
+    with pytest.raises(RecursionError):
+        walk()
+    with msctx.context():
+        pass
+    assert levels < limit
+    assert sys.getrecursionlimit() == limit
+
+
+class Calls:
+    """Each level is a call in C beside the frame, which Python 3.11 and older count."""
+
+    def __call__(self, depth: int) -> None:
+        if depth:
+            self(depth - 1)
+            return
+        with msctx.context(deterministic="ON"):
+            pass
+
+
+def test_levels_that_count_twice() -> None:
+    for depth in range(150, sys.getrecursionlimit() - 100, 4):
+        with suppress(RecursionError):
+            Calls()(depth)
+        assert not torch.are_deterministic_algorithms_enabled(), depth
+    with msctx.context():
+        pass
