@@ -61,8 +61,9 @@ struct Digits {
 struct Out {
   int file;
   bool is_whole = true;
-  void text(const char* t) {
-    for (size_t left = std::strlen(t); left;) {
+  void text(const char* t) { some(t, std::strlen(t)); }
+  void some(const char* t, size_t left) {
+    while (left) {
       const ssize_t written = ::write(file, t, left);
       if (written < 0 && errno == EINTR) continue;
       if (written <= 0) return void(is_whole = false);
@@ -70,44 +71,89 @@ struct Out {
     }
   }
   void number(int64_t n) { text(Digits(n).text); }
+  void quoted(const char* t) {
+    text("\"");
+    for (size_t length; *t; t += length) {
+      length = std::strcspn(t, "\"\\");
+      if (length == 0) text("\\"), length = 1;
+      some(t, length);
+    }
+    text("\"");
+  }
 };
 
 void put_back_handlers() {
   for (size_t i = 0; i < std::size(fatal); i++) sigaction(fatal[i], &handled_before[i], nullptr);
 }
 
-void on_fatal(int number) {
-  put_back_handlers();
+template <class Use>
+void for_recent(const Use& use) {
+  const int64_t count = recent_count;
+  for (int64_t i = count > most_recent ? count - most_recent : 0; i < count; i++)
+    if (const Recent& one = recent[i % most_recent]; one.op) use(one);
+}
+
+// Under another name until it is whole.
+template <class Write>
+void write_fatal(const char* suffix, const Write& write) {
   char file[sizeof fatal_file + 40], part[sizeof file];  // a forked process has one of its own
   std::strcpy(file, fatal_file);
-  std::strcat(std::strcat(file, Digits(getpid()).text), ".txt");
+  std::strcat(std::strcat(file, Digits(getpid()).text), suffix);
   std::strcat(std::strcpy(part, file), ".part");
   Out out{::open(part, O_WRONLY | O_CREAT | O_EXCL, 0644)};
-  if (out.file >= 0) {
-    out.text("================== execution order ==================\nfatal signal ");
-    out.number(number);
-    out.text(", process ");
-    out.number(getpid());
-    out.text(", thread ");
-    out.number(gettid());
-    out.text("\n");
-    const int64_t count = recent_count;
-    for (int64_t i = count > most_recent ? count - most_recent : 0; i < count; i++) {
-      const Recent& one = recent[i % most_recent];
-      if (!one.op) continue;
-      out.number(one.id);
-      const int64_t took = one.took;
-      out.text(took == -1 ? ":\trunning\t" : took == -2 ? ":\traised\t" : ":\t");
-      for (const char* part : {one.op->name.c_str(), "\t", one.module, "\t", one.direction, "\t", (const char*)one.shapes, "\tthread "}) out.text(part);
-      out.number(int64_t(one.thread));
-      for (const char* text : {"\talgorithm ", one.algorithm[0] ? (const char*)one.algorithm : "-", "\tbegan "}) out.text(text);
-      out.number(one.began);
-      if (took >= 0) out.text(" us\ttook "), out.number(took);
-      out.text(" us\n");
-    }
-    if (::close(out.file) == 0 && out.is_whole) std::rename(part, file);
-    else ::unlink(part);
-  }
+  if (out.file < 0) return;
+  write(out);
+  if (::close(out.file) == 0 && out.is_whole) std::rename(part, file);
+  else ::unlink(part);
+}
+
+void write_text(Out& out, int number) {
+  out.text("================== execution order ==================\nfatal signal ");
+  out.number(number);
+  out.text(", process ");
+  out.number(getpid());
+  out.text(", thread ");
+  out.number(gettid());
+  out.text("\n");
+  for_recent([&](const Recent& one) {
+    out.number(one.id);
+    const int64_t took = one.took;
+    out.text(took == -1 ? ":\trunning\t" : took == -2 ? ":\traised\t" : ":\t");
+    for (const char* part : {one.op->name.c_str(), "\t", one.module, "\t", one.direction, "\t", (const char*)one.shapes, "\tthread "}) out.text(part);
+    out.number(int64_t(one.thread));
+    for (const char* text : {"\talgorithm ", one.algorithm[0] ? (const char*)one.algorithm : "-", "\tbegan "}) out.text(text);
+    out.number(one.began);
+    if (took >= 0) out.text(" us\ttook "), out.number(took);
+    out.text(" us\n");
+  });
+}
+
+// As recent_as_json().
+void write_json(Out& out, int number) {
+  out.text("{\"reason\": \"fatal signal ");
+  out.number(number);
+  out.text("\", \"operators\": [");
+  const char* before = "\n";
+  for_recent([&](const Recent& one) {
+    out.text(before);
+    before = ",\n";
+    const std::pair<const char*, int64_t> numbers[] = {
+        {"{\"id\": ", one.id}, {", \"step\": ", one.step}, {", \"began\": ", one.began}, {", \"took\": ", one.took},
+        {", \"thread\": ", int64_t(one.thread)}};
+    for (const auto& [name, value] : numbers) out.text(name), out.number(value);
+    const std::pair<const char*, const char*> texts[] = {
+        {", \"operator\": ", one.op->name.c_str()}, {", \"module\": ", one.module}, {", \"direction\": ", one.direction},
+        {", \"shapes\": ", one.shapes}, {", \"algorithm\": ", one.algorithm}};
+    for (const auto& [name, value] : texts) out.text(name), out.quoted(value);
+    out.text("}");
+  });
+  out.text("\n]}\n");
+}
+
+void on_fatal(int number) {
+  put_back_handlers();
+  write_fatal(".txt", [&](Out& out) { write_text(out, number); });
+  write_fatal(".json", [&](Out& out) { write_json(out, number); });
   raise(number);
 }
 
@@ -133,10 +179,7 @@ void finish(Recent* slot, const Row& row, bool has_failed) {
 
 std::string recent_as_json() {
   std::string json = "[";
-  const int64_t count = recent_count;
-  for (int64_t i = std::max<int64_t>(0, count - most_recent); i < count; i++) {
-    const Recent& one = recent[i % most_recent];
-    if (!one.op) continue;
+  for_recent([&](const Recent& one) {
     json += '{';
     const std::pair<const char*, int64_t> numbers[] = {
         {"id", one.id}, {"step", one.step}, {"began", one.began}, {"took", one.took}, {"thread", int64_t(one.thread)}};
@@ -148,7 +191,7 @@ std::string recent_as_json() {
     member(json, "algorithm", one.algorithm);
     json.back() = '}';
     json += ',';
-  }
+  });
   if (json.back() == ',') json.pop_back();
   return json + "]";
 }

@@ -116,6 +116,11 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
     assert done.returncode == code
     (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.fatal.*.txt")
     assert f"fatal signal {-code}, process " in text.read_text()
+    found = json.loads(text.with_suffix(".json").read_text())
+    assert found["reason"] == f"fatal signal {-code}"
+    assert {"id", "step", "began", "took", "thread", "operator", "module", "direction", "shapes", "algorithm"} == found[
+        "operators"
+    ][-1].keys()
     assert "aten::exp\t\tforward\tFloat[3]\tthread " in text.read_text()
     lines = text.read_text().splitlines()
     assert re.search(r"\talgorithm -\tbegan \d{16} us\ttook \d+ us$", next(line for line in lines if "aten::exp" in line))
