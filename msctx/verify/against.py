@@ -59,7 +59,7 @@ def read(words: Sequence[str]) -> Against:
         return Against(what, [ALONE[what]])
     if what == "ranks" and (not colon or (value.isdecimal() and int(value) > 1)):
         return Against(words[0], _ranks(int(value or 2)), are_ranks=True)
-    raise _error(words[0], "is nothing that runs can differ in", nearest(what, NAMES))
+    raise _error(words[0], "is not something to compare against", nearest(what, NAMES))
 
 
 def _error(what: str, text: str, near: str = "") -> OptionError:
