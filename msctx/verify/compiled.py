@@ -133,7 +133,6 @@ class Graphs:
         return backend
 
     def _hold(self, trial: Trial, inputs: Sequence[Any]) -> None:
-        self._count += 1
         try:
             held = trial.hold(inputs)
         except CompiledRaises as error:
@@ -144,6 +143,7 @@ class Graphs:
             what = error if isinstance(error, graph.NotComparable) else f"{type(error).__name__}: {error}"
             self._note(f"a graph was not compared: {what}")
             return
+        self._count += 1
         for one in held:
             if one.eager != one.compiled:
                 self._nearer["eager" if one.eager < one.compiled else "compiled"] += 1
@@ -203,11 +203,15 @@ class Trial:
     def first_node(self, inputs: Sequence[Any]) -> tuple[fx.Node, list[Held]]:
         """The first node whose results differ, searched for by halves, and these."""
         nodes = [node for node in self.gm.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-        low, high, shown = 0, len(nodes) - 1, list[Held]()
-        while low < high:
+
+        def differing(last: int) -> list[Held]:
+            part = Trial(graph.up_to(self.gm, nodes[last]), self._backend, inputs)
+            return [one for one in part.hold(inputs) if not one.agrees]
+
+        low, high, shown = 0, len(nodes) - 1, differing(-1)
+        while low < high and shown:
             middle = (low + high) // 2
-            part = Trial(graph.up_to(self.gm, nodes[middle]), self._backend, inputs)
-            if found := [one for one in part.hold(inputs) if not one.agrees]:
+            if found := differing(middle):
                 high, shown = middle, found
             else:
                 low = middle + 1

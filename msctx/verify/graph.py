@@ -179,7 +179,7 @@ def lowest_eps(gm: fx.GraphModule, inputs: Sequence[Any]) -> float:
     for device in ("cpu", *({one.device.type for one in tensors if isinstance(one, torch.Tensor)})):
         if torch.is_autocast_enabled(device):
             dtypes.add(torch.get_autocast_dtype(device))
-    return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float64).eps)
 
 
 def _wider(value: Any) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msctx.errors import EntryFailed
+from msctx.errors import EntryError, EntryFailed
 from msctx.verify import closer, values
 from msctx.verify.against import Against
 from msctx.verify.certificate import Certificate
@@ -34,6 +34,7 @@ def verify(subject: Subject, against: Against, steps: int | None, watch: Watch, 
 
     Raises:
         EntryFailed: the entry raised, in all runs alike.
+        EntryError: the ranks have nothing that must agree: no model or no optimizer of theirs was met.
         MsctxError: an option or the entry cannot be used.
     """
     sides = against.sides
@@ -74,7 +75,7 @@ def verify(subject: Subject, against: Against, steps: int | None, watch: Watch, 
     if difference is not None and has_place and not against.are_ranks:
         watch("one more pair of runs, for the lines and the values")
         closer.look(subject, sides, result, difference, rows)
-    return result
+    return _with_something(result) if against.are_ranks else result
 
 
 def compiled(subject: Subject, against: Against, steps: int | None, watch: Watch) -> Result:
@@ -104,8 +105,13 @@ def compiled(subject: Subject, against: Against, steps: int | None, watch: Watch
         result.notes.append(
             f"nearer to float64: eager in {nearer['eager']} of {total} results that differ, compiled in the others"
         )
-    if not result.operators:
-        result.notes.append("nothing was compiled")
+    return _with_something(result)
+
+
+def _with_something(result: Result) -> Result:
+    """Runs of which nothing was compared are not equal."""
+    if result.finding is None and not result.operators:
+        raise EntryError("; ".join(["nothing was compared", *result.notes]))
     return result
 
 

@@ -186,6 +186,10 @@ def recurrent() -> None:
         msctx.step()
 
 
+def idle() -> None:
+    torch.ones(3).sum()
+
+
 def deterministic(*, unpools: bool = True) -> None:
     """An operator that deterministic mode slows down, and one that it has no kernel for."""
     model = nn.Sequential(nn.Linear(8, 16), Planted("", -1), nn.Unflatten(1, (1, 4, 4)))

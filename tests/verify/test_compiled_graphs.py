@@ -77,6 +77,11 @@ def test_what_a_compiler_takes_for_something_else_is_named() -> None:
     assert result["eager"] < 1e-6 < 1e-2 < result["compiled"]
 
 
+def test_the_last_node_is_named_too() -> None:
+    found = report(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), taking("tanh", torch.sigmoid))["finding"]
+    assert (found["operator"], found["module"]) == ("tanh", "1")
+
+
 def test_a_wrong_backward_pass_is_named() -> None:
     found = report(net(), taking("tanh", with_wrong_backward))["finding"]
     assert (found["operator"], found["module"], found["direction"]) == ("tanh", "1", "backward")
@@ -258,6 +263,20 @@ def test_more_modules_than_dynamo_recompiles() -> None:
             layer(torch.randn(2, 8))
     assert (graphs.report["count"], graphs.report["finding"]) == (12, None)
     torch._dynamo.reset()
+
+
+def test_float64_and_integers_alone() -> None:
+    x = torch.randn(4, 8, dtype=torch.float64)
+    found = report(net().double(), taking("nothing", torch.relu), x)
+    assert (found["finding"], found["count"], found["notes"]) == (None, 1, [])
+    assert report(net().double(), taking("tanh", torch.sigmoid), x)["finding"]["operator"] == "tanh"
+
+    class Counts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 1).cumsum(0)
+
+    found = report(Counts(), taking("cumsum", lambda x, axis: x), torch.arange(8))["finding"]
+    assert found["operator"] == "cumsum"
 
 
 def test_autocast_inside_the_model() -> None:

@@ -200,6 +200,15 @@ def test_ranks_that_agree(capsys: Any) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("what", ["compiled", "ranks"])
+def test_runs_of_which_nothing_is_compared_are_not_equal(what: str, capsys: Any) -> None:
+    """Dynamo leaves an LSTM alone; ranks without an optimizer have nothing that must agree."""
+    code, out, err = run(capsys, "--against", what, entry="recurrent" if what == "compiled" else "idle")
+    assert (code, out) == (4, "")
+    assert "nothing was compared" in err
+
+
+@pytest.mark.full
 def test_a_workspace_is_no_result(capsys: Any) -> None:
     assert found(capsys, code=0, entry="recurrent")["steps"] == 2
 
