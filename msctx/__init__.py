@@ -11,6 +11,7 @@ from msctx.errors import (
     DeviceError,
     GradientDtypeError,
     GradientError,
+    GraphError,
     MsctxError,
     MsctxWarning,
     NativeError,
@@ -23,6 +24,8 @@ from msctx.errors import (
 from msctx.inspection import diff, state
 
 if TYPE_CHECKING:
+    from msctx.graph.calls import jit as jit
+    from msctx.graph.report import Graphs
     from msctx.native.choices import Choices
     from msctx.native.precisions import Precisions
 
@@ -30,6 +33,7 @@ __all__ = [
     "DeviceError",
     "GradientDtypeError",
     "GradientError",
+    "GraphError",
     "MsctxError",
     "MsctxWarning",
     "NativeError",
@@ -46,6 +50,8 @@ __all__ = [
     "empty_cache",
     "explain",
     "get_context",
+    "graphs",
+    "jit",
     "memory_stats",
     "precisions",
     "reset_context",
@@ -68,6 +74,13 @@ def precisions() -> Precisions:
     from msctx.native import precisions
 
     return precisions.of_process()
+
+
+def graphs() -> Graphs:
+    """What was compiled in this process under options of graph mode, and by functions of :func:`jit`."""
+    from msctx.graph import report
+
+    return report.of_process()
 
 
 def step() -> None:
@@ -125,6 +138,8 @@ def __getattr__(name: str) -> Any:
     """
     if name in _MODULES:
         return import_module(f"msctx.{name}")
+    if name == "jit":
+        return import_module("msctx.graph.calls").jit
     if name in _OBSERVERS:
         return getattr(import_module(f"msctx.observers.{_OBSERVERS[name]}"), name)
     if name in _NEWER:

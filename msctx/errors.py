@@ -187,6 +187,17 @@ class RestoreError(MsctxError, RuntimeError):
     """At exit something could not be put back, or had been changed by somebody else (under ``strict=True``)."""
 
 
+class GraphError(MsctxError, RuntimeError):
+    """Code that cannot be compiled, where options allow nothing else."""
+
+    @classmethod
+    def of(cls, where: str, what: str, hints: Sequence[str]) -> GraphError:
+        lines = "".join(f"\n  {hint}" for hint in hints)
+        return cls(
+            f"{where}: {what}{lines}\njit_syntax_level='STRICT' forbids this; 'LAX' runs it eagerly, between compiled parts."
+        )
+
+
 class GradientError(MsctxError, ValueError):
     """A hand-written backward returned too few or too many gradients, one of another shape than its input, or a wrong one."""
 

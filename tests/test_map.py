@@ -152,7 +152,7 @@ def test_switches_are_declared_soundly() -> None:
     assert {name: count for name, count in declared.items() if count != 1} == {}, "names are unique"
     assert set(declared) == set(SWITCHES), "every file is listed"
     for name, switch in SWITCHES.items():
-        assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native", "models", "observers")
+        assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native", "models", "observers", "graph")
         assert switch.scope in ("process", "thread", "inherited")
         assert switch.restore in ("exact", "closing", "never", "kept")
         assert (switch.restore == "never") is bool(switch.only_before), name
@@ -169,6 +169,7 @@ LAYERS = (
     ("effects", "native", "recorded"),
     ("memory",),
     ("observers",),
+    ("graph",),
     ("switches",),
     ("devices", "plan"),
     ("amp", "reference"),
@@ -185,7 +186,7 @@ LAYERS = (
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ROOT_RANK = RANKS["inspection"]
 """msctx itself, which imports the context and the inspection."""
-ONLY = {"switches": {"errors", "imports", "native", "memory", "observers", "signals", "torch_config"}}
+ONLY = {"switches": {"errors", "graph", "imports", "native", "memory", "observers", "signals", "torch_config"}}
 WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "schema")
 """What runs before torch is imported, or without it."""
 

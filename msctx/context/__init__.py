@@ -17,6 +17,7 @@ from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import ScopeError
+from msctx.graph import report
 from msctx.memory.watched import OF_PROCESS, Watched
 from msctx.native import precisions
 from msctx.native.choices import Tally
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from msctx.amp import GradScaler
     from msctx.context import ledger
+    from msctx.graph.report import Graphs
     from msctx.native.choices import Choices
     from msctx.native.precisions import Precisions
 
@@ -111,6 +113,8 @@ class Context:
         self._unmatched = unmatched
         self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
         self._computed = precisions.Tally()
+        self._compiled = report.Tally()
+        self._counters = self._tally, self._computed, self._compiled
 
     @untraced
     @begins_with_try
@@ -228,6 +232,13 @@ class Context:
     def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
         return self._computed.precisions()
+
+    def graphs(self) -> Graphs:
+        """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.
+
+        Under options of graph mode, and by functions of :func:`msctx.jit`.
+        """
+        return self._compiled.graphs()
 
     def grad_scaler(self, **options: Any) -> GradScaler:
         """A GradScaler for :attr:`device`, enabled exactly where a precision_mode computes in float16; *options* are its own."""

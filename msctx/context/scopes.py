@@ -24,11 +24,14 @@ class Scope:
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
-        context._tally.open()
+        begun: list[Any] = []
         try:
-            context._computed.open()
+            for counter in context._counters:
+                counter.open()
+                begun.append(counter)
         except BaseException:
-            context._tally.close()
+            for counter in begun:
+                counter.close()
             raise
 
     @property
@@ -47,9 +50,7 @@ class Scope:
         """Counts nothing any more; returns the rules that nothing has matched."""
         self.open = False
         opened.discard(self)
-        self.context._computed.close()
-        unmatched: list[str] = self.context._tally.close()
-        return unmatched
+        return [text for counter in self.context._counters for text in counter.close()]
 
 
 opened: set[Scope] = set()

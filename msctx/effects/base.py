@@ -15,6 +15,7 @@ THEMES = (
     "compilation",
     "determinism",
     "device",
+    "graph_mode",
     "invariance",
     "memory",
     "observers",

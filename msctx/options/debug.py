@@ -42,7 +42,7 @@ OPTIONS = (
     Option("env_config_path.sys.mem_reuse", Bool, default=True, example=False, also=("env_config_path.sys.mem_Reuse",),
         help="Whether tensors whose lives do not overlap may share memory in compiled graphs and in the device's pool; "
              "false gives each its own, which helps to find who writes into whose memory."),
-    Option("precompile_only", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+    Option("precompile_only", Bool, default=False, example=True,
         help="Compiles the model and does not run it: the call returns None, launches no kernel and changes no parameter. "
              "It fills a compile cache without training, and matters only for code that is compiled."),
     Option("reserve_class_name_in_scope", Bool, default=True, example=False, waits_for=GRAPH_MODE,

@@ -10,10 +10,10 @@ OPTIONS = (
     Option("mode", Choice({
             0: "whole models are compiled with torch.compile (GRAPH_MODE)",
             1: "operators run one by one, eagerly (PYNATIVE_MODE)",
-        }, {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1}), default=1, example="GRAPH_MODE", waits_for=GRAPH_MODE,
+        }, {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1}), default=1, example="GRAPH_MODE",
         help="Whether programs are compiled or run eagerly; PYNATIVE_MODE runs eagerly also where a function was wrapped "
              "for compilation before."),
-    Option("enable_graph_kernel", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+    Option("enable_graph_kernel", Bool, default=False, example=True,
         help="Whether compiled graphs have their operators fused into generated kernels (inductor) or run one library "
              "kernel per node. graph_kernel_flags wins over it."),
     Option("graph_kernel_flags",
@@ -88,7 +88,7 @@ OPTIONS = (
     Option("jit_syntax_level", Choice({
             0: "what cannot be captured is an error; allows export (STRICT)",
             1: "between the other two, and acts as 2 (COMPATIBLE)", 2: "what cannot be captured runs eagerly (LAX)",
-        }, {"STRICT": 0, "COMPATIBLE": 1, "LAX": 2}), default=2, example="STRICT", waits_for=GRAPH_MODE,
+        }, {"STRICT": 0, "COMPATIBLE": 1, "LAX": 2}), default=2, example="STRICT",
         help="How strict compilation is about Python code that cannot be captured in a graph."),
 )
 # fmt: on

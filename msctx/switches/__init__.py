@@ -10,6 +10,7 @@ from msctx.switches import (
     denormals,
     environment,
     generators,
+    graph,
     models,
     native,
     observation,
@@ -40,6 +41,7 @@ _ROWS = (
     *native.SWITCHES,
     *models.SWITCHES,
     *observation.SWITCHES,
+    *graph.SWITCHES,
     *torch_profiler.SWITCHES,
 )
 SWITCHES: Mapping[str, Switch] = MappingProxyType({switch.name: switch for switch in _ROWS})

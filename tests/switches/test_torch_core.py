@@ -51,10 +51,12 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "torch.npu.",
         "torch.profiler",
         "torch.inductor.",
+        "torch.dynamo.force_eager",
         "torch.profiler",
         "native.",
         "models.",
         "observers.",
+        "graph.",
         "rng.",
         "torch.profiler",
     )

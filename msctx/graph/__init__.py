@@ -1,0 +1,1 @@
+"""Graph mode: torch.compile, governed by options, explained and cached."""

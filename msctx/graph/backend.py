@@ -1,0 +1,71 @@
+"""What becomes of each graph that Dynamo captures."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from msctx.notices import tell
+from msctx.options.graph import Compilation
+
+
+class Compiled(BaseException):
+    """Ends a call that was to compile, and not to run. No ``Exception``: programs must not catch it."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A back end of torch.compile."""
+
+    wanted: Compilation
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        made = self._compile(graph, inputs)
+        return _stop if self.wanted.only else made
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            with self._backward_too():
+                made: Callable[..., Any] = _compiler(self.wanted)(graph, inputs)
+            return made
+        except Exception as error:
+            if self.wanted.whole:
+                raise
+            text = f"{_where(graph)}: the compiler raised {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+            tell("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+            return graph.forward
+
+    def _backward_too(self) -> AbstractContextManager[Any]:
+        """Where nothing runs, no backward pass will come that has its graph compiled."""
+        return torch._functorch.config.patch(force_non_lazy_backward_lowering=True) if self.wanted.only else nullcontext()
+
+
+def _compiler(wanted: Compilation) -> Callable[..., Any]:
+    from torch._dynamo.backends.debugging import aot_eager
+    from torch._inductor.compile_fx import compile_fx
+
+    return aot_eager if wanted.fused is False else compile_fx
+
+
+def _where(graph: torch.fx.GraphModule) -> str:
+    """The user's line of the first node that has one."""
+    for node in graph.graph.nodes:
+        if found := re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or ""):
+            return ":".join(found[-1])
+    return "a graph"
+
+
+def _stop(*_: Any) -> Any:
+    raise Compiled
+
+
+@functools.cache
+def backend(wanted: Compilation) -> Backend:
+    """One object for each: Dynamo tells compiled code apart by it."""
+    return Backend(wanted)

@@ -1,0 +1,42 @@
+"""Why a graph ends before its function does: what Dynamo reports, in parts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A graph break.
+
+    Attributes:
+        where: ``file:line`` of the program.
+        reason: what Dynamo cannot capture.
+        hints: what to change.
+    """
+
+    where: str
+    reason: str
+    hints: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+def parse(text: str) -> Break:
+    """What Dynamo writes of a graph break, or the text of its error (``torch._dynamo.exc.Unsupported``)."""
+    body, _, trace = text.partition("Developer debug context:")
+    reason = explained.group(1).strip() if (explained := re.search(r"Explanation: (.*)", body)) else _first(body)
+    hints = tuple(hint.strip() for hint in re.findall(r"Hint: (.*)", body) if "report an issue to PyTorch" not in hint)
+    where = re.match(r"Graph break in user code at (.+:\d+)", text)
+    user = re.split(r"\n(?:from user code:|User code traceback:)", trace or text)
+    lines = _LINE.findall(user[1].split("\nTraceback (most recent call last):")[0]) if len(user) > 1 else []
+    found = where.group(1) if where else ":".join(lines[-1]) if lines else "unknown place"
+    return Break(found, reason, hints)
+
+
+def _first(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -1,0 +1,158 @@
+"""Which calls are compiled: the outermost call of each module in GRAPH_MODE, and functions of :func:`jit`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from msctx.errors import GraphError
+from msctx.graph import breaks, report
+from msctx.options.graph import Compilation
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+compilation: Compilation | None = None
+"""What the options come to; None: no option of graph mode is in force."""
+VARIANTS = 64
+"""How often one function or class of modules is compiled for other inputs before it runs eagerly."""
+CALL = "_compiled_call_impl"
+"""Where torch looks for the compiled form of a module that is called."""
+
+
+class _Here(threading.local):
+    depth = 0
+
+
+_here = _Here()
+
+
+class Outermost:
+    """In place of ``nn.Module._compiled_call_impl``: the outermost module that is called, and is not yet compiled, is.
+
+    A module that the program has compiled by itself (``module.compile()``) keeps that under this name.
+    """
+
+    def __get__(self, module: nn.Module | None, owner: type[nn.Module]) -> Callable[..., Any] | None:
+        if module is None or is_compiling():
+            return None
+        own: Callable[..., Any] | None = vars(module).get(CALL)
+        if _here.depth or not _is_alone(module):
+            return own
+        return functools.partial(_call_module, module) if own is None else functools.partial(_run, own)
+
+    def __set__(self, module: nn.Module, own: Callable[..., Any]) -> None:
+        vars(module)[CALL] = own
+
+    def __delete__(self, module: nn.Module) -> None:
+        del vars(module)[CALL]
+
+
+def _is_alone(module: nn.Module) -> bool:
+    """Whether nothing else traces or has compiled it, and it is no transform in a data loader's worker."""
+    if torch._C._get_tracing_state() is not None or isinstance(module, torch.jit.ScriptModule | torch.fx.GraphModule):
+        return False
+    if torch.utils.data.get_worker_info() is not None:
+        return False
+    tracer = sys.modules.get("torch.fx._symbolic_trace")
+    return tracer is None or not tracer._is_fx_tracing_flag
+
+
+def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None and isinstance(module, frames.OptimizedModule):
+        return _run(module._call_impl, *args, **kwargs)
+    return _run(_compiled(type(module), _forward, compilation or Compilation()), module, *args, **kwargs)
+
+
+def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A frame that Dynamo captures: it passes over those of torch's own modules."""
+    return module._call_impl(*args, **kwargs)
+
+
+_made: weakref.WeakKeyDictionary[Any, dict[Compilation, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+"""Class of modules or function → its compiled forms."""
+
+
+def _compiled(what: Any, function: Callable[..., Any], wanted: Compilation) -> Callable[..., Any]:
+    from msctx.graph.backend import backend
+
+    forms = _made.setdefault(what, {})
+    if wanted not in forms:
+        if function is _forward:  # each class has its own code: Dynamo keeps and counts what it compiled by code
+            name = report.name(what)
+            function = types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
+        how: dict[str, Any] = {"fullgraph": wanted.whole, "backend": backend(wanted), "recompile_limit": VARIANTS}
+        forms[wanted] = torch.compile(function, **how)
+    return forms[wanted]
+
+
+def _run(compiled: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    from msctx.graph.backend import Compiled
+
+    _here.depth += 1
+    try:
+        return compiled(*args, **kwargs)
+    except Compiled:
+        return None
+    except torch._dynamo.exc.Unsupported as error:
+        found = breaks.parse(str(error))
+        raise GraphError.of(found.where, found.reason, found.hints) from error
+    finally:
+        _here.depth -= 1
+
+
+_frames = torch._C._dynamo.eval_frame
+_PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
+for _function in (Outermost.__get__, Outermost.__set__, _is_alone, _call_module, _compiled, _run):
+    _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)  # they run between what Dynamo captures
+
+
+def are_compiled() -> bool:
+    """Whether modules are compiled."""
+    return isinstance(found(), Outermost)
+
+
+def compile_modules(on: bool) -> None:
+    setattr(nn.Module, CALL, Outermost() if on else None)
+
+
+def found() -> Any:
+    return vars(nn.Module)[CALL]
+
+
+def put_back(value: Any) -> None:
+    setattr(nn.Module, CALL, value)
+
+
+def jit(function: F) -> F:
+    """Compile a function by torch.compile, under the options of graph mode that are in force at each call.
+
+    ``jit_syntax_level="STRICT"`` makes what cannot be captured an error; else it runs eagerly, and :meth:`Context.graphs` lists it
+    with file, line and what to change. Under ``mode="PYNATIVE_MODE"`` the function runs eagerly.
+
+    Raises:
+        TypeError: for modules, which ``mode="GRAPH_MODE"`` compiles, and what cannot be called.
+        GraphError: at a call, where STRICT forbids what the function does.
+    """
+    if isinstance(function, nn.Module) or not callable(function):
+        raise TypeError(
+            f"msctx.jit takes functions, not {type(function).__name__}; mode='GRAPH_MODE' compiles the modules that are called"
+        )
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or _here.depth:
+            return function(*args, **kwargs)
+        report.listen(True)
+        return _run(_compiled(function, function, compilation or Compilation()), *args, **kwargs)
+
+    return call  # type: ignore[return-value]

@@ -1,0 +1,221 @@
+"""What was compiled, and why: the rows of ``graphs()``, from torch's structured trace, which its own tools read, too."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from msctx.graph.breaks import Break, parse
+from msctx.native.scope_counter import ScopeCounter
+from msctx.notices import tell
+from msctx.tables import Row, Rows
+
+if TYPE_CHECKING:
+    from torch import nn
+
+KEPT = 4096
+TRACE = "torch.__trace"
+"""torch's logger of its structured trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph(Row):
+    """One piece of code that was compiled.
+
+    Attributes:
+        id: torch's own, as its logs have it: the piece, and which of its variants.
+        function: what it is: a class of modules, or a function; after a graph break ``… resumed``.
+        where: ``file:line`` of the program.
+        operators: how many nodes were captured; 0: none, it runs eagerly.
+        breaks: why the graph ends before the function does.
+        recompiled: what an earlier variant requires and this call did not have, ``""``: it is the first.
+        seconds: what compiling took, and its backward pass.
+        cache: ``"hit"``, ``"miss"``, ``"bypass"`` of torch's caches on disk; ``""``: they were not asked.
+        settings: under which options it was compiled that are in the code.
+        failed: why it runs eagerly.
+    """
+
+    id: str
+    function: str
+    where: str
+    operators: int
+    breaks: tuple[Break, ...]
+    recompiled: str
+    seconds: float
+    cache: str
+    settings: str
+    failed: str
+
+
+class Graphs(Rows[Graph]):
+    """Rows of what was compiled, in the order in which that ended. Prints as a table."""
+
+    EMPTY = "nothing has been compiled"
+
+    @property
+    def breaks(self) -> tuple[Break, ...]:
+        """All graph breaks, each once."""
+        return tuple(dict.fromkeys(one for row in self for one in row.breaks))
+
+    @property
+    def recompiled(self) -> Graphs:
+        """The rows of what had been compiled before, for other inputs."""
+        return Graphs(row for row in self if row.recompiled)
+
+    def _table(self) -> tuple[list[str], Iterator[list[Any]]]:
+        from rich.text import Text
+
+        shown: set[Break] = set()  # what is to be changed is listed once
+
+        def cells(row: Graph) -> list[Any]:
+            what = Text(row.function)
+            reasons = [*map(str, row.breaks), row.recompiled and f"recompiled: {row.recompiled}", row.failed]
+            hints = [f"  {hint}" for one in row.breaks if one not in shown for hint in one.hints]
+            shown.update(row.breaks)
+            what.append("".join(f"\n  {text}" for text in [*filter(None, reasons), *hints]), "dim")
+            return [row.id, what, row.where, str(row.operators), f"{row.seconds:.2f}", row.cache, row.settings]
+
+        return ["id", "compiled", "where", "operators", "seconds", "cache", "settings"], map(cells, self)
+
+
+@dataclass
+class _Begun:
+    """What is known of a piece of code while it is compiled."""
+
+    breaks: list[Break] = field(default_factory=list)
+    recompiled: str = ""
+    caches: set[str] = field(default_factory=set)
+
+
+class _Listener(logging.Handler):
+    """Reads torch's structured trace; torch makes it only while somebody listens."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.rows: deque[tuple[int, Graph]] = deque(maxlen=KEPT)
+        self.count = 0
+        self._begun: dict[str, _Begun] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._read(record)
+        except Exception as error:  # another torch's trace: the program goes on
+            tell("graphs", "trace", f"graphs() is not complete: this torch writes another trace ({error!r})")
+
+    def _read(self, record: logging.LogRecord) -> None:
+        found: dict[str, Any] = getattr(record, "metadata", {})
+        if "frame_id" not in found:
+            return
+        key = f"{found['frame_id']}/{found['frame_compile_id']}"
+        if (artifact := found.get("artifact")) is not None:
+            self._artifact(self._begun.setdefault(key, _Begun()), artifact["name"], getattr(record, "payload", "") or "")
+        elif (metrics := found.get("compilation_metrics")) is not None:
+            self._end(key, metrics)
+
+    def _artifact(self, begun: _Begun, name: str, text: str) -> None:
+        if name == "dynamo_graph_break_reason":
+            begun.breaks.append(parse(text))
+        elif name == "recompile_reasons":
+            begun.recompiled = "; ".join(dict.fromkeys(map(_reason, re.findall(r'\d+/\d+: ([^"\n]+)', text))))
+        elif "cache_" in name:
+            begun.caches.add(name.rpartition("_")[2])
+
+    def _end(self, key: str, metrics: dict[str, Any]) -> None:
+        begun = self._begun.pop(key, _Begun())
+        cache = next((word for word in ("miss", "bypass", "hit") if word in begun.caches), "")
+        self.count += 1
+        self.rows.append((self.count, _row(key, metrics, begun, cache)))
+
+
+def _row(key: str, metrics: dict[str, Any], begun: _Begun, cache: str) -> Graph:
+    function, where = str(metrics.get("co_name") or "backward"), f"{metrics.get('co_filename')}:{metrics.get('co_firstlineno')}"
+    if resumed := re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_\d+", function):
+        function = f"{resumed.group(1)} resumed"
+    elif function in _classes:
+        where = _classes[function][1]
+    failed = str(metrics.get("fail_reason") or "").strip()
+    return Graph(
+        id=key,
+        function=function,
+        where=where,
+        operators=int(metrics.get("graph_op_count") or 0),
+        breaks=tuple(dict.fromkeys(begun.breaks)),
+        recompiled=begun.recompiled,
+        seconds=float(metrics.get("entire_frame_compile_time_s") or 0),
+        cache=cache,
+        settings=_settings(),
+        failed=failed.splitlines()[0] if failed else "",
+    )
+
+
+def _reason(text: str) -> str:
+    """Without the line of torch's own that has the guard."""
+    return "other options of graph mode" if "BACKEND_MATCH" in text else re.split(r"  +#|\\n", text)[0].strip()
+
+
+def _settings() -> str:
+    import torch
+    import torch.compiler.config as config
+
+    found = ["deterministic"] if torch.are_deterministic_algorithms_enabled() else []
+    found += [
+        f"autocast {torch.get_autocast_dtype(device)}".replace("torch.", "")
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    ]
+    return ", ".join([*found, *filter(None, [config.cache_key_tag])])
+
+
+LISTENER = _Listener()
+_classes: dict[str, tuple[weakref.ref[type[nn.Module]], str]] = {}
+"""Name of a class of modules in the rows → the class, and where its forward is."""
+
+
+def name(of: type[nn.Module]) -> str:
+    """A name for it that no other class has."""
+    found = of.__qualname__
+    while found in _classes and _classes[found][0]() is not of:
+        found = f"{of.__module__}.{found}"
+    code = getattr(inspect.unwrap(of.forward), "__code__", None)
+    _classes[found] = weakref.ref(of), f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    return found
+
+
+def listen(on: bool) -> None:
+    """What :func:`msctx.jit` begins stays."""
+    log = logging.getLogger(TRACE)
+    (log.addHandler if on else log.removeHandler)(LISTENER)
+
+
+class Tally(ScopeCounter):
+    """What was compiled while a context was open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spans: list[tuple[int, int]] = []
+        self._since = 0
+
+    def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
+        return Tally, ()
+
+    def _begin(self) -> None:
+        self._since = LISTENER.count
+
+    def _end(self) -> list[str]:
+        if LISTENER.count > self._since:
+            self._spans.append((self._since, LISTENER.count))
+        return []
+
+    def graphs(self) -> Graphs:
+        spans = [*self._spans, *([(self._since, LISTENER.count)] if self._open else [])]
+        return Graphs(row for number, row in LISTENER.rows if any(a < number <= b for a, b in spans))
+
+
+def of_process() -> Graphs:
+    return Graphs(row for _, row in LISTENER.rows)

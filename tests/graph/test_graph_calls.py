@@ -1,0 +1,281 @@
+"""Which calls are compiled, how, and how that is reported; seen by Dynamo's counters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from graph_programs import Net, Talking, image
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import msctx
+
+EAGER_GRAPHS = {"mode": "GRAPH_MODE", "enable_graph_kernel": False}
+"""Nothing is generated: compiles in a moment."""
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:
+    net, x = Net(), image()
+    eager = deepcopy(net)
+    net(x)
+    assert graphs() == 0
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        results = [net(x) for _ in range(3)]
+        assert graphs() == 1
+    net(x)
+    assert graphs() == 1
+    assert nn.Module._compiled_call_impl is None
+    torch.testing.assert_close(results, [eager(x) for _ in range(4)][1:])
+    (row,) = ctx.graphs()
+    assert row.function == "Net"
+    assert row.operators == 6
+    assert not row.breaks
+    assert not row.recompiled
+    assert row.where.startswith(Net.forward.__code__.co_filename)
+
+
+def test_training_gives_the_gradients_of_eager_code() -> None:
+    net, loss, x, y = Net(), nn.CrossEntropyLoss(), image(), torch.tensor([0, 1])
+    eager = deepcopy(net)
+    loss(eager(x), y).backward()
+    with msctx.context(**EAGER_GRAPHS):
+        loss(net(x), y).backward()
+    assert graphs() == 2
+    for one, other in zip(net.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    torch.testing.assert_close(net.norm.running_mean, eager.norm.running_mean)
+
+
+def test_a_loss_made_anew_in_each_step_is_compiled_once() -> None:
+    with msctx.context(**EAGER_GRAPHS):
+        for _ in range(5):
+            nn.MSELoss()(image(), image())
+    assert graphs() == 1
+
+
+def test_modules_of_one_class_do_not_share_the_limit_of_variants() -> None:
+    with msctx.context(**EAGER_GRAPHS):
+        for width in range(1, 20):
+            nn.Sequential(*[nn.ReLU()] * width)(image())
+    assert graphs() == 19
+
+
+def test_inner_pynative_mode_is_eager_and_also_for_what_the_program_compiled() -> None:
+    theirs = torch.compile(torch.sin, backend="eager")
+    with msctx.context(**EAGER_GRAPHS):
+        with msctx.context(mode="PYNATIVE_MODE"):
+            Net()(image())
+            theirs(image())
+            assert graphs() == 0
+        Net()(image())
+        theirs(image())
+    assert graphs() == 2
+
+
+def test_hooks_run_and_are_captured() -> None:
+    net, seen = Net(), []
+    net.conv.register_forward_hook(lambda module, args, result: result + 1)
+    net.register_forward_pre_hook(lambda module, args: seen.append(len(args)))
+    expected = net(image())
+    with msctx.context(**EAGER_GRAPHS):
+        torch.testing.assert_close(net(image()), expected)
+    assert len(seen) == 2
+    assert graphs() == 1
+
+
+def test_watched_models_are_compiled() -> None:
+    net = Net()
+    with msctx.context(conv_fprop_algo="gemm", **EAGER_GRAPHS) as ctx:
+        ctx.watch(net)
+        net(image())
+        net(image())
+    assert graphs() == 1
+    (row,) = ctx.choices()
+    assert (row.module, row.ran, row.calls) == ("conv", "gemm", 2)
+
+
+def test_what_checkpoint_computes_again_runs_as_its_forward_did() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), image(4, 3).requires_grad_()
+    with msctx.context(**EAGER_GRAPHS):
+        checkpoint(net, x, use_reentrant=False).sum().backward()
+    assert graphs() == 1
+    (expected,) = torch.autograd.grad(net(x).sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("how", ["own compile()", "torch.compile", "script", "trace", "fx"])
+def test_what_the_program_captures_by_itself_is_left_alone(how: str) -> None:
+    net: Any = Net().eval()
+    x, ran = image(), list[Any]()
+    expected = net(x)
+
+    def own(graph: Any, inputs: Any) -> Any:
+        ran.append(graph)
+        return graph.forward
+
+    with msctx.context(**EAGER_GRAPHS):
+        if how == "own compile()":
+            net.compile(backend=own)
+        elif how == "torch.compile":
+            net = torch.compile(net, backend=own)
+        elif how == "script":
+            net = torch.jit.script(net)
+        elif how == "trace":
+            net = torch.jit.trace(net, x)
+        else:
+            torch.fx.symbolic_trace(net)
+        torch.testing.assert_close(net(x), expected)
+    assert len(ran) == ("compile" in how)
+
+
+def test_threads_compile_at_once() -> None:
+    nets, found = [Net() for _ in range(4)], [None] * 4
+    expected = [net(image()) for net in nets]
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+
+        def work(i: int) -> None:
+            found[i] = nets[i](image())
+
+        threads = [threading.Thread(target=ctx.bind(work), args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    torch.testing.assert_close(found, expected)
+    assert graphs() >= 1
+
+
+# --- graph breaks -----------------------------------------------------------------------------------------------------
+
+
+def test_lax_lists_breaks_with_line_and_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    net, x = Talking(), image(2, 3)
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        torch.testing.assert_close(net(x), torch.relu(net.fc(x)))
+    (found,) = ctx.graphs().breaks
+    line = Talking.forward.__code__.co_firstlineno + 2
+    assert found.where == f"{Talking.forward.__code__.co_filename}:{line}"
+    assert "print" in found.reason
+    assert any("print" in hint for hint in found.hints)
+    assert "Net" not in str(ctx.graphs())
+    assert f":{line}" in str(ctx.graphs())
+    assert capsys.readouterr().out.count("here") == 1
+
+
+def test_strict_names_line_reason_and_option() -> None:
+    with (
+        msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS),
+        pytest.raises(msctx.GraphError, match=r"graph_programs.py:\d+: .*print(.|\n)*jit_syntax_level='STRICT'"),
+    ):
+        Talking()(image(2, 3))
+
+
+def test_a_compiler_that_fails_leaves_the_program_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("no compiler here")
+
+    monkeypatch.setattr("torch._dynamo.backends.debugging.aot_autograd", fails)
+    net, x = Net().eval(), image()
+    with msctx.context(**EAGER_GRAPHS), pytest.warns(msctx.MsctxWarning, match=r"graph_programs.py:\d+.*no compiler here"):
+        torch.testing.assert_close(net(x), net(x))
+    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS), pytest.raises(Exception, match="no compiler here"):
+        Net()(x)
+
+
+def test_recompilations_have_their_reason() -> None:
+    net = Net()
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        net(image())
+        net.eval()
+        net(image())
+    assert [bool(row.recompiled) for row in ctx.graphs()] == [False, True]
+    assert "training" in ctx.graphs().recompiled[0].recompiled
+
+
+# --- the compiler -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fused", "kernels"), [(True, True), (False, False)])
+def test_enable_graph_kernel_generates_kernels(fused: bool, kernels: bool) -> None:
+    from torch._inductor import metrics
+
+    metrics.reset()
+    with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=fused):
+        nn.Sequential(nn.ReLU(), nn.Sigmoid())(image())
+    assert (metrics.generated_kernel_count > 0 or counters["inductor"]["fxgraph_cache_hit"] > 0) == kernels
+
+
+def test_precompile_only_runs_nothing() -> None:
+    net = Net()
+    state = deepcopy(net.state_dict())
+    with msctx.context(precompile_only=True, **EAGER_GRAPHS) as ctx:
+        assert net(image()) is None
+    assert graphs() == 1
+    assert len(ctx.graphs()) == 1
+    torch.testing.assert_close(dict(net.state_dict()), dict(state), rtol=0, atol=0)
+    with msctx.context(**EAGER_GRAPHS):
+        assert net(image()).shape == (2, 2)
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+def test_jit_compiles_functions_under_the_options_in_force() -> None:
+    @msctx.jit
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+    with msctx.context(enable_graph_kernel=False) as ctx:
+        torch.testing.assert_close(function(image()), torch.relu(image()) + 1)
+        function(image())
+    assert graphs() == 1
+    assert ctx.graphs()[0].function.endswith("function")
+    with msctx.context(mode="PYNATIVE_MODE"):
+        function(image(7))
+    assert graphs() == 1
+    with pytest.raises(TypeError, match="GRAPH_MODE"):
+        msctx.jit(Net())  # type: ignore[type-var]
+
+
+def test_a_context_inside_a_compiled_function_holds_and_ends() -> None:
+    class Inside(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with msctx.context(deterministic="ON"):
+                x = x + torch.are_deterministic_algorithms_enabled()
+            return x + torch.are_deterministic_algorithms_enabled()
+
+    with msctx.context(**EAGER_GRAPHS):
+        torch.testing.assert_close(Inside()(torch.zeros(2)), torch.ones(2))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_an_earlier_policy_runs_no_code_of_a_later_one() -> None:
+    net, x = nn.Linear(8, 8), image(4, 8)
+    with msctx.context(**EAGER_GRAPHS):
+        plain = net(x)
+        with msctx.context(precision_mode="force_fp16"):
+            assert net(x).dtype == torch.float16
+        torch.testing.assert_close(net(x), plain, rtol=0, atol=0)
+
+
+def test_the_plan_on_ascend_waits() -> None:
+    rows = msctx.explain(device_target="Ascend", mode="GRAPH_MODE").rows
+    assert {row.status for row in rows if row.option == "mode" and row.device == "ascend"} == {"not_built"}
