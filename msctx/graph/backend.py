@@ -50,7 +50,7 @@ def _compiler(wanted: Compilation) -> Callable[..., Any]:
     from torch._dynamo.backends.debugging import aot_eager
     from torch._inductor.compile_fx import compile_fx
 
-    return aot_eager if wanted.fused is False else compile_fx
+    return aot_eager if wanted.fused is False else functools.partial(compile_fx, config_patches=dict(wanted.config))
 
 
 def _where(graph: torch.fx.GraphModule) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +14,10 @@ class Compilation:
         whole: what cannot be captured is an error (STRICT); else it runs eagerly (LAX).
         fused: by inductor, or one library kernel per node; None: as torch.compile does unasked.
         only: nothing runs; what is compiled fills the caches.
+        config: entries of torch._inductor.config, for this code alone.
     """
 
     whole: bool = False
     fused: bool | None = None
     only: bool = False
+    config: tuple[tuple[str, Any], ...] = ()
