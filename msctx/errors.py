@@ -197,6 +197,11 @@ class GraphError(MsctxError, RuntimeError):
             f"{where}: {what}{lines}\njit_syntax_level='STRICT' forbids this; 'LAX' runs it eagerly, between compiled parts."
         )
 
+    @classmethod
+    def shape(cls, what: str, option: str, allowed: Sequence[str]) -> GraphError:
+        lines = "".join(f"\n  {one}" for one in allowed)
+        return cls(f"{what}, which {option} does not list. Allowed:{lines}")
+
 
 class GradientError(MsctxError, ValueError):
     """A hand-written backward returned too few or too many gradients, one of another shape than its input, or a wrong one."""

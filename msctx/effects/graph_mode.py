@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built
-from msctx.options.graph import Compilation
+from msctx.options.grammars import gears_of, ranges_of
+from msctx.options.graph import Compilation, Shapes
 from msctx.options.option import ASCEND
 
 STRICT, LAX = 0, 2
@@ -15,10 +16,23 @@ ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run e
 def compilation(want: Want) -> Compilation:
     """What all options of graph mode come to together."""
     return Compilation(
-        whole=want.other("jit_syntax_level", LAX) == STRICT,
+        whole=want.other("jit_syntax_level", LAX) == STRICT or want.other("mix_compile_mode") is False,
         fused=want.other("enable_graph_kernel"),
         only=bool(want.other("precompile_only")),
+        keeps={"O0": 1.0, "O1": 0.0}.get(want.other("memory_optimize_level")) if want.other("mode") == 0 else None,
+        shapes=shapes(want),
     )
+
+
+def shapes(want: Want) -> Shapes:
+    if want.in_force("input_shape") and want.in_force("dynamic_dims"):
+        gears = gears_of(want.other("input_shape"), want.other("dynamic_dims"))
+        return Shapes(gears=gears, named=want.other("dynamic_node_type") == 1, dynamic=False)
+    if not want.other("dynamic_input"):
+        return Shapes(dynamic=want.other("compile_dynamic_mode"))
+    ranges = ranges_of(want.other("dynamic_inputs_shape_range", "")) if want.in_force("dynamic_inputs_shape_range") else ()
+    lazy = want.other("dynamic_graph_execute_mode") == "lazy_recompile"
+    return Shapes(ranges=ranges, dynamic=False if lazy else None if ranges else True)
 
 
 def _compiled(want: Want, more: dict[str, Any] | None = None, reason: str = "") -> Outcome:
@@ -46,11 +60,36 @@ def jit_syntax_level(want: Want) -> Outcome:
     return outcome
 
 
-@effect("enable_graph_kernel")
-def enable_graph_kernel(want: Want) -> Outcome:
+@effect(
+    "enable_graph_kernel",
+    "precompile_only",
+    "input_shape",
+    "dynamic_dims",
+    "compile_dynamic_mode",
+    "dynamic_input",
+    "dynamic_graph_execute_mode",
+    "dynamic_inputs_shape_range",
+)
+def compiled(want: Want) -> Outcome:
     return _compiled(want)
 
 
-@effect("precompile_only")
-def precompile_only(want: Want) -> Outcome:
+@effect("dynamic_node_type")
+def dynamic_node_type(want: Want) -> Outcome:
+    outcome = _compiled(want)
+    if want.value == 0 and outcome.status == "honoured":
+        return approximated(
+            outcome.assignments, "batches have no names in PyTorch: input_shape applies to tensors in their order"
+        )
+    return outcome
+
+
+@effect("mix_compile_mode")
+def mix_compile_mode(want: Want) -> Outcome:
+    """PyTorch computes so as it is."""
+    if want.value and want.other("mode") != 0:
+        return approximated(
+            {},
+            "eager code stays in PyTorch, and so does what torch.compile cannot compile, unless a call asks for fullgraph=True",
+        )
     return _compiled(want)

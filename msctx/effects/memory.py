@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.graph_mode import compilation
+from msctx.options.option import ASCEND
 
 POOL = (
     "max_device_memory",
@@ -89,7 +91,7 @@ def pool(want: Want) -> dict[str, Any]:
         keep = "some"
     elif asked("static_memory_policy") == 3:
         keep = "all"
-    elif asked("memory_optimize_level") == "O1" and not recomputes_graphs(want):
+    elif asked("memory_optimize_level") == "O1":
         keep = "settled" if asked("max_device_memory") else "some"
     else:
         keep = "all"
@@ -146,7 +148,7 @@ def pool_policy(want: Want) -> Outcome | None:
             return inert(f"memory comes from msctx's pool: {', '.join(pooled)}")
         return honoured(reason="each takes what it needs, when it runs")
     if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
-        return not_built(GRAPHS)
+        return honoured(pool(want) | recomputation(want), GRAPHS)
     if want.facts.native:
         return refused(want.facts.native)
     if want.option.name == "env_config_path.sys.mem_reuse":
@@ -169,7 +171,13 @@ def recomputes_graphs(want: Want) -> bool:
     return bool(want.other("memory_optimize_level") == "O1" and want.other("mode") == 0)
 
 
-GRAPHS = "graph mode"
+GRAPHS = (
+    "of compiled code only the inputs are kept for the backward pass (activation_memory_budget=0): the rest is computed again"
+)
+CACHED = (
+    "one caching allocator for all code of the process: what one graph releases the next one takes. It is counted as it runs, not "
+    "planned from the graphs"
+)
 RECOMPUTED = (
     "in eager code: blocks of the models that ctx.watch names are computed again in the backward pass, under max_device_memory "
     "as few as needed"
@@ -181,7 +189,9 @@ def recomputation(want: Want) -> dict[str, Any]:
     yields = want.value == "O1" and any(
         found.setting.option.name == "memory_offload" for found in want.settings.overridden(want.device)
     )
-    return {"models.recompute": want.value == "O1"} | ({"models.saved_on_host": False} if yields else {})
+    graphs = {"graph.compilation": compilation(want)} if want.other("mode") == 0 and want.device != "ascend" else {}
+    eager = want.value == "O1" and not recomputes_graphs(want)
+    return {"models.recompute": eager} | ({"models.saved_on_host": False} if yields else {}) | graphs
 
 
 # --- the allocators of accelerators -----------------------------------------------------------------------------------
@@ -213,7 +223,7 @@ def is_limited(want: Want) -> bool:
 
 def allocator(want: Want) -> dict[str, Any]:
     """The assignment that all these options come to together; ``None`` in it: the settings are the user's own."""
-    first = want.other("memory_optimize_level") == "O1" and not recomputes_graphs(want)
+    first = want.other("memory_optimize_level") == "O1"
     expands = first or want.other("static_memory_policy") in (3, 4)
     block = block_size(want)
     settings = ({"large_segment_size_mb": block} if block else {}) | ({"expandable_segments": True} if expands else {})
@@ -224,14 +234,13 @@ KEPT = {
     ("memory_optimize_level", "O0"): "the allocator as it is, nothing is computed again",
     ("static_memory_policy", 0): "each takes what it needs, when it runs",
 }
-WAITING = (("static_memory_policy", 1), ("static_memory_policy", 2))
-"""What requires graph mode."""
 EXPANDS = {
     ("memory_optimize_level", "O1"): f"{RECOMPUTED}; segments grow where they are",
+    ("static_memory_policy", 2): CACHED,
     ("static_memory_policy", 3): "segments that grow where they are",
-    ("static_memory_policy", 4): "segments that grow where they are; that graphs share memory requires graph mode",
+    ("static_memory_policy", 4): f"segments that grow where they are; {CACHED}",
 }
-"""What is asked for → what expandable segments give of it."""
+"""What is asked for → what the caching allocator gives of it."""
 
 
 def on_accelerator(want: Want) -> Outcome:
@@ -243,13 +252,13 @@ def on_accelerator(want: Want) -> Outcome:
         return honoured(found) if want.value else approximated(found, AGAIN)
     if asked in KEPT:
         return honoured(found, KEPT[asked])
-    if asked in WAITING or (want.option.name == "memory_optimize_level" and recomputes_graphs(want)):
-        return not_built(GRAPHS)
+    if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
+        return not_built(ASCEND) if want.device == "ascend" else honoured(found, GRAPHS)
     if not reuses(want):
         return refused(UNCACHED.format(name))
     if want.option.name == "mempool_block_size":
         return approximated(found, steps(want))
-    status = approximated if asked == ("static_memory_policy", 4) else honoured
+    status = approximated if asked in (("static_memory_policy", 2), ("static_memory_policy", 4)) else honoured
     return status(found, EXPANDS[asked])
 
 

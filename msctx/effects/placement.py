@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 
 ALWAYS = "what the forward pass saves goes to the host always, also while the device has room for it"
 WATCHED = "parameters of the models that ctx.watch names"
@@ -48,13 +48,3 @@ def external_weight(want: Want) -> Outcome:
     how = "mapped from files named by their content; equal ones share memory until one is written to"
     copied = "" if want.device == "cpu" else ", and copied to the device by each operator that needs them"
     return honoured(placement(want), f"{WATCHED}: {how}{copied}")
-
-
-@effect("mix_compile_mode")
-def mix_compile_mode(want: Want) -> Outcome:
-    """PyTorch computes so as it is; to forbid it, and to compile a program unasked, is graph mode's."""
-    if not want.value or want.other("mode") == 0:
-        return not_built("graph mode")
-    return approximated(
-        {}, "eager code stays in PyTorch, and so does what torch.compile cannot compile, unless a call asks for fullgraph=True"
-    )

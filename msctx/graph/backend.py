@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +28,11 @@ class Backend:
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         made = self._compile(graph, inputs)
-        return _stop if self.wanted.only else made
+        return _stop if self.wanted.only else _stopping(made) if self.wanted.shapes.gears else made
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
-            with self._backward_too():
+            with torch._functorch.config.patch(self._tracing()):
                 made: Callable[..., Any] = _compiler(self.wanted)(graph, inputs)
             return made
         except Exception as error:
@@ -41,9 +42,11 @@ class Backend:
             tell("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
             return graph.forward
 
-    def _backward_too(self) -> AbstractContextManager[Any]:
-        """Where nothing runs, no backward pass will come that has its graph compiled."""
-        return torch._functorch.config.patch(force_non_lazy_backward_lowering=True) if self.wanted.only else nullcontext()
+    def _tracing(self) -> dict[str, Any]:
+        """Entries of torch._functorch.config. Where nothing runs, no backward pass will come that has its graph compiled."""
+        kept = {} if self.wanted.keeps is None else {"activation_memory_budget": self.wanted.keeps}
+        only = self.wanted.only or _here.only_compiles
+        return kept | ({"force_non_lazy_backward_lowering": True} if only else {})
 
 
 def _compiler(wanted: Compilation) -> Callable[..., Any]:
@@ -63,6 +66,30 @@ def _where(graph: torch.fx.GraphModule) -> str:
 
 def _stop(*_: Any) -> Any:
     raise Compiled
+
+
+def _stopping(made: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return _stop() if _here.only_compiles else made(*args)
+
+    return run
+
+
+class _Here(threading.local):
+    only_compiles = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def only_compiling() -> Iterator[None]:
+    """Inside, calls of this thread compile, and do not run."""
+    _here.only_compiles = True
+    try:
+        yield
+    finally:
+        _here.only_compiles = False
 
 
 @functools.cache

@@ -15,14 +15,14 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from msctx.errors import GraphError
-from msctx.graph import breaks, report
-from msctx.options.graph import Compilation
+from msctx.graph import breaks, report, shapes
+from msctx.options.graph import Compilation, Shapes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 compilation: Compilation | None = None
 """What the options come to; None: no option of graph mode is in force."""
-VARIANTS = 64
+VARIANTS = 256
 """How often one function or class of modules is compiled for other inputs before it runs eagerly."""
 CALL = "_compiled_call_impl"
 """Where torch looks for the compiled form of a module that is called."""
@@ -70,7 +70,12 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None and isinstance(module, frames.OptimizedModule):
         return _run(module._call_impl, *args, **kwargs)
-    return _run(_compiled(type(module), _forward, compilation or Compilation()), module, *args, **kwargs)
+    wanted = compilation or Compilation()
+    compiled = _compiled(type(module), _forward, wanted)
+    if not (wanted.shapes.gears or wanted.shapes.ranges):
+        return _run(compiled, module, *args, **kwargs)
+    inputs = shapes.named(module.forward, args, kwargs)
+    return _run_shaped(wanted.shapes, compiled, type(module).__qualname__, inputs, (module, *args), kwargs)
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -90,9 +95,34 @@ def _compiled(what: Any, function: Callable[..., Any], wanted: Compilation) -> C
         if function is _forward:  # each class has its own code: Dynamo keeps and counts what it compiled by code
             name = report.name(what)
             function = types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
-        how: dict[str, Any] = {"fullgraph": wanted.whole, "backend": backend(wanted), "recompile_limit": VARIANTS}
-        forms[wanted] = torch.compile(function, **how)
+        how: dict[str, Any] = {"fullgraph": wanted.whole, "dynamic": wanted.shapes.dynamic, "recompile_limit": VARIANTS}
+        forms[wanted] = torch.compile(function, backend=backend(wanted), **how)
     return forms[wanted]
+
+
+_ahead: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+"""What is compiled for all gears."""
+
+
+def _run_shaped(
+    wanted: Shapes, compiled: Callable[..., Any], name: str, inputs: dict[str, Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """Run it on inputs whose shapes are allowed; with gears, compile for all of them first."""
+    from msctx.graph import backend
+
+    if not wanted.gears:
+        with shapes.marked(wanted, name, inputs):
+            return _run(compiled, *args, **kwargs)
+    here = shapes.gear_of(wanted, name, inputs)
+    if compiled not in _ahead:
+        _ahead.add(compiled)
+        for gear in range(len(wanted.gears)):
+            if gear != here:
+                zeros = shapes.in_gear(wanted, gear, name, inputs)
+                other = [zeros.get(id(value), value) for value in args]
+                with backend.only_compiling():
+                    _run(compiled, *other, **{key: zeros.get(id(value), value) for key, value in kwargs.items()})
+    return _run(compiled, *args, **kwargs)
 
 
 def _run(compiled: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +142,7 @@ def _run(compiled: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 _frames = torch._C._dynamo.eval_frame
 _PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
-for _function in (Outermost.__get__, Outermost.__set__, _is_alone, _call_module, _compiled, _run):
+for _function in (Outermost.__get__, Outermost.__set__, _run_shaped, _is_alone, _call_module, _compiled, _run):
     _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)  # they run between what Dynamo captures
 
 
@@ -153,6 +183,10 @@ def jit(function: F) -> F:
         if is_compiling() or _here.depth:
             return function(*args, **kwargs)
         report.listen(True)
-        return _run(_compiled(function, function, compilation or Compilation()), *args, **kwargs)
+        wanted = compilation or Compilation()
+        compiled = _compiled(function, function, wanted)
+        if not (wanted.shapes.gears or wanted.shapes.ranges):
+            return _run(compiled, *args, **kwargs)
+        return _run_shaped(wanted.shapes, compiled, function.__qualname__, shapes.named(function, args, kwargs), args, kwargs)
 
     return call  # type: ignore[return-value]

@@ -238,6 +238,28 @@ ShapeRange = Annotated[
 ]
 
 
+def gears_of(input_shape: str, dynamic_dims: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
+    """For each gear, the shape of each input: input_shape, whose -1 are the gear's sizes in order."""
+    inputs = [(name, shape.split(",")) for name, _, shape in (part.rpartition(":") for part in input_shape.split(";"))]
+    found = []
+    for gear in dynamic_dims.split(";"):
+        sizes = iter(gear.split(","))
+        filled = [(name, tuple(int(next(sizes)) if size == "-1" else int(size) for size in shape)) for name, shape in inputs]
+        found.append(tuple((name, () if shape == (0,) else shape) for name, shape in filled))  # 0: a scalar
+    return tuple(found)
+
+
+def ranges_of(text: str) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Of each input in dynamic_inputs_shape_range the least and greatest size of each dimension; (-1, -1): any."""
+
+    def ends(size: str) -> tuple[int, int]:
+        low, _, high = size.partition("~")
+        return int(low), int(high or low)
+
+    shapes = [shape for group in text.split(";") for shape in re.findall(r"\[(.*?)\]", group)]
+    return tuple(tuple(ends(size) for size in shape.split(",") if size) for shape in shapes)
+
+
 class AccelerateTrainModeKind(TextKind):
     """How training in low precision begins and when it ends: ``fast|step|0.9``."""
 

@@ -5,6 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+Shape = tuple[int, ...]
+Range = tuple[int, int]
+"""The least and the greatest size; (-1, -1): any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes that inputs of compiled code may have.
+
+    Attributes:
+        gears: input_shape with the sizes of dynamic_dims: in each, the shape of each input by its name.
+        named: whether these are names of arguments; else inputs are taken in their order.
+        ranges: dynamic_inputs_shape_range: of each input, in order, the range of each dimension.
+        dynamic: code for any size (True), for each size alone (False), or as torch decides.
+    """
+
+    gears: tuple[tuple[tuple[str, Shape], ...], ...] = ()
+    named: bool = True
+    ranges: tuple[tuple[Range, ...], ...] = ()
+    dynamic: bool | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
@@ -14,10 +35,15 @@ class Compilation:
         whole: what cannot be captured is an error (STRICT); else it runs eagerly (LAX).
         fused: by inductor, or one library kernel per node; None: as torch.compile does unasked.
         only: nothing runs; what is compiled fills the caches.
+        keeps: how much of the activations are kept for the backward pass, from all that torch keeps by itself (1) to the inputs
+            alone (0): torch._functorch.config.activation_memory_budget.
+        shapes: which shapes inputs may have.
         config: entries of torch._inductor.config, for this code alone.
     """
 
     whole: bool = False
     fused: bool | None = None
     only: bool = False
+    keeps: float | None = None
+    shapes: Shapes = Shapes()
     config: tuple[tuple[str, Any], ...] = ()

@@ -49,19 +49,18 @@ OPTIONS = (
         help="Inputs of up to this many bytes are packed into one copy from host to device; 0 packs none. A CPU has no such "
              "copy."),
     # dynamic shapes
-    session_option("input_shape", InputShape, example="data:1,1,40,-1;label:1,-1", ge="ge.inputShape", waits_for=GRAPH_MODE,
+    session_option("input_shape", InputShape, example="data:1,1,40,-1;label:1,-1", ge="ge.inputShape",
         help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a graph of "
              "its own is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type."),
-    session_option("dynamic_dims", DynamicDims, example="20,20;40,40;80,60", ge="ge.dynamicDims", waits_for=GRAPH_MODE,
+    session_option("dynamic_dims", DynamicDims, example="20,20;40,40;80,60", ge="ge.dynamicDims",
         help="The gears of input_shape: each has one size for every -1, in order. At least two of them, and it wins over "
              "dynamic_inputs_shape_range."),
-    session_option("dynamic_node_type", Flag, example=1, ge="ge.dynamicNodeType", waits_for=GRAPH_MODE,
+    session_option("dynamic_node_type", Flag, example=1, ge="ge.dynamicNodeType",
         help="Which inputs input_shape applies to: 0 the batches of a data loader, 1 the arguments of the call."),
     session_option("ac_parallel_enable", TextFlag, default="0", example="1", ge="ac_parallel_enable", waits_for=ASCEND,
         help='"1" lets operators that run on the host go on beside those of the device in graphs of changing shape, on a '
              "thread (and stream) of their own."),
     session_option("compile_dynamic_mode", Bool, default=False, example=True, ge="ge.compile_dynamic_mode",
-        waits_for=GRAPH_MODE,
         help="Compiles for any size in every dimension of every input (torch.compile with dynamic=True) instead of for the "
              "shapes seen. Excludes input_shape."),
     # mixed computing
@@ -293,15 +292,15 @@ OPTIONS = (
         }), example="high_precision.ini", source=ATC,
         help="One of the lists that CANN ships of operators and their modes of computing, by the name of its file. The "
              "lists are read-only: copy one, edit the copy and name it with op_precision_mode."),
-    session_option("dynamic_input", Bool, default=False, example=True, ge="ge.exec.dynamicInput", waits_for=GRAPH_MODE,
+    session_option("dynamic_input", Bool, default=False, example=True, ge="ge.exec.dynamicInput",
         help="Says that input shapes change, so that graphs are compiled for the ranges of dynamic_inputs_shape_range. "
              "Deprecated in CANN; compile_dynamic_mode is the newer way."),
     session_option("dynamic_graph_execute_mode", Choice({
             "dynamic_execute": "one graph for whole ranges of shapes", "lazy_recompile": "one graph for each shape that comes",
-        }), default="dynamic_execute", example="lazy_recompile", ge="ge.exec.dynamicGraphExecuteMode", waits_for=GRAPH_MODE,
+        }), default="dynamic_execute", example="lazy_recompile", ge="ge.exec.dynamicGraphExecuteMode",
         help="With dynamic_input: how many graphs are compiled. Deprecated in CANN."),
     session_option("dynamic_inputs_shape_range", ShapeRange, example="getnext:[128,3~5,2~128,-1],[64,-1];data:[128,-1]",
-        ge="ge.exec.dataInputsShapeRange", waits_for=GRAPH_MODE,
+        ge="ge.exec.dataInputsShapeRange",
         help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for "
              "batches of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it."),
     # deprecated and inert

@@ -181,6 +181,9 @@ _FORCED: dict[str, Callable[[], Any]] = {
         "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON"
     ).upper(),
     "torch.inductor.conv_1x1_as_mm": lambda: False,
+    "torch.inductor.batch_invariant": _variable("TORCHINDUCTOR_BATCH_INVARIANT"),
+    "torch.inductor.emulate_precision_casts": _variable("TORCHINDUCTOR_EMULATE_PRECISION_CASTS"),
+    "torch.inductor.fallback_random": lambda: False,
     "torch.inductor.allow_buffer_reuse": lambda: True,
     "torch.inductor.inplace_buffers": lambda: True,
     "torch.inductor.memory_planning": _variable("TORCHINDUCTOR_MEMORY_PLANNING"),

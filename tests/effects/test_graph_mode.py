@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from plans import check, rows
 
-from msctx.options.graph import Compilation
+from msctx.options.graph import Compilation, Shapes
 
 ALONE = "msctx.jit alone"
 
@@ -46,3 +46,30 @@ def test_on_ascend_graphs_wait_and_eager_code_runs() -> None:
 def test_each_scope_compiles_as_the_merged_options_do() -> None:
     inner = rows({"mode": 0, "jit_syntax_level": 0}, {"enable_graph_kernel": False})["enable_graph_kernel"]
     assert dict(inner.assignments) == {"graph.compilation": Compilation(whole=True, fused=False)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_in_graph_mode_determinism_reaches_into_inductor(device: str) -> None:
+    names = {"torch.inductor.fallback_random", "torch.inductor.emulate_precision_casts"}
+    for value, on in (("ON", True), ("OFF", False)):
+        row = rows({"mode": 0, "deterministic": value}, on=device)["deterministic"]
+        assert {row.assignments[name] for name in names} == {on}
+        assert not names & set(rows({"deterministic": value}, on=device)["deterministic"].assignments)
+    assert rows({"mode": 0, "batch_invariant": True})["batch_invariant"].assignments["torch.inductor.batch_invariant"] is True
+
+
+def test_shapes_are_part_of_it() -> None:
+    gears = {"input_shape": "x:-1,3;y:0", "dynamic_dims": "2;4", "dynamic_node_type": 1}
+    found = rows({"mode": 0, "session": gears})["input_shape"].assignments["graph.compilation"]
+    assert found.shapes == Shapes(gears=((("x", (2, 3)), ("y", ())), (("x", (4, 3)), ("y", ()))), named=True, dynamic=False)
+    ranges = {"dynamic_input": True, "dynamic_inputs_shape_range": "getnext:[128,3~5,-1],[];data:[7]"}
+    found = rows({"mode": 0, "session": ranges})["dynamic_input"].assignments["graph.compilation"]
+    assert found.shapes == Shapes(ranges=(((128, 128), (3, 5), (-1, -1)), (), ((7, 7),)))
+    both = rows({"mode": 0, "session": gears | ranges})["dynamic_input"].assignments["graph.compilation"]
+    assert both.shapes.gears, "dynamic_dims wins"
+
+
+def test_mixed_computing_is_forbidden_by_what_strict_is() -> None:
+    for value, whole in ((False, True), (True, False)):
+        row = rows({"mode": 0, "mix_compile_mode": value})["mix_compile_mode"]
+        assert dict(row.assignments) == {"graph.compilation": Compilation(whole=whole)}

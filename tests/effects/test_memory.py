@@ -9,6 +9,7 @@ from plans import check, planned, rows
 import msctx
 from msctx import devices
 from msctx.options import DEVICES
+from msctx.options.graph import Compilation
 
 GB = 2**30
 CAPS = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}
@@ -23,16 +24,20 @@ POOL = {"keep": "all", "piece": 2**26}
 
 @pytest.mark.parametrize("device", CAPS)
 def test_the_settings_of_an_accelerators_allocator(device: str) -> None:
-    waits = ("not_built", {}, "not implemented yet: requires graph mode")
+    shared = ("approximated", {ALLOCATOR: None}, "one caching allocator")
     cap = {CAPS[device]: 4 * GB}
     check(
         [
             (device, {"max_device_memory": "4GB"}, {"max_device_memory": ("approximated", cap, "caching allocator")}),
             (device, {"static_memory_policy": 0}, {"static_memory_policy": ("honoured", {ALLOCATOR: None}, "when it runs")}),
-            (device, {"static_memory_policy": 1}, {"static_memory_policy": waits}),
-            (device, {"static_memory_policy": 2}, {"static_memory_policy": waits}),
+            (device, {"static_memory_policy": 1}, {"static_memory_policy": shared}),
+            (device, {"static_memory_policy": 2}, {"static_memory_policy": shared}),
             (device, {"static_memory_policy": 3}, {"static_memory_policy": ("honoured", {ALLOCATOR: GROWS}, "segments")}),
-            (device, {"static_memory_policy": 4}, {"static_memory_policy": ("approximated", {ALLOCATOR: GROWS}, "graph mode")}),
+            (
+                device,
+                {"static_memory_policy": 4},
+                {"static_memory_policy": ("approximated", {ALLOCATOR: GROWS}, "one caching allocator")},
+            ),
             *(
                 (
                     device,
@@ -73,13 +78,15 @@ def test_a_step_is_a_part_of_the_cap(cap: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_recomputed_in_graph_mode_waits_for_it(device: str) -> None:
-    for level, status in (("O0", "honoured"), ("O1", "not_built")):
-        found = rows({"mode": 0, "memory_optimize_level": level, "mempool_block_size": "1GB"}, on=device)
-        assert found["memory_optimize_level"].status == status
-        alone = rows({"mempool_block_size": "1GB"}, on=device)["mempool_block_size"]
-        assert found["mempool_block_size"].assignments == alone.assignments
-    assert found["memory_optimize_level"].reason == "not implemented yet: requires graph mode"
+def test_in_graph_mode_the_compiler_computes_again(device: str) -> None:
+    for level, keeps in (("O0", 1), ("O1", 0)):
+        row = rows({"mode": 0, "memory_optimize_level": level}, on=device)["memory_optimize_level"]
+        if device == "ascend" and level == "O1":
+            assert row.status == "not_built"
+        elif device != "ascend":
+            assert row.status == "honoured"
+            assert row.assignments["graph.compilation"] == Compilation(keeps=keeps)
+            assert row.assignments.get("models.recompute", False) is False
 
 
 REUSE: dict[str, dict[bool, dict[str, Any]]] = {

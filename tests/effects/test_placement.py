@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from plans import check, planned, rows
+from plans import check, planned
 
 from msctx.options import DEVICES
 
@@ -77,9 +77,3 @@ def test_the_host_needs_mixed_computing() -> None:
         assert found.failing == (), "so strict takes it"
         statuses = {row.option: row.status for row in found.rows}
         assert statuses == {"variable_placement": "honoured", "mix_compile_mode": "approximated"}
-
-
-def test_that_all_is_compiled_waits_for_graph_mode() -> None:
-    for options in ({"mix_compile_mode": False}, {"mix_compile_mode": True, "mode": 0}):
-        row = rows(options)["mix_compile_mode"]
-        assert (row.status, row.reason) == ("not_built", "not implemented yet: requires graph mode")

@@ -279,3 +279,31 @@ def test_an_earlier_policy_runs_no_code_of_a_later_one() -> None:
 def test_the_plan_on_ascend_waits() -> None:
     rows = msctx.explain(device_target="Ascend", mode="GRAPH_MODE").rows
     assert {row.status for row in rows if row.option == "mode" and row.device == "ascend"} == {"not_built"}
+
+
+# --- what else reaches into compiled code -----------------------------------------------------------------------------
+
+
+def test_memory_first_keeps_inputs_alone() -> None:
+    kept: dict[str, int] = {}
+    grads = {}
+    for level in ("O0", "O1"):
+        torch.manual_seed(0)
+        net, sizes = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.GELU()))), []
+        with (
+            msctx.context(memory_optimize_level=level, **EAGER_GRAPHS),
+            torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t),
+        ):
+            net(torch.ones(256, 64)).sum().backward()
+        kept[level], grads[level] = sum(sizes), [p.grad for p in net.parameters()]
+    assert kept["O1"] < kept["O0"] / 2
+    torch.testing.assert_close(grads["O1"], grads["O0"])
+
+
+def test_under_deterministic_compiled_code_draws_as_eager_code() -> None:
+    net, found = nn.Dropout(), []
+    for options in ({"mode": "GRAPH_MODE"}, {}):
+        with msctx.context(deterministic="ON", **options):
+            torch.manual_seed(0)
+            found.append(net(torch.ones(64)))
+    torch.testing.assert_close(*found, rtol=0, atol=0)

@@ -1,0 +1,111 @@
+"""The shapes that inputs of compiled code may have: gears, each with code of its own, and ranges."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from msctx.errors import GraphError
+from msctx.options.graph import Shapes
+
+MARK = "_dynamo_"
+"""What Dynamo writes on a tensor begins so."""
+
+
+def named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names that *function* gives them; those of ``*args`` with their places."""
+    try:
+        signature = inspect.signature(function)
+        bound = signature.bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # the call itself will raise, or there is no signature
+        return {f"args.{i}": value for i, value in enumerate(args)} | dict(kwargs)
+    found: dict[str, Any] = {}
+    for name, value in bound.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= {f"{name}.{i}": one for i, one in enumerate(value)}
+        else:
+            found |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return found
+
+
+def gear_of(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> int:
+    """Which gear the inputs of a call have.
+
+    Raises:
+        GraphError: they have none of them, with those that there are.
+    """
+    tensors = _tensors(wanted, what, inputs)
+    shapes = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+    if shapes not in wanted.gears:
+        raise GraphError.shape(f"{what} is called with {_text(shapes)}", "dynamic_dims", [*map(_text, wanted.gears)])
+    return wanted.gears.index(shapes)
+
+
+def in_gear(wanted: Shapes, gear: int, what: str, inputs: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+    """id of an input → zeros that have its shape in *gear*, to compile for it."""
+    made = {}
+    for (name, shape), tensor in zip(wanted.gears[gear], _tensors(wanted, what, inputs).values(), strict=True):
+        del name
+        new = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
+        made[id(tensor)] = new
+    return made
+
+
+def _tensors(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors that input_shape means, by its names."""
+    names = [name for name, _ in wanted.gears[0]]
+    if not wanted.named:
+        found = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        if len(found) < len(names):
+            raise GraphError(f"{what} is called with {len(found)} tensors, input_shape has {len(names)}")
+        return dict(zip(names, found, strict=False))
+    absent = [name for name in names if not isinstance(inputs.get(name), torch.Tensor)]
+    if absent:
+        raise GraphError.shape(
+            f"{what} is called without tensors named {', '.join(absent)}", "input_shape", [", ".join(inputs)]
+        )
+    return {name: inputs[name] for name in names}
+
+
+@contextmanager
+def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, Dynamo compiles for the ranges of the inputs.
+
+    Raises:
+        GraphError: a size is outside its range, or there are other dimensions.
+    """
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    touched: list[tuple[torch.Tensor, set[str]]] = []
+    try:
+        for (name, tensor), ranges in zip(tensors.items(), wanted.ranges, strict=False):
+            allowed = [", ".join(map(_range, ranges)) or "a scalar"]
+            if tensor.ndim != len(ranges) or not all(
+                low <= size <= high or low < 0 for size, (low, high) in zip(tensor.shape, ranges, strict=True)
+            ):
+                shape = f"{what} is called with {_text(((name, tuple(tensor.shape)),))}"
+                raise GraphError.shape(shape, "dynamic_inputs_shape_range", allowed)
+            touched.append((tensor, {key for key in vars(tensor) if key.startswith(MARK)}))
+            for dim, (low, high) in enumerate(ranges if wanted.dynamic is not False else ()):
+                if low < 0:
+                    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+                elif low < high and tensor.shape[dim] > 1:  # a size of 1 is code of its own
+                    torch._dynamo.mark_dynamic(tensor, dim, min=max(low, 2), max=high)
+        yield
+    finally:
+        for tensor, before in touched:
+            for key in [key for key in vars(tensor) if key.startswith(MARK) and key not in before]:
+                delattr(tensor, key)
+
+
+def _range(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return "any" if low < 0 else str(low) if low == high else f"{low}~{high}"
+
+
+def _text(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    return "; ".join(f"{name}:{','.join(map(str, shape)) or 0}" for name, shape in shapes)
