@@ -25,6 +25,8 @@ from msctx.inspection import diff, state
 
 if TYPE_CHECKING:
     from msctx.graph.calls import jit as jit
+    from msctx.graph.gradients import grad as grad
+    from msctx.graph.gradients import value_and_grad as value_and_grad
     from msctx.graph.report import Graphs
     from msctx.native.choices import Choices
     from msctx.native.precisions import Precisions
@@ -50,6 +52,7 @@ __all__ = [
     "empty_cache",
     "explain",
     "get_context",
+    "grad",
     "graphs",
     "jit",
     "memory_stats",
@@ -59,6 +62,7 @@ __all__ = [
     "set_context",
     "state",
     "step",
+    "value_and_grad",
 ]
 
 
@@ -126,8 +130,14 @@ def reset_peak_memory_stats() -> None:
 
 
 _MODULES = ("device_context", "mindspore", "run", "runtime")
-_OBSERVERS = {"Print": "printing", "parse_print": "print_format"}
-"""A name of the observers → its file."""
+_IN_FILES = {
+    "Print": "observers.printing",
+    "grad": "graph.gradients",
+    "jit": "graph.calls",
+    "parse_print": "observers.print_format",
+    "value_and_grad": "graph.gradients",
+}
+"""A public name → its file."""
 _NEWER = ("get_current_device", "set_device", "set_deterministic", "set_recursion_limit")
 
 
@@ -138,14 +148,12 @@ def __getattr__(name: str) -> Any:
     """
     if name in _MODULES:
         return import_module(f"msctx.{name}")
-    if name == "jit":
-        return import_module("msctx.graph.calls").jit
-    if name in _OBSERVERS:
-        return getattr(import_module(f"msctx.observers.{_OBSERVERS[name]}"), name)
+    if name in _IN_FILES:
+        return getattr(import_module(f"msctx.{_IN_FILES[name]}"), name)
     if name in _NEWER:
         return getattr(import_module("msctx.vocabulary"), name)
     raise AttributeError(f"module 'msctx' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_OBSERVERS, *_NEWER})
+    return sorted({*globals(), *_MODULES, *_IN_FILES, *_NEWER})

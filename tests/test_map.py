@@ -101,17 +101,27 @@ OWNERS = [module for module in _FILES if hasattr(module, "SWITCHES")]
 """The files that hold rows of the table."""
 
 
-NEEDED = {"optypelist_for_implmode": {"op_select_implmode": "high_precision"}}
-"""What some options have no effect without."""
+NEEDED = {
+    "optypelist_for_implmode": {"op_select_implmode": "high_precision"},
+    "deterministic": {"mode": 0},
+}
+"""Beside what some options have an effect, or more of it."""
 
 
 def all_assignments() -> dict[str, set[str]]:
     """Switch → the options that assign it: each value of each option on each device, alone and beside the one it needs."""
     found: dict[str, set[str]] = {}
-    beside = ({}, {"deterministic": "ON"}, {"device_target": "GPU"}, {"device_target": "Ascend"}, {"device_target": "CPU"})
+    beside = (
+        {},
+        {"deterministic": "ON"},
+        {"mode": 0},
+        {"device_target": "GPU"},
+        {"device_target": "Ascend"},
+        {"device_target": "CPU"},
+    )
     for option in OPTIONS.values():
         for value in values(option):
-            for other in beside if option.source == "msctx" else [NEEDED.get(option.name, {})]:
+            for other in beside if option.source == "msctx" else ({}, NEEDED.get(option.name, {})):
                 for device in DEVICES:
                     for switch in msctx.explain({**other, option.name: value}, device=device).assignments:
                         found.setdefault(switch, set()).add(option.name)

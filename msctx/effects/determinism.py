@@ -5,7 +5,7 @@ from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honou
 from msctx.options.observation import DeterministicExcept
 
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
-AS_EAGER = ("fallback_random", "emulate_precision_casts")
+AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_casts")
 """By these, compiled code draws the random numbers of eager code, and rounds to 16 bits where it does."""
 READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
 
@@ -30,7 +30,7 @@ def deterministic(want: Want) -> Outcome:
     if on:
         torch_wide["torch.deterministic.fill_uninitialized_memory"] = want.other("fill_uninitialized_memory", True)
     if want.other("mode") == 0:
-        torch_wide |= {f"torch.inductor.{name}": on for name in AS_EAGER}
+        torch_wide |= dict.fromkeys(AS_EAGER, on)
     torch_wide |= conv_policy(want)
     by_device = {
         "cpu": {"torch.mkldnn.deterministic": on},

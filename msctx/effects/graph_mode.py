@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, not_built
 from msctx.options.grammars import gears_of, ranges_of
 from msctx.options.graph import Compilation, Shapes
 from msctx.options.option import ASCEND
@@ -82,6 +82,22 @@ def dynamic_node_type(want: Want) -> Outcome:
             outcome.assignments, "batches have no names in PyTorch: input_shape applies to tensors in their order"
         )
     return outcome
+
+
+@effect("grad_for_scalar")
+def grad_for_scalar(want: Want) -> Outcome:
+    return honoured({"graph.grad_for_scalar": want.value}, "in the functions that msctx.grad and msctx.value_and_grad return")
+
+
+@effect("support_binary")
+def support_binary(want: Want) -> Outcome:
+    if not want.value:
+        return NOTHING_ASKED
+    return approximated(
+        {},
+        "Dynamo reads bytecode, so that .pyc files need no source and no preparing run; functions of extension modules (.so) run "
+        "eagerly between compiled parts",
+    )
 
 
 @effect("mix_compile_mode")

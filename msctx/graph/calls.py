@@ -30,6 +30,8 @@ CALL = "_compiled_call_impl"
 
 class _Here(threading.local):
     depth = 0
+    compiles = False
+    """A function is called that is compiled in PYNATIVE_MODE, too."""
 
 
 _here = _Here()
@@ -173,9 +175,14 @@ def jit(function: F) -> F:
         TypeError: for modules, which ``mode="GRAPH_MODE"`` compiles, and what cannot be called.
         GraphError: at a call, where STRICT forbids what the function does.
     """
+    return jit_as(function, lambda wanted: wanted)
+
+
+def jit_as(function: F, own: Callable[[Compilation], Compilation], *, in_pynative_mode: bool = False) -> F:
+    """:func:`jit`; *own* changes what the options in force come to."""
     if isinstance(function, nn.Module) or not callable(function):
         raise TypeError(
-            f"msctx.jit takes functions, not {type(function).__name__}; mode='GRAPH_MODE' compiles the modules that are called"
+            f"jit takes functions, not {type(function).__name__}; mode='GRAPH_MODE' compiles the modules that are called"
         )
 
     @functools.wraps(function)
@@ -183,10 +190,26 @@ def jit(function: F) -> F:
         if is_compiling() or _here.depth:
             return function(*args, **kwargs)
         report.listen(True)
-        wanted = compilation or Compilation()
+        wanted = own(compilation or Compilation())
         compiled = _compiled(function, function, wanted)
-        if not (wanted.shapes.gears or wanted.shapes.ranges):
-            return _run(compiled, *args, **kwargs)
-        return _run_shaped(wanted.shapes, compiled, function.__qualname__, shapes.named(function, args, kwargs), args, kwargs)
+        before, _here.compiles = _here.compiles, in_pynative_mode
+        try:
+            if not (wanted.shapes.gears or wanted.shapes.ranges):
+                return _run(compiled, *args, **kwargs)
+            return _run_shaped(
+                wanted.shapes, compiled, function.__qualname__, shapes.named(function, args, kwargs), args, kwargs
+            )
+        finally:
+            _here.compiles = before
 
     return call  # type: ignore[return-value]
+
+
+class Eager:
+    """torch.compile's stance in PYNATIVE_MODE: all runs eagerly, but functions of MindSpore's ``jit``."""
+
+    skip_guard_eval_unsafe, backend = False, None
+
+    @property
+    def stance(self) -> str:
+        return "default" if _here.compiles else "force_eager"

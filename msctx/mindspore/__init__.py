@@ -7,6 +7,7 @@ MindSpore's names, values and exceptions; what is set here is msctx's, and shows
 from msctx.mindspore import context, device_context, runtime
 from msctx.mindspore.absent import OF_TOP as _OF_TOP
 from msctx.mindspore.absent import names as _names
+from msctx.mindspore.compiled import jit
 from msctx.mindspore.context import COMPATIBLE, GRAPH_MODE, LAX, PYNATIVE_MODE, STRICT, get_context, set_context
 from msctx.mindspore.device import (
     get_current_device,
@@ -31,6 +32,7 @@ __all__ = [
     "get_context",
     "get_current_device",
     "get_seed",
+    "jit",
     "parse_print",
     "runtime",
     "set_context",

@@ -70,7 +70,6 @@ def _absent(reasons: dict[str, str]) -> dict[str, Absent]:
 PARALLEL = "torch.distributed with DistributedDataParallel or FSDP is PyTorch's way to run in parallel, and needs no context"
 SERVERS = "PyTorch has no such parameter servers; torch.distributed with DistributedDataParallel or FSDP is its way"
 OFFLOAD = "set_context(memory_offload='ON') is what there is, and FSDP's CPUOffloadPolicy for models in parallel"
-COMPILE = "torch.compile is PyTorch's way"
 CONTEXT = "this is MindSpore's context alone, while models stay in torch: use"
 
 OF_CONTEXT = _absent(
@@ -89,8 +88,7 @@ OF_CONTEXT = _absent(
 """Absent names of MindSpore's module ``context``, which its top level has too."""
 OF_TOP = OF_CONTEXT | _absent(
     {
-        "jit": COMPILE,
-        "JitConfig": f"{COMPILE}, and takes its options itself",
+        "JitConfig": "ms.jit takes its options itself",
         "nn": f"{CONTEXT} torch.nn",
         "Tensor": f"{CONTEXT} torch.Tensor",
     }

@@ -51,7 +51,7 @@ OPTIONS = (
     Option("max_call_depth", Int(1, 2**31 - 1), default=1000, example=2000, also=("set_recursion_limit",),
         help="How deep module calls may nest before a RuntimeError ends what is most likely an endless recursion; Python's "
              "own recursion limit is raised where it would be reached first."),
-    Option("grad_for_scalar", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+    Option("grad_for_scalar", Bool, default=False, example=True,
         help="Whether the gradient functions of msctx also differentiate with respect to arguments that are plain Python "
              "numbers; otherwise these count as constants."),
     Option("enable_compile_cache", Bool, default=False, example=True, waits_for=GRAPH_MODE,
@@ -72,9 +72,9 @@ OPTIONS = (
     Option("disable_format_transform", Bool, default=False, example=True, devices=("cpu", "cuda"),
         help="true keeps convolutions in the layout NCHW; false allows compiled models to be moved to channels_last where "
              "that is faster (inductor's layout_optimization). MindSpore knows it for CUDA alone."),
-    Option("support_binary", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+    Option("support_binary", Bool, default=False, example=True,
         help="Lets functions without Python source (.pyc, .so) take part in compilation; sources that are needed are kept "
-             "in a preparing run. Without it, a function that cannot be read is an error."),
+             "in a preparing run of MindSpore's; torch.compile reads bytecode, and needs none."),
     Option("memory_optimize_level", Choice({
             "O0": "speed first: nothing is computed twice",
             "O1": "memory first: activations are recomputed in the backward pass, allocators give back what is idle",

@@ -45,7 +45,7 @@ OPTIONS = (
              "ASCEND_WORK_PATH, else in the working directory), so that models share one copy of equal weights until one is "
              "trained."),
     session_option("input_fusion_size", Int(0, 33554432), default=131072, example=262144, devices=("cuda", "ascend"),
-        ge="ge.exec.input_fusion_size", waits_for=GRAPH_MODE,
+        ge="ge.exec.input_fusion_size", waits_for=WATCHED,
         help="Inputs of up to this many bytes are packed into one copy from host to device; 0 packs none. A CPU has no such "
              "copy."),
     # dynamic shapes

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from msctx.graph import calls, report
+from msctx.graph import calls, gradients, report
 from msctx.imports import when_imported
 from msctx.switches.base import Switch
 
@@ -41,7 +41,7 @@ def _force_eager(on: bool) -> None:
         if on:
             _waiting.append(when_imported(_FRAMES, lambda: _force_eager(True)))
     elif on != _is_eager():
-        frames._set_stance(frames.DynamoStance("force_eager" if on else "default"))
+        frames._set_stance(calls.Eager() if on else frames.DynamoStance())
 
 
 def _stance() -> Any:
@@ -56,6 +56,10 @@ def _put_stance(found: Any) -> None:
         sys.modules[_FRAMES]._set_stance(found)
 
 
+def _for_scalars(on: bool) -> None:
+    gradients.for_scalars = on
+
+
 SWITCHES = (
     Switch(
         name="graph.compilation",
@@ -66,5 +70,6 @@ SWITCHES = (
         satisfied=lambda wanted: _read() == (wanted and asdict(wanted)),
     ),
     Switch(name="graph.modules", read=calls.are_compiled, write=calls.compile_modules, save=calls.found, load=calls.put_back),
+    Switch(name="graph.grad_for_scalar", read=lambda: gradients.for_scalars, write=_for_scalars),
     Switch(name="torch.dynamo.force_eager", read=_is_eager, write=_force_eager, save=_stance, load=_put_stance),
 )

@@ -1,0 +1,74 @@
+"""``ms.jit``: compiled in both modes, with MindSpore's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import msctx
+import msctx.mindspore as ms
+from msctx.mindspore.errors import NotCarriedOut
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    msctx.reset_context()
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+def test_functions_are_compiled_in_both_modes(mode: int) -> None:
+    @ms.jit(jit_level="O0")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+    theirs = torch.compile(torch.sin, backend="eager")
+    ms.set_context(mode=mode)
+    torch.testing.assert_close(function(torch.ones(3)), torch.full((3,), 2.0))
+    assert graphs() == 1
+    theirs(torch.ones(3))
+    assert graphs() == (2 if mode == ms.GRAPH_MODE else 1), "what is no function of ms.jit is eager in PYNATIVE_MODE"
+
+
+def test_dynamic_and_fullgraph() -> None:
+    @ms.jit(jit_level="O0", dynamic=1)
+    def any_size(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    any_size(torch.ones(3, 4))
+    any_size(torch.ones(5, 6))
+    assert graphs() == 1
+
+    @ms.jit(jit_level="O0", fullgraph=True)
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(msctx.GraphError, match="branching"):
+        asks(torch.ones(3))
+
+
+def test_wrong_words_raise_as_mindspore_does() -> None:
+    for options, error in (
+        ({"jit_level": "O3"}, ValueError),
+        ({"dynamic": 2}, ValueError),
+        ({"fullgraph": 1}, TypeError),
+        ({"jitlevel": "O0"}, TypeError),
+    ):
+        with pytest.raises(error):
+            ms.jit(lambda x: x, **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        ms.jit(1)  # type: ignore[arg-type]
+    with pytest.raises(NotCarriedOut, match="GRAPH_MODE"):
+        ms.jit(nn.Linear(1, 1))
+    assert ms.jit(lambda x: x + 1, capture_mode="bytecode", jit_level="O0")(torch.ones(1)) == 2
