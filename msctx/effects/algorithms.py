@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.kernel_tuning import kept_in, measured
 from msctx.effects.precision_mode import HIF8, policy
 from msctx.options.conv_policy import ConvPolicy
 from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
@@ -93,7 +94,8 @@ def conv_policy(want: Want) -> dict[str, Any]:
     if want.device not in POLICY or _obstacle(want):
         return {}
     options = NATIVE if want.device == "cpu" else NAMED
-    asking = {name: setting.value for name in options if (setting := want.in_force(name)) and setting.value}
+    asking: dict[str, Any] = {name: value for name, value in measured(want).items() if name in options}
+    asking |= {name: setting.value for name in options if (setting := want.in_force(name)) and setting.value}
     if _excluded(want, asking.get("matmul_algo", "")):
         del asking["matmul_algo"]
     if asking.get("matmul_algo_rules"):
@@ -117,7 +119,7 @@ def conv_policy(want: Want) -> dict[str, Any]:
         conv_max_error=want.other("conv_max_error") if want.device == "cpu" else None,  # cuDNN does not state its errors
         matmul_max_error=want.other("matmul_max_error") if want.device == "cpu" else None,
         fallback=want.other("fallback", "error" if want.other("strict", False) else "warn"),
-        tuning_file=want.other("tuning_file"),
+        tuning_file=want.other("tuning_file") or kept_in(want),
         deterministic=want.other("deterministic") == "ON",
         torch_keeps_products="thread_invariant" in asking and not want.facts.mkl,
         matmul_allow_tf32=want.device == "cpu" and want.other("matmul_allow_tf32", False),
@@ -135,8 +137,10 @@ def carried_out(want: Want) -> dict[str, Any]:
 
 def asked(want: Want) -> dict[tuple[str, str], str]:
     """All that the native core is asked for on this device: (direction, algorithm) → who asks for it."""
-    named = {d: want.other(option_of(d)) for d in (ASKED if want.device == "cpu" else DIRECTIONS)}
-    found = asked_by(named, want.other("conv_algo_rules"), want.other("matmul_algo_rules") if PRODUCT in named else None)
+    tuned = measured(want)
+    named = {d: want.other(option_of(d)) or tuned.get(option_of(d)) for d in (ASKED if want.device == "cpu" else DIRECTIONS)}
+    rules = [want.other(name) or tuned.get(name) for name in ("conv_algo_rules", "matmul_algo_rules")]
+    found = asked_by(named, rules[0], rules[1] if PRODUCT in named else None)
     if want.device == "cpu":  # there are options for what is left open
         for option in INVARIANT:
             found |= {(d, option): option for d in ASKED if want.other(option) and not named[d]}

@@ -17,6 +17,7 @@ THEMES = (
     "device",
     "graph_mode",
     "invariance",
+    "kernel_tuning",
     "memory",
     "observers",
     "placement",

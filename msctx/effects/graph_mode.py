@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, not_built
+from msctx.effects.kernel_tuning import search
 from msctx.options.grammars import gears_of, ranges_of
 from msctx.options.graph import Compilation, Shapes
 from msctx.options.option import ASCEND
@@ -21,6 +22,7 @@ def compilation(want: Want) -> Compilation:
         only=bool(want.other("precompile_only")),
         keeps={"O0": 1.0, "O1": 0.0}.get(want.other("memory_optimize_level")) if want.other("mode") == 0 else None,
         shapes=shapes(want),
+        config=search(want),
     )
 
 

@@ -68,4 +68,5 @@ def plain(value: Any) -> Any:
         return value.as_dict()
     if not is_dataclass(value):
         return value
-    return {f.name: [*found] if isinstance(found := getattr(value, f.name), tuple) else found for f in fields(value)}
+    found = {f.name: getattr(value, f.name) for f in fields(value)}
+    return {name: [*one] if isinstance(one, tuple) else plain(one) for name, one in found.items()}

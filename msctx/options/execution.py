@@ -36,13 +36,12 @@ OPTIONS = (
     Option("aoe_tune_mode", Choice({
             "online": "variants of kernels are measured while the program runs",
             "offline": "graphs and shapes are only recorded, for tuning later",
-        }), example="online", also=("device_context.ascend.op_tuning.aoe_tune_mode",), waits_for=GRAPH_MODE,
+        }), example="online", also=("device_context.ascend.op_tuning.aoe_tune_mode",),
         help="Automatic tuning of kernels, now or later; aoe_config.job_type sets what is tuned."),
     Option("aoe_config.job_type", Choice({
             "1": "sub-graphs: how operators are grouped and fused",
             "2": "single operators, such as matrix products and convolutions",
         }, {1: "1", 2: "2"}), default="2", example="1", also=("device_context.ascend.op_tuning.aoe_job_type",),
-        waits_for=GRAPH_MODE,
         help="What aoe_tune_mode tunes."),
     Option("check_bprop", Bool, default=False, example=True,
         help="Checks each hand-written backward function (torch.autograd.Function, register_autograd): there must be a gradient "

@@ -208,11 +208,11 @@ OPTIONS = (
             "2": "single operators, such as matrix products and convolutions",
             "3": "known to older CANN alone",
             "4": "the size of the buckets in which gradients are reduced",
-        }, {1: "1", 2: "2", 3: "3", 4: "4"}), example="2", ge="ge.jobType", waits_for=GRAPH_MODE,
+        }, {1: "1", 2: "2", 3: "3", 4: "4"}), example="2", ge="ge.jobType",
         help="What is tuned automatically."),
-    session_option("work_path", Path, default="./", example="tuning", ge="ge.tuningPath", waits_for=GRAPH_MODE,
+    session_option("work_path", Path, default="./", example="tuning", ge="ge.tuningPath",
         help="The directory for the logs and results of aoe_mode; it must exist and be writable."),
-    session_option("aoe_config_file", Path, example="aoe.json", ge="ge.aoe_config_file", content="AOE", waits_for=GRAPH_MODE,
+    session_option("aoe_config_file", Path, example="aoe.json", ge="ge.aoe_config_file", content="AOE",
         help="A JSON file that narrows aoe_mode to operators by name or type, and sets how hard to search "
              "(tune_optimization_level O1 or O2)."),
     # operator compilation

@@ -1,0 +1,101 @@
+"""aoe_tune_mode and aoe_mode: kernels are measured while the program runs, by msctx's own tuning and by inductor's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built, refused
+from msctx.options.option import ASCEND, SESSIONS
+
+TUNING = ("aoe_tune_mode", "aoe_mode")
+SUB_GRAPHS, OPERATORS, OLDER, BUCKETS = "1", "2", "3", "4"
+ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo")
+TYPES = {
+    "Conv2D": ("conv_fprop_algo",),
+    "Conv3D": ("conv_fprop_algo",),
+    "DepthwiseConv2dNative": ("conv_fprop_algo",),
+    "Conv2DBackpropInput": ("conv_dgrad_algo",),
+    "Conv2DBackpropFilter": ("conv_wgrad_algo",),
+    "MatMul": ("matmul_algo",),
+    "MatMulV2": ("matmul_algo",),
+    "BatchMatMul": ("matmul_algo",),
+    "BatchMatMulV2": ("matmul_algo",),
+    "GEMM": ("matmul_algo",),
+}
+"""Type of operator, as aoe_config_file has it → what chooses its algorithm."""
+SEARCH = {
+    SUB_GRAPHS: {"benchmark_fusion": True, "benchmark_epilogue_fusion": True, "combo_kernels": True},
+    OPERATORS: {"max_autotune_pointwise": True, "coordinate_descent_tuning": True},
+}
+"""What is tuned → entries of inductor's configuration."""
+ELSEWHERE = "inductor measures how operators are fused on CUDA alone"
+MEASURED = (
+    "each convolution and product is measured when it is first met, and kept in tuning_file; what inductor generates is searched "
+    "by coordinate descent"
+)
+
+
+def job(want: Want) -> str:
+    """What is tuned now, in words of aoe_mode; ``""``: nothing."""
+    if (mode := want.in_force("aoe_mode")) is not None:
+        return str(mode.value)
+    tune = want.in_force("aoe_tune_mode")
+    return str(want.other("aoe_config.job_type", OPERATORS)) if tune is not None and tune.value == "online" else ""
+
+
+def _narrowed(want: Want) -> dict[str, Any]:
+    found = want.in_force("aoe_config_file")
+    return dict(found.content or {}) if found is not None else {}
+
+
+def measured(want: Want) -> dict[str, str]:
+    """The options of algorithms that tuning sets where they are unset."""
+    if job(want) != OPERATORS:
+        return {}
+    only = _narrowed(want)
+    names, types = only.get("tune_ops_name", ()), only.get("tune_ops_type", ())
+    if not names and not types:
+        return dict.fromkeys(ALGORITHMS, "performance")
+    found = {option: "performance" for kind in types for option in TYPES.get(kind, ())}
+    if names:
+        found |= dict.fromkeys(("conv_algo_rules", "matmul_algo_rules"), "; ".join(f"{name}: performance" for name in names))
+    return found
+
+
+def kept_in(want: Want) -> str | None:
+    """The file of measurements in work_path."""
+    path = want.in_force("work_path")
+    return os.path.join(path.value, "msctx_tuning.json") if path is not None and job(want) == OPERATORS else None
+
+
+def search(want: Want) -> tuple[tuple[str, Any], ...]:
+    """Entries of inductor's configuration."""
+    found = dict(SEARCH.get(job(want), {}))
+    if found and _narrowed(want).get("tune_optimization_level") == "O1":
+        found["coordinate_descent_check_all_directions"] = True
+    return tuple(found.items())
+
+
+@effect("aoe_tune_mode", "aoe_mode", "aoe_config.job_type", "aoe_config_file", "work_path")
+def tuning(want: Want) -> Outcome:
+    from msctx.effects.algorithms import carried_out
+    from msctx.effects.graph_mode import compilation
+
+    if want.device == "ascend":
+        return not_built(ASCEND)
+    if want.option.name == "aoe_tune_mode" and want.value == "offline":
+        return not_built("a tuner of recorded graphs")
+    what = job(want)
+    if what == OLDER:
+        return refused("3 is known to older CANN alone")
+    if what == BUCKETS:
+        return not_built(SESSIONS)
+    if what == SUB_GRAPHS and want.device == "cpu":
+        return refused(ELSEWHERE)
+    found = {"graph.compilation": compilation(want)} | (carried_out(want) if measured(want) else {})
+    if want.option.name == "aoe_config_file":
+        left = [kind for kind in _narrowed(want).get("tune_ops_type", ()) if kind not in TYPES]
+        left += _narrowed(want).get("feature", ())
+        return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
+    return honoured(found, MEASURED if what == OPERATORS else "")

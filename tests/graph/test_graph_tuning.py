@@ -1,0 +1,35 @@
+"""``aoe_tune_mode``: what is measured while a program runs, seen in what ran and in the file of measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from graph_programs import Net, image
+
+import msctx
+
+
+def test_operators_of_the_file_are_measured_and_kept_in_work_path(tmp_path: Path) -> None:
+    config = tmp_path / "aoe.json"
+    config.write_text(json.dumps({"tune_ops_type": ["Conv2D"]}))
+    session = {"aoe_mode": "2", "aoe_config_file": str(config), "work_path": str(tmp_path)}
+    net = Net()
+    with msctx.context(session=session) as ctx:
+        net(image()).sum().backward()
+    assert {(row.direction, row.asked) for row in ctx.choices()} == {("fprop", "performance")}
+    kept = json.loads((tmp_path / "msctx_tuning.json").read_text(encoding="utf-8"))
+    assert kept
+    with msctx.context(session=session):
+        net(image())
+    assert json.loads((tmp_path / "msctx_tuning.json").read_text(encoding="utf-8")) == kept, "measured once"
+
+
+def test_compiled_code_is_tuned_alike() -> None:
+    net = Net()
+    expected = net.eval()(image())
+    with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False, aoe_tune_mode="online") as ctx:
+        torch.testing.assert_close(net(image()), expected, rtol=1e-4, atol=1e-5)
+    assert {row.asked for row in ctx.choices()} == {"performance"}
+    assert {row.direction for row in ctx.choices()} == {"fprop", "matmul"}
