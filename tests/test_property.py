@@ -34,6 +34,7 @@ from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.options.conv_policy import FLAGS, ConvPolicy
+from msctx.options.graph import Compilation, Shapes
 from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, Kernels, Overflow, Recorder, Watchdog
 from msctx.switches import SWITCHES, Switch
 
@@ -247,6 +248,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": st.sampled_from(["msctx", "other"]),
     "torch.inductor.trace.provenance_tracking_level": st.sampled_from([0, 1]),
     "torch.dynamo.apart": st.sampled_from([None, "oom", "ccec_g"]),
+    "graph.compilation": st.sampled_from(
+        [None, Compilation(), Compilation(whole=True), Compilation(shapes=Shapes(dynamic=True))]
+    ),
     "observers.kernels": st.sampled_from([None, Kernels(f"{PRINTS.name}/k"), Kernels(f"{PRINTS.name}/k", locations=True)]),
     "observers.fusions": st.just(0),  # a count writes files
     "observers.dump": st.sampled_from([None, *(Dump(f"{PRINTS.name}/{name}", data="stats") for name in "de")]),

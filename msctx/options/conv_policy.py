@@ -66,7 +66,6 @@ def plain(value: Any) -> Any:
     """A value of a switch as plain data."""
     if isinstance(value, ConvPolicy):
         return value.as_dict()
-    if not is_dataclass(value):
-        return value
-    found = {f.name: getattr(value, f.name) for f in fields(value)}
-    return {name: [*one] if isinstance(one, tuple) else plain(one) for name, one in found.items()}
+    if isinstance(value, tuple):
+        return [plain(one) for one in value]
+    return {f.name: plain(getattr(value, f.name)) for f in fields(value)} if is_dataclass(value) else value
