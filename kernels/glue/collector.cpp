@@ -56,13 +56,13 @@ std::atomic<int64_t> operators{0}, step{0}, dropped{0};
 std::shared_ptr<const Config> config;  // under the lock
 std::atomic<int64_t> version{0};
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
-std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr};  // Python's, for the life of the process
+std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr}, liner{nullptr};  // Python's, for the life of the process
 constexpr size_t enough = 512, most = 1 << 16;  // rows that Python is asked to take; that wait for it at most
 enum Queue { rows, overflows, errors, queues };
 struct State {
   pid_t process = getpid();
   std::deque<Row> waiting[queues];
-  std::unordered_set<std::string> modules;  // their paths, which keep their places
+  std::unordered_set<std::string> texts;  // paths of modules and lines of code, which keep their places
   std::map<std::pair<const Operator*, const char*>, bool> chosen;
 };
 // The lock is held. What waits in a process that forks is its own: the child has none of it.
@@ -75,8 +75,14 @@ State& state() {
   return *all;
 }
 
-ByNode<const char*>& modules_of_nodes() {
-  static auto* all = new ByNode<const char*>;
+// Of the operator that has made a node of the graph.
+struct Maker {
+  const char* module = "";
+  const char* line = "";
+  int64_t id = -1;
+};
+ByNode<Maker>& makers() {
+  static auto* all = new ByNode<Maker>;
   return *all;
 }
 
@@ -86,10 +92,9 @@ struct Here {
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
   const char* node = "";
-  std::string last_node;  // of a backward pass, its module and its number
-  const char* last_module = "";
-  int64_t last_sequence = -1;
-  int64_t node_sequence = -1;
+  Maker maker;            // of the node
+  std::string last_node;  // of a backward pass
+  Maker last_maker;
   std::string algorithm;  // that computed what runs, where it is ours or we know it
   std::shared_ptr<const Config> config;
   int64_t version = -1;
@@ -141,8 +146,15 @@ struct Context : at::ObserverContext {
 struct Around : at::ObserverContext {
   const char* module = "";
   const char* node = "";
-  int64_t node_sequence = -1;
+  Maker maker;
 };
+
+// The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
+const char* line_here() {
+  if (here.backward && here.module == here.maker.module) return here.maker.line;
+  const auto* line = reinterpret_cast<const char*>(call_python(liner.load(), 0, "()"));
+  return line ? line : "";
+}
 
 Seen described(const at::Tensor& t, const std::string& argument) {
   Seen found;
@@ -255,7 +267,7 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   auto around = std::make_unique<Around>();
   around->module = here.module;
   around->node = here.node;
-  around->node_sequence = here.node_sequence;
+  around->maker = here.maker;
   if (fn.scope() == at::RecordScope::USER_SCOPE) {
     if (std::strncmp(fn.name(), "Optimizer.step#", 15) != 0) return nullptr;
     here.optimizer++;
@@ -264,8 +276,8 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   }
   here.backward++;
   here.node = fn.name();
-  here.module = modules_of_nodes().find(fn.forwardThreadId(), fn.seqNr(), "");
-  here.node_sequence = fn.seqNr();
+  here.maker = makers().find(fn.forwardThreadId(), fn.seqNr(), {});
+  here.module = here.maker.module;
   return around;
 }
 
@@ -275,23 +287,29 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   const auto& asked = config_here();
   if (!asked) return nullptr;
   const Operator& op = operator_of(fn);
-  if (fn.seqNr() >= 0) modules_of_nodes().remember(fn.seqNr(), here.module);
-  if (!op.has_schema || (op.stands_for_others && !asked->asked.errors)) return nullptr;
+  if (op.stands_for_others && !asked->asked.errors) return nullptr;
+  const int64_t id = ++operators;
+  if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(), id});
+  if (!op.has_schema) return nullptr;
   for (const c10::IValue& value : fn.inputs())
     if (value.isTensor() && value.toTensor().defined() && is_wrapped(value.toTensor())) return nullptr;
   auto at = std::make_unique<Context>();
   Row& row = at->row;
   at->config = asked;
-  row.id = ++operators;
+  row.id = id;
   row.step = step.load(std::memory_order_relaxed);
   row.op = &op;
-  row.sequence = fn.seqNr();
   row.module = here.module;
   // what the engine runs between nodes, such as sums of gradients that were broadcast, belongs to the last one
   const bool is_between = !here.backward && torch::autograd::get_current_graph_task_id() != -1;
   row.direction = here.optimizer ? "optimizer" : here.backward || is_between ? "backward" : "forward";
-  if (here.backward) row.node = here.node, row.node_sequence = here.node_sequence;
-  if (is_between) row.node = here.last_node, row.module = here.last_module, row.node_sequence = here.last_sequence;
+  if (is_between) row.module = here.last_maker.module;
+  if (here.backward || is_between) {
+    const Maker& maker = is_between ? here.last_maker : here.maker;
+    row.node = is_between ? here.last_node : here.node;
+    row.maker = maker.id;
+    row.line = maker.line;
+  }
   row.thread = uint64_t(gettid());
   row.began = now();
   const Asked& a = asked->asked;
@@ -365,10 +383,10 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   if (!given) return;
   if (auto* around = dynamic_cast<Around*>(given)) {
     if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION)
-      here.last_node = here.node, here.last_module = here.module, here.last_sequence = here.node_sequence;
+      here.last_node = here.node, here.last_maker = here.maker;
     here.module = around->module;
     here.node = around->node;
-    here.node_sequence = around->node_sequence;
+    here.maker = around->maker;
     (fn.scope() == at::RecordScope::USER_SCOPE ? here.optimizer : here.backward)--;
     return;
   }
@@ -400,13 +418,14 @@ using namespace msctx;
 using namespace msctx::glue;
 
 // What is asked for from now on; nullptr: nothing. 0: there was no memory for it.
-MSCTX_API int msctx_collect(const Asked* asked, PythonFunction on_rows, PythonFunction choose) try {
+MSCTX_API int msctx_collect(const Asked* asked, PythonFunction on_rows, PythonFunction choose, PythonFunction line_of_caller) try {
   const char* const* folders = asked ? asked->folders : nullptr;
   auto wanted = asked ? std::make_shared<Config>(Config{*asked, {folders[rows], folders[overflows], folders[errors]}}) : nullptr;
   const std::lock_guard<std::mutex> guard(lock);
   config = wanted;
   sink = on_rows;
   chooser = choose;
+  liner = line_of_caller;
   on_count = asked ? note_algorithm : nullptr;
   state().chosen.clear();
   version++;
@@ -431,10 +450,10 @@ MSCTX_API void msctx_collect_nothing() {
 
 MSCTX_API void msctx_collect_step(int64_t number) { step = number; }
 
-// A module's path, for msctx_enter_module.
-MSCTX_API const void* msctx_module(const char* path) try {
+// A text for the life of the process: a module's path, for msctx_enter_module, or a line of code.
+MSCTX_API const void* msctx_text(const char* given) try {
   const std::lock_guard<std::mutex> guard(lock);
-  return state().modules.emplace(path).first->c_str();
+  return state().texts.emplace(given).first->c_str();
 } catch (const std::exception&) {
   return "";
 }

@@ -47,15 +47,15 @@ void write(std::string& json, const std::vector<Seen>& all) {
 
 std::string json_of(const Row& row) {
   std::string json = "{";
-  const std::pair<const char*, int64_t> numbers[] = {{"id", row.id}, {"step", row.step}, {"sequence", row.sequence},
-                                                     {"node_sequence", row.node_sequence}, {"began", row.began}, {"took", row.took},
-                                                     {"thread", int64_t(row.thread)}};
+  const std::pair<const char*, int64_t> numbers[] = {{"id", row.id}, {"step", row.step}, {"maker", row.maker},
+                                                     {"began", row.began}, {"took", row.took}, {"thread", int64_t(row.thread)}};
   for (const auto& [name, number] : numbers) json += std::string("\"") + name + "\":" + std::to_string(number) + ",";
   member(json, "operator", row.op->name);
   member(json, "overload", row.op->overload);
   member(json, "module", row.module);
   member(json, "direction", row.direction);
   member(json, "node", row.node);
+  member(json, "line", row.line);
   member(json, "algorithm", row.algorithm);
   member(json, "problem", row.problem);
   if (row.op->accumulates) json += "\"accumulates\":true,";

@@ -22,10 +22,11 @@ struct Seen {
 
 // An operator that ran.
 struct Row {
-  int64_t id = 0, step = 0, sequence = -1, node_sequence = -1, began = 0, took = 0;  // microseconds
+  int64_t id = 0, step = 0, maker = -1, began = 0, took = 0;  // maker: of the node that it computes; microseconds
   const Operator* op = nullptr;
   const char* module = "";  // its path
   const char* direction = "forward";
+  const char* line = "";  // of the maker
   std::string node, algorithm, attributes, problem;
   uint64_t thread = 0;
   std::vector<Seen> inputs, outputs;

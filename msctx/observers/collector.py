@@ -47,11 +47,13 @@ class Reader:
         queue: whose rows it takes.
         goes_on: whether a scope with equal settings, entered later, goes on with it.
         is_choosy: whether :meth:`wants` decides about operators.
+        wants_lines: whether rows of a backward pass have the user's ``line`` that called the operator of the forward pass.
     """
 
     queue: ClassVar[int] = ROWS
     goes_on: ClassVar[bool] = False
     is_choosy = False
+    wants_lines: ClassVar[bool] = False
     process = 0
     settings: Any
 
@@ -146,19 +148,31 @@ def refresh() -> None:
         for name, value in one.asked.items():
             asked[name] = asked.get(name, 0) | value
     if not _of_this_process():
-        library.c.msctx_collect(None, py_object(), py_object())
+        library.c.msctx_collect(None, py_object(), py_object(), py_object())
         return
     folders = {one.queue: one.folder for one in _of_this_process() if one.folder is not None}
-    choosy = any(one.is_choosy for one in _readers.values())
+    chooser = py_object(_choose) if any(one.is_choosy for one in _readers.values()) else py_object()
+    liner = py_object(_line) if any(one.wants_lines for one in _readers.values()) else py_object()
     library.c.msctx_collect_step(steps.current())
     wanted = core.Asked(**asked)
     wanted.folders[:] = [str(folders.get(queue, "")).encode() for queue in (ROWS, OVERFLOWS, ERRORS)]
-    library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), py_object(_choose) if choosy else py_object())
+    library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), chooser, liner)
 
 
 def _choose(operator: str, module: str, number: int) -> int:
     """Called by the library, in any thread: it lives as long as the process."""
     return functools.reduce(or_, (one.wants(operator, module, number) for one in [*_readers.values()] if one.is_choosy), 0)
+
+
+def _line() -> int:
+    """Called by the library in the thread of an operator: the text of the user's line that calls it."""
+    return _text(notices.user_frame()[0])
+
+
+@functools.cache
+def _text(line: str) -> int:
+    found: int = core.load().c.msctx_text(line)
+    return found
 
 
 def _take(queue: int) -> int:

@@ -54,7 +54,7 @@ class _Hooks(Hooks):
 
     def call(self, path: str, module: nn.Module) -> None:
         """From now on by this path."""
-        self.path, self.module = path, core.load().c.msctx_module(path)
+        self.path, self.module = path, core.load().c.msctx_text(path)
         self.name = f"{path}.{type(module).__name__}"
 
 

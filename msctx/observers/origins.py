@@ -23,7 +23,6 @@ class Origin(NamedTuple):
 class Origins:
     def __init__(self) -> None:
         self._met: dict[int, Origin] = {}
-        self._of_nodes: dict[int, Origin] = {}
         self._calls: dict[int, tuple[str, int]] = {}
         self._counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -37,13 +36,8 @@ class Origins:
         return self._calls[number]
 
     def of(self, row: Row) -> Origin:
-        """To be asked once for each row, in order. In a backward pass: of the operator of the forward pass that made the node."""
-        found = self._met.pop(row["id"], Origin())
-        if row["direction"] == "backward":
-            return self._of_nodes.get(row["node_sequence"], Origin())
-        if row["direction"] == "forward" and row["sequence"] >= 0:
-            self._of_nodes[row["sequence"]] = found  # the last one with a number has made the node
-        return found
+        """In a backward pass: of the operator of the forward pass that made the node."""
+        return self._met.get(row["maker" if row["direction"] == "backward" else "id"], Origin())
 
 
 def _frames() -> Iterator[tuple[CodeType, int]]:

@@ -28,6 +28,7 @@ class OverflowReader(Reader):
     """Of each operator in each module, the first overflow of a scope is reported and its data written."""
 
     queue = OVERFLOWS
+    wants_lines = True
 
     def __init__(self, settings: Overflow) -> None:
         self.settings = settings
@@ -57,7 +58,7 @@ class OverflowReader(Reader):
                 for tensor in (*row["inputs"], *row["outputs"]):
                     (self._scratch.path / (tensor["file"] or "-")).unlink(missing_ok=True)
                 continue
-            row["source"] = notices.user_frame()[0]
+            row["source"] = row["line"] or notices.user_frame()[0]
             self.found.append(row)
             if self.folder is not None:
                 _written[self._folder] += 1

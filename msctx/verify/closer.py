@@ -22,10 +22,7 @@ def call_of(row: Ran, rows: Sequence[Ran]) -> tuple[str, str, int]:
 
 def _forward_of(row: Ran, rows: Sequence[Ran]) -> Ran | None:
     """The operator whose node of the graph ran it."""
-    if row.node_sequence < 0:
-        return None
-    made = [one for one in rows if one.sequence == row.node_sequence and one.order < row.order and one.direction == "forward"]
-    return made[-1] if made else None
+    return next((one for one in rows if one.order == row.maker), None)
 
 
 def look(

@@ -107,7 +107,7 @@ class DigestReader(StepReader):
         else:
             return
         self._last += 1e-6
-        self._add(Ran(self._last, 0, what, "", module, direction, "", -1, -1, "", [], [value]))
+        self._add(Ran(self._last, 0, what, "", module, direction, "", -1, "", [], [value]))
 
     @property
     def report(self) -> Message:

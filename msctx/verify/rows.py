@@ -42,8 +42,7 @@ class Ran(NamedTuple):
     module: str
     direction: str
     node: str
-    sequence: int
-    node_sequence: int
+    maker: int
     algorithm: str
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]

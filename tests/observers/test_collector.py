@@ -129,6 +129,30 @@ def test_other_threads_are_seen_and_their_modules_are_their_own(collected: Any) 
     assert len({thread for _, thread in found}) == 3
 
 
+def test_an_operator_of_a_backward_pass_knows_the_one_that_made_its_node(collected: Any) -> None:
+    """New threads number their nodes alike; each runs the backward pass of the other's graph."""
+    both, losses = threading.Barrier(2), dict[bool, torch.Tensor]()
+
+    def train(has_sine: bool) -> None:
+        both.wait(60)
+        x = torch.ones(3, requires_grad=True)
+        losses[has_sine] = (x.sin() if has_sine else x.cos()).sum()
+        both.wait(60)
+        losses[not has_sine].backward()
+
+    def run() -> None:
+        threads = [threading.Thread(target=train, args=(has_sine,)) for has_sine in (False, True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    rows = collected(run)
+    made = {row["id"]: row["operator"] for row in rows}
+    found = {(row["node"], made[row["maker"]]) for row in rows if row["node"] in ("SinBackward0", "CosBackward0")}
+    assert found == {("SinBackward0", "aten::sin"), ("CosBackward0", "aten::cos")}
+
+
 def test_an_operator_of_python_counts_as_one(collected: Any) -> None:
     @torch.library.custom_op("test_collector::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import msctx
 from msctx.errors import MsctxWarning
@@ -90,15 +92,79 @@ def test_what_is_meant_is_no_overflow(name: str, tmp_path: Path) -> None:
     assert overflows(HARMLESS[name], tmp_path) == []
 
 
-def test_in_the_backward_pass_its_module_and_node_are_named(tmp_path: Path) -> None:
-    class Root(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.sqrt()
+class Root(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sqrt()
 
+    line = f"test_overflow.py:{forward.__code__.co_firstlineno + 1}"
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_in_the_backward_pass_its_module_and_node_and_the_line_of_the_forward_pass_are_named(
+    create_graph: bool, tmp_path: Path
+) -> None:
     net = nn.Sequential(nn.Identity(), Root())
     x = torch.zeros(3, requires_grad=True)
-    (found,) = overflows(lambda: net(x).sum().backward(), tmp_path, net=net)
-    assert "aten::div in module 1, backward pass (SqrtBackward0)" in found
+    (found,) = overflows(lambda: net(x).sum().backward(create_graph=create_graph), tmp_path, net=net)
+    assert f"aten::div in module 1, backward pass (SqrtBackward0), {Root.line}: 3 Inf" in found
+
+
+def test_a_backward_pass_of_the_gradient_has_the_line_of_the_forward_pass(tmp_path: Path) -> None:
+    def run() -> None:
+        x = torch.full((3,), 1e-40, requires_grad=True)
+        (gradient,) = torch.autograd.grad(Root()(x).sum(), x, create_graph=True)
+        gradient.sum().backward()
+
+    (found,) = overflows(run, tmp_path)
+    assert f"backward pass (DivBackward0), {Root.line}: 3 Inf" in found
+
+
+def test_a_recomputed_node_has_the_line_in_the_function_that_is_recomputed(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Sequential(Root()))
+    x = torch.zeros(3, requires_grad=True)
+    (found,) = overflows(lambda: checkpoint(net, x, use_reentrant=True).sum().backward(), tmp_path, net=net)
+    assert f"aten::div in module 0.0, backward pass (SqrtBackward0), {Root.line}: 3 Inf" in found
+
+
+def test_a_graph_that_is_older_than_the_scope_has_the_line_of_its_backward_pass(tmp_path: Path) -> None:
+    loss = torch.zeros(3, requires_grad=True).sqrt().sum()
+    run: Run = lambda: loss.backward()  # noqa: E731
+    (found,) = overflows(run, tmp_path)
+    assert f"backward pass (SqrtBackward0), test_overflow.py:{run.__code__.co_firstlineno}: 3 Inf" in found
+
+
+class Power(nn.Module):
+    """Its gradient overflows, by an operator of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.pow(0.25)
+
+    line = f"test_overflow.py:{forward.__code__.co_firstlineno + 1}"
+
+
+def test_threads_that_train_at_once_keep_their_modules_and_lines(tmp_path: Path) -> None:
+    """New threads number their nodes alike; each runs the backward pass of the other's graph."""
+    nets = nn.ModuleDict({"a": nn.Sequential(nn.Identity(), Root()), "b": nn.Sequential(Power(), nn.Identity())})
+    losses: dict[str, torch.Tensor] = {}
+    both = threading.Barrier(2)
+
+    def train(own: str, other: str) -> None:
+        both.wait(60)
+        losses[own] = nets[own](torch.zeros(3, requires_grad=True)).sum()
+        both.wait(60)
+        losses[other].backward()
+
+    def run() -> None:
+        threads = [threading.Thread(target=train, args=names) for names in ("ab", "ba")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    found = overflows(run, tmp_path, net=nets)
+    assert len(found) == 2
+    for module, node, line in (("a.1", "SqrtBackward0", Root.line), ("b.0", "PowBackward0", Power.line)):
+        assert any(f" in module {module}, backward pass ({node}), {line}: " in report for report in found), found
 
 
 def test_what_the_engine_sums_belongs_to_the_node(tmp_path: Path) -> None:

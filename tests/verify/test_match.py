@@ -8,7 +8,7 @@ from msctx.verify.rows import Ran, Tensor
 
 def ran(order: float, operator: str, takes: int = 0, gives: int = 0, module: str = "", thread: int = 1) -> Ran:
     tensors = [[Tensor("self", "float32", "2", digest)] for digest in (takes, gives)]
-    return Ran(order, thread, operator, "", module, "forward", "", -1, -1, "", *tensors)
+    return Ran(order, thread, operator, "", module, "forward", "", -1, "", *tensors)
 
 
 def test_what_passes_a_difference_on_is_no_culprit() -> None:
