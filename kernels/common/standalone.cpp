@@ -73,6 +73,13 @@ void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int thr
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 
+void msctx_strided_fingerprint(
+    const char* isa, const void* data, int bytes_of_element, const Dimension* all, int dimensions, int threads, uint64_t* low_and_high) {
+  const auto* readers = table_of(isa)->readers;
+  const Fingerprint found = readers->strided_fingerprint(data, bytes_of_element, all, dimensions, in_threads(threads));
+  low_and_high[0] = found.low, low_and_high[1] = found.high;
+}
+
 void msctx_statistics(const char* isa, int dtype, const void* data, int64_t count, double* ranges, int64_t* counts, int* is_nonfinite) {
   const Statistics s = table_of(isa)->readers->statistics(DType(dtype), data, count);
   const double found[] = {s.least, s.largest, s.sum, s.squares};

@@ -1,5 +1,5 @@
-// 128 bits that stand for any number of bytes: whether a weight is still the one that was prepared. The same on every instruction
-// set and for any number of threads. Made for accidents, not for adversaries.
+// 128 bits that stand for any number of bytes: whether a weight is still the one that was prepared, whether a tensor is that of another
+// run. The same on every instruction set, for any number of threads and for any strides. Made for accidents, not for adversaries.
 //
 // Each word is multiplied with itself, half by half, after a key that no other place has was mixed in; and it is added to its
 // neighbour's sum, so that no zero factor hides it (after XXH3 by Y. Collet). A sum of 64-bit words reads as fast as memory gives.
@@ -31,34 +31,137 @@ void add_stripe(const void* from, Words& key, Words& sums) {
   key = key + Words::all(step);
 }
 
-Fingerprint of_chunk(const char* from, int64_t bytes, int64_t index) {
-  Words key = Words::load(first_key), sums = Words::all(0);
-  int64_t left = bytes;
-  for (; left >= stripe; left -= stripe, from += stripe) {
-    __builtin_prefetch(from + ahead);
-    add_stripe(from, key, sums);
+class Chunk {
+ public:
+  // Whole stripes, until the last call.
+  void add(const char* from, int64_t bytes) {
+    Words keys = key_, sums = sums_;
+    for (bytes_ += bytes; bytes >= stripe; bytes -= stripe, from += stripe) {
+      __builtin_prefetch(from + ahead);
+      add_stripe(from, keys, sums);
+    }
+    key_ = keys, sums_ = sums;
+    for (int64_t i = 0; i < bytes; i++) last_[i] = from[i];
   }
-  char last[stripe] = {};
-  for (int64_t i = 0; i < left; i++) last[i] = from[i];
-  add_stripe(last, key, sums);
-  uint64_t sum[lanes];
-  sums.store(sum);
-  Fingerprint found = {mix(uint64_t(index) * step + uint64_t(bytes)), mix(uint64_t(index) + step)};
-  for (const uint64_t word : sum) found = {mix(found.low ^ word), mix(found.high + word)};
-  return found;
+
+  Fingerprint found(int64_t index) {
+    add_stripe(last_, key_, sums_);
+    uint64_t sum[lanes];
+    sums_.store(sum);
+    Fingerprint found = {mix(uint64_t(index) * step + uint64_t(bytes_)), mix(uint64_t(index) + step)};
+    for (const uint64_t word : sum) found = {mix(found.low ^ word), mix(found.high + word)};
+    return found;
+  }
+
+ private:
+  Words key_ = Words::load(first_key), sums_ = Words::all(0);
+  int64_t bytes_ = 0;
+  char last_[stripe] = {};
+};
+
+// `add` gives a chunk its bytes from `start` on.
+template <class Add>
+Fingerprint in_chunks(int64_t bytes, const Parallel& parallel, const Add& add) {
+  Fingerprint all = {mix(uint64_t(bytes)), 0};
+  parallel_for(parallel, divide_up(bytes, chunk), [&](int64_t index, int) {
+    const int64_t start = index * chunk;
+    Chunk one;
+    add(one, start, smaller(chunk, bytes - start));
+    const Fingerprint found = one.found(index);
+    __atomic_fetch_add(&all.low, found.low, __ATOMIC_RELAXED);  // sums of chunks that know their index: in any order
+    __atomic_fetch_add(&all.high, found.high, __ATOMIC_RELAXED);
+  });
+  return all;
+}
+
+template <class T>
+constexpr int side = 32 / sizeof(T);
+
+// A square of values: what lies behind each other does so at a distance. Rows are zipped until each value has its place.
+template <class T>
+void turn(T* to, int64_t to_stride, const T* from, int64_t from_stride) {
+  constexpr int n = side<T>;
+  using Row __attribute__((vector_size(32))) = T;
+  Row rows[n], zipped[n], low;
+  for (int i = 0; i < n; i++) low[i] = T(i / 2 + i % 2 * n);
+  for (int i = 0; i < n; i++) __builtin_memcpy(rows + i, from + i * from_stride, sizeof(Row));
+  for (int width = 1; width < n; width *= 2) {
+    for (int i = 0; i < n; i++) zipped[i] = __builtin_shuffle(rows[i / 2], rows[i / 2 + n / 2], i % 2 ? low + T(n / 2) : low);
+    for (int i = 0; i < n; i++) rows[i] = zipped[i];
+  }
+  for (int i = 0; i < n; i++) __builtin_memcpy(to + i * to_stride, rows + i, sizeof(Row));
+}
+
+template <class T>
+void copy_rows(T* to, const T* from, int64_t rows, int64_t row_stride, Dimension inner) {
+  const int64_t columns = inner.size;
+  int64_t top = 0;
+  if (row_stride == 1 && inner.stride != 1)
+    for (; top + side<T> <= rows; top += side<T>) {
+      int64_t c = 0;
+      for (; c + side<T> <= columns; c += side<T>) turn(to + top * columns + c, columns, from + top + c * inner.stride, inner.stride);
+      for (; c < columns; c++)
+        for (int64_t r = top; r < top + side<T>; r++) to[r * columns + c] = from[r + c * inner.stride];
+    }
+  for (; top < rows; top++) {
+    T* row = to + top * columns;
+    const T* source = from + top * row_stride;
+    if (inner.stride == 1)
+      __builtin_memcpy(row, source, columns * sizeof(T));
+    else if (inner.stride == 0)
+      for (int64_t c = 0; c < columns; c++) row[c] = *source;
+    else
+      for (int64_t c = 0; c < columns; c++) row[c] = source[c * inner.stride];
+  }
+}
+
+// `count` elements from that one on.
+template <class T>
+void gather(T* to, const T* data, const Dimension* dimensions, int last, int64_t begin, int64_t count) {
+  for (int64_t done = 0; done < count;) {
+    int64_t offset = 0, left = begin + done, column = 0, row = 0;
+    for (int d = last; d >= 0; left /= dimensions[d--].size) {
+      const int64_t at = left % dimensions[d].size;
+      offset += at * dimensions[d].stride;
+      if (d == last) column = at;
+      if (d == last - 1) row = at;
+    }
+    const Dimension inner = dimensions[last];
+    int64_t rows = 1, columns = smaller(inner.size - column, count - done);
+    if (columns == inner.size && last > 0) rows = smaller(dimensions[last - 1].size - row, (count - done) / columns);
+    copy_rows(to + done, data + offset, rows, last > 0 ? dimensions[last - 1].stride : 0, {columns, inner.stride});
+    done += rows * columns;
+  }
+}
+
+template <class T>
+Fingerprint strided(const void* data, const Dimension* dimensions, int count, const Parallel& parallel) {
+  int64_t bytes = sizeof(T);
+  for (int d = 0; d < count; d++) bytes *= dimensions[d].size;
+  return in_chunks(bytes, parallel, [&](Chunk& one, int64_t start, int64_t size) {
+    constexpr int64_t block = 64 << 10;  // in the cache
+    alignas(stripe) T room[block / sizeof(T)];
+    for (int64_t done = 0; done < size; done += block) {
+      const int64_t part = smaller(block, size - done);
+      gather(room, static_cast<const T*>(data), dimensions, count - 1, (start + done) / int64_t(sizeof(T)), part / int64_t(sizeof(T)));
+      one.add(reinterpret_cast<const char*>(room), part);
+    }
+  });
 }
 
 }  // namespace
 
 Fingerprint fingerprint(const void* data, int64_t bytes, const Parallel& parallel) {
-  Fingerprint all = {mix(uint64_t(bytes)), 0};
-  parallel_for(parallel, divide_up(bytes, chunk), [&](int64_t index, int) {
-    const int64_t start = index * chunk;
-    const Fingerprint one = of_chunk(static_cast<const char*>(data) + start, smaller(chunk, bytes - start), index);
-    __atomic_fetch_add(&all.low, one.low, __ATOMIC_RELAXED);  // sums of chunks that know their index: in any order
-    __atomic_fetch_add(&all.high, one.high, __ATOMIC_RELAXED);
-  });
-  return all;
+  return in_chunks(bytes, parallel, [&](Chunk& one, int64_t start, int64_t size) { one.add(static_cast<const char*>(data) + start, size); });
+}
+
+Fingerprint strided_fingerprint(const void* data, int bytes_of_element, const Dimension* dimensions, int count, const Parallel& parallel) {
+  switch (bytes_of_element) {
+    case 1: return strided<uint8_t>(data, dimensions, count, parallel);
+    case 2: return strided<uint16_t>(data, dimensions, count, parallel);
+    case 4: return strided<uint32_t>(data, dimensions, count, parallel);
+    default: return strided<uint64_t>(data, dimensions, count, parallel);
+  }
 }
 
 }  // namespace msctx::MSCTX_ISA

@@ -7,6 +7,7 @@ namespace msctx::MSCTX_ISA {
 extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_depthwise, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
     conv_implicit_precomp_gemm, conv_reference, conv_winograd, conv_winograd_nonfused, conv_product;
 Fingerprint fingerprint(const void* data, int64_t bytes, const Parallel&);
+Fingerprint strided_fingerprint(const void* data, int bytes_of_element, const Dimension*, int dimensions, const Parallel&);
 Statistics statistics(DType, const void* data, int64_t count);
 bool has_nonfinite(DType, const void* data, int64_t count);
 
@@ -97,7 +98,7 @@ constexpr ConvRow rows[] = {
 
 #define MSCTX_TEXT_OF(x) #x
 #define MSCTX_TEXT(x) MSCTX_TEXT_OF(x)
-constexpr Readers readers = {fingerprint, statistics, has_nonfinite};
+constexpr Readers readers = {fingerprint, strided_fingerprint, statistics, has_nonfinite};
 constexpr ConvTable all = {MSCTX_TEXT(MSCTX_ISA), rows, sizeof rows / sizeof rows[0], &readers};
 
 }  // namespace

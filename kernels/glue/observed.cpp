@@ -48,6 +48,19 @@ std::vector<Found> in_pieces(const at::Tensor& t, const Read& read) {
   return found;
 }
 
+// One at least; those that lie as one are one.
+std::vector<Dimension> dimensions_of(const at::Tensor& t) {
+  std::vector<Dimension> all{{1, 1}};
+  for (int64_t d = 0; d < t.dim(); d++) {
+    const Dimension one{t.size(d), t.stride(d)};
+    if (one.size == 1) continue;
+    if (all.back().size == 1) all.back() = one;
+    else if (all.back().stride == one.stride * one.size) all.back() = {all.back().size * one.size, one.stride};
+    else all.push_back(one);
+  }
+  return all;
+}
+
 }  // namespace
 
 struct Unseen::Guards {
@@ -110,11 +123,16 @@ Statistics statistics_of(const at::Tensor& given) {
 }
 
 uint64_t digest_of(const at::Tensor& given) {
-  const at::Tensor t = on_host(given).resolve_conj().resolve_neg().contiguous();
-  const Fingerprint found = readers().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads_of_torch());
+  at::Tensor t = on_host(given).resolve_conj().resolve_neg();
+  if (t.is_complex()) t = at::view_as_real(t);
+  const Parallel threads = threads_of_torch();
+  const auto all = dimensions_of(t);
+  const bool is_dense = all.size() == 1 && all[0].stride == 1;
+  const Fingerprint found = is_dense ? readers().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads)
+                                     : readers().strided_fingerprint(t.const_data_ptr(), int(t.element_size()), all.data(), int(all.size()), threads);
   uint64_t shape = 0xcbf29ce484222325;
-  for (const int64_t size : t.sizes()) shape = (shape ^ uint64_t(size)) * 0x100000001b3;
-  return found.low ^ shape ^ uint64_t(t.scalar_type()) << 56;
+  for (const int64_t size : given.sizes()) shape = (shape ^ uint64_t(size)) * 0x100000001b3;
+  return found.low ^ shape ^ uint64_t(given.scalar_type()) << 56;
 }
 
 void write_npy(const at::Tensor& given, const std::string& path) {

@@ -115,6 +115,11 @@ class Kernels:
             ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int]),
             ("fingerprint", None, [c_char_p, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2)]),
             (
+                "strided_fingerprint",
+                None,
+                [c_char_p, c_void_p, c_int, c_void_p, c_int, c_int, POINTER(c_uint64 * 2)],
+            ),
+            (
                 "statistics",
                 None,
                 [c_char_p, c_int, c_void_p, c_int64, POINTER(c_double * 4), POINTER(c_int64 * 6), POINTER(c_int)],
@@ -207,6 +212,15 @@ class Kernels:
         """The 128 bits that stand for all bytes of a contiguous array."""
         found = (c_uint64 * 2)()
         self._c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, threads, byref(found))
+        return found[0], found[1]
+
+    def strided_fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
+        """The same of an array that lies in memory in any way."""
+        found, size = (c_uint64 * 2)(), values.itemsize
+        dimensions = [(n, stride // size) for n, stride in zip(values.shape, values.strides, strict=True)]
+        numbers = (c_int64 * (2 * values.ndim))(*(number for pair in dimensions for number in pair))
+        data = c_void_p(values.ctypes.data)
+        self._c.msctx_strided_fingerprint(isa.encode(), data, size, numbers, values.ndim, threads, byref(found))
         return found[0], found[1]
 
     def statistics(self, values: np.ndarray[Any, Any], dtype: int, isa: str) -> tuple[list[float], list[int], bool]:

@@ -239,8 +239,10 @@ def digest(collected: Any, x: torch.Tensor) -> int:
 def test_a_digest_is_of_values_and_their_places(collected: Any) -> None:
     x = torch.randn(2, 3, 4, 5)
     before = digest(collected, x)
-    assert digest(collected, laid_out(x, "channels_last")) == before
-    assert digest(collected, laid_out(x, "sliced")) == before
+    for how in ("channels_last", "sliced", "transposed"):
+        assert digest(collected, laid_out(x, how)) == before
+    for other in (x[:1].expand(2, 3, 4, 5), torch.view_as_complex(x[..., :4].reshape(2, 3, 4, 2, 2).contiguous()).mT.conj()):
+        assert digest(collected, other) == digest(collected, other.resolve_conj().contiguous())
     assert digest(collected, x.reshape(2, 3, 5, 4)) != before
     assert digest(collected, x.flip(3)) != before
     swapped = x.clone()

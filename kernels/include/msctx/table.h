@@ -30,10 +30,15 @@ struct ConvRow {
   bool (*exists)(Op) = nullptr;  // null: for all; another Op has none of this name, and does not list it
 };
 
-// What distinguishes two weights, by all of their bytes: see cpu/fingerprint.cpp.
+// What distinguishes two tensors, by all of their bytes: see cpu/fingerprint.cpp.
 struct Fingerprint {
   uint64_t low, high;
   bool operator==(const Fingerprint&) const = default;
+};
+
+// How a tensor lies in memory; in elements.
+struct Dimension {
+  int64_t size, stride;
 };
 
 // What a piece of a tensor holds: see cpu/statistics.cpp. Range and sums are of the finite values.
@@ -45,6 +50,8 @@ struct Statistics {
 // How tensors are read, beside convolutions.
 struct Readers {
   Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&);
+  // The same of a tensor as if it were contiguous, the innermost dimension last; of elements of 1, 2, 4 or 8 bytes.
+  Fingerprint (*strided_fingerprint)(const void* data, int bytes_of_element, const Dimension*, int dimensions, const Parallel&);
   Statistics (*statistics)(DType, const void* data, int64_t count);
   bool (*has_nonfinite)(DType, const void* data, int64_t count);
 };
