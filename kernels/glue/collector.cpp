@@ -165,6 +165,7 @@ Seen described(const at::Tensor& t, const std::string& argument) {
   found.requires_grad = t.requires_grad();
   found.device = t.device().str();
   found.is_read = is_readable(t);
+  found.is_number = t.unsafeGetTensorImpl()->is_wrapped_number();
   return found;
 }
 
@@ -199,6 +200,7 @@ std::vector<Seen> seen(
     for (const at::Tensor& t : tensors) {
       found.push_back(described(t, has_argument ? op.arguments[i] : ""));
       Seen& one = found.back();
+      one.is_written = is_written || (has_argument && op.is_result[i]);
       if (is_written && written < had_nonfinite.size()) one.was_nonfinite = had_nonfinite[written++];
       if (!one.is_read || (is_written && !reading.reads_written)) continue;
       try {

@@ -16,6 +16,8 @@ struct Seen {
   std::string argument, dtype, shape, strides, device, file;
   bool is_read = false, requires_grad = false, has_digest = false, has_statistics = false;
   bool was_nonfinite = false;  // before the operator wrote to it
+  bool is_number = false;      // of Python's
+  bool is_written = false;     // by the operator, in place or as a result (out=)
   Statistics statistics;
   uint64_t digest = 0;
 };

@@ -11,6 +11,7 @@ from msctx.options.grammars import layers_in
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
 
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
+NO_WORKSPACE = "no workspace is written: PyTorch's operators have freed theirs when they raise"
 COPIED = "each tensor is copied to the host, which waits for the device; not for code that a CUDA graph captures"
 
 
@@ -103,7 +104,8 @@ def dump_config(want: Want) -> Outcome:
 def enable_exception_dump(want: Want) -> Outcome:
     if not want.value:
         return honoured({"observers.errors": None})
-    return _seen(want, {"observers.errors": ErrorDump(want.value)})
+    outcome = _seen(want, {"observers.errors": ErrorDump(want.value)})
+    return replace(outcome, reason=f"{outcome.reason}; {NO_WORKSPACE}")
 
 
 @effect("env_config_path")

@@ -19,23 +19,37 @@ MOST = 20
 
 REPLAY = '''"""Calls {operator} again with what went into it when it raised. Requires torch and numpy."""
 
+import functools
 import json
 import pathlib
+import sys
 
 import numpy
 import torch
 
 here = pathlib.Path(__file__).resolve().parent
 found = json.loads((here / "{name}.json").read_text())
+space, name = found["operator"].split("::")
+
+
+@functools.cache
+def device(name):
+    try:
+        return torch.empty(0, device=name).device
+    except Exception as error:
+        print("there is no device " + name + " here (" + str(error).splitlines()[0] + "): the CPU stands for it", file=sys.stderr)
+        return torch.device("cpu")
 
 
 def tensor(index):
     t = found["inputs"][index]
     if not t["file"]:
         raise SystemExit("input " + str(index) + " could not be written: " + str(t))
-    loaded = torch.from_numpy(numpy.load(here / t["file"])).to(getattr(torch, t["dtype"]))
+    loaded = torch.from_numpy(numpy.load(here / t["file"])).to(device(t["device"]), getattr(torch, t["dtype"]))
+    if t.get("is_number") and torch._C._should_allow_numbers_as_tensors(name):
+        return loaded.item()
     strides = [int(n) for n in t["strides"].split("x") if n]
-    made = torch.empty_strided(loaded.shape, strides, dtype=loaded.dtype)
+    made = torch.empty_strided(loaded.shape, strides, dtype=loaded.dtype, device=loaded.device)
     if 0 not in strides:
         made.copy_(loaded)
     elif loaded.numel():  # expanded: each value once
@@ -53,13 +67,12 @@ def value(v):
     if isinstance(v, dict) and "complex" in v:
         return complex(v["complex"])
     if isinstance(v, dict) and v["torch"].startswith("device:"):
-        return torch.device("cpu")
+        return device(v["torch"].partition(":")[2])
     if isinstance(v, dict):
         raise SystemExit("an argument of type " + v["torch"] + " cannot be made again")
     return v
 
 
-space, name = found["operator"].split("::")
 operator = getattr(getattr(getattr(torch.ops, space), name), found["overload"] or "default")
 schema = {{a.name: a.kwarg_only for a in operator._schema.arguments}}
 given = {{key: value(v) for key, v in found["attributes"].items()}}
@@ -68,7 +81,7 @@ print(operator(*(given[k] for k in schema if not schema[k]), **{{k: given[k] for
 
 
 def place(level: int) -> Path:
-    """CANN's order: NPU_COLLECT_PATH (level 1 alone), ASCEND_WORK_PATH, the working directory."""
+    """CANN's order: NPU_COLLECT_PATH (which makes every level 1), ASCEND_WORK_PATH, the working directory."""
     if collected := os.environ.get("NPU_COLLECT_PATH"):
         return Path(collected).absolute() / "extra-info"
     folder = (files.work_path() or Path.cwd()) / "extra-info"
@@ -80,7 +93,8 @@ class ErrorReader(Reader):
 
     def __init__(self, settings: ErrorDump) -> None:
         self.settings = settings
-        self._folder = Path(settings.path).absolute() if settings.path else place(settings.level)
+        self._level = 1 if os.environ.get("NPU_COLLECT_PATH") else settings.level
+        self._folder = Path(settings.path).absolute() if settings.path else place(self._level)
         self._count = 0
 
     @property
@@ -113,6 +127,8 @@ class ErrorReader(Reader):
                 new = f"{name}.input.{slot}.npy"
                 shutil.move(self._folder / tensor["file"], self._folder / new)
                 tensor["file"] = new
+        if self._level == 1:
+            row["outputs"] = [tensor for tensor in row["inputs"] if tensor.get("is_written")]
         files.write_json(self._folder / f"{name}.json", row)
         files.write(self._folder / f"{name}.replay.py", REPLAY.format(operator=row["operator"], name=name))
         notices.tell(

@@ -69,6 +69,61 @@ def test_places(level: int, variables: dict[str, str], place: str, here: Path, m
 
 
 @pytest.mark.filterwarnings("ignore:aten..")
+@pytest.mark.parametrize(("level", "variable", "expected"), [(1, "", ["out"]), (2, "", []), (2, "collected", ["out"])])
+def test_what_the_operator_writes_to_is_an_output_of_the_full_dump(
+    level: int, variable: str, expected: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable:
+        monkeypatch.setenv("NPU_COLLECT_PATH", str(here / variable))
+    with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": level}):
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3), out=torch.full((2, 2), 7.0))
+    (path,) = here.rglob("mm.*.json")
+    found = json.loads(path.read_text())
+    assert [t["argument"] for t in found["inputs"]] == ["self", "mat2", "out"]
+    assert [t["argument"] for t in found["outputs"]] == expected
+    for t in found["outputs"]:
+        assert np.array_equal(np.load(path.parent / t["file"]), np.full((2, 2), 7.0))
+
+
+def replayed(folder: Path, device: str = "") -> subprocess.CompletedProcess[str]:
+    """What the script prints, if the tensors were on *device*."""
+    (script,) = folder.glob("extra-info/*.replay.py")
+    if device:
+        path = script.with_name(script.name.replace(".replay.py", ".json"))
+        path.write_text(path.read_text().replace('"device": "cpu"', f'"device": "{device}"'))
+    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+@pytest.mark.parametrize("number", [2, 1.5, True, 1j])
+def test_a_number_of_python_is_one_again(number: complex, here: Path) -> None:
+    """Of an int8 tensor and a number the dtype depends on whether that is a tensor, and on its type."""
+    with pytest.raises(RuntimeError) as raised, msctx.context(session={"enable_exception_dump": 1}):
+        torch.div(torch.ones(3, dtype=torch.int8), number, out=torch.ones(3, dtype=torch.int8))
+    error = replayed(here).stderr
+    assert str(raised.value) in error, error
+    assert "result type ComplexFloat" in error if isinstance(number, complex) else "result type Float" in error
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+@pytest.mark.parametrize(
+    ("device", "reports"),
+    [
+        ("meta", ["must have same reduction dim"]),  # its own error
+        (
+            "vulkan:7",
+            ["there is no device vulkan:7 here (", "): the CPU stands for it", "shapes cannot be multiplied (2x3 and 2x3)"],
+        ),
+    ],
+)
+def test_tensors_are_made_again_where_they_were_or_on_the_cpu(device: str, reports: list[str], here: Path) -> None:
+    with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+    error = replayed(here, device).stderr
+    assert all(error.count(report) == 1 for report in reports), error
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
 def test_arguments_of_every_kind_come_back(here: Path) -> None:
     with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
         torch.ops.aten.convolution(
