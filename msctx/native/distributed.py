@@ -7,6 +7,7 @@ results puts them into the store by which the processes found each other; every 
 from __future__ import annotations
 
 import base64
+import json
 import sys
 import zlib
 from typing import Any
@@ -32,6 +33,17 @@ def rank() -> int | None:
     """The rank of this process, or ``None`` where it is alone."""
     dist = _distributed()
     return None if dist is None else int(dist.get_rank())
+
+
+def flight_record() -> dict[str, Any] | None:
+    """The trace of PyTorch's Flight Recorder; ``None``: it holds no collective."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    for kind in ("nccl", "fr"):  # NCCL's has one of its own
+        if (dump := getattr(c10d, f"_dump_{kind}_trace_json", None)) is not None:
+            found: dict[str, Any] = json.loads(dump())
+            if found.get("entries"):
+                return found
+    return None
 
 
 def agreed(name: str, mine: str) -> str | None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msctx.native import core
+from msctx.native import core, distributed
 from msctx.observers import collector, files
 from msctx.observers.collector import RECENT, Reader
 from msctx.options.observation import Recorder
@@ -96,7 +96,7 @@ class RecorderReader(Reader):
             named = (row["operator"], row["module"] or "-", row["direction"], row["shapes"], row["algorithm"] or "-")
             fields = (*named, state, f"thread {row['thread']}")
             text += [f"{number}:", *(f"\t{field}" for field in fields)]
-        found = {"reason": reason, "operators": rows}
+        found = {"reason": reason, "operators": rows, "collectives": distributed.flight_record()}
 
         def write() -> None:
             files.write(stem.with_name(f"{stem.name}.txt"), "\n".join(text) + "\n")

@@ -113,7 +113,9 @@ def test_each_rank_dumps_into_its_own_folder(folder: Path) -> None:
 def test_each_rank_records_its_own_operators_with_the_collectives(folder: Path) -> None:
     for rank in (0, 1):
         (file, *_) = folder.glob(f"recorded/rank_{rank}/rdr/*.json")
-        names = [row["operator"] for row in json.loads(file.read_text())["operators"]]
+        record = json.loads(file.read_text())
+        names = [row["operator"] for row in record["operators"]]
         assert "aten::addmm" in names
         assert any(name.startswith("c10d::allreduce") for name in names), names
         assert ("aten::exp" in names) is (rank == 0)
+        assert "gloo:all_reduce" in [one["profiling_name"] for one in record["collectives"]["entries"]]

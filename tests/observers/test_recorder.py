@@ -79,6 +79,22 @@ def test_what_was_hooked_is_put_back(tmp_path: Path) -> None:
     assert (sys.excepthook, threading.excepthook) == before
 
 
+@pytest.mark.parametrize("size", ["", "1", "0"])
+def test_collectives_are_those_of_torchs_flight_recorder(size: str, tmp_path: Path, run_python: Any) -> None:
+    program = f"""
+        import torch, torch.distributed as dist, msctx
+        dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+        with msctx.context(env_config_path={settings(tmp_path, 2)!r}):
+            dist.all_reduce(torch.ones(3))
+            dist.broadcast(torch.ones(2, 2), 0)
+    """
+    done = run_python(program, env={"TORCH_FR_BUFFER_SIZE": size} if size else {})
+    assert done.returncode == 0, done.stderr
+    (found,) = written(tmp_path)
+    expected = {"": ["gloo:all_reduce", "gloo:broadcast"], "1": ["gloo:broadcast"], "0": []}[size]
+    assert [one["profiling_name"] for one in (found["collectives"] or {}).get("entries", ())] == expected
+
+
 def test_the_ring_holds_the_last_ones(tmp_path: Path) -> None:
     with msctx.context(env_config_path=settings(tmp_path, 2)):
         x = torch.ones(1)
