@@ -30,7 +30,8 @@ class NotComparable(MsctxError):
 class Nudge:
     """Changes values in their last bit, up or down: of the inputs, and then of what each node makes, and its gradient.
 
-    So does rounding: the idea is that of CESTAC (Vignes, "A stochastic arithmetic for reliable scientific computation", 1993).
+    So does rounding: the idea is that of CESTAC (Vignes, "A stochastic arithmetic for reliable scientific computation", 1993). Values
+    that are one in memory are changed each on its own: so is what is computed of them.
 
     Args:
         eps: of the lowest dtype in which the graph computes.
@@ -53,8 +54,13 @@ class Nudge:
         class Nudged(fx.Interpreter):
             def run_node(self, n: fx.Node) -> Any:
                 made = super().run_node(n)
-                is_new = n.op in ("call_function", "call_method") and isinstance(made, torch.Tensor) and not made._is_view()
-                if not is_new or made.dtype not in LOW or any(made is self.env.get(one) for one in n.all_input_nodes):
+                is_new = n.op in ("call_function", "call_method") and isinstance(made, torch.Tensor)
+                if (
+                    not is_new
+                    or (made._is_view() and not _is_expanded(made))
+                    or made.dtype not in LOW
+                    or any(made is self.env.get(one) for one in n.all_input_nodes)
+                ):
                     return made
                 changed = nudge(made)
                 if changed.requires_grad:
@@ -100,7 +106,7 @@ class Sample:
         if not isinstance(one, torch.Tensor):
             return one
         if nudge is not None:
-            return _copied(one, nudge(one))
+            return nudge(one).contiguous() if _is_expanded(one) else _copied(one, nudge(one))
         return _copied(one, one.double()) if wide and one.dtype in LOW else _copied(one)
 
     def _gradients(self, results: Sequence[torch.Tensor], leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
@@ -112,6 +118,10 @@ class Sample:
         weights = [torch.randn(one.shape, generator=draw).bfloat16().to(one) for one in ends]  # every dtype holds these
         found = torch.autograd.grad(ends, [*starts.values()], weights, materialize_grads=True)
         return {f"gradient of input {n}": g for n, g in zip(starts, found, strict=True)}
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _copied(one: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:

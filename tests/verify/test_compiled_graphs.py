@@ -126,6 +126,31 @@ def test_a_gradient_that_is_only_rounding_is_no_difference() -> None:
     assert (found["finding"], found["count"]) == (None, 1)
 
 
+def normed(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def off(x: torch.Tensor, *args: Any) -> torch.Tensor:
+    """layer_norm, but for one value in a thousand."""
+    made = torch.layer_norm(x, *args)
+    return torch.where(torch.arange(made.numel()).view(made.shape) % 1000 == 77, made + 0.5, made)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_rows_of_one_value_have_no_variance_but_rounding(is_inside: bool) -> None:
+    """The compiler sums them in another order; they are one value in memory, which a single change of it would leave."""
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return normed(x[:, :1].expand(4, 1000) if is_inside else x)
+
+    x = torch.arange(1.0, 5.0)[:, None] * 3.3
+    given = x.clone() if is_inside else x.expand(4, 1000)
+    assert report(Net(), "inductor", given)["finding"] is None
+    found = report(Net(), taking("layer_norm", off), given)["finding"]
+    assert (found["operator"], found["reason"]) == ("layer_norm", "the compiled result is inaccurate")
+
+
 def test_random_numbers_are_the_same_on_all_sides() -> None:
     class Noisy(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
