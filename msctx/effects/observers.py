@@ -65,8 +65,6 @@ DATA = {"tensor": "tensor", "statistic": "stats", "full": "full"}
 LEFT_OUT = {
     "sample_mode": "tensors are not sampled",
     "stat_calc_mode": "statistics are computed where the tensor is",
-    "save_kernel_args": "arguments of operators are not written",
-    "overflow_number": "overflow_number is left out",
 }
 """Keys without effect here."""
 
@@ -80,7 +78,7 @@ def dump_config(want: Want) -> Outcome:
         return NOTHING_ASKED
     mode, path = given.get("op_debug_mode", 0), given.get("path", "")
     if mode == 3:
-        return _seen(want, {"observers.overflow": Overflow(path)})
+        return _seen(want, {"observers.overflow": Overflow(path, most=given.get("overflow_number", 0))})
     if mode == 4:
         return _seen(want, {"observers.errors": ErrorDump(1, path)})
     found = Dump(
@@ -94,6 +92,7 @@ def dump_config(want: Want) -> Outcome:
         columns=tuple(given.get("statistic_category", ())),
         first_step=given.get("initial_iteration", 0),
         ranks=tuple(given.get("support_device", ())),
+        arguments=more.get("save_kernel_args", False),
     )
     outcome = _seen(want, {"observers.dump": found})
     left = [why for key, why in LEFT_OUT.items() if (given | more).get(key) not in (None, 0, False, "host", [])]

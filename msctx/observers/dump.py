@@ -59,6 +59,7 @@ class DumpReader(Reader):
             "outputs": int(self.settings.mode != "input"),
             "statistics": int(self.settings.data != "tensor" or self.settings.layout == "msprobe"),
             "tensors": int(self.settings.data != "stats"),
+            "attributes": int(self.settings.arguments),
         }
 
     @property

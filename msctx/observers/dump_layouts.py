@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar
@@ -27,8 +28,15 @@ def _tensors(row: Row) -> list[tuple[str, int, dict[str, Any]]]:
     return [(side, slot, t) for side in ("input", "output") for slot, t in enumerate(row[f"{side}s"])]
 
 
+def _texts(arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Those that are no tensors, as MindSpore writes them: as texts."""
+    for name, value in arguments.items():
+        if not any(isinstance(one, dict) and "tensor" in one for one in (value if isinstance(value, list) else [value])):
+            yield name, str(next(iter(value.values())) if isinstance(value, dict) else value)
+
+
 class MindSpore:
-    """``rank_0/Net/0/STEP/TYPE.NAME.0.0.TIME.SIDE.SLOT.DefaultFormat.npy`` and ``statistic.csv``.
+    """``rank_0/Net/0/STEP/TYPE.NAME.0.0.TIME.SIDE.SLOT.DefaultFormat.npy``, ``statistic.csv`` and ``TYPE.NAME.json``, of arguments.
 
     Source: MindSpore's guide to Dump (tutorials/debug/dump.md), for CPU and GPU.
     """
@@ -61,6 +69,8 @@ class MindSpore:
             place = self._folder / f"rank_{files.rank()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
             kind, name = kind_of(row), f"{kind_of(row)}-op{row['id']}"
+            if self._settings.arguments:
+                files.write_json(place / f"{kind}.{name}.json", dict(_texts(row["attributes"])))
             for side, slot, tensor in _tensors(row):
                 if tensor["file"]:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")

@@ -19,7 +19,7 @@ MODES = {"aicore_overflow": 1, "atomic_overflow": 2, "all": 3}
 PASSED_ON = 4
 """Also the first operator that passes on what was not finite before: a parameter, an input, what ran unseen."""
 MOST = 100
-"""Operators whose data are written into one folder."""
+"""Operators whose data are written into one folder, at most."""
 _written: Counter[Path] = Counter()
 """How many have been, in this process: a context may be entered in each step."""
 
@@ -43,7 +43,8 @@ class OverflowReader(Reader):
 
     @property
     def folder(self) -> Path | None:
-        return self._scratch.path if self._scratch.works and _written[self._folder] < MOST else None
+        most = min(self.settings.most or MOST, MOST)
+        return self._scratch.path if self._scratch.works and _written[self._folder] < most else None
 
     def begin(self) -> None:
         self._scratch.make()

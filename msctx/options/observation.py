@@ -20,6 +20,7 @@ class Dump:
         columns: of statistics in that layout, as statistic_category names them; (): all.
         first_step: the number of the first step.
         ranks: that write; (): all.
+        arguments: whether those that are no tensors are written, in MindSpore's layout.
     """
 
     path: str
@@ -32,14 +33,19 @@ class Dump:
     columns: tuple[str, ...] = ()
     first_step: int = 0
     ranks: tuple[int, ...] = ()
+    arguments: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """Which operator first computes what is not finite from what is. *mode*: as dump_debug_mode."""
+    """Which operator first computes what is not finite from what is.
+
+    *mode*: as dump_debug_mode; *most*: operators whose data are written, 0: as many as there is room for.
+    """
 
     path: str
     mode: str = "all"
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
