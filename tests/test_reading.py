@@ -10,7 +10,7 @@ import pytest
 
 from msctx import recorded
 from msctx.native import core, memory
-from msctx.switches import torch_inductor
+from msctx.switches.forced import NOTHING, Forced
 
 
 def between(read: Callable[[], Any], code: CodeType, write: Callable[[], object], place: int) -> bool:
@@ -41,11 +41,11 @@ def pool(on: bool) -> None:
     memory.write_pool({"keep": "some", "piece": 1 << 20} if on else None)
 
 
+FORCED = Forced("not loaded yet", "an entry", lambda: False)  # then its configuration is read
+
+
 def forced(on: bool) -> None:
-    if on:
-        torch_inductor._forced["an entry"] = True
-    else:
-        torch_inductor._forced.pop("an entry", None)
+    FORCED.forced = True if on else NOTHING
 
 
 def variable(on: bool) -> None:
@@ -57,19 +57,14 @@ def variable(on: bool) -> None:
 
 CASES = {
     "the pool": (memory.read_pool, memory.read_pool.__code__, pool),
-    "what is forced on inductor": (
-        torch_inductor._Forced("an entry", lambda: False).read,
-        torch_inductor._Forced.read.__code__,
-        forced,
-    ),
+    "what is forced on inductor": (FORCED.read, Forced.read.__code__, forced),
     "the environment": (lambda: recorded.variables(os.environ), recorded.variables.__code__, variable),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("on", [True, False])
-def test_a_write_at_each_place_of_a_read(case: str, on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_inductor, "_MODULE", "not loaded yet")  # then its configuration is read
+def test_a_write_at_each_place_of_a_read(case: str, on: bool) -> None:
     read, code, write = CASES[case]
     core.load()
     place = 0

@@ -13,6 +13,7 @@ from msctx.options import DEVICES, Option, Setting, Settings, rules
 THEMES = (
     "algorithms",
     "compilation",
+    "compile_cache",
     "determinism",
     "device",
     "graph_mode",

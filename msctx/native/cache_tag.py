@@ -1,4 +1,5 @@
-"""The tag by which torch distinguishes compiled code on disk (``torch.compiler.config.cache_key_tag``): the user's own, with ours.
+"""Who shares compiled code by disk: the tag by which torch distinguishes it (``torch.compiler.config.cache_key_tag``), the user's own
+with ours, and whether its caches are off (``force_disable_caches``).
 
 Where torch has one tag for the process, threads that ask for different things share no code by disk while they do.
 """
@@ -13,14 +14,20 @@ from msctx import locks
 from msctx.torch_config import is_threads_own, override, put_override
 
 TAG, DISABLED = "cache_key_tag", "force_disable_caches"
+used: set[str] = set()
+"""The tags that have been in force in this process."""
 
 
 class _Asked:
-    """What is asked for, by thread, and what was found before the first asked: the overrides of both entries, and the tag."""
+    """What is asked for, by thread, and what was found before the first asked: the override, and the tag."""
 
     def __init__(self) -> None:
         self.by_thread: dict[int, str] = {}
-        self.found: tuple[Any, Any, str] | None = None
+        self.found: tuple[Any, str] | None = None
+
+    @property
+    def contents(self) -> set[str]:
+        return {*self.by_thread.values()}
 
     def put(self, content: str | None) -> None:
         import torch.compiler.config as config
@@ -30,18 +37,36 @@ class _Asked:
         else:
             self.by_thread[threading.get_ident()] = content
         if self.found is None:
-            self.found = override(config, TAG), override(config, DISABLED), config.cache_key_tag
-        tag, disabled, users = self.found
-        contents = {*self.by_thread.values()}
-        if contents:
+            self.found = override(config, TAG), config.cache_key_tag
+        tag, users = self.found
+        if contents := self.contents:
             config.cache_key_tag = users + "".join(sorted(contents))
+            used.add(config.cache_key_tag)
         else:
             put_override(config, TAG, tag)
             self.found = None
-        if len(contents) > 1:
-            config.force_disable_caches = True
-        elif not is_threads_own(config, DISABLED):
-            put_override(config, DISABLED, disabled)
+
+
+class _Disabling:
+    """Whether torch's caches are off in every thread, written where torch keeps what the environment forces."""
+
+    asked: bool | None = None
+    """By an option."""
+    found: Any = None
+    is_written = False
+
+    def enforce(self) -> None:
+        import torch.compiler.config as config
+
+        entry: Any = vars(config)["_config"][DISABLED]
+        wanted = True if len(_process.contents) > 1 else self.asked
+        if wanted is not None:
+            if not self.is_written:
+                self.found, self.is_written = entry.env_value_force, True
+            entry.env_value_force = wanted
+        elif self.is_written:
+            entry.env_value_force, self.is_written = self.found, False
+        put_override(config, DISABLED, override(config, DISABLED))  # marks what torch keeps of its configuration as stale
 
 
 class _Here(threading.local):
@@ -50,7 +75,7 @@ class _Here(threading.local):
         self.is_put = False
 
 
-_here, _process = _Here(), _Asked()
+_here, _process, _disabling = _Here(), _Asked(), _Disabling()
 _lock = locks.plain()
 
 
@@ -62,6 +87,7 @@ def put(content: str | None) -> None:
     else:
         with _lock:
             _process.put(content)
+            _disabling.enforce()
 
 
 def is_threads_own_tag() -> bool:
@@ -74,6 +100,25 @@ def is_threads_own_tag() -> bool:
 def is_put() -> bool:
     """Whether this thread asks for something."""
     return _here.is_put
+
+
+def disable(off: bool | None) -> None:
+    """Have torch's caches off, or on, whatever programs set; None: as they were found."""
+    with _lock:
+        _disabling.asked = off
+        _disabling.enforce()
+
+
+def disabling() -> bool | None:
+    """What :func:`disable` was called with last."""
+    return _disabling.asked
+
+
+def are_disabled() -> bool:
+    """Whether torch's caches are off in this thread."""
+    import torch.compiler.config as config
+
+    return bool(config.force_disable_caches)
 
 
 def _after_fork() -> None:

@@ -41,6 +41,15 @@ def folder(*parts: str) -> Path:
     return _walk(location().joinpath(*parts), create=True)[0]
 
 
+def checked(path: Path, do: str) -> Path:
+    """A folder elsewhere of which the same is demanded; *do*: what to do where it is refused.
+
+    Raises:
+        NativeError: somebody else could have written there, or it cannot be created.
+    """
+    return _walk(path, create=True, do=do)[0]
+
+
 def existing(*parts: str) -> Path | None:
     """The same folder if it exists, else ``None``; writes nothing."""
     path, there = _walk(location().joinpath(*parts), create=False)
@@ -83,26 +92,26 @@ def write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path, do: str = ELSEWHERE) -> Iterator[None]:
     """An OSError becomes a NativeError with the path and what to do."""
     try:
         yield
     except OSError as error:
-        do = "make room there, or " if error.errno in (ENOSPC, EDQUOT) else ""
-        raise NativeError(f"{error.filename or path}: {error.strerror or error}; {do}{ELSEWHERE}") from None
+        room = "make room there, or " if error.errno in (ENOSPC, EDQUOT) else ""
+        raise NativeError(f"{error.filename or path}: {error.strerror or error}; {room}{do}") from None
 
 
-def _walk(path: Path, create: bool) -> tuple[Path, bool]:
+def _walk(path: Path, create: bool, do: str = ELSEWHERE) -> tuple[Path, bool]:
     """Go from / to *path*, checking each folder and symlink before entering it; returns how far that led, and if to its end."""
     ahead, here, links = [*reversed(path.parts[1:])], Path("/"), 0
-    _check(here, os.lstat(here), is_end=not ahead)
+    _check(here, os.lstat(here), is_end=not ahead, do=do)
     while ahead:
         part = ahead.pop()
         if part == "..":
             here = here.parent  # a real folder, checked on the way here
             continue
         step = here / part
-        with naming(step):
+        with naming(step, do):
             try:
                 status = os.lstat(step)
             except FileNotFoundError:
@@ -111,15 +120,15 @@ def _walk(path: Path, create: bool) -> tuple[Path, bool]:
                 _make(step)
                 status = os.lstat(step)
         if stat.S_ISDIR(status.st_mode):
-            _check(step, status, is_end=not ahead)
+            _check(step, status, is_end=not ahead, do=do)
             here = step
         elif not stat.S_ISLNK(status.st_mode):
-            raise NativeError(f"{step}: is not a folder; {ELSEWHERE}")
+            raise NativeError(f"{step}: is not a folder; {do}")
         elif (links := links + 1) > 40:
-            raise NativeError(f"{path}: {os.strerror(ELOOP)}; {ELSEWHERE}")
+            raise NativeError(f"{path}: {os.strerror(ELOOP)}; {do}")
         else:
             if status.st_uid not in (0, os.geteuid()):
-                raise _refused(step, f"is a symlink of {_name(status.st_uid)}", ELSEWHERE)
+                raise _refused(step, f"is a symlink of {_name(status.st_uid)}", do)
             target = Path(os.readlink(step))
             ahead += reversed(target.parts[1:] if target.is_absolute() else target.parts)
             here = Path("/") if target.is_absolute() else here
@@ -134,13 +143,13 @@ def _make(path: Path) -> None:
     os.chmod(path, 0o700)  # a umask can take the user's own rights away
 
 
-def _check(path: Path, status: os.stat_result, is_end: bool) -> None:
+def _check(path: Path, status: os.stat_result, is_end: bool, do: str = ELSEWHERE) -> None:
     """Refuse what others could have written. In a sticky folder on the way (/tmp) they cannot replace what is the user's own."""
     if status.st_uid not in (0, os.geteuid()):
-        raise _refused(path, f"belongs to {_name(status.st_uid)}", ELSEWHERE)
+        raise _refused(path, f"belongs to {_name(status.st_uid)}", do)
     open_to = [who for bit, who in ((stat.S_IWGRP, "its group"), (stat.S_IWOTH, "everybody")) if status.st_mode & bit]
     if open_to and (is_end or not status.st_mode & stat.S_ISVTX):
-        raise _refused(path, f"can be written by {' and '.join(open_to)}", f"run `chmod go-w {path}`, or {ELSEWHERE}")
+        raise _refused(path, f"can be written by {' and '.join(open_to)}", f"run `chmod go-w {path}`, or {do}")
 
 
 def _refused(path: Path, why: str, do: str) -> NativeError:

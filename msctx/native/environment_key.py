@@ -111,11 +111,20 @@ def driver() -> str:
 @cache
 def cpu() -> tuple[str, str]:
     """The processor's name, and those of its flags that matter."""
+    found = _cpuinfo()
+    model = found.get("model name") or found.get("CPU part") or platform.processor() or platform.machine()
+    return model, " ".join(flag for flag in flags() if FLAGS.fullmatch(flag))
+
+
+def flags() -> list[str]:
+    """All flags of the processor, sorted."""
+    found = _cpuinfo()
+    return sorted(found.get("flags", found.get("Features", "")).split())
+
+
+def _cpuinfo() -> dict[str, str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    found = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in reversed(lines))}
-    flags = found.get("flags", found.get("Features", "")).split()
-    model = found.get("model name") or found.get("CPU part") or platform.processor() or platform.machine()
-    return model, " ".join(sorted(flag for flag in flags if FLAGS.fullmatch(flag)))
+    return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in reversed(lines))}

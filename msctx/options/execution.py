@@ -53,10 +53,10 @@ OPTIONS = (
     Option("grad_for_scalar", Bool, default=False, example=True,
         help="Whether the gradient functions of msctx also differentiate with respect to arguments that are plain Python "
              "numbers; otherwise these count as constants."),
-    Option("enable_compile_cache", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+    Option("enable_compile_cache", Bool, default=False, example=True,
         help="Keeps compiled graphs on disk in compile_cache_path and loads them in the next run if the code is the same. "
              "false really switches the caches off, also those that torch keeps by itself."),
-    Option("compile_cache_path", Path, default=".", example="compile_cache", waits_for=GRAPH_MODE,
+    Option("compile_cache_path", Path, default=".", example="compile_cache",
         help="The directory for the compiled graphs of enable_compile_cache; it is made when missing, and each rank of a "
              "distributed run has a folder of its own in it."),
     Option("inter_op_parallel_num", Int(0, 1024), default=0, example=4, defaults={"runtime": 5},

@@ -113,6 +113,7 @@ IMPLMODE_LIST = When(
 )
 PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
 NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice gives other bits"
+WITHOUT_LIST = When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list")
 SAME_BITS = (
     (When("deterministic", ("ON",)), "deterministic=ON asks for the same bits in every run"),
     (When("thread_invariant", TRUE), "thread_invariant=True asks for the same bits with any number of threads"),
@@ -135,10 +136,11 @@ OVERRIDES = (
     ),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
     Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
-    Overrides(
-        When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list"),
-        When("op_compiler_cache_mode", ("enable", "force")),
-        always=True,
+    Overrides(WITHOUT_LIST, When("op_compiler_cache_mode", ("enable", "force")), always=True),
+    Overrides(WITHOUT_LIST, When("enable_compile_cache", TRUE), always=True),
+    *(  # torch has one cache for graphs and kernels
+        Overrides(When("enable_compile_cache", (True, False)), loser)
+        for loser in (When("op_compiler_cache_mode", ("enable", "force", "disable")), When("op_compiler_cache_dir"))
     ),
 )
 
@@ -247,6 +249,10 @@ FORBIDS = (
     Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(
         When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "inert", "op_compiler_cache_mode=disable"
+    ),
+    *(
+        Forbids(When("op_compiler_cache_dir"), other, "inert", f"{other} ignores the cache")
+        for other in (When("op_debug_level"), WITHOUT_LIST)
     ),
 )
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.switches import (
+    compile_cache,
     denormals,
     environment,
     generators,
@@ -30,6 +31,7 @@ _ROWS = (
     *denormals.SWITCHES,
     *torch_core.SWITCHES,
     *torch_inductor.SWITCHES,
+    *compile_cache.SWITCHES,
     *torch_dynamo.SWITCHES,
     *torch_mkl.SWITCHES,
     *torch_precision.SWITCHES,

@@ -11,18 +11,16 @@ from typing import Any
 import torch
 
 from msctx.errors import SwitchError
-from msctx.imports import when_imported
 from msctx.observers import quantized_inputs
 from msctx.switches.base import Switch
+from msctx.switches.forced import NOTHING, Forced, entry_of
 from msctx.torch_config import override, put_override
 
 _MODULE = "torch._inductor.config"
 
 
 def _entry(key: str) -> Any:
-    """What inductor knows of *key*; None while it is not loaded."""
-    config = sys.modules.get(_MODULE)
-    return config._config[key] if config is not None and hasattr(config, "_config") else None
+    return entry_of(_MODULE, key)
 
 
 # --- in place of inductor's default -----------------------------------------------------------------------------------
@@ -90,81 +88,6 @@ _FLAGS = {
 # --- above all that programs set --------------------------------------------------------------------------------------
 
 
-_forced: dict[str, Any] = {}
-_environments: dict[str, Any] = {}
-"""Key → what the environment forces, where something else is forced in its place."""
-_NOTHING = object()
-
-
-class _Forced:
-    """A value of ``torch._inductor.config`` in every thread, also where ``torch.compile`` is given another: ``mode="max-autotune"``
-    is for one compiled function what the configuration is for all.
-
-    It is written where torch keeps a value that an environment variable forces. Such an option of ``torch.compile`` puts back, for
-    the thread that compiled, what it has read before, and that is what is forced: what the thread had is kept with the state.
-    While inductor is not loaded, the value waits for that.
-    """
-
-    def __init__(self, key: str, unloaded: Callable[[], Any]) -> None:
-        self.key, self.unloaded = key, unloaded
-
-    def read(self) -> Any:
-        if _entry(self.key) is None:
-            forced = _forced.get(self.key, _NOTHING)  # once: another thread may be writing
-            return self.unloaded() if forced is _NOTHING else forced
-        return getattr(sys.modules[_MODULE], self.key)
-
-    def save(self) -> tuple[Any, Any]:
-        entry = _entry(self.key)
-        return _forced.get(self.key, _NOTHING), _NOTHING if entry is None else override(sys.modules[_MODULE], self.key)
-
-    def holds(self, value: Any) -> bool:
-        return bool(_forced.get(self.key, _NOTHING) == value)
-
-    def write(self, value: Any) -> None:
-        _forced[self.key] = value
-        _enforce(self.key)
-        if _entry(self.key) is None and not _waiting:
-            _waiting.append(when_imported(_MODULE, _enforce_all))
-
-    def load(self, state: tuple[Any, Any]) -> None:
-        forced, own = state
-        if forced is _NOTHING:
-            _forced.pop(self.key, None)
-        else:
-            _forced[self.key] = forced
-        _enforce(self.key, own)
-        while not _forced and _waiting:
-            _waiting.pop()()
-
-
-_waiting: list[Callable[[], None]] = []
-"""What gives up waiting for inductor's configuration to be loaded."""
-
-
-def _enforce_all() -> None:
-    for key in _forced:
-        _enforce(key)
-
-
-def _enforce(key: str, own: Any = None) -> None:
-    """Have inductor, where it is loaded, read what is forced; *own*: this thread's own value is to be this one, too."""
-    if (entry := _entry(key)) is None:
-        return
-    from torch.utils._config_module import _UNSET_SENTINEL
-
-    config = sys.modules[_MODULE]
-    own = override(config, key) if own is None else _UNSET_SENTINEL if own is _NOTHING else own
-    if key in _forced:
-        _environments.setdefault(key, entry.env_value_force)
-        entry.env_value_force = _forced[key]
-        if isinstance(_forced[key], quantized_inputs.Marking):
-            _forced[key].when_loaded()
-    else:
-        entry.env_value_force = _environments.pop(key, entry.env_value_force)
-    put_override(config, key, own)
-
-
 def _variable(name: str, default: str = "0") -> Callable[[], bool]:
     return lambda: os.environ.get(name, default) == "1"
 
@@ -192,6 +115,8 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.aot_inductor.debug_compile": _variable("AOT_INDUCTOR_DEBUG_COMPILE"),
     "torch.inductor.aot_inductor.debug_symbols": _variable("AOT_INDUCTOR_DEBUG_SYMBOLS"),
     "torch.inductor.fx_graph_cache": _variable("TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
+    "torch.inductor.autotune_local_cache": lambda: True,
+    "torch.inductor.cpp_cache_precompile_headers": _variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
     "torch.inductor.trace.provenance_tracking_level": _provenance,
 }
 """Switch → the value that its key has when inductor is loaded."""
@@ -202,16 +127,16 @@ def _flag(name: str, variable: str, default: str) -> Switch:
     return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, family=name)
 
 
-def _forced_value(name: str, unloaded: Callable[[], Any]) -> Switch:
-    value = _Forced(name.removeprefix("torch.inductor."), unloaded)
+def _forced(name: str, unloaded: Callable[[], Any]) -> Switch:
+    value = Forced(_MODULE, name.removeprefix("torch.inductor."), unloaded)
     return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
 
 
-class _Marked(_Forced):
+class _Marked(Forced):
     """Whether the inputs of quantisations are marked, by a pass beside the program's own."""
 
     def read(self) -> bool:
-        return isinstance(_forced.get(self.key), quantized_inputs.Marking)
+        return isinstance(self.forced, quantized_inputs.Marking)
 
     def holds(self, value: bool) -> bool:
         return self.read() == value
@@ -220,21 +145,24 @@ class _Marked(_Forced):
         if value:
             super().write(quantized_inputs.Marking(self._programs_own))
         elif self.read():
-            self.load((_NOTHING, None if _entry(self.key) is None else override(sys.modules[_MODULE], self.key)))
+            self.load((NOTHING, self.own))
+
+    def when_loaded(self) -> None:
+        self.forced.when_loaded()
 
     def _programs_own(self) -> Any:
         from torch.utils._config_module import _UNSET_SENTINEL
 
-        own = override(sys.modules[_MODULE], self.key)
+        own = self.own
         is_ours = isinstance(own, quantized_inputs.Marking)  # an option of torch.compile has put back what it read
-        return _entry(self.key).default if own is _UNSET_SENTINEL or is_ours else own
+        return self.entry.default if own is _UNSET_SENTINEL or is_ours else own
 
 
-_marked = _Marked("pre_grad_custom_pass", lambda: None)
+_marked = _Marked(_MODULE, "pre_grad_custom_pass", lambda: None)
 
 SWITCHES = (
     *(_flag(name, *variable) for name, variable in _FLAGS.items()),
-    *(_forced_value(name, unloaded) for name, unloaded in _FORCED.items()),
+    *(_forced(name, unloaded) for name, unloaded in _FORCED.items()),
     Switch(
         name="torch.inductor.marks_quantized_inputs",
         read=_marked.read,

@@ -54,4 +54,6 @@ SWITCHES = (
     _option("torch.npu.optypelist_for_implmode", "ACL_OPTYPELIST_FOR_IMPLMODE"),
     _option("torch.npu.op_debug_option", "ACL_OP_DEBUG_OPTION"),
     _option("torch.npu.debug_dir", "ACL_DEBUG_DIR"),
+    _option("torch.npu.op_compiler_cache_mode", "ACL_OP_COMPILER_CACHE_MODE"),
+    _option("torch.npu.op_compiler_cache_dir", "ACL_OP_COMPILER_CACHE_DIR"),
 )

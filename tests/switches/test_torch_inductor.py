@@ -17,6 +17,7 @@ VARIABLES = {name: variable for name, (variable, _) in torch_inductor._FLAGS.ite
     "torch.inductor.aot_inductor.debug_compile": "AOT_INDUCTOR_DEBUG_COMPILE",
     "torch.inductor.aot_inductor.debug_symbols": "AOT_INDUCTOR_DEBUG_SYMBOLS",
     "torch.inductor.fx_graph_cache": "TORCHINDUCTOR_FX_GRAPH_CACHE",
+    "torch.inductor.cpp_cache_precompile_headers": "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS",
     "torch.inductor.trace.provenance_tracking_level": "INDUCTOR_PROVENANCE",
 }
 DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS.items()} | {
@@ -26,6 +27,8 @@ DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS
     "torch.inductor.inplace_buffers": True,
     "torch.inductor.assert_indirect_indexing": True,
     "torch.inductor.fx_graph_cache": True,
+    "torch.inductor.autotune_local_cache": True,
+    "torch.inductor.cpp_cache_precompile_headers": True,
 }
 OTHERS = {name: "ATEN" if name.endswith("conv_backends") else not value for name, value in DEFAULTS.items()}
 WORDS = {variable: {False: "0", True: "1"}.get(OTHERS[name], "Aten") for name, variable in VARIABLES.items()}  # type: ignore[call-overload]

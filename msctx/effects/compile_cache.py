@@ -1,0 +1,78 @@
+"""What torch.compile keeps on disk: MindSpore's cache of graphs, and CANN's of kernels. torch has one for both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert
+from msctx.effects.compilation import LEFT_TO_NPU
+from msctx.options.compile_cache import CompileCache
+
+OFF = CompileCache(off=True)
+NO_CACHE = "there is no cache to be limited: set enable_compile_cache, op_compiler_cache_mode or op_compiler_cache_dir"
+
+
+def cache(want: Want) -> CompileCache | None:
+    """What all options of caches come to together; ``None``: torch's own way."""
+    graphs = want.in_force("enable_compile_cache")
+    mode, folder = want.in_force("op_compiler_cache_mode"), want.in_force("op_compiler_cache_dir")
+    if graphs is not None:
+        return CompileCache(path=want.other("compile_cache_path", "."), **_limits(want)) if graphs.value else OFF
+    if mode is not None and mode.value == "disable":
+        return OFF
+    if mode is None and folder is None:
+        return None
+    return CompileCache(
+        path=folder.value if folder else "", kernels=True, renew=mode is not None and mode.value == "force", **_limits(want)
+    )
+
+
+def _limits(want: Want) -> dict[str, int]:
+    setting = want.in_force("op_compiler_cache_dir.op_cache_ini")
+    found = (setting.content or {}).get("op_compiler_cache", {}) if setting else {}
+    return {"megabytes": found["max_op_cache_size"], "percent": found["remain_cache_size_ratio"]} if found else {}
+
+
+def _has_same_bits(want: Want) -> bool:
+    """What earlier runs have learnt about shapes decides which kernels run."""
+    return want.other("deterministic") == "ON" or any(want.other(f"{what}_invariant") for what in ("thread", "batch"))
+
+
+def _kept(want: Want, found: CompileCache, more: dict[str, Any]) -> Outcome:
+    assignments: dict[str, Any] = {"torch.compiler.cache": found, "torch.compiler.force_disable_caches": found.off}
+    if found.off:
+        assignments["torch.inductor.cpp_cache_precompile_headers"] = False
+    else:
+        assignments["torch.inductor.fx_graph_cache"] = True
+        assignments["torch.inductor.autotune_local_cache"] = True
+        assignments["torch.functorch.enable_autograd_cache"] = True
+        if not _has_same_bits(want):
+            assignments["torch.compiler.job_id"] = "msctx"
+    assignments |= more
+    return approximated(assignments, LEFT_TO_NPU) if want.device == "ascend" and not more else honoured(assignments)
+
+
+@effect("enable_compile_cache", "compile_cache_path")
+def graphs(want: Want) -> Outcome:
+    found = cache(want)
+    return inert("enable_compile_cache is not set") if found is None else _kept(want, found, {})
+
+
+@effect("op_compiler_cache_mode", "op_compiler_cache_dir")
+def kernels(want: Want) -> Outcome:
+    found = cache(want)
+    if found is None:
+        return inert("op_compiler_cache_mode is not in force")
+    if want.device != "ascend":
+        return _kept(want, found, {})
+    folder = want.in_force("op_compiler_cache_dir")
+    mode = "disable" if found.off else "force" if found.renew else "enable"
+    return _kept(
+        want, found, {"torch.npu.op_compiler_cache_mode": mode, "torch.npu.op_compiler_cache_dir": folder and folder.value}
+    )
+
+
+@effect("op_compiler_cache_dir.op_cache_ini")
+def op_cache_ini(want: Want) -> Outcome:
+    found = cache(want)
+    return inert(NO_CACHE) if found is None or found.off else _kept(want, found, {})

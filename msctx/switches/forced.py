@@ -1,0 +1,99 @@
+"""A value of one of torch's configuration modules, above all that programs set; the module need not be loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from msctx.imports import when_imported
+from msctx.torch_config import override, put_override
+
+NOTHING = object()
+_waiting: dict[str, Callable[[], None]] = {}
+"""Module → what gives up waiting for it to be loaded."""
+_all: dict[str, list[Forced]] = {}
+
+
+def entry_of(module: str, key: str) -> Any:
+    """What a configuration module knows of *key*; None while it is not loaded."""
+    config = sys.modules.get(module)
+    return config._config[key] if config is not None and hasattr(config, "_config") else None
+
+
+class Forced:
+    """A value in every thread, also where ``torch.compile`` is given another: ``mode="max-autotune"`` is for one compiled function
+    what the configuration is for all.
+
+    It is written where torch keeps a value that an environment variable forces. Such an option of ``torch.compile`` puts back, for
+    the thread that compiled, what it has read before, and that is what is forced: what the thread had is kept with the state.
+    While the module is not loaded, the value waits for that.
+    """
+
+    def __init__(self, module: str, key: str, unloaded: Callable[[], Any]) -> None:
+        """*unloaded*: what the key will be when the module is loaded."""
+        self.module, self.key, self.unloaded = module, key, unloaded
+        self.forced: Any = NOTHING
+        self._environment: Any = NOTHING
+        """What the environment forces, where something else is forced in its place."""
+        _all.setdefault(module, []).append(self)
+
+    @property
+    def entry(self) -> Any:
+        return entry_of(self.module, self.key)
+
+    @property
+    def own(self) -> Any:
+        """What this thread has set; :data:`NOTHING` while the module is not loaded."""
+        return NOTHING if self.entry is None else override(sys.modules[self.module], self.key)
+
+    def read(self) -> Any:
+        if self.entry is None:
+            forced = self.forced  # once: another thread may be writing
+            return self.unloaded() if forced is NOTHING else forced
+        return getattr(sys.modules[self.module], self.key)
+
+    def save(self) -> tuple[Any, Any]:
+        return self.forced, self.own
+
+    def holds(self, value: Any) -> bool:
+        return bool(self.forced == value)
+
+    def write(self, value: Any) -> None:
+        self.forced = value
+        self._enforce()
+        if self.entry is None and self.module not in _waiting:
+            _waiting[self.module] = when_imported(self.module, lambda: _enforce_all(self.module))
+
+    def load(self, state: tuple[Any, Any]) -> None:
+        self.forced, own = state
+        self._enforce(own)
+        if self.module in _waiting and all(other.forced is NOTHING for other in _all[self.module]):
+            _waiting.pop(self.module)()
+
+    def when_loaded(self) -> None:
+        """Called with a value in force, in a process that has loaded the module."""
+
+    def _enforce(self, own: Any = None) -> None:
+        """Have torch, where it is loaded, read what is forced; *own*: this thread's own value is to be this one, too."""
+        if (entry := self.entry) is None:
+            return
+        from torch.utils._config_module import _UNSET_SENTINEL
+
+        config = sys.modules[self.module]
+        own = override(config, self.key) if own is None else _UNSET_SENTINEL if own is NOTHING else own
+        if self.forced is not NOTHING:
+            if self._environment is NOTHING:
+                self._environment = entry.env_value_force
+            entry.env_value_force = self.forced
+            self.when_loaded()
+        elif self._environment is not NOTHING:
+            entry.env_value_force, self._environment = self._environment, NOTHING
+        put_override(config, self.key, own)
+
+
+def _enforce_all(module: str) -> None:
+    _waiting.pop(module, None)
+    for one in _all[module]:
+        if one.forced is not NOTHING:
+            one._enforce()
