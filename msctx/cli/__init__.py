@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from msctx._version import __version__
-from msctx.cli import build, compare, doctor, explain, run, starter, state, tune, verify
+from msctx.cli import build, cache, compare, doctor, explain, run, starter, state, tune, verify
 from msctx.errors import FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 
 app = typer.Typer(
@@ -58,6 +58,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
 """Each command with what ``msctx --help`` shows of it, and an example, in the order shown there."""
 for command, (short, example) in COMMANDS.items():
     app.command(short_help=short, epilog=example and f"Example: {example}")(command)
+app.add_typer(cache.cache, name="cache", short_help="Show, move or clear what torch.compile keeps.")
 app.add_typer(tune.tune, name="tune", short_help="Show, copy or clear what performance measured.")
 
 

@@ -52,14 +52,25 @@ def _kept(want: Want, found: CompileCache, more: dict[str, Any]) -> Outcome:
     return approximated(assignments, LEFT_TO_NPU) if want.device == "ascend" and not more else honoured(assignments)
 
 
+def _is_off(want: Want, switch: str, value: Any) -> Outcome | None:
+    """What becomes of a folder where whoever set the switch wants none."""
+    if want.option.name == switch or want.other(switch) != value:
+        return None
+    return Outcome("inert", {}, f"{switch}={value}", expected=True)
+
+
 @effect("enable_compile_cache", "compile_cache_path")
 def graphs(want: Want) -> Outcome:
+    if off := _is_off(want, "enable_compile_cache", False):
+        return off
     found = cache(want)
     return inert("enable_compile_cache is not set") if found is None else _kept(want, found, {})
 
 
 @effect("op_compiler_cache_mode", "op_compiler_cache_dir")
 def kernels(want: Want) -> Outcome:
+    if off := _is_off(want, "op_compiler_cache_mode", "disable"):
+        return off
     found = cache(want)
     if found is None:
         return inert("op_compiler_cache_mode is not in force")

@@ -68,7 +68,7 @@ def stamp_of(folder: Path) -> Stamp | None:
 
 def refusal(folder: Path) -> str:
     """Why what lies in a folder must not be used, or ``""``."""
-    if not any(folder.iterdir()):
+    if all(path.name.startswith(".") for path in folder.iterdir()):  # another process is just marking it
         return ""
     found = marked(folder)
     if found is None:
@@ -79,6 +79,24 @@ def refusal(folder: Path) -> str:
     if theirs is None:
         return f"its {MARKER} is damaged"
     return "; ".join(theirs.differs(stamp()))
+
+
+def ready(root: Path) -> Path:
+    """The folder in *root* for code of here, made and marked where it is missing.
+
+    Raises:
+        NativeError: it cannot be used.
+        OSError: the same.
+    """
+    is_new = not root.exists()
+    root = cachedir.checked(root, DO)
+    if is_new:
+        cachedir.write(root / MARKER, json.dumps({"format": FORMAT}).encode())
+    folder = cachedir.checked(root / stamp().name, DO)
+    if why := refusal(folder):
+        raise NativeError(f"{folder}: {why}; remove that folder, or {DO}")
+    mark(folder, set())
+    return folder
 
 
 def mark(folder: Path, policies: set[str]) -> None:
@@ -102,13 +120,19 @@ def folders(root: Path) -> list[Path]:
     return []
 
 
-def clear(root: Path, which: list[Path]) -> int:
-    """Throw folders of ours away; returns how many bytes they held."""
+def throw_away(root: Path, which: list[Path]) -> int:
+    """Empty folders of ours; returns how many bytes went. Their markers stay: a process may go on writing there."""
     with locked(root):
-        gone = sum(size_of(folder) for folder in which)
+        before = sum(size_of(folder) for folder in which)
         for folder in which:
-            shutil.rmtree(folder, ignore_errors=True)
-    return gone
+            for path in folder.iterdir():
+                if path.name in OURS or (folder == root and stamp_of(path)):
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        return before - sum(size_of(folder) for folder in which)
 
 
 def size_of(folder: Path) -> int:
@@ -161,14 +185,7 @@ class Cache:
         """
         if self.wanted.off:
             return
-        is_new = not self.root.exists()
-        cachedir.checked(self.root, DO)
-        if is_new:
-            cachedir.write(self.root / MARKER, json.dumps({"format": FORMAT}).encode())
-        self.folder = cachedir.checked(self.folder, DO)
-        if why := refusal(self.folder):
-            raise NativeError(f"{self.folder}: {why}; remove that folder, or {DO}")
-        mark(self.folder, set())
+        self.folder = ready(self.root)
         if self.wanted.kernels:
             cache_limit.write_ini(self.root)
         self._keep_within()
@@ -177,7 +194,7 @@ class Cache:
         """Once in a process: what it has stored itself is not thrown away again."""
         if self.wanted.renew and self.root not in _renewed:
             _renewed.add(self.root)
-            _throw_away(self.root)
+            throw_away(self.root, [*folders(self.root), *([self.root] if is_ours(self.root) else ())])
 
     def leave(self) -> None:
         """Note what was used, and keep within the limits."""
@@ -206,19 +223,6 @@ class Cache:
 
 
 _renewed: set[Path] = set()
-
-
-def _throw_away(root: Path) -> None:
-    """What lies in folders of ours; whatever else there is stays."""
-    with locked(root):
-        for folder in [*folders(root), *([root] if is_ours(root) else ())]:
-            for path in folder.iterdir():
-                if path.name in OURS or (folder == root and stamp_of(path)):
-                    continue
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
 
 
 def _used(folder: Path) -> Iterator[Path]:

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.switches import (
-    compile_cache,
     denormals,
     environment,
     generators,
@@ -16,6 +15,7 @@ from msctx.switches import (
     native,
     observation,
     torch_accelerator,
+    torch_compiler,
     torch_core,
     torch_cuda,
     torch_dynamo,
@@ -31,7 +31,7 @@ _ROWS = (
     *denormals.SWITCHES,
     *torch_core.SWITCHES,
     *torch_inductor.SWITCHES,
-    *compile_cache.SWITCHES,
+    *torch_compiler.SWITCHES,
     *torch_dynamo.SWITCHES,
     *torch_mkl.SWITCHES,
     *torch_precision.SWITCHES,

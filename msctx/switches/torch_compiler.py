@@ -1,4 +1,4 @@
-"""Switches of torch's caches of compiled code."""
+"""Switches of what torch.compile keeps on disk, and where."""
 
 from __future__ import annotations
 
