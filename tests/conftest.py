@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -63,6 +64,9 @@ context_module = importlib.import_module("msctx.context")  # the attribute msctx
 
 for _name in [n for n in os.environ if n.startswith(PREFIX) and n not in RESERVED]:
     del os.environ[_name]  # a developer's own settings are not what the tests are about
+
+_CACHES = tempfile.TemporaryDirectory()
+os.environ["ASCEND_CACHE_PATH"] = _CACHES.name  # op_compiler_cache_mode keeps nothing in the home folder
 
 if (
     "POOL_UNDER_TESTS" in os.environ
@@ -193,6 +197,12 @@ def held() -> Callable[..., AbstractContextManager[ledger.Hold]]:
             ledger.undo(taken, strict=strict)
 
     return hold
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For programs under options drawn at random: some write into the working directory unless told otherwise."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

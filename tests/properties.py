@@ -26,6 +26,7 @@ State = Callable[[], dict[str, Any]]
 Example = Callable[[], AbstractContextManager[None]]
 common = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 marks = [
+    pytest.mark.usefixtures("elsewhere"),
     pytest.mark.usefixtures("torch_as_found"),
     pytest.mark.filterwarnings("ignore::msctx.errors.MsctxWarning"),
     pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled"),
@@ -181,15 +182,16 @@ changes_by_hand = st.sampled_from(sorted(BY_HAND)).flatmap(
 NOT_DRAWN = {"inter_op_parallel_num", "strict", *(option.name for option in OPTIONS.values() if option.waits_for)}
 """What torch takes once in a process, what refuses most of the others, and what does nothing yet."""
 PRINTS = tempfile.TemporaryDirectory()
-"""What a context that is entered with print_file_path makes, it makes here."""
+"""What a context that is entered with one of these makes, it makes here."""
+FOLDERS = {"print_file_path": "prints.bin", "compile_cache_path": "graphs", "op_compiler_cache_dir": "kernels"}
 SMALL = {"runtime_num_threads": 3, "max_call_depth": 6000}
 
 
 def _values_of(option: Option, targets: Sequence[str]) -> st.SearchStrategy[Any]:
     if option.name == "device_target":
         return st.sampled_from(targets)
-    if option.name == "print_file_path":
-        return st.just(f"{PRINTS.name}/prints.bin")
+    if option.name in FOLDERS:
+        return st.just(f"{PRINTS.name}/{FOLDERS[option.name]}")
     some = st.sampled_from(values(option))
     match option.kind:
         case ValueKind() as kind if kind in (BOOL, FLAG):

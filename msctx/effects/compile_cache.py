@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
 from msctx.effects.compilation import LEFT_TO_NPU
 from msctx.options.compile_cache import CompileCache
 
 OFF = CompileCache(off=True)
-NO_CACHE = "there is no cache to be limited: set enable_compile_cache, op_compiler_cache_mode or op_compiler_cache_dir"
 
 
 def cache(want: Want) -> CompileCache | None:
@@ -64,7 +63,7 @@ def graphs(want: Want) -> Outcome:
     if off := _is_off(want, "enable_compile_cache", False):
         return off
     found = cache(want)
-    return inert("enable_compile_cache is not set") if found is None else _kept(want, found, {})
+    return NOTHING_ASKED if found is None else _kept(want, found, {})
 
 
 @effect("op_compiler_cache_mode", "op_compiler_cache_dir")
@@ -72,10 +71,8 @@ def kernels(want: Want) -> Outcome:
     if off := _is_off(want, "op_compiler_cache_mode", "disable"):
         return off
     found = cache(want)
-    if found is None:
-        return inert("op_compiler_cache_mode is not in force")
-    if want.device != "ascend":
-        return _kept(want, found, {})
+    if found is None or want.device != "ascend":
+        return NOTHING_ASKED if found is None else _kept(want, found, {})
     folder = want.in_force("op_compiler_cache_dir")
     mode = "disable" if found.off else "force" if found.renew else "enable"
     return _kept(
@@ -86,4 +83,4 @@ def kernels(want: Want) -> Outcome:
 @effect("op_compiler_cache_dir.op_cache_ini")
 def op_cache_ini(want: Want) -> Outcome:
     found = cache(want)
-    return inert(NO_CACHE) if found is None or found.off else _kept(want, found, {})
+    return NOTHING_ASKED if found is None else _kept(want, found, {})

@@ -193,6 +193,15 @@ NEEDS = (
     Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
     Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),
     Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
+    Needs(
+        When("op_compiler_cache_dir.op_cache_ini"),
+        (
+            When("op_compiler_cache_mode", ("enable", "force")),
+            When("op_compiler_cache_dir"),
+            When("enable_compile_cache", TRUE),
+        ),
+        "inert",
+    ),
     Needs(When("aoe_config.job_type"), (When("aoe_tune_mode"),), "inert"),
     Needs(When("work_path"), (When("aoe_mode"),), "inert"),
     Needs(When("aoe_config_file"), (When("aoe_mode"),), "inert"),

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,8 @@ from msctx.errors import MsctxWarning
 
 
 @pytest.fixture(autouse=True)
-def nothing_set() -> Iterator[None]:
+def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)  # into which some options write unless told otherwise
     ms.context.K_CONTEXT = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MsctxWarning)

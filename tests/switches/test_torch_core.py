@@ -25,6 +25,8 @@ WRITABLE = {
     "env.DISABLE_PTXAS_OPT": "1",
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "x",
     "torch.dynamo.apart": "x",
+    "torch.compiler.force_disable_caches": True,
+    "torch.compiler.job_id": "x",
     "python.recursion_limit": 12345,
     "torch.flush_denormal": True,
 }
@@ -52,6 +54,8 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "torch.profiler",
         "torch.inductor.",
         "torch.dynamo.force_eager",
+        "torch.compiler.cache",
+        "torch.functorch.",
         "torch.profiler",
         "native.",
         "models.",

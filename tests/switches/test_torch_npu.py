@@ -24,6 +24,8 @@ def test_every_option_of_ascend_has_its_switch():
         "torch.npu.optypelist_for_implmode",
         "torch.npu.op_debug_option",
         "torch.npu.debug_dir",
+        "torch.npu.op_compiler_cache_mode",
+        "torch.npu.op_compiler_cache_dir",
     }
 
 
