@@ -36,6 +36,7 @@ from msctx.options import Layer
 from msctx.options.conv_policy import FLAGS, ConvPolicy
 from msctx.options.graph import Compilation, Shapes
 from msctx.options.compile_cache import CompileCache
+from msctx.options.conv_policy import FLAGS, ConvPolicy
 from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, Kernels, Overflow, Recorder, Watchdog
 from msctx.switches import SWITCHES, Switch
 
@@ -248,7 +249,9 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "env.DISABLE_PTXAS_OPT": st.sampled_from(["0", "1"]),
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": st.sampled_from(["msctx", "other"]),
     "torch.inductor.trace.provenance_tracking_level": st.sampled_from([0, 1]),
-    "torch.compiler.cache": st.sampled_from([None, CompileCache(off=True), *(CompileCache(f"{PRINTS.name}/{n}") for n in "ab")]),
+    "torch.compiler.cache": st.sampled_from(
+        [None, CompileCache(off=True), *(CompileCache(f"{PRINTS.name}/{n}") for n in "ab")]
+    ),
     "torch.compiler.job_id": st.sampled_from(["a", "b"]),
     "torch.dynamo.apart": st.sampled_from([None, "oom", "ccec_g"]),
     "graph.compilation": st.sampled_from(

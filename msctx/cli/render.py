@@ -203,7 +203,9 @@ def compile_cache_page(found: Mapping[str, Any]) -> Group:
         used = "used here" if one["used_here"] else f"not used here: {'; '.join(one['differs'])}"
         shown = {key: one[key] for key in ("cache", "folder", "graphs", "files")}
         shown["size"] = f"{one['bytes'] / 2**20:.1f} MB"
-        shown["last used"] = "" if one["last_used"] is None else datetime.fromtimestamp(one["last_used"]).strftime("%Y-%m-%d %H:%M")
+        shown["last used"] = (
+            "" if one["last_used"] is None else datetime.fromtimestamp(one["last_used"]).strftime("%Y-%m-%d %H:%M")
+        )
         shown["policies"] = "\n".join(one["policies"])
         parts += [Text(""), Text(used, style="bold"), pairs_table(shown | (one["stamp"] or {}), ("compile cache", ""))]
     return Group(*parts)

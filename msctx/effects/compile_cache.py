@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
@@ -16,20 +17,21 @@ def cache(want: Want) -> CompileCache | None:
     graphs = want.in_force("enable_compile_cache")
     mode, folder = want.in_force("op_compiler_cache_mode"), want.in_force("op_compiler_cache_dir")
     if graphs is not None:
-        return CompileCache(path=want.other("compile_cache_path", "."), **_limits(want)) if graphs.value else OFF
+        return _limited(CompileCache(path=want.other("compile_cache_path", ".")), want) if graphs.value else OFF
     if mode is not None and mode.value == "disable":
         return OFF
     if mode is None and folder is None:
         return None
-    return CompileCache(
-        path=folder.value if folder else "", kernels=True, renew=mode is not None and mode.value == "force", **_limits(want)
-    )
+    renew = mode is not None and mode.value == "force"
+    return _limited(CompileCache(path=folder.value if folder else "", kernels=True, renew=renew), want)
 
 
-def _limits(want: Want) -> dict[str, int]:
+def _limited(found: CompileCache, want: Want) -> CompileCache:
     setting = want.in_force("op_compiler_cache_dir.op_cache_ini")
-    found = (setting.content or {}).get("op_compiler_cache", {}) if setting else {}
-    return {"megabytes": found["max_op_cache_size"], "percent": found["remain_cache_size_ratio"]} if found else {}
+    if setting is None or not setting.content:
+        return found
+    section = setting.content["op_compiler_cache"]
+    return replace(found, megabytes=section["max_op_cache_size"], percent=section["remain_cache_size_ratio"])
 
 
 def _has_same_bits(want: Want) -> bool:

@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -284,7 +283,7 @@ State = tuple["Cache | None", dict[str, str | None]]
 def serves(wanted: CompileCache | None) -> bool:
     """Whether what is in force is what is wanted, also seen from the working directory as it is now."""
     if current is None or wanted is None:
-        return current is wanted
+        return current is None and wanted is None
     return current.wanted == wanted and (wanted.off or current.root == root_of(wanted))
 
 

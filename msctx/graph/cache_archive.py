@@ -34,7 +34,7 @@ _CODE = "an archive of compiled code is code: it runs as you. Import only what y
 def roots(path: Path) -> list[Path]:
     """The caches in a folder that compile_cache_path or op_compiler_cache_dir names, or that folder itself."""
     inner = [*sorted(path.glob("rank_*")), path / "kernel_cache"]
-    return [root for root in (path, *inner) if cache.is_ours(root) and not cache.stamp_of(root) or cache.folders(root)]
+    return [root for root in (path, *inner) if (cache.is_ours(root) and not cache.stamp_of(root)) or cache.folders(root)]
 
 
 def export(path: Path, target: Path) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def _entries(folder: Path) -> Iterator[Path]:
     """The files that another process can use: no locks, nothing that is not whole yet."""
     for path in folder.rglob("*"):
         inner = path.relative_to(folder).as_posix()
-        if path.is_file() and not path.is_symlink() and inner != cache.MARKER and _PARTS.fullmatch(inner):
-            if not inner.endswith((".lock", ".tmp")):
-                yield path
+        is_whole = inner != cache.MARKER and _PARTS.fullmatch(inner) and not inner.endswith((".lock", ".tmp"))
+        if is_whole and path.is_file() and not path.is_symlink():
+            yield path
 
 
 def import_(source: Path, path: Path, warn: Callable[[str], object]) -> dict[str, Any]:
@@ -109,14 +109,16 @@ def import_(source: Path, path: Path, warn: Callable[[str], object]) -> dict[str
 def _manifest(source: Path, file: zipfile.ZipFile) -> dict[str, Any]:
     """What the archive is, once it is known to be of here and complete."""
     try:
-        about = json.loads(_contents(file, MANIFEST, 2**26))
+        about: dict[str, Any] = json.loads(_contents(file, MANIFEST, 2**26))
     except (KeyError, ValueError, RecursionError, zipfile.BadZipFile, OSError):
         raise _refused(source, f"it has no {MANIFEST} that can be read, so it is no archive of `msctx cache export`") from None
     version = re.fullmatch(rf"{NAME} ([0-9]{{1,6}})\.[0-9]{{1,6}}", str(about.get("format") if isinstance(about, dict) else ""))
     if version is None:
         raise _refused(source, "its manifest is not that of `msctx cache export`")
     if int(version[1]) > MAJOR:
-        raise _refused(source, f"its format is {about['format']}, and this msctx knows {MAJOR}", "update msctx, or compile anew")
+        raise _refused(
+            source, f"its format is {about['format']}, and this msctx knows {MAJOR}", "update msctx, or compile anew"
+        )
     theirs, listed = cache_stamp.read(about.get("stamp")), about.get("files")
     sound = isinstance(listed, dict) and all(
         isinstance(one, dict) and isinstance(one.get("bytes"), int) and isinstance(one.get("sha256"), str)

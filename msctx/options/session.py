@@ -220,14 +220,16 @@ OPTIONS = (
             "enable": "kernels are kept on disk and found again", "force": "kept ones are thrown away first, new ones are kept",
             "disable": "nothing is read or written",
         }), default="enable", example="disable", ge="ge.op_compiler_cache_mode",
-        help="Whether compiled kernels are kept on disk, in op_compiler_cache_dir."),
+        help="Whether compiled kernels are kept on disk, in op_compiler_cache_dir. torch has one cache for kernels and graphs; in "
+             "one place enable_compile_cache wins."),
     session_option("op_compiler_cache_dir", Path, default="$HOME/atc_data", example="op_cache", ge="ge.op_compiler_cache_dir",
         help="The directory in which op_compiler_cache_mode keeps compiled kernels, in a folder kernel_cache; "
              "$ASCEND_CACHE_PATH counts when it is unset."),
     session_option("op_compiler_cache_dir.op_cache_ini", Path, example="op_cache.ini", content="OP_CACHE",
         help="An .ini file that limits the cache of op_compiler_cache_dir: max_op_cache_size is its size in MB (500 unless "
              "named, -1 for no limit), remain_cache_size_ratio the percentage that stays (50) when the oldest kernels are "
-             "thrown away. It wins over $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO."),
+             "thrown away. It wins over kernel_cache/op_cache.ini, $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO, "
+             "and limits the folder of enable_compile_cache, too."),
     # shared data loading
     session_option("local_rank_id", Int(0, 7), example=0, waits_for=SESSIONS,
         help="The rank of this process among those of its machine when one of them loads the data for all: rank 0 prepares "

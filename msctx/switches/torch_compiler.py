@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+
 from msctx.graph import cache
 from msctx.native import cache_tag
 from msctx.switches.base import Switch
@@ -16,7 +17,7 @@ _JOB = Forced("torch.compiler.config", "job_id", lambda: None)
 
 def _has_job(wanted: str) -> bool:
     """Any will do: with one, torch keeps what it has learnt about shapes."""
-    return _JOB.forced is NOTHING and _JOB.read() is not None or _JOB.holds(wanted)
+    return (_JOB.forced is NOTHING and _JOB.read() is not None) or _JOB.holds(wanted)
 
 
 def _disable(off: bool) -> None:
@@ -41,9 +42,7 @@ SWITCHES = (
         load=cache_tag.disable,
         satisfied=lambda off: cache_tag.disabling() is off,
     ),
-    Switch(
-        name="torch.compiler.job_id", read=_JOB.read, write=_JOB.write, save=_JOB.save, load=_JOB.load, satisfied=_has_job
-    ),
+    Switch(name="torch.compiler.job_id", read=_JOB.read, write=_JOB.write, save=_JOB.save, load=_JOB.load, satisfied=_has_job),
     Switch(
         name="torch.functorch.enable_autograd_cache",
         read=_AUTOGRAD.read,

@@ -260,7 +260,8 @@ def test_a_folder_that_cannot_be_trusted_is_refused_with_the_reason(
         with msctx.context(**options):
             assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == before
     (warning,) = recwarn.list
-    assert pytest.raises(StrictError, msctx.context(strict=True, **options).__enter__).match(why)
+    with pytest.raises(StrictError, match=why), msctx.context(strict=True, **options):
+        pass
     for part in (str(folder_in(tmp_path)), "torch's caches stay where they are"):
         assert part in str(warning.message)
 

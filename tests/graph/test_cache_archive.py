@@ -55,8 +55,12 @@ def held(path: Path) -> dict[str, bytes]:
 
 def test_what_is_exported_is_imported(archive: Path, tmp_path: Path) -> None:
     assert import_(archive, tmp_path / "new") | {"said": 0} == {
-        **{"file": str(archive), "to": str(tmp_path / "new"), "files": 3, "there already": 0},
-        **{"policies": ["msctx-precision-1"], "said": 0},
+        "file": str(archive),
+        "to": str(tmp_path / "new"),
+        "files": 3,
+        "there already": 0,
+        "policies": ["msctx-precision-1"],
+        "said": 0,
     }
     assert held(tmp_path / "new") == FILES
     assert (cache.marked(tmp_path / "new" / "rank_0" / stamp().name) or {})["policies"] == ["msctx-precision-1"]
