@@ -98,7 +98,7 @@ def import_(source: Path, path: Path, warn: Callable[[str], object]) -> dict[str
             raise _refused(source, f"it is truncated, or no archive of `msctx cache export` ({error})") from None
         with file:
             about = _manifest(source, file)
-            if about["place"] != cache_stamp.place():
+            if about.get("place") != cache_stamp.place():
                 warn(
                     f"{source}: torch or Python lies elsewhere here: graphs are found again, and their C++ is compiled once more"
                 )
@@ -120,11 +120,7 @@ def _manifest(source: Path, file: zipfile.ZipFile) -> dict[str, Any]:
             source, f"its format is {about['format']}, and this msctx knows {MAJOR}", "update msctx, or compile anew"
         )
     theirs, listed = cache_stamp.read(about.get("stamp")), about.get("files")
-    sound = isinstance(listed, dict) and all(
-        isinstance(one, dict) and isinstance(one.get("bytes"), int) and isinstance(one.get("sha256"), str)
-        for one in listed.values()
-    )
-    if theirs is None or not sound or not isinstance(about.get("policies"), list):
+    if theirs is None or not isinstance(listed, dict) or not _is_sound(listed) or not isinstance(about.get("policies"), list):
         raise _refused(source, "its manifest is damaged")
     if differs := theirs.differs(stamp()):
         raise _refused(source, f"it was made elsewhere: {'; '.join(differs)}", "export it again there, or compile here")
@@ -134,6 +130,13 @@ def _manifest(source: Path, file: zipfile.ZipFile) -> dict[str, Any]:
     if wrong := next((name for name in listed if not _PARTS.fullmatch(name)), None):
         raise _refused(source, f"{wrong!r} is no name of a file in a cache")
     return about
+
+
+def _is_sound(listed: dict[str, Any]) -> bool:
+    return all(
+        isinstance(one, dict) and isinstance(one.get("bytes"), int) and isinstance(one.get("sha256"), str)
+        for one in listed.values()
+    )
 
 
 def _contents(file: zipfile.ZipFile, name: str, most: int) -> bytes:

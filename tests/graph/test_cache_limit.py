@@ -13,8 +13,6 @@ import msctx
 from msctx.graph import cache, cache_limit
 from msctx.graph.cache_limit import MEGABYTE, Limit
 
-NOW = time.time()
-
 
 def fill(folder: Path, *ages: int, size: int = MEGABYTE) -> list[Path]:
     """Files of a megabyte, last used so many minutes ago."""
@@ -23,7 +21,7 @@ def fill(folder: Path, *ages: int, size: int = MEGABYTE) -> list[Path]:
         path = folder / f"{number:02d}" / f"code{number}.so"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(size))
-        os.utime(path, (NOW - 60 * minutes,) * 2)
+        os.utime(path, (time.time() - 60 * minutes,) * 2)
         made.append(path)
     return made
 
@@ -63,7 +61,7 @@ def test_nothing_goes_below_the_limit_or_without_one(tmp_path: Path) -> None:
 
 
 def test_what_was_used_in_the_last_half_hour_stays(tmp_path: Path) -> None:
-    made = fill(tmp_path, 29, 31, 1)
+    made = fill(tmp_path, 25, 31, 1)
     assert cache_limit.keep_within([tmp_path], Limit(1, 1), frozenset()) == MEGABYTE
     assert kept(made) == [0, 2]
 
