@@ -33,10 +33,9 @@ from msctx.context.ledger import rebase
 from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
-from msctx.options.conv_policy import FLAGS, ConvPolicy
-from msctx.options.graph import Compilation, Shapes
 from msctx.options.compile_cache import CompileCache
 from msctx.options.conv_policy import FLAGS, ConvPolicy
+from msctx.options.graph import Compilation, Shapes
 from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, Kernels, Overflow, Recorder, Watchdog
 from msctx.switches import SWITCHES, Switch
 
