@@ -10,6 +10,7 @@
 #define MSCTX_ISA generic
 #include "msctx/api.h"
 #include "msctx/elements.h"
+#include "msctx/magnitudes.h"
 
 namespace msctx {
 namespace {
@@ -142,25 +143,25 @@ class Raised {
 // Of the values of a channel, in all images.
 struct Peak {
   int32_t bits = 0;      // of the largest |value|: Inf and NaN are above all others
-  double squares = 0.0;  // their sum, where it is wanted
+  double sum = 0.0, squares = 0.0;  // of |value|, where they are wanted
 
   float largest() const {
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
   }
-  template <bool with_squares>
+  template <bool with_sums>
   void add(float value) {
     int32_t own;
     std::memcpy(&own, &value, sizeof own);
     own &= 0x7fffffff;
     bits = own > bits ? own : bits;
-    if (with_squares) squares += double(value) * double(value);
+    if (with_sums) sum += std::fabs(double(value)), squares += double(value) * double(value);
   }
 };
 
 // Without the bias, where there is one.
-template <bool with_squares>
+template <bool with_sums>
 std::vector<Peak> peaks_of(
     const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, const float* bias, const Parallel& parallel) {
   std::vector<Peak> found(size_t(n * channels));
@@ -169,17 +170,18 @@ std::vector<Peak> peaks_of(
       const float* from = values + task * positions * channels;
       Peak* const to = found.data() + task * channels;
       for (int64_t i = 0; i < positions; i++, from += channels)
-        for (int64_t c = 0; c < channels; c++) to[c].add<with_squares>(from[c] - (bias ? bias[c] : 0.0f));
+        for (int64_t c = 0; c < channels; c++) to[c].add<with_sums>(from[c] - (bias ? bias[c] : 0.0f));
     } else {
       Peak peak;
       const float *from = values + task * positions, less = bias ? bias[task % channels] : 0.0f;
-      for (int64_t i = 0; i < positions; i++) peak.add<with_squares>(from[i] - less);
+      for (int64_t i = 0; i < positions; i++) peak.add<with_sums>(from[i] - less);
       found[size_t(task)] = peak;
     }
   });
   for (int64_t i = channels; i < n * channels; i++) {
     Peak& all = found[size_t(i % channels)];
     all.bits = std::max(all.bits, found[size_t(i)].bits);
+    all.sum += found[size_t(i)].sum;
     all.squares += found[size_t(i)].squares;
   }
   found.resize(size_t(channels));
@@ -192,8 +194,8 @@ int32_t largest_of(const std::vector<Peak>& peaks) {
 }
 constexpr int32_t infinity_bits = 0x7f800000;
 
-// What transforms round: relatively, by `norm`, what the largest value of each channel could add to a result if errors and signs were random
-// (NaN: a value is not finite, or the weights are so small throughout that transforms have no bits left of them); and absolutely, by
+// What transforms round: relatively, by `norm`, what the largest value of each channel could add to a result if signs were random within a
+// window, but the same in all channels (of weight gradients: everywhere), where images and windows may be alike and so round alike (NaN: a value is not finite, or the weights are so small throughout that transforms have no bits left of them); and absolutely, by
 // `denormal`, what they lose of a result when they compute with numbers below the smallest normal one.
 struct Rounding {
   double norm = NAN, denormal = 0.0;
@@ -217,7 +219,7 @@ Rounding rounding_of(const ConvProblem& p, Op op, const ConvTensors& t, const fl
     for (int64_t k = 0; k < p.k; k++)
       for (int64_t c = k / gk * gc; c < (k / gk + 1) * gc; c++) {
         const Peak &a = of_x[size_t(c)], &b = of_y[size_t(k)];
-        largest = std::max(largest, std::min(a.largest() * std::sqrt(b.squares), b.largest() * std::sqrt(a.squares)));
+        largest = std::max(largest, std::min(a.largest() * b.sum, b.largest() * a.sum));
       }
     return {largest, largest > 0.0 ? lost_of(squares) : 0.0};
   }
@@ -229,7 +231,7 @@ Rounding rounding_of(const ConvProblem& p, Op op, const ConvTensors& t, const fl
   if (!is_finite(peaks) || largest_weight >= infinity_bits) return {};
   if (largest_weight > 0 && largest_weight < 27 << 23) return {};  // 2^-100
   const int64_t results = forward ? p.k : p.c, terms = forward ? gc : gk, each = forward ? gk : gc;
-  std::vector<double> squares(size_t(results), 0.0), factors(size_t(results), 0.0);
+  std::vector<double> norms(size_t(results), 0.0), factors(size_t(results), 0.0);
   parallel_for(parallel, results, [&](int64_t r, int) {
     double weights = 0.0, values = 0.0;
     const int64_t group = r / each;
@@ -239,13 +241,13 @@ Rounding rounding_of(const ConvProblem& p, Op op, const ConvTensors& t, const fl
       double sum = 0.0;
       for (int64_t tap = 0; tap < window; tap++) sum += double(from[tap]) * double(from[tap]);
       const double peak = peaks[size_t(source)].largest();
-      squares[size_t(r)] += sum * peak * peak;
+      norms[size_t(r)] += std::sqrt(sum) * peak;
       weights += sum;
       values += double(window) * peak * peak;
     }
     factors[size_t(r)] = std::max(weights, values);
   });
-  largest = std::sqrt(*std::max_element(squares.begin(), squares.end()));
+  largest = *std::max_element(norms.begin(), norms.end());
   return {largest, largest > 0.0 ? lost_of(*std::max_element(factors.begin(), factors.end())) : 0.0};
 }
 
@@ -292,22 +294,50 @@ void add_bias(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel&
   });
 }
 
+// Where the largest of a channel of the result is: its image, and its place among the positions (of weights: the taps of all channels).
+struct At {
+  int64_t image, place;
+};
+At find(const Peak& peak, const float* values, int64_t n, int64_t channels, int64_t channel, int64_t places, bool channels_last, float less) {
+  const int64_t step = channels_last ? channels : 1;
+  for (int64_t i = 0; i < n; i++) {
+    const float* const from = values + (channels_last ? i * places * channels + channel : (i * channels + channel) * places);
+    for (int64_t j = 0; j < places; j++) {
+      Peak own;
+      own.add<false>(from[j * step] - less);
+      if (own.bits == peak.bits) return {i, j};
+    }
+  }
+  return {0, 0};
+}
+
 // Whether the result, to which `bias` has been added, is finite, and the largest value of it large enough for what may have been lost.
 bool holds(
-    const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const float* bias, double lost, double norm,
-    const Parallel& parallel) {
+    const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const float* bias, const Lost& lost,
+    const Rounding& rounding, const Prepared& kept, const Parallel& parallel) {
   const bool of_weights = op == Op::backward_weight, forward = op == Op::forward;
   const auto* const result = static_cast<const float*>(of_weights ? t.w : forward ? t.y : t.x);
-  const auto peaks = of_weights ? peaks_of<false>(result, 1, p.k, group_c(p) * volume(p.window), false, nullptr, parallel)
-                     : forward  ? peaks_of<false>(result, p.n, p.k, volume(p.out), t.channels_last, bias, parallel)
-                                : peaks_of<false>(result, p.n, p.c, volume(p.in), t.channels_last, bias, parallel);
+  const int64_t n = of_weights ? 1 : p.n, channels = of_weights || forward ? p.k : p.c;
+  const int64_t places = of_weights ? group_c(p) * volume(p.window) : volume(forward ? p.out : p.in);
+  const bool last = t.channels_last && !of_weights;
+  const auto peaks = peaks_of<false>(result, n, channels, places, last, bias, parallel);
   const Peak all{largest_of(peaks)};
   if (all.bits >= infinity_bits) return !algorithm.spreads_nonfinite && algorithm.most_spread == 0.0;
-  const double largest = all.largest();
-  if (lost > algorithm.error(p, op) * largest) return false;
-  if (algorithm.most_spread == 0.0) return true;
+  const double largest = all.largest(), norm = rounding.norm, error = algorithm.error(p, op);
+  if (rounding.denormal > error * largest) return false;
+  const auto is_enough = [&](double unit) { return lost.most <= error * unit && norm <= algorithm.most_spread * unit; };
+  if (!is_enough(largest)) {
+    // Results that cancel are small, but not what they are sums of: it is enough to look at one.
+    int64_t channel = 0;
+    while (peaks[size_t(channel)].bits != all.bits) channel++;
+    const At at = find(all, result, n, channels, channel, places, last, bias ? bias[channel] : 0.0f);
+    ConvTensors plain = t;
+    if (plain.w == nullptr) plain.w = const_cast<void*>(plain_of(kept));
+    const double unit = magnitude_at(p, op, plain, at.image, channel, at.place);
+    if (!is_enough(unit) && (lost.each == 0.0 || lost_at_most(p, op, plain, lost, parallel) > error * unit)) return false;
+  }
   const double terms = double(of_weights ? p.n * volume(p.out) : (forward ? group_c(p) : group_k(p)) * volume(p.window));
-  return norm <= algorithm.most_spread * largest && largest <= 2 * std::sqrt(terms) * norm;  // no sum is larger than that
+  return algorithm.most_spread == 0.0 || largest <= 2 * std::sqrt(terms) * norm;  // no sum is larger than that
 }
 
 }  // namespace
@@ -342,13 +372,13 @@ bool conv_run(
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
     Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
     Raised raised(algorithm, p, op, t, memory, parallel);
-    double lost = -1.0;
+    Lost lost;
     raised.tensors.lost = &lost;
     const bool done = algorithm.run(p, op, raised.tensors, {Weights::get, &weights}, scratch.data, parallel);
     if (done && raised.any()) raised.lower(static_cast<float*>(result), count);
     const float* const added = raised.any() ? nullptr : t.bias;
-    lost = std::max(lost, rounding.denormal / raised.by());
-    if (done && ((lost <= 0.0 && !transforms) || holds(algorithm, p, op, t, added, lost, rounding.norm, parallel))) {
+    const Rounding rounded = {rounding.norm, rounding.denormal / raised.by()};
+    if (done && ((lost.most == 0.0 && !transforms) || holds(algorithm, p, op, t, added, lost, rounded, kept, parallel))) {
       if (raised.any() && t.bias) add_bias(p, op, t, parallel);
       return false;
     }

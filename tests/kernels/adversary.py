@@ -1,15 +1,16 @@
-"""Data made to break a row's bound: blocks of both factors are scaled, set or cleared, and what hurts most is changed further."""
+"""Data made to break a row's bound: blocks of both factors are scaled, set or cleared, and what hurts most is changed further; or all
+products of a sum are alike but for two scales, so that what is cut or rounded of them adds up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from cases import Case, case
 from checks import Array, Tensors, distance, largest, stored, terms, truth_of
 
-from kernels import FACTORS, Kernels, Row
+from kernels import BACKWARD_WEIGHT, FACTORS, FORWARD, Kernels, Row
 
 ATTACKED = (
     case(1, 2, 3, (1, 9), 3, padding=1),  # taps over padding alone
@@ -22,6 +23,19 @@ ATTACKED = (
     case(1, 1, 2, (14, 12), 9, padding=4),
     case(2, 6, 6, (9, 10), 3, padding=1, groups=6),
 )
+DEEP = (
+    case(1, 64, 20, (4, 5), 1),
+    case(1, 256, 256, (2, 3), 1),
+    case(1, 1024, 1024, (1, 2), 1),
+    case(1, 256, 256, (6, 6), 3, padding=1),
+    case(1, 64, 64, (9, 9), 3, padding=1),
+    case(4, 8, 8, (16, 16), 1),
+    case(4, 4, 4, (16, 16), 3, padding=1),
+    case(1, 1, 1, (16, 16), 9, padding=4),
+    case(2, 6, 6, (16, 16), 3, padding=1, groups=6),
+)
+"""Sums of many products, along channels or positions."""
+Kind = Literal["opposite halves", "one way"]
 BASES = ("normal", "uniform", "ones")
 Change = tuple[int, tuple[Any, ...], float]
 """Which factor, which block of it, by what it is multiplied; 0 clears it."""
@@ -75,15 +89,54 @@ def mutated(generator: np.random.Generator, attack: Attack, each: Case, op: int)
     return Attack(str(generator.choice(BASES)) if generator.integers(8) == 0 else attack.base, tuple(changes[-5:]))
 
 
+def _scales(generator: np.random.Generator, kind: Kind, depth: int) -> tuple[Array, Array]:
+    """Of the products of a sum, for both factors.
+
+    Opposite halves: one factor is large in one half of them, the other in the other half, so that the largest values never meet. One
+    way: few products of 1, which no other reaches, and each addition of those rounds alike.
+    """
+    if kind == "opposite halves":
+        halves = np.where(np.arange(depth) < depth // 2, 1.0, 10.0 ** -generator.uniform(0.5, 9))
+        return halves, halves[::-1]
+    run = int(generator.choice([32, 64, 128, 256, 256, 256, 512, depth]))
+    exponent, part = generator.uniform(0, 30), generator.uniform()
+    small = 2.0 ** -(exponent * part), 2.0 ** -(exponent * (1 - part))
+    first, second = (np.where(np.arange(depth) % run == 0, 1.0, s * generator.uniform(0.5, 1)) for s in small)
+    return first, second
+
+
+def _alike(generator: np.random.Generator, shape: tuple[int, ...], along: tuple[int, ...], scales: Array) -> Array:
+    """One value or one pattern, times a scale for each place of the axes *along*."""
+    pattern = [1 if axis in along else size for axis, size in enumerate(shape)]
+    values = (
+        generator.standard_normal(pattern),
+        generator.uniform(0.5, 1, pattern),
+        np.full(pattern, generator.uniform(0.5, 1)),
+    )
+    scaled = np.resize(scales, np.prod([shape[axis] for axis in along])).reshape(
+        [size if axis in along else 1 for axis, size in enumerate(shape)]
+    )
+    return np.broadcast_to(values[generator.integers(3)] * scaled, shape).astype(np.float32)
+
+
+def products_alike(generator: np.random.Generator, each: Case, op: int, kind: Kind) -> Tensors:
+    """The products of a sum are along channels, of a weight gradient along images and positions."""
+    given = [np.zeros(shape, np.float32) for shape in each.shapes]
+    depth = each.n * int(np.prod(each.out)) if op == BACKWARD_WEIGHT else (each.c if op == FORWARD else each.k) // each.groups
+    along = ((1,), (1,)) if op == FORWARD else ((1,), (0,)) if op != BACKWARD_WEIGHT else ((0, 2, 3), (0, 2, 3))
+    for which, axes, scales in zip(FACTORS[op], along, _scales(generator, kind, depth), strict=True):
+        given[which] = _alike(generator, each.shapes[which], axes, scales)
+    return given[0], given[1], given[2]
+
+
 def unit(kernels: Kernels, op: int, each: Case, given: Tensors, right: Array) -> float:
     """What a bound is a part of: the largest result, or, where results cancel, the largest sum of the products' magnitudes."""
     sums = truth_of(kernels, op, each, (np.abs(given[0]), np.abs(given[1]), np.abs(given[2])))
     return max(largest(right), largest(sums))
 
 
-def ratio(kernels: Kernels, row: Row, each: Case, attack: Attack, isa: str) -> float:
+def ratio(kernels: Kernels, row: Row, each: Case, given: Tensors, isa: str) -> float:
     """The error of the row in units of its bound."""
-    given = attack.data(each, row.op)
     right = truth_of(kernels, row.op, each, given)
     lost = 8 * terms(row.op, each) * 2.0**-149
     allowed = kernels.error(row, each) * unit(kernels, row.op, each, given, right) + lost
@@ -100,7 +153,7 @@ def worst(kernels: Kernels, row: Row, each: Case, isa: str, rounds: int, seed: i
     since = 0
     for _ in range(rounds):
         attack = mutated(generator, found, each, row.op)
-        value = ratio(kernels, row, each, attack, isa)
+        value = ratio(kernels, row, each, attack.data(each, row.op), isa)
         if value > here:
             found, here, since = attack, value, 0
         elif (since := since + 1) > 25:

@@ -107,17 +107,14 @@ class Product {
     l_.for_taps(phase, [&](const TapAt& tap) { places[taps++] = planes.place(tap); });
     const int64_t apart = planes.apart();
     const char* const first_weights = weights_.tiles(phase, group, begin);
-    Sum<S> sum;
+    Sum<S> sum({apart, tile_size, tile_bytes, S::column_tiles * tile_size, tile_size});
     for (int64_t pixel = 0; pixel < pixels; pixel += l_.rows_together)
       for (int64_t b = begin; b < end; b++) {
         const char* weights = first_weights + (b - begin) * l_.weight_bytes(phase);
         sum.begin();
         for (int64_t depth = 0; depth < l_.blocks; depth++) {
           const char* from = planes.data() + depth * S::parts * apart + pixel * tile_bytes;
-          for (int64_t i = 0; i < taps; i++, weights += Lowered<S>::step_bytes) {
-            sum.before_step();
-            S::step(from + places[i], apart, tile_size, tile_bytes, weights);
-          }
+          for (int64_t i = 0; i < taps; i++, weights += Lowered<S>::step_bytes) sum.add_step(from + places[i], weights);
         }
         store(sum.end(), pixel, pixels, b, scale, group, target);
       }
@@ -225,13 +222,12 @@ void prepare(const ConvProblem& p, Op op, int form, const void* w, void* prepare
     Weights(both.wide, prepared).fill(static_cast<const float*>(w), parallel);
 }
 
-double graded_error(const ConvProblem& p, Op op) {
-  return graded_error_of(double(op == Op::forward ? group_c(p) : group_k(p)) * double(volume(p.window)));
-}
+double depth_of(const ConvProblem& p, Op op) { return double(op == Op::forward ? group_c(p) : group_k(p)) * double(volume(p.window)); }
 template <class First>
 double error_of(const ConvProblem& p, Op op) {
-  if (std::is_same_v<First, Bfloat16x3>) return graded_error(p, op) + 3 * 0x1p-17;  // of each value 2^-17 are left out, and the last product
-  return is_graded<First> ? graded_error(p, op) : rounded_error(p, op);
+  const double depth = depth_of(p, op);
+  if (std::is_same_v<First, Bfloat16x3>) return graded_error_of(depth) + 0x1p-15;  // 2^-17 of each factor, 2^-16 of the product
+  return is_graded<First> ? graded_error_of(depth) : rounded_error_of(depth);
 }
 
 template <class First>
@@ -247,13 +243,13 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   const void* prepared = weights(0);
   const WeightHead& head = Weights(both.first, prepared).head();
   if (!head.is_finite) return false;
-  const double depth = double(both.first.deep * both.first.most_taps()), error = error_of<First>(p, op);
+  const double depth = depth_of(p, op), error = error_of<First>(p, op);
   const Product<First> product(both.first, both.cut, t, prepared);
   const bool takes = product.takes(both.first);
   double largest;
   for (int64_t i = 0; i < product.tasks(); i++) strips[i] = {takes ? State::wanted : State::too_wide, 0.0f};
   product.run(State::wanted, most_spread<First>, strips, slots, both.slot_bytes(), parallel, largest);
-  *t.lost = lost_share<First>(depth, error) * largest * head.largest;
+  *t.lost = lost_of<First>(depth, largest, head.largest, error);
   if (any(State::not_finite, product.tasks())) return false;
   if (!any(State::too_wide, product.tasks())) return true;
 
@@ -263,8 +259,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   const int64_t parts = product.tasks() / wide.tasks();
   for (int64_t i = 0; i < wide.tasks(); i++) strips[i] = {strips[i * parts].state, 0.0f};
   wide.run(State::too_wide, no_limit, strips, slots, both.slot_bytes(), parallel, largest);
-  const double lost = lost_share<Wide>(depth, error) * largest * Weights(both.wide, weights(1)).head().largest;
-  if (lost > *t.lost) *t.lost = lost;
+  t.lost->join(lost_of<Wide>(depth, largest, head.largest, error));
   return !any(State::not_finite, wide.tasks());
 }
 

@@ -1,12 +1,10 @@
 // algo_1 on the matrix unit, the weight gradient: sums over the positions of the result. Rows of a tile are channels of the gradient of
 // y, 64 bytes of neighbouring positions each; columns are channels of x, whose positions lie in groups of 2 or 4: one copy for each place
 // in a group where a tap begins. Some rows of an image, or some images, are split at a time (a chunk), and their products added to the
-// gradient in float32, chunk after chunk.
+// gradient in float32, chunk after chunk; those of many chunks are added up apart, since each addition rounds.
 
 #include "choice.h"
 #include "lowered.h"
-
-#include <type_traits>
 
 namespace msctx::MSCTX_ISA {
 namespace {
@@ -14,6 +12,7 @@ namespace {
 // A chunk is to stay in the second cache; but where there are many sums, to which each adds, it may as well be larger.
 constexpr int64_t chunk_bytes = 1 << 20, largest_chunk = 8 << 20;
 constexpr int64_t most_chunk = 256 << 20;  // of one row of results
+constexpr int64_t chunks_together = 16;  // in one sum
 constexpr int64_t lanes = 16;
 constexpr int64_t most_together = 64;
 
@@ -44,6 +43,9 @@ struct Plan {
   int64_t place(const TapAt& tap) const { return (tap.phase * (height + l.y.span()) + tap.row) * l.width + tap.column; }
   int64_t steps() const { return divide_up(height * l.width, S::depth); }
   int64_t chunks() const { return strips > 1 ? l.images * strips : divide_up(l.images, together); }
+  int64_t chunk_depth() const { return together * height * l.x.result; }
+  // By adding up chunks, in parts of the sum of the products' magnitudes.
+  double rounded() const { return 0x1p-24 * double(smaller(chunks() - 1, chunks_together) + chunks() / chunks_together); }
 
   // Of one image: [block of y][part][row tile][16 rows][y_pitch], then [block of x][copy][column tile][part][groups][64 bytes].
   int64_t y_pitch() const { return steps() * tile_bytes; }
@@ -220,17 +222,14 @@ template <class S>
 void multiply(
     const Plan<S>& plan, const Segment<S>* segments, int64_t count, bool is_first, int64_t y_block, int64_t x_block,
     const Unscale<S>& unscale, float* sums) {
-  Sum<S> sum;
+  Sum<S> sum({plan.y_part(), lanes * plan.y_pitch(), plan.y_pitch(), plan.x_part(), plan.x_across()});
   int64_t tap = 0;
   plan.l.for_taps(0, [&](const TapAt& at) {
     const int64_t place = plan.place(at), copy = plan.copy[place % S::together], shift = place / S::together * tile_bytes;
     sum.begin();
     for (int64_t i = 0; i < count; i++) {
       const char *a = segments[i].y_data(y_block), *b = segments[i].x_data(x_block, copy) + shift;
-      for (int64_t step = 0; step < plan.steps(); step++, a += tile_bytes, b += tile_size) {
-        sum.before_step();
-        S::step(a, plan.y_part(), lanes * plan.y_pitch(), plan.y_pitch(), b, plan.x_part(), plan.x_across());
-      }
+      for (int64_t step = 0; step < plan.steps(); step++, a += tile_bytes, b += tile_size) sum.add_step(a, b);
     }
     const typename S::Block& block = sum.end();
     for (int r = 0; r < S::row_tiles; r++)
@@ -276,25 +275,33 @@ struct Both {
   explicit Both(const ConvProblem& p) : first(p), wide(p) {}
 };
 
-// The workspace: sums, the chunk, a stage for each thread, spreads.
+// The workspace: sums, those of many chunks, the chunk, a stage for each thread, spreads.
 template <class S>
 struct Layout {
-  size_t sums, data, stage, spreads;
+  size_t sums, far, data, stage, spreads;
   explicit Layout(const Plan<S>& plan)
-      : sums(align64(sizeof(float) * size_t(plan.sum_floats()))), data(align64(size_t(plan.together * plan.size()))),
-        stage(align64(sizeof(float) * size_t(plan.stage_floats()))), spreads(align64(2 * sizeof(Spread) * size_t(plan.together))) {}
-  size_t size(int threads) const { return sums + data + stage * size_t(threads) + spreads; }
+      : sums(align64(sizeof(float) * size_t(plan.sum_floats()))), far(plan.chunks() > chunks_together ? sums : 0),
+        data(align64(size_t(plan.together * plan.size()))), stage(align64(sizeof(float) * size_t(plan.stage_floats()))),
+        spreads(align64(2 * sizeof(Spread) * size_t(plan.together))) {}
+  size_t size(int threads) const { return sums + far + data + stage * size_t(threads) + spreads; }
 };
+
+static void add_to(float* to, const float* from, int64_t count, const Parallel& parallel) {
+  constexpr int64_t piece = 1 << 14;
+  parallel_for(parallel, divide_up(count, piece), [&](int64_t task, int) {
+    for (int64_t i = task * piece; i < smaller((task + 1) * piece, count); i++) to[i] += from[i];
+  });
+}
 
 // One group. `too_wide`: nothing was computed, since values are spread too far. false: some are not finite.
 template <class S>
 bool run_group(
     const Plan<S>& plan, const ConvTensors& t, int64_t group, double most, double error, bool& too_wide, char* workspace,
     const Parallel& parallel) {
-  double squares = 0.0;  // of what each chunk may lose
+  Lost lost;
   const Layout<S> layout(plan);
-  auto* sums = reinterpret_cast<float*>(workspace);
-  char *data = workspace + layout.sums, *stages = data + layout.data;
+  auto *sums = reinterpret_cast<float*>(workspace), *far = reinterpret_cast<float*>(workspace + layout.sums);
+  char *data = workspace + layout.sums + layout.far, *stages = data + layout.data;
   auto* spreads = reinterpret_cast<Spread*>(stages + layout.stage * size_t(parallel.threads));
 
   for (int64_t number = 0; number < plan.chunks(); number++) {
@@ -312,9 +319,10 @@ bool run_group(
     if (!x.is_finite() || !y.is_finite()) return false;
     too_wide = x.crest() * y.crest() > most;
     if (too_wide) return true;
-    const double depth = double(count * plan.height * plan.l.x.result);
-    const double lost = lost_share<S>(depth, error) * double(x.largest()) * double(y.largest());
-    squares += lost * lost;
+    const double others = lost.most;  // a result is the sum of all chunks
+    const Lost more = lost_of<S>(double(plan.chunk_depth()), double(x.largest()), double(y.largest()), error);
+    lost.join(more);
+    lost.most = others + more.most;
     const Scale x_scale = x.template scale<S>(), y_scale = y.template scale<S>();
     const int64_t x_tiles = plan.x_blocks * S::column_tiles, y_tiles = plan.y_blocks * S::row_tiles;
     parallel_for(parallel, count * (x_tiles + y_tiles), [&](int64_t i, int slot) {
@@ -329,12 +337,14 @@ bool run_group(
     const Unscale<S> unscale(x_scale, mantissas, exponents);
     parallel_for(parallel, plan.x_blocks * plan.y_blocks, [&](int64_t i, int) {
       const TileUse tiles;
-      multiply(plan, segments, count, number == 0, i % plan.y_blocks, i / plan.y_blocks, unscale, sums);
+      multiply(plan, segments, count, number % chunks_together == 0, i % plan.y_blocks, i / plan.y_blocks, unscale, sums);
     });
+    if (layout.far == 0 || ((number + 1) % chunks_together != 0 && number + 1 != plan.chunks())) continue;
+    if (number < chunks_together) std::memcpy(far, sums, layout.far);
+    else add_to(far, sums, plan.sum_floats(), parallel);
   }
-  store_weights(plan, group, sums, static_cast<float*>(t.w), parallel);
-  const double lost = __builtin_sqrt(squares);
-  if (lost > *t.lost) *t.lost = lost;
+  store_weights(plan, group, layout.far ? far : sums, static_cast<float*>(t.w), parallel);
+  t.lost->join(lost);
   return true;
 }
 
@@ -351,13 +361,22 @@ size_t workspace(const ConvProblem& p, Op, int threads) {
   return a > b ? a : b;
 }
 
-double graded_error(const ConvProblem& p, Op) { return graded_error_of(double(p.n * volume(p.out))); }
+template <class First>
+double error_of(const ConvProblem& p, Op) {
+  const Both<First> both(p);
+  const auto of = [](const auto& plan) {
+    const double depth = double(plan.chunk_depth());
+    return (is_graded<First> ? graded_error_of(depth) : rounded_error_of(depth)) + plan.rounded();
+  };
+  const double first = of(both.first), wide = of(both.wide);
+  return first > wide ? first : wide;
+}
 
 template <class First>
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
   const Both<First> both(p);
   char* const scratch = static_cast<char*>(workspace);
-  const double error = std::is_same_v<First, Graded> ? graded_error(p, op) : rounded_error(p, op);
+  const double error = error_of<First>(p, op);
   for (int64_t group = 0; group < both.first.l.groups; group++) {
     bool too_wide = false;
     if (!run_group(both.first, t, group, most_spread<First>, error, too_wide, scratch, parallel)) return false;
@@ -376,7 +395,7 @@ const ConvAlgorithm conv_tiles_wgrad = {
     .same_on_every_isa = false,
     .reasons = reasons,
     .workspace = workspace<Graded>,
-    .error = graded_error,
+    .error = error_of<Graded>,
     .run = run<Graded>,
     .reads_channels_last = true,
 };
@@ -387,7 +406,7 @@ const ConvAlgorithm conv_tiles_wgrad_tf32 = {
     .same_on_every_isa = false,
     .reasons = reasons,
     .workspace = workspace<Rounded>,
-    .error = rounded_error,
+    .error = error_of<Rounded>,
     .run = run<Rounded>,
     .reads_channels_last = true,
 };

@@ -36,7 +36,7 @@ struct Plan {
 };
 
 template <class S, bool any_exponent>
-State run_block(const Plan<S>& plan, const ConvTensors& t, const Filters<S>& filters, double most, int64_t task, char* slot) {
+Outcome run_block(const Plan<S>& plan, const ConvTensors& t, const Filters<S>& filters, double most, int64_t task, char* slot) {
   const Transformed<S>& l = plan.l;
   const bool forward = l.op == Op::forward;
   char* const sums = slot + plan.source_size();
@@ -46,8 +46,8 @@ State run_block(const Plan<S>& plan, const ConvTensors& t, const Filters<S>& fil
   const int64_t end = smaller(l.tiles(), begin + plan.together);
 
   const Sources<S> sources(l, filters, static_cast<const float*>(forward ? t.x : t.y), t.channels_last, stage);
-  const State state = sources.template fill<any_exponent>(group, begin, end, most, slot, scales);
-  if (state != State::done) return state;
+  const Outcome outcome = sources.template fill<any_exponent>(group, begin, end, most, slot, scales);
+  if (outcome.state != State::done) return outcome;
 
   const Results<S> results(l, filters, static_cast<float*>(forward ? t.y : t.x), t.bias, t.channels_last);
   const TileUse tiles;
@@ -64,17 +64,17 @@ State run_block(const Plan<S>& plan, const ConvTensors& t, const Filters<S>& fil
       for (int64_t c = 0; c < columns; c++)
         results.put(group, begin + i, column + c, scales[i], sums + (i / 16 * columns_at_once + c) * l.sums_bytes + i % 16 * tile_bytes);
   }
-  return State::done;
+  return outcome;
 }
 
 // The blocks whose state is `wanted`.
 template <class S, bool any_exponent>
 void run_blocks(
-    const Plan<S>& plan, const ConvTensors& t, const void* prepared, double most, State wanted, State* states, char* slots,
+    const Plan<S>& plan, const ConvTensors& t, const void* prepared, double most, State wanted, Outcome* outcomes, char* slots,
     size_t slot_bytes, const Parallel& parallel) {
   const Filters<S> filters(plan.l, prepared);
   parallel_for(parallel, plan.tasks(), [&](int64_t task, int slot) {
-    if (states[task] == wanted) states[task] = run_block<S, any_exponent>(plan, t, filters, most, task, slots + size_t(slot) * slot_bytes);
+    if (outcomes[task].state == wanted) outcomes[task] = run_block<S, any_exponent>(plan, t, filters, most, task, slots + size_t(slot) * slot_bytes);
   });
 }
 
@@ -89,27 +89,29 @@ struct Both {
 
 size_t workspace(const ConvProblem& p, Op op, int threads) {
   const Both both(p, op);
-  return size_t(threads) * both.slot_bytes() + align64(size_t(both.first.tasks()));
+  return size_t(threads) * both.slot_bytes() + align64(sizeof(Outcome) * size_t(both.first.tasks()));
 }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weights, void* workspace, const Parallel& parallel) {
   const Both both(p, op);
   char* const slots = static_cast<char*>(workspace);
-  auto* const states = reinterpret_cast<State*>(slots + size_t(parallel.threads) * both.slot_bytes());
-  const auto any = [&](State state) {
-    for (int64_t i = 0; i < both.first.tasks(); i++)
-      if (states[i] == state) return true;
-    return false;
+  auto* const outcomes = reinterpret_cast<Outcome*>(slots + size_t(parallel.threads) * both.slot_bytes());
+  const auto worst = [&] {
+    Outcome all = {State::wanted, 0.0f};
+    for (int64_t i = 0; i < both.first.tasks(); i++) all.join(outcomes[i]);
+    return all;
   };
   const void* const prepared = weights(0);
   const auto& head = Filters(both.first.l, prepared).head();
   if (!head.is_finite) return false;
-  const bool fits = both.first.l.takes() && head.crest <= most_spread<Graded>;
-  for (int64_t i = 0; i < both.first.tasks(); i++) states[i] = fits ? State::wanted : State::too_wide;
-  run_blocks<Graded, false>(both.first, t, prepared, most_spread<Graded> / head.crest, State::wanted, states, slots, both.slot_bytes(), parallel);
-  if (any(State::too_wide) && !any(State::not_finite))
-    run_blocks<Wide, true>(both.wide, t, weights(1), 0.0, State::too_wide, states, slots, both.slot_bytes(), parallel);
-  return !any(State::not_finite);
+  const bool fits = both.first.l.takes() && head.crest <= most_spread_at_points;
+  for (int64_t i = 0; i < both.first.tasks(); i++) outcomes[i] = {fits ? State::wanted : State::too_wide, 0.0f};
+  run_blocks<Graded, false>(
+      both.first, t, prepared, most_spread_at_points / head.crest, State::wanted, outcomes, slots, both.slot_bytes(), parallel);
+  *t.lost = winograd_lost(both.first.l.depth, worst().largest, head.largest);
+  if (worst().state == State::too_wide)
+    run_blocks<Wide, true>(both.wide, t, weights(1), 0.0, State::too_wide, outcomes, slots, both.slot_bytes(), parallel);
+  return worst().state != State::not_finite;
 }
 
 }  // namespace

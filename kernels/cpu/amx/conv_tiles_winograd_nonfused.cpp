@@ -26,13 +26,13 @@ struct Plan {
   size_t source_size() const { return align64(size_t(divide_up(together, l.rows_together) * l.source_bytes())); }
   size_t sums_size() const { return size_t(divide_up(together, l.rows_together) * S::row_tiles * l.columns * l.sums_bytes); }
   size_t scales_size() const { return align64(sizeof(Scale) * size_t(together)); }
-  size_t states_size() const { return align64(size_t(divide_up(together, task_tiles))); }
+  size_t outcomes_size() const { return align64(sizeof(Outcome) * size_t(divide_up(together, task_tiles))); }
   size_t stage_bytes() const { return align64(sizeof(float) * Sources<S>::stage_size(l)); }
-  size_t size(int threads) const { return source_size() + sums_size() + scales_size() + states_size() + size_t(threads) * stage_bytes(); }
+  size_t size(int threads) const { return source_size() + sums_size() + scales_size() + outcomes_size() + size_t(threads) * stage_bytes(); }
 };
 
 template <class S, bool any_exponent>
-State run_batch(
+Outcome run_batch(
     const Plan<S>& plan, const ConvTensors& t, const Filters<S>& filters, double most, int64_t group, int64_t begin, char* workspace,
     const Parallel& parallel) {
   const Transformed<S>& l = plan.l;
@@ -41,19 +41,19 @@ State run_batch(
   char* const operands = workspace;
   char* const sums = operands + plan.source_size();
   auto* const scales = reinterpret_cast<Scale*>(sums + plan.sums_size());
-  auto* const states = reinterpret_cast<State*>(reinterpret_cast<char*>(scales) + plan.scales_size());
-  char* const stages = reinterpret_cast<char*>(states) + plan.states_size();
+  auto* const outcomes = reinterpret_cast<Outcome*>(reinterpret_cast<char*>(scales) + plan.scales_size());
+  char* const stages = reinterpret_cast<char*>(outcomes) + plan.outcomes_size();
 
   parallel_for(parallel, divide_up(tiles, task_tiles), [&](int64_t task, int slot) {
     const int64_t first = task * task_tiles, last = smaller(first + task_tiles, tiles);
     auto* const stage = reinterpret_cast<float*>(stages + size_t(slot) * plan.stage_bytes());
     const Sources<S> sources(l, filters, static_cast<const float*>(forward ? t.x : t.y), t.channels_last, stage);
     char* const to = operands + first / rows * l.source_bytes() + first % rows * tile_bytes;
-    states[task] = sources.template fill<any_exponent>(group, begin + first, begin + last, most, to, scales + first);
+    outcomes[task] = sources.template fill<any_exponent>(group, begin + first, begin + last, most, to, scales + first);
   });
-  State worst = State::done;
-  for (int64_t i = 0; i < divide_up(tiles, task_tiles); i++) worst = states[i] > worst ? states[i] : worst;
-  if (worst != State::done) return worst;
+  Outcome worst = {State::done, 0.0f};
+  for (int64_t i = 0; i < divide_up(tiles, task_tiles); i++) worst.join(outcomes[i]);
+  if (worst.state != State::done) return worst;
 
   constexpr int64_t parts = 2;  // of the results' channels: more tasks for few points
   parallel_for(parallel, points * parts, [&](int64_t task, int) {
@@ -75,7 +75,7 @@ State run_batch(
       for (int64_t c = column; c < smaller(column + task_columns, l.columns); c++)
         results.put(group, begin + i, c, scales[i], sums + (i / 16 * l.columns + c) * l.sums_bytes + i % 16 * tile_bytes);
   });
-  return State::done;
+  return worst;
 }
 
 struct Both {
@@ -95,14 +95,16 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   char* const data = static_cast<char*>(workspace);
   const Filters<Graded> first(both.first.l, weights(0));
   if (!first.head().is_finite) return false;
-  const bool fits = both.first.l.takes() && first.head().crest <= most_spread<Graded>;
-  const double most = most_spread<Graded> / first.head().crest;
+  const bool fits = both.first.l.takes() && first.head().crest <= most_spread_at_points;
+  const double most = most_spread_at_points / first.head().crest;
   for (int64_t group = 0; group < p.groups; group++)
     for (int64_t begin = 0; begin < both.first.l.tiles(); begin += both.first.together) {
-      State state = fits ? run_batch<Graded, false>(both.first, t, first, most, group, begin, data, parallel) : State::too_wide;
-      if (state == State::too_wide)
-        state = run_batch<Wide, true>(both.wide, t, Filters<Wide>(both.wide.l, weights(1)), 0.0, group, begin, data, parallel);
-      if (state == State::not_finite) return false;
+      Outcome outcome = {State::too_wide, 0.0f};
+      if (fits) outcome = run_batch<Graded, false>(both.first, t, first, most, group, begin, data, parallel);
+      if (outcome.state == State::too_wide)
+        outcome = run_batch<Wide, true>(both.wide, t, Filters<Wide>(both.wide.l, weights(1)), 0.0, group, begin, data, parallel);
+      if (outcome.state == State::not_finite) return false;
+      t.lost->join(winograd_lost(both.first.l.depth, outcome.largest, first.head().largest));
     }
   return true;
 }

@@ -154,19 +154,19 @@ static inline void lowered_reasons(const ConvProblem& p, Reasons& why) {
   why.add_if(reaches_far(p) || volume(p.stride) > most_phases, too_far);
   why.add_if(larger(x_size(p), y_size(p)) / larger(1, p.n) >= int64_t(1) << 31, "it takes images of less than 2 billion values");
 }
-// For sums of `depth` products: what the parts leave out, measured at five sixths of 160 where channels of both factors are spread in
-// opposite ways, as far as the parts are taken; what a run of equal products rounds, measured at 0.8 each; and sums of runs (see Sum).
-// Not a bound for any data yet: a run of one product of 1 and 255 small ones, all of whose roundings go one way, reaches 1.9 times this.
-static inline double graded_error_of(double depth) { return 0x1p-24 * (168 + 0.85 * (depth < 256 ? depth : 256) + depth / 8192); }
-static inline double rounded_error(const ConvProblem&, Op) { return 1.05e-3; }  // 2^-10 of two factors, and as above
+// A bound for any data, of sums of `depth` products. Up to 310 of 384, and the part that grows, is what sums of parts round (see Sum), and
+// what is left is for what they cut (see lost_of); digits round less than 16 of it, and cut more.
+static inline double graded_error_of(double depth) { return 0x1p-24 * (384 + depth / 4096); }
+// 2^-10 of two factors; 1060 * 2^-24, and what grows, of runs of 1024 products; and what they cut.
+static inline double rounded_error_of(double depth) { return 1.05e-3 + 0x1p-24 * depth / 4096; }
 
-// Grows as the root of the depth, while equal values lose as its depth: x of ones and small values, w the other way round, reaches 20
-// times the bound at 1,024 channels.
-// What sums of `depth` products of parts S may lose, in units of the product of the largest values: what a quarter of most_spread makes of
-// `error`. Parts of any exponents lose what is below float32's.
+// What sums of `depth` products of parts S have lost to their being cut, whose factors are no larger than `first` and `second`; see Lost.
+// Of each factor `cut` times the largest value, and of each product `dropped` times the product of those; no product with a zero loses.
+// `room` of `error` is for this.
 template <class S>
-static inline double lost_share(double depth, double error) {
-  return __builtin_sqrt(depth) * (has_any_exponent<S> ? 0x1p-90 : error / (most_spread<S> / 4));
+static inline Lost lost_of(double depth, double first, double second, double error) {
+  const double unit = error / S::room, each = unit * S::dropped * first * second, cut = unit * S::cut;
+  return {depth * (each + 2 * cut * first * second), each, cut * second, cut * first};
 }
 
 // --- weights --------------------------------------------------------------------------------------------------------------------

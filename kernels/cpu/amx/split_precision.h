@@ -16,6 +16,12 @@ namespace msctx::MSCTX_ISA {
 
 using Floats = __m512;
 
+// Bytes between the operands of a step: between the parts of a, its row tiles and the rows of a tile; between the parts of b and its
+// column tiles.
+struct Apart {
+  int64_t a, down, stride, b, across;
+};
+
 // Float sums of 2 x 2 tiles in tiles 0 to 3; operands in 4 and 5, 6 and 7.
 struct FloatSums {
   static constexpr int row_tiles = 2, column_tiles = 2, depth = 32;
@@ -24,6 +30,8 @@ struct FloatSums {
   static constexpr int row_exponent = 0;
   static constexpr bool is_fixed_point = false;
   static constexpr float largest = 0.0f;
+  static constexpr double dropped = 0.0;              // see lost_of
+  static constexpr double room = 74 * 0x1p-24;
   struct Block {
     alignas(64) float at[4][16 * 16];
   };
@@ -41,7 +49,6 @@ struct FloatSums {
   }
   // Row i of the tile (row tile r, column tile c).
   static Floats row(const Block& from, int r, int c, int i) { return _mm512_load_ps(from.at[2 * r + c] + 16 * i); }
-  // Operands: part p of a is at a + p * apart, its row tiles `down` bytes apart, with rows `stride` apart.
   static void load_a(const char* a, int64_t down, int64_t stride) {
     tile_load<4>(a, stride);
     tile_load<5>(a + down, stride);
@@ -54,6 +61,7 @@ struct FloatSums {
 
 struct Bfloat16 : FloatSums {
   static constexpr int top_exponent = 0;
+  static constexpr double cut = 0x1p-90;  // what is below float32's exponents
   using Packed = __m256i;
   static Packed nearest(Floats& v) {  // and takes it away
     const __m512i bits = _mm512_castps_si512(v);
@@ -72,6 +80,7 @@ struct Bfloat16 : FloatSums {
 
 struct Float16 : FloatSums {
   static constexpr int top_exponent = 14;
+  static constexpr double cut = 0x1p-38;  // half the smallest, 2^-25, of a largest value that is 2^13 or more
   using Packed = __m256i;
   static Packed nearest(Floats& v) {
     const __m256i rounded = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -103,22 +112,26 @@ struct Halves : Format {
   static void split_words(Floats v[], char* to, int64_t apart) {
     for (int p = 0; p < parts; p++, to += apart) _mm512_storeu_si512(to, word_of<Format>(v));
   }
-  // b holds [part][column tile], or at the distances that are passed.
-  static void step(
-      const char* a, int64_t apart, int64_t down, int64_t stride, const char* b, int64_t b_apart = 2 * tile_size,
-      int64_t across = tile_size) {
-    const auto left = [&](int p) { Format::load_a(a + p * apart, down, stride); };
-    const auto right = [&](int p) { Format::load_b(b + p * b_apart, across); };
+  // The products of a step but that of the first parts.
+  static void add_low(const char* a, const char* b, const Apart& at) {
+    const auto left = [&](int p) { Format::load_a(a + p * at.a, at.down, at.stride); };
+    const auto right = [&](int p) { Format::load_b(b + p * at.b, at.across); };
     const auto add = [] { Format::add_products(); };
+    if constexpr (products == 1) return;
     left(0);
     if constexpr (products >= 6) right(2), add();
-    if constexpr (products >= 3) right(1), add();
+    right(1), add();
+    if constexpr (products >= 6) left(1), add();
+    if constexpr (products == 9) right(2), add(), left(2), add(), right(1), add();
+    if constexpr (products == 3) left(1);
     right(0), add();
-    if constexpr (products >= 3) left(1), add();
-    if constexpr (products == 9) right(2), add();
-    if constexpr (products >= 6) right(1), add(), left(2);
-    if constexpr (products == 9) add(), right(2), add();
-    if constexpr (products >= 6) right(0), add();
+    if constexpr (products == 6) left(2), add();
+    if constexpr (products == 9) left(1), add();
+  }
+  static void add_high(const char* a, const char* b, const Apart& at) {
+    Format::load_a(a, at.down, at.stride);
+    Format::load_b(b, at.across);
+    Format::add_products();
   }
 };
 using Bfloat16x9 = Halves<Bfloat16, 3, 9>;
@@ -139,6 +152,11 @@ struct Digits {
   static constexpr bool is_fixed_point = true;
   // The largest value with digits of at most 127.
   static constexpr float largest = parts == 3 ? 127 * 65536 + 127 * 256 + 127 : 127 * 256 + 127;
+  // See lost_of. The products of digits of up to 128 that are left out, of weights 256, 256 and 1, or of 1; half a unit; and what is left
+  // of the bound by a few roundings of the scales and of the sums' conversion.
+  static constexpr double dropped = (parts == 3 ? 513 : 1) * 128.0 * 128.0 / largest / largest;
+  static constexpr double cut = 0.5 / largest;
+  static constexpr double room = parts == 3 ? 368 * 0x1p-24 : 1.049e-3;
 
   struct Block {
     alignas(64) int32_t at[6][16 * 16];
@@ -198,29 +216,28 @@ struct Digits {
     put(parts - 2, _mm512_mask_blend_epi8(high, odd_bytes[0], _mm512_slli_epi32(odd_bytes[1], 16)));
     put(parts - 1, _mm512_mask_blend_epi8(high, even_bytes[0], _mm512_slli_epi32(even_bytes[1], 16)));
   }
-  static void step(
-      const char* a, int64_t apart, int64_t down, int64_t stride, const char* b, int64_t b_apart = tile_size, int64_t = 0) {
+  static void step(const char* a, const char* b, const Apart& at) {
     tile_load<6>(b);
-    add<0, 0>(a, down, stride), add<1, 1>(a + apart, down, stride);
-    if constexpr (parts == 3) add<2, 2>(a + 2 * apart, down, stride);
-    tile_load<6>(b + b_apart);
-    add<1, 0>(a, down, stride);
+    add<0>(a, at), add<1>(a + at.a, at);
+    if constexpr (parts == 3) add<2>(a + 2 * at.a, at);
+    tile_load<6>(b + at.b);
+    add<1>(a, at);
     if constexpr (parts == 3) {
-      add<2, 1>(a + apart, down, stride);
-      tile_load<6>(b + 2 * b_apart);
-      add<2, 0>(a, down, stride);
+      add<2>(a + at.a, at);
+      tile_load<6>(b + 2 * at.b);
+      add<2>(a, at);
     }
   }
 
  private:
-  template <int level, int>
-  static void add(const char* a, int64_t down, int64_t stride) {
-    tile_load<7>(a, stride);
+  template <int level>
+  static void add(const char* a, const Apart& at) {
+    tile_load<7>(a, at.stride);
     add_product_int8<level * row_tiles, 7, 6>();
-    tile_load<7>(a + down, stride);
+    tile_load<7>(a + at.down, at.stride);
     add_product_int8<level * row_tiles + 1, 7, 6>();
     if constexpr (row_tiles == 3) {
-      tile_load<7>(a + 2 * down, stride);
+      tile_load<7>(a + 2 * at.down, at.stride);
       add_product_int8<level * row_tiles + 2, 7, 6>();
     }
   }
@@ -228,20 +245,33 @@ struct Digits {
 using Int8x6 = Digits<3>;
 using Int8x3 = Digits<2>;
 
-// The sum of a row of steps. Each product rounds, equal ones the same way, so that the error of a plain sum would grow with its depth:
-// sums of a few steps, a run, are added up apart, and those of many runs again. Integers do not round.
+// The sum of a row of steps. Each product rounds, and values can be found whose roundings all go one way: the error of a plain sum is
+// that of one product, times its depth. So sums of a few steps, a run, are added up apart, and those of many runs again; and within a run
+// the products of low parts come first, while the sum is as small as they are. What is rounded of a sum of d products in runs of 8 steps
+// is then no more, in parts of 2^-24 of the sum of their magnitudes, than
+//   min(d, 256)   by the products of first parts in a run, each rounded to a sum that the magnitudes of all bound,
+//   16            by the up to 2048 others there: those sums are 2^-7 of the magnitudes (bfloat16; of float16 2^-10),
+//   26 + d/4096   by adding up runs: 15 to 16, then these, and both to the last; more where few channels leave most of a step empty,
+//   8             and by what the parts themselves leave out: 2^-23 of each factor and 2^-22 of the product of float16's (bfloat16's: 1).
+// Integers do not round.
 template <class S, int steps_of_a_run = S::steps_of_a_run>
 class Sum {
  public:
+  explicit Sum(const Apart& apart) : apart_(apart) {}
   void begin() {
     S::zero();
     steps_ = runs_ = 0;
   }
-  void before_step() {
-    if constexpr (S::rounds)
-      if (steps_++ == steps_of_a_run) end_run(), steps_ = 1;
+  void add_step(const char* a, const char* b) {
+    if constexpr (!S::rounds) return S::step(a, b, apart_);
+    else {
+      if (steps_ == steps_of_a_run) multiply(), end_run();
+      a_[steps_] = a, b_[steps_] = b;
+      steps_++;
+    }
   }
   const typename S::Block& end() {
+    if constexpr (S::rounds) multiply();
     S::store(tiles_);
     if constexpr (S::rounds) {
       if (runs_ % together != 0) add(tiles_, near_);
@@ -253,6 +283,10 @@ class Sum {
  private:
   static constexpr int64_t together = 16;  // runs
 
+  void multiply() {
+    for (int i = 0; i < steps_; i++) S::add_low(a_[i], b_[i], apart_);
+    while (steps_ > 0) steps_--, S::add_high(a_[steps_], b_[steps_], apart_);  // the last first: they are in the cache
+  }
   void end_run() {
     S::store(tiles_);
     S::zero();
@@ -270,6 +304,8 @@ class Sum {
   }
 
   typename S::Block tiles_, near_, far_;
+  const Apart apart_;
+  const char *a_[steps_of_a_run + 1], *b_[steps_of_a_run + 1];  // of the steps of a run, not multiplied yet
   int64_t steps_ = 0, runs_ = 0;
 };
 
@@ -296,13 +332,14 @@ inline constexpr bool has_any_exponent<Bfloat16x6> = true;
 template <>
 inline constexpr bool has_any_exponent<Bfloat16x3> = true;
 
-// How far a product's factors may be spread, as the product of their crests; beyond, WideOf is taken.
+// How far a product's factors may be spread, as the product of their crests; beyond, WideOf is taken, since what is cut would be too much
+// of usual sums: see lost_of.
 template <class S>
-constexpr double most_spread = has_any_exponent<S> ? __builtin_inf() : 32768;  // two halves hold a value to 2^-39 of the largest
+constexpr double most_spread = has_any_exponent<S> ? __builtin_inf() : 32768;  // two halves hold a value to 2^-38 of the largest
 template <>
-inline constexpr double most_spread<Int8x6> = 200;
+inline constexpr double most_spread<Int8x6> = 160;
 template <>
-inline constexpr double most_spread<Int8x3> = 60;  // two digits have fewer bits to lose
+inline constexpr double most_spread<Int8x3> = 50;  // two digits have fewer bits to lose
 
 // No less exact than sums of float32; others round.
 template <class S>

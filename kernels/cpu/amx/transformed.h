@@ -58,7 +58,7 @@ static inline __attribute__((always_inline)) void transform(const Vec* from, Vec
   for (int i = 0; i < side; i++) apply_rows<M>(half[i], to + i * side);
 }
 
-// Of some values: their largest, and the largest in units of their root mean square. `most_spread` is for the product of two of these:
+// Of some values: their largest, and the largest in units of their root mean square. `most_spread_at_points` is for the product of two of these:
 // errors are parts of the largest values, results are like the usual ones.
 struct Peak {
   __m512i largest = _mm512_setzero_si512();  // bits of |value|: Inf and NaN are above all others
@@ -130,7 +130,7 @@ template <class S>
 class Filters {
  public:
   struct Head {
-    double crest;
+    double crest, largest;  // at the points, but for the levels
     bool is_finite;
   };
 
@@ -149,9 +149,10 @@ class Filters {
     // For now: crests and the bits of the largest, where the operands will be.
     auto* const found = reinterpret_cast<Found*>(tiles(0, 0));
     parallel_for(parallel, tasks, [&](int64_t task, int) { found[task] = measure(w, task / l_.columns, task % l_.columns); });
-    head() = {0.0, true};
+    head() = {0.0, 0.0, true};
     for (int64_t i = 0; i < tasks; i++) {
       head().crest = found[i].crest > head().crest ? found[i].crest : head().crest;
+      head().largest = found[i].largest > head().largest ? found[i].largest : head().largest;
       head().is_finite &= found[i].is_finite;
     }
     if (!head().is_finite) return;
@@ -160,7 +161,7 @@ class Filters {
 
  private:
   struct Found {
-    double crest;
+    double crest, largest;
     bool is_finite;
   };
   char* tiles(int64_t group, int64_t block) const {
@@ -238,9 +239,11 @@ class Filters {
     alignas(64) float largest[16], squares[16];
     _mm512_store_si512(largest, peak.largest);
     _mm512_store_ps(squares, peak.squares);
-    Found found = {0.0, peak.is_finite()};
+    Found found = {0.0, 0.0, peak.is_finite()};
     if (!found.is_finite) return found;
     for (int i = 0; i < 16; i++) {
+      const double raw = __builtin_ldexp(double(largest[i]), -Lanes::raised);
+      found.largest = raw > found.largest ? raw : found.largest;
       const double crest = Peak::crest(largest[i], double(squares[i]), points * l_.depth);
       found.crest = crest > found.crest ? crest : found.crest;
       const Scale scale = scale_up_to<S>(double(largest[i]));

@@ -17,8 +17,16 @@ struct Run {
         count(smaller(most, l.across - column)) {}
 };
 
-// What becomes of tiles.
+// What becomes of tiles, and the largest of their values at the points.
 enum class State : uint8_t { wanted, done, too_wide, not_finite };
+struct Outcome {
+  State state;
+  float largest;
+  void join(const Outcome& other) {
+    if (other.state > state) state = other.state;
+    if (other.largest > largest) largest = other.largest;
+  }
+};
 
 template <class S>
 class Sources {
@@ -38,7 +46,8 @@ class Sources {
 
   // Tiles [begin, end) of all: their rows of operands from `operands` on, and what takes their scales away, one for each, to `scales`.
   template <bool any_exponent>
-  State fill(int64_t group, int64_t begin, int64_t end, double most, char* operands, Scale* scales) const {
+  Outcome fill(int64_t group, int64_t begin, int64_t end, double most, char* operands, Scale* scales) const {
+    Outcome all = {State::done, 0.0f};
     float* const zeros = stage_ + values_size(l_);
     std::memset(zeros, 0, sizeof(float) * size_t(pitch(l_)));
     for (int64_t tile = begin; tile < end;) {
@@ -49,11 +58,11 @@ class Sources {
         find(run, i, group, zeros, pixels);
         const int64_t at = tile - begin;
         char* to = operands + at / Transformed<S>::rows_together * l_.source_bytes() + at % Transformed<S>::rows_together * tile_bytes;
-        const State state = put<any_exponent>(pixels, filters_.levels(group), most, to, scales[at]);
-        if (state != State::done) return state;
+        all.join(put<any_exponent>(pixels, filters_.levels(group), most, to, scales[at]));
+        if (all.state != State::done) return all;
       }
     }
-    return State::done;
+    return all;
   }
 
  private:
@@ -102,7 +111,7 @@ class Sources {
   }
 
   template <bool any_exponent>
-  State put(const float* const* pixels, const float* levels, double most, char* to, Scale& inverse) const {
+  Outcome put(const float* const* pixels, const float* levels, double most, char* to, Scale& inverse) const {
     const float lowered = any_exponent ? exponent_of(pixels) : 0.0f;
     Peak peak;
     float* values = stage_;
@@ -117,9 +126,10 @@ class Sources {
         out[i].store(values + i * Vec::width);
       }
     }
-    if (!peak.is_finite()) return State::not_finite;
+    if (!peak.is_finite()) return {State::not_finite, 0.0f};
     const float largest = peak.of_all();
-    if (!any_exponent && Peak::crest(largest, double(_mm512_reduce_add_ps(peak.squares)), points * l_.depth) > most) return State::too_wide;
+    if (!any_exponent && Peak::crest(largest, double(_mm512_reduce_add_ps(peak.squares)), points * l_.depth) > most)
+      return {State::too_wide, 0.0f};
     const Scale scale = scale_up_to<S>(double(largest));
     inverse = {1.0f / scale.mantissa, lowered - scale.exponent};
     const Floats factor = _mm512_set1_ps(__builtin_ldexpf(scale.mantissa, int(scale.exponent)));
@@ -130,7 +140,7 @@ class Sources {
         for (int64_t e = 0; e < S::together; e++) v[e] = _mm512_mul_ps(_mm512_loadu_ps(values + (e * points + point) * Vec::width), factor);
         S::split_words(v, to + point * l_.source_apart(), Transformed<S>::part_bytes);
       }
-    return State::done;
+    return {State::done, any_exponent ? 0.0f : largest};
   }
   // Of the largest of the pixels.
   float exponent_of(const float* const* pixels) const {
@@ -153,12 +163,10 @@ class Sources {
 template <class S>
 static inline void multiply(
     const Transformed<S>& l, const char* a, const char* b, char* sums, int64_t row_step, int64_t column_step) {
-  Sum<S, 4> sum;  // the transform back adds up errors of many points
+  Sum<S, 4> sum({Transformed<S>::part_bytes, tile_size, tile_bytes, S::column_tiles * tile_size, tile_size});  // errors of many points add up
   sum.begin();
-  for (int64_t depth = 0; depth < l.blocks; depth++, a += S::parts * Transformed<S>::part_bytes, b += Transformed<S>::step_bytes) {
-    sum.before_step();
-    S::step(a, Transformed<S>::part_bytes, tile_size, tile_bytes, b);
-  }
+  for (int64_t depth = 0; depth < l.blocks; depth++, a += S::parts * Transformed<S>::part_bytes, b += Transformed<S>::step_bytes)
+    sum.add_step(a, b);
   const typename S::Block& block = sum.end();
   for (int c = 0; c < S::column_tiles; c++)
     for (int r = 0; r < S::row_tiles; r++) {
@@ -237,6 +245,8 @@ static inline void winograd_reasons(const ConvProblem& p, Op op, Reasons& why) {
 }
 
 using Wide = typename WideOf<Graded>::type;  // for values that are spread too far
+// Values at the points are digits: fewer of these are left to lose, since sums at the points are larger than what the transform back leaves.
+constexpr double most_spread_at_points = Graded::is_fixed_point ? 64 : most_spread<Graded>;
 
 static inline size_t winograd_prepared_size(const ConvProblem& p, Op op, int form) {
   const Transformed<Graded> graded(p, op);
@@ -250,6 +260,19 @@ static inline void winograd_prepare(const ConvProblem& p, Op op, int form, const
     Filters(graded, prepared).fill(static_cast<const float*>(w), parallel);
   else
     Filters(wide, prepared).fill(static_cast<const float*>(w), parallel);
+}
+
+// What is cut of the first kind of parts, see lost_of, of values at the points up to `first` and `second`: each of them costs a result as
+// much as the transform back takes of it. Points round apart from each other, however alike the channels are: an eighth of what all
+// could lose is more than was found by search.
+static inline Lost winograd_lost(int64_t depth, double first, double second) {
+  double most = 0.0;  // a row of the transform back
+  for (const auto& row : Outputs::matrix.at) {
+    double sum = 0.0;
+    for (const float each : row) sum += each < 0.0f ? -each : each;
+    most = sum > most ? sum : most;
+  }
+  return {most * most / 16 * double(depth) * (Graded::dropped + 2 * Graded::cut) * first * second};
 }
 
 // Measured at 6e-6, and at 2.2e-5 where each result's windows are spread over the channels in a way of their own.

@@ -31,8 +31,24 @@ struct ConvTensors {
   bool channels_last = false;
   // Of forward and backward_data: added to the result, a value for each of its channels. For algorithms that add it only.
   const float* bias = nullptr;
-  // Where an algorithm whose parts are cut below the largest values, whatever those meet, writes how much of a result may be lost by that.
-  double* lost = nullptr;
+  // Where an algorithm whose parts are cut below the largest values writes what that may cost.
+  struct Lost* lost = nullptr;
+};
+
+// What a result may have lost since values were cut a distance below the largest ones, whatever those meet. So that conv_run need not know
+// how, it is in units of what the rest of the algorithm's error leaves of its bound: as much as error() of the result, and all is used up.
+struct Lost {
+  double most = 0.0;  // of any result
+  // The same, of a result of which more is known: `each` for each of its products whose factors are not zero, and parts of the sums of the
+  // magnitudes of its factors, in the order in which ConvTensors has those.
+  double each = 0.0, of_first = 0.0, of_second = 0.0;
+
+  void join(const Lost& other) {  // of other results
+    most = most > other.most ? most : other.most;
+    each = each > other.each ? each : other.each;
+    of_first = of_first > other.of_first ? of_first : other.of_first;
+    of_second = of_second > other.of_second ? of_second : other.of_second;
+  }
 };
 
 // The form of a weight that is just its values, as w of ConvTensors.
