@@ -73,11 +73,12 @@ struct Gemm {
     Sum* sums = rest + g * gk * depth;
     parallel_for(parallel, blocks<Sum>(gk, depth), [&](int64_t task, int) {
       for_block<Sum>(task, gk, depth, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
-        block_product<Sum>(
-            rows, count, out, Strided<Sum, T>{gradient + i0 * out, out, 1}, Strided<Sum, Sum>{columns + j0 * out, out, 1},
-            [&](int64_t i, const Sum* from, int64_t n_) {
-              for (int64_t j = 0; j < n_; j++) sums[(i0 + i) * depth + j0 + j] += from[j];
-            });
+        for (int64_t first = 0; first < out; first += positions_together)
+          block_product<Sum>(
+              rows, count, smaller(positions_together, out - first), Strided<Sum, T>{gradient + i0 * out + first, out, 1},
+              Strided<Sum, Sum>{columns + j0 * out + first, out, 1}, [&](int64_t i, const Sum* from, int64_t n_) {
+                for (int64_t j = 0; j < n_; j++) sums[(i0 + i) * depth + j0 + j] += from[j];
+              });
       });
     });
   }
@@ -122,15 +123,6 @@ size_t workspace(const ConvProblem& p, Op op, int threads) {
   return bytes;
 }
 
-double error(const ConvProblem& p, Op op) {
-  const int64_t taps = volume(p.window);
-  switch (op) {
-    case Op::forward: return sum_error(p.dtype, group_c(p) * taps);
-    case Op::backward_data: return sum_error(p.dtype, group_k(p), taps);
-    default: return sum_error(p.dtype, volume(p.out), p.n);
-  }
-}
-
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
   with_type(p.dtype, [&](auto zero) { run_typed<decltype(zero)>(p, op, t, workspace, parallel); });
   return true;
@@ -146,7 +138,7 @@ const ConvAlgorithm conv_gemm = {
     .same_on_every_isa = true,
     .reasons = reasons,
     .workspace = workspace,
-    .error = error,
+    .error = gemm_error,
     .run = run,
 };
 

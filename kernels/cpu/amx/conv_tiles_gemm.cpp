@@ -226,8 +226,8 @@ double depth_of(const ConvProblem& p, Op op) { return double(op == Op::forward ?
 template <class First>
 double error_of(const ConvProblem& p, Op op) {
   const double depth = depth_of(p, op);
-  if (std::is_same_v<First, Bfloat16x3>) return graded_error_of(depth) + 0x1p-15;  // 2^-17 of each factor, 2^-16 of the product
-  return is_graded<First> ? graded_error_of(depth) : rounded_error_of(depth);
+  const double parts = std::is_same_v<First, Bfloat16x3> ? 0x1p-15 : 0.0;  // 2^-17 of each factor, 2^-16 of the product
+  return or_gemm_error((is_graded<First> || parts > 0.0 ? graded_error_of(depth) : rounded_error_of(depth)) + parts, p, op);
 }
 
 template <class First>

@@ -362,14 +362,14 @@ size_t workspace(const ConvProblem& p, Op, int threads) {
 }
 
 template <class First>
-double error_of(const ConvProblem& p, Op) {
+double error_of(const ConvProblem& p, Op op) {
   const Both<First> both(p);
   const auto of = [](const auto& plan) {
     const double depth = double(plan.chunk_depth());
     return (is_graded<First> ? graded_error_of(depth) : rounded_error_of(depth)) + plan.rounded();
   };
   const double first = of(both.first), wide = of(both.wide);
-  return first > wide ? first : wide;
+  return or_gemm_error(first > wide ? first : wide, p, op);
 }
 
 template <class First>

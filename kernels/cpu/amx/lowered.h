@@ -9,6 +9,7 @@
 // between them.
 #pragma once
 
+#include "msctx/bounds.h"
 #include "values.h"
 
 namespace msctx::MSCTX_ISA {

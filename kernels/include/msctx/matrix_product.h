@@ -3,14 +3,11 @@
 
 #include <type_traits>
 
+#include "msctx/bounds.h"
 #include "msctx/elements.h"
 #include "msctx/tile.h"
 
 namespace msctx::MSCTX_ISA {
-
-// The sum over the depth is made in blocks of this many products, each summed from zero: errors grow with the block and the number of
-// blocks, not with their product. One number for all instruction sets, since it decides the bits.
-constexpr int64_t depth_block = 128;
 
 // The tile of an element type: float's is in registers, double's is left to the compiler.
 template <class Sum>
@@ -165,15 +162,6 @@ static inline void for_block(int64_t index, int64_t rows, int64_t columns, const
 template <class Sum>
 static inline int64_t blocks(int64_t rows, int64_t columns) {
   return divide_up(rows, block_rows<Sum>) * divide_up(columns, block_columns<Sum>);
-}
-
-// The bound that block_product's sums keep: see Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2 (blocked sums).
-// It bounds the sum of |products|; over data without massive cancellation that is within a small factor of max|result|.
-// `more`: additions that follow.
-static inline double sum_error(DType dtype, int64_t depth, int64_t more = 0) {
-  const double unit = dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
-  const double chain = double(smaller(depth, depth_block)) + double(divide_up(depth, depth_block)) + double(more);
-  return unit * chain + (dtype == DType::f32 || dtype == DType::f64 ? 0.0 : rounding_unit(dtype));
 }
 
 }  // namespace msctx::MSCTX_ISA

@@ -19,6 +19,7 @@
 
 #include <new>
 
+#include "msctx/bounds.h"
 #include "msctx/fft.h"
 
 namespace msctx::MSCTX_ISA {
@@ -422,7 +423,7 @@ struct Spectral {
   static size_t workspace(const ConvProblem& p, Op op, int threads) { return of(p, op).workspace(threads); }
 
   // Measured: 1.4e-6, and 5.6e-6 for weights, of which there may be so few that all nearly cancel.
-  static double error(const ConvProblem&, Op op) { return op == Op::backward_weight ? 1e-5 : 5e-6; }
+  static double error(const ConvProblem& p, Op op) { return or_gemm_error(op == Op::backward_weight ? 1e-5 : 5e-6, p, op); }
 
   static bool run(
       const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, void* workspace, const Parallel& parallel) {

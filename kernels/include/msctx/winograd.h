@@ -5,6 +5,7 @@
 // All transforms run on vectors whose lanes are channels, which either layout of a tensor gives: no sum depends on Vec::width.
 #pragma once
 
+#include "msctx/bounds.h"
 #include "msctx/lanes.h"
 #include "msctx/tile.h"
 #include "msctx/toom_cook.h"
@@ -283,7 +284,8 @@ static inline void winograd_reasons(const ConvProblem& p, Reasons& reasons) {
 // data, data times 2^-20 to 2^20, one outlier of 1e4). Where all channels are alike and all roundings go one way, they add up: 241 * 2^-24
 // at 256 channels was the worst, most of it by the chain of additions, which is sum_block and a part of the depth.
 static inline double winograd_error(const ConvProblem& p, Op op) {
-  return op == Op::backward_weight ? 1.5e-5 : 0x1p-24 * (280 + double(op == Op::forward ? group_c(p) : group_k(p)) / 5);
+  const double channels = double(op == Op::forward ? group_c(p) : group_k(p));
+  return or_gemm_error(op == Op::backward_weight ? 1.5e-5 : 0x1p-24 * (280 + channels / 5), p, op);
 }
 
 }  // namespace
