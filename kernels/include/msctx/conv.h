@@ -96,7 +96,8 @@ struct ConvAlgorithm {
   void (*reasons)(const ConvProblem&, Op, Reasons&);
   // Bytes of scratch that run() needs, beside tensors and prepared weights; may depend on the number of threads.
   size_t (*workspace)(const ConvProblem&, Op, int threads);
-  // Bound of |error| in units of the largest result or, where results cancel, of the largest sum of |products| behind one: of any data.
+  // Bound of |error| in units of the largest result or, where results cancel, of the largest sum of |products| behind one: of any data;
+  // where most_spread is not 0, as far as a search for the worst data found. No less than that of gemm, if conv_run may have that compute it.
   double (*error)(const ConvProblem&, Op);
   // workspace is aligned to 64 bytes and holds what workspace() returned. Problems without reasons that are not empty only. false: these values are
   // beyond its arithmetic (Inf, NaN), and nothing of use was written: conv_run has gemm compute them.
@@ -105,7 +106,7 @@ struct ConvAlgorithm {
   // computes the whole problem again, by the gemm algorithm.
   bool spreads_nonfinite = false;
   // It computes in transforms, whose errors are those of a tile's largest values, also where nothing reads these: how far their norms may
-  // be above the largest result, see conv_run. 0: its errors are parts of the products themselves.
+  // be above what error() is in units of, see conv_run. 0: its errors are parts of the products themselves.
   double most_spread = 0.0;
   // Whether x and y may be channels_last. One that does not read it is given copies.
   bool reads_channels_last = false;
