@@ -10,7 +10,6 @@ import ast
 import hashlib
 import json
 import logging
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +19,12 @@ from torch._logging._internal import trace_log
 
 from msctx import notices
 from msctx.observers import files
+from msctx.observers.stack_traces import frames
 from msctx.options.observation import Kernels
 
 OPTION = "op_debug_config"
 _SUFFIXES = {"cpp": "cpp", "cpp_pybinding": "cpp", "triton": "py", "cutlass": "cu", "cuda": "cu"}
 """The function of async_compile → the language of the source that it compiles."""
-_FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>[0-9]+), in (?P<function>.*)\n(?P<code>[^\n]*)')
 
 
 class Kernel(NamedTuple):
@@ -110,8 +109,7 @@ def _digest(text: str) -> str:
 def _places(traces: list[str]) -> Iterator[dict[str, Any]]:
     """Of each operator in a kernel, the lines of Python that lead to it, the outermost first."""
     for trace in traces:
-        frames = [m.groupdict() for m in _FRAME.finditer(trace)]
-        yield {"lines": [f | {"line": int(f["line"]), "code": f["code"].strip()} for f in frames]}
+        yield {"lines": [frame._asdict() for frame in frames(trace)]}
 
 
 def _command() -> str:
