@@ -51,13 +51,17 @@ def _kernels(want: Want, words: Collection[str]) -> Kernels | None:
     return Kernels(path=want.other("debug_dir", ""), locations="dump_loc" in words)
 
 
-def _apart(want: Want) -> dict[str, Any]:
+def apart(want: Want) -> dict[str, Any]:
     """What distinguishes the code that is compiled under all these options."""
     words = sorted(_words(want))
     if _kernels(want, words):
         words.append(f"in {want.other('debug_dir', '')}")
     if _marks(want):
         words.append("quant_dumpable")
+    if want.other("save_graphs"):
+        words.append(f"graphs {want.other('save_graphs')} in {want.other('save_graphs_path', '.')}")
+    if want.other("debug_level"):
+        words.append("debug")
     return {"torch.dynamo.apart": " ".join(words) or None}
 
 
@@ -78,7 +82,7 @@ def op_debug_config(want: Want) -> Outcome:
         "torch.inductor.debug_index_asserts": "oom" in words,
         "torch.inductor.aot_inductor.debug_compile": "ccec_O0" in words,
         "torch.inductor.aot_inductor.debug_symbols": "ccec_g" in words,
-    } | _apart(want)
+    } | apart(want)
     if "oom" in words:
         found["torch.inductor.assert_indirect_indexing"] = True
     if "dump_loc" in words:
@@ -100,7 +104,7 @@ def op_debug_config(want: Want) -> Outcome:
 @effect("debug_dir")
 def debug_dir(want: Want) -> Outcome:
     kernels = _kernels(want, _words(want))
-    found: dict[str, Any] = {} if kernels is None else {"observers.kernels": kernels} | _apart(want)
+    found: dict[str, Any] = {} if kernels is None else {"observers.kernels": kernels} | apart(want)
     if want.device == "ascend":
         found["torch.npu.debug_dir"] = want.value
     return honoured(found) if found else NOTHING_ASKED
@@ -118,5 +122,24 @@ def export_compile_stat(want: Want) -> Outcome:
 @effect("quant_dumpable")
 def quant_dumpable(want: Want) -> Outcome:
     on = _marks(want)
-    found = {"torch.inductor.marks_quantized_inputs": on} | _apart(want)
+    found = {"torch.inductor.marks_quantized_inputs": on} | apart(want)
     return approximated(found, LEFT_TO_NPU) if want.device == "ascend" and on else honoured(found)
+
+
+DEBUG = 10
+"""The level of Python's logging."""
+
+
+@effect("debug_level")
+def debug_level(want: Want) -> Outcome:
+    if not want.value:
+        return NOTHING_ASKED
+    found = {
+        "torch.dynamo.verbose": True,
+        "torch.functorch.debug_assert": True,
+        "torch.inductor.trace.provenance_tracking_level": 1,
+        "torch.logs.dynamo": DEBUG,
+        "torch.logs.aot": DEBUG,
+        "torch.logs.inductor": DEBUG,
+    } | apart(want)
+    return approximated(found, LEFT_TO_NPU) if want.device == "ascend" else honoured(found)

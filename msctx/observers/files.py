@@ -26,6 +26,11 @@ def rank() -> int:
     return found if found is not None else int(given) if given.isdigit() else 0
 
 
+def is_one_of_several() -> bool:
+    """Whether other processes of this run may write beside this one."""
+    return distributed.rank() is not None or "RANK" in os.environ
+
+
 class Scratch:
     """A folder of this process alone in *folder*, for what is not whole or not named yet."""
 

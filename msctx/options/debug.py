@@ -8,10 +8,10 @@ OPTIONS = (
     Option("save_graphs", Choice({
             0: "no graph files", 1: "what Dynamo captured, and its forward and backward graphs",
             2: "these, the compiler's passes and its generated code", 3: "all of that, and drawings of the graphs",
-        }, {False: 0, True: 2}), default=0, example=1, waits_for=GRAPH_MODE,
+        }, {False: 0, True: 2}), default=0, example=1,
         help="How many of the graphs seen while compiling are written to save_graphs_path; true means 2. Code that runs "
              "eagerly writes nothing."),
-    Option("save_graphs_path", Path, default=".", example="graphs", waits_for=GRAPH_MODE,
+    Option("save_graphs_path", Path, default=".", example="graphs",
         help="The directory for the files of save_graphs; it is made when missing, and each rank of a distributed run gets "
              "a folder of its own in it."),
     Option("deterministic", OnOff, default="OFF", example="ON", groups=("session",), also=("set_deterministic",),
@@ -45,7 +45,7 @@ OPTIONS = (
     Option("precompile_only", Bool, default=False, example=True,
         help="Compiles the model and does not run it: the call returns None, launches no kernel and changes no parameter. "
              "It fills a compile cache without training, and matters only for code that is compiled."),
-    Option("reserve_class_name_in_scope", Bool, default=True, example=False, waits_for=GRAPH_MODE,
+    Option("reserve_class_name_in_scope", Bool, default=True, example=False,
         help="Whether the names of modules in graph files, dumps and profiles carry the class (Default/net-Net1/fc-Linear) "
              "or the attribute alone (Default/net/fc)."),
     Option("pynative_synchronize", Bool, default=False, example=True, also=("runtime.launch_blocking",),
@@ -53,7 +53,7 @@ OPTIONS = (
              "lets errors of the backward pass name the line of the forward. Slow; meant for debugging."),
     Option("debug_level", Choice({
             0: "torch's usual amount (RELEASE)", 1: "detailed logs, checks and the origin of each generated kernel (DEBUG)",
-        }, {"RELEASE": 0, "DEBUG": 1}), default=0, example=1, waits_for=GRAPH_MODE,
+        }, {"RELEASE": 0, "DEBUG": 1}), default=0, example=1,
         help="How much the compiler keeps and logs about its work."),
 )
 # fmt: on

@@ -89,3 +89,11 @@ class DeterministicExcept:
     """What deterministic mode leaves out: names of operators and modules, or patterns of them."""
 
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFiles:
+    """The graphs that torch.compile goes through, in files. *level*: as save_graphs; *path*: the folder."""
+
+    level: int
+    path: str

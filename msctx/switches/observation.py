@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from msctx.graph import stages
 from msctx.native import core
-from msctx.observers import collector, fusions, kernels, print_file
+from msctx.observers import collector, fusions, kernels, print_file, scope_names
 from msctx.observers.checked_gradients import NODES
 from msctx.observers.collector import Reader
 from msctx.observers.deterministic_except import ExceptReader
@@ -64,6 +65,15 @@ SWITCHES = (
     ),
     Switch(name="observers.kernels", read=kernels.read, write=kernels.write, save=kernels.save, load=kernels.load),
     Switch(name="observers.fusions", read=fusions.read, write=fusions.write, save=fusions.save, load=fusions.load),
+    Switch(
+        name="observers.graph_files",
+        read=stages.read,
+        write=stages.write,
+        save=stages.save,
+        load=stages.load,
+        satisfied=lambda wanted: stages.read() == (wanted and asdict(wanted)),
+    ),
+    Switch(name="observers.class_names", read=scope_names.with_classes, write=scope_names.write, scope="thread"),
     Switch(name="observers.check_bprop", read=NODES.is_on, write=NODES.turn, scope="thread"),
     Switch(name="observers.check_bprop_values", read=VALUES.is_on, write=VALUES.turn, scope="thread"),
 )
