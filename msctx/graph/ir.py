@@ -13,9 +13,11 @@ After ``$`` comes the name that the node has in torch.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,7 @@ from torch import fx, nn
 
 from msctx.observers.stack_traces import frames
 
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
 NO_TYPE, FUNCTION = "<null>", "<Func, NoShape>"
 _UNKNOWN = object()
 _DTYPES = {torch.bool: "Bool", torch.bfloat16: "BFloat16", torch.half: "Float16"}
@@ -121,6 +124,8 @@ class _Writer:
         yield f"      : ({', '.join(call.types)}) -> ({call.made})"
         yield f"      # Fullname with scope: ({'/'.join(scope)})"
         for frame in frames(node.meta.get("stack_trace") or ""):
+            if frame.file.startswith(_OURS):  # where graph mode calls the module
+                continue
             yield f"      # In file {frame.file}:{frame.line}/{_line(frame.code)}/"
 
     def _call(self, gm: fx.GraphModule, node: fx.Node, body: _Body) -> _Call:
@@ -248,7 +253,7 @@ def _path(name: str) -> tuple[str, list[str]]:
 
 def _weight(node: fx.Node) -> str:
     """``conv.weight``, where Dynamo has kept where it found that."""
-    source = getattr(node, "_dynamo_source", None)
+    source = getattr(node, "_dynamo_source", None) or getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     _, parts = _path(name() if callable(name) else name)
     return ".".join(map(identifier, parts)) or node.name

@@ -1,7 +1,7 @@
 """The options of set_context that help to find faults: graph files, prints, recorder, synchronous runs (catalogue: debug)."""
 
 from msctx.options.kinds import Bool, Choice, OnOff, Path
-from msctx.options.option import GRAPH_MODE, Option
+from msctx.options.option import Option
 
 # fmt: off
 OPTIONS = (

@@ -102,3 +102,19 @@ def test_inputs_of_quantisations_are_marked_for_a_dump(device: str) -> None:
     check([(device, dump | {"quant_dumpable": "1"}, {"quant_dumpable": (status, on, why)})])
     check([(device, dump | {"quant_dumpable": "0"}, {"quant_dumpable": ("honoured", off, "")})])
     check([(device, {"quant_dumpable": "1"}, {"quant_dumpable": ("inert", {}, "session.enable_dump")})])
+
+
+def test_debug_level_is_what_torch_logs_checks_and_keeps() -> None:
+    found = {
+        "torch.dynamo.verbose": True,
+        "torch.functorch.debug_assert": True,
+        "torch.inductor.trace.provenance_tracking_level": 1,
+        **dict.fromkeys(("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor"), 10),
+        "torch.dynamo.apart": "debug",
+    }
+    for value in (1, "DEBUG"):
+        check([(device, {"debug_level": value}, {"debug_level": ("honoured", found, "")}) for device in ("cpu", "cuda")])
+    check([("ascend", {"debug_level": 1}, {"debug_level": ("approximated", found, "torchair")})])
+    for device in DEVICES:
+        assert not rows({"debug_level": 0}, on=device)["debug_level"].assignments
+    assert not planned({"debug_level": 1}, {"debug_level": 0}).assignments

@@ -184,6 +184,34 @@ def test_reserve_class_name_in_scope(classes: bool, tmp_path: Path) -> None:
         assert scope.startswith("Default/conv-Conv2d/" if classes else "Default/conv/")
 
 
+# --- graph mode -------------------------------------------------------------------------------------------------------
+
+
+def test_modules_that_graph_mode_compiles(tmp_path: Path) -> None:
+    with msctx.context(mode="GRAPH_MODE", save_graphs=1, save_graphs_path=str(tmp_path)) as context:
+        Net()(torch.randn(2, 3, 8, 8)).sum().backward()
+        assert len(context.graphs()) == 1
+    assert stems(tmp_path) == FIRST
+    first = read(tmp_path)["00_bootstrap_0000.ir"]
+    assert "<Ref[Tensor[Float32]], (8, 3, 3, 3), ref_key=conv.weight>" in first.parameters.values()
+    (node,) = (node for node in first.nodes if "Conv2d" in node.function)
+    assert node.scope.startswith("Default/conv-Conv2d/")
+    assert [code for _, _, code in node.lines] == ["pooled = self.conv(x).mean((2, 3))"]
+
+
+@pytest.mark.parametrize(("fused", "last"), [(True, "graph_build_1"), (False, "16_validate")])
+def test_back_ends_of_graph_mode(fused: bool, last: str, tmp_path: Path) -> None:
+    with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=fused, save_graphs=2, save_graphs_path=str(tmp_path)):
+        Net()(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert stems(tmp_path)[-1] == last
+
+
+def test_what_is_only_compiled_is_written(tmp_path: Path) -> None:
+    with msctx.context(mode="GRAPH_MODE", precompile_only=True, save_graphs=1, save_graphs_path=str(tmp_path)):
+        assert Net()(torch.randn(2, 3, 8, 8)) is None
+    assert stems(tmp_path) == FIRST
+
+
 # --- looking on changes nothing ---------------------------------------------------------------------------------------
 
 
@@ -282,6 +310,19 @@ def test_code_that_torch_has_cached_is_made_again(tmp_path: Path) -> None:
     with msctx.context(save_graphs=1, save_graphs_path=str(tmp_path)):
         train()
     assert stems(tmp_path) == FIRST
+
+
+def test_a_cache_that_is_asked_for_is_used(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"enable_compile_cache": True, "compile_cache_path": str(tmp_path / "cache"), "save_graphs": 2}
+    found = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        with msctx.context(**options, save_graphs_path=str(tmp_path / "graphs")):
+            train()
+        found.append(stems(tmp_path / "graphs"))
+    first, both = found
+    assert not {*FIRST} - {*first}
+    assert both == [*first, "00_bootstrap"]
 
 
 def test_code_that_was_compiled_before_is_compiled_again(tmp_path: Path) -> None:
