@@ -19,7 +19,7 @@ NO_COUNTERS = "aic_metrics is left out: it chooses counters of an NPU's cores"
 def profiling_mode(want: Want) -> Outcome:
     if not want.value:
         return honoured({"torch.profiler": None})
-    assignments = {"torch.profiler": _recorder(_asked(want))}
+    assignments = {"torch.profiler": _recorder(_asked(want), want.other("reserve_class_name_in_scope"))}
     return approximated(assignments, f"{RECORDED}; {ON_HOST}") if want.device == "ascend" else honoured(assignments, RECORDED)
 
 
@@ -42,8 +42,11 @@ def _asked(want: Want) -> Mapping[str, str]:
     return found
 
 
-def _recorder(asked: Mapping[str, str]) -> dict[str, Any]:
-    """A key that is left out is off; but a text that names neither trace means both, or it would record nothing."""
+def _recorder(asked: Mapping[str, str], modules: bool | None = None) -> dict[str, Any]:
+    """A key that is left out is off; but a text that names neither trace means both, or it would record nothing.
+
+    *modules*: whether the ranges of modules have classes; None: modules have no ranges.
+    """
     tasks = asked.get("task_trace", asked.get("task_time"))
     steps = asked.get("training_trace")
     if tasks is None and steps is None:
@@ -60,4 +63,5 @@ def _recorder(asked: Mapping[str, str]) -> dict[str, Any]:
         "ranges": asked.get("msproftx") == "on",
         "fp_point": asked.get("fp_point", ""),
         "bp_point": asked.get("bp_point", ""),
+        "modules": modules,
     }

@@ -63,7 +63,7 @@ class Hooks:
 
     def _registered(self, module: nn.Module) -> tuple[int, int]:
         for hook in (self._before, self._after):
-            _keep_from_dynamo(hook.func.__code__)
+            keep_from_dynamo(hook.func.__code__)
         first = module.register_forward_pre_hook(self._before)
         last = module.register_forward_hook(self._after, always_call=True)
         _keep_from_copies(module._forward_pre_hooks, module._forward_pre_hooks)
@@ -77,7 +77,7 @@ class Hooks:
 
 
 @cache
-def _keep_from_dynamo(code: CodeType) -> None:
+def keep_from_dynamo(code: CodeType) -> None:
     """Where eager code calls it beside compiled code, Dynamo would compile it, too: to nothing, or it fails at its instructions."""
     from torch._C._dynamo import eval_frame as dynamo
 

@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any, ClassVar
 
 from msctx import notices
-from msctx.observers import files
+from msctx.observers import files, scope_names
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
 from msctx.observers.origins import Origins
 from msctx.options.observation import Dump
@@ -76,7 +76,7 @@ class MindSpore:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
                     files.move(scratch / tensor["file"], place / ".".join(map(str, parts)))
                 if "min" in tensor and self._settings.data != "tensor":
-                    scope = "_".join(("Default", *filter(None, row["module"].split(".")), name))
+                    scope = "_".join((*scope_names.parts(row["module"]), name))
                     lines.setdefault(place, []).append([kind, scope, 0, 0, row["began"], side, slot, *self._values(tensor)])
         for place, found in lines.items():
             head = (*self.HEAD, *(column for column, _ in self._columns), "")

@@ -16,6 +16,7 @@ from msctx import locks
 from msctx.memory import watched
 from msctx.native import core, models
 from msctx.native.module_hooks import Hooks
+from msctx.observers import scope_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,6 +57,7 @@ class _Hooks(Hooks):
         """From now on by this path."""
         self.path, self.module = path, core.load().c.msctx_text(path)
         self.name = f"{path}.{type(module).__name__}"
+        scope_names.meet(path, module)
 
 
 def _enter(hooks: _Hooks, module: nn.Module, args: Any) -> None:

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from msctx.errors import ScopeError
 from msctx.notices import tell
 from msctx.observers import files, folder, ranges, step_table, steps
+from msctx.observers.module_ranges import ModuleRanges
 from msctx.observers.trace import MARK, Trace
 
 STEPS_PER_PART = 10
@@ -44,14 +45,19 @@ class _Recording:
         self._first = self._recorded = self._not_before = 0
         self._is_over = self._is_busy = self._was_tried = False
         self._counting = steps.counting(self._end_step)
+        self._modules = None if options["modules"] is None else ModuleRanges(classes=options["modules"])
 
     def begin(self) -> None:
         self._counting.__enter__()
         ranges.listen(self)
+        if self._modules is not None:
+            self._modules.begin()
         self.all_closed()
 
     def end(self) -> None:
         self._is_over = True
+        if self._modules is not None:
+            self._modules.end()
         self._counting.__exit__(None, None, None)
         if threading.current_thread() is self._thread:
             self._write()

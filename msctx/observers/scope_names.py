@@ -6,6 +6,15 @@ Whether with classes is a matter of each thread, as in MindSpore.
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from msctx.native.models import paths_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class _Here(threading.local):
@@ -22,3 +31,48 @@ def with_classes() -> bool:
 
 def write(classes: bool) -> None:
     _here.classes = classes
+
+
+_modules: defaultdict[str, weakref.WeakSet[nn.Module]] = defaultdict(weakref.WeakSet)
+"""Path → the modules that have it in their models."""
+
+
+def meet(path: str, module: nn.Module) -> None:
+    """Remember a module, by its path in its model."""
+    _modules[path].add(module)
+
+
+def _class_at(path: str) -> str:
+    """ "": nobody is known there, modules of several classes are, or a container that is never called."""
+    found = {class_of(module) for module in [*_modules.get(path, ())]}
+    return found.pop() if len(found) == 1 else ""
+
+
+def class_of(module: nn.Module) -> str:
+    from torch import nn
+
+    return type(module).__name__ if type(module).forward is not nn.Module.forward else ""
+
+
+def parts(path: str) -> list[str]:
+    """``net.fc`` → Default, net-Net, fc-Linear."""
+    return ["Default", *_named(path, _class_at if with_classes() else _no_class)]
+
+
+def in_model(model: nn.Module, *, classes: bool) -> dict[nn.Module, str]:
+    """Each module → ``Default/net-Net/fc-Linear``."""
+    paths = {module: path.removesuffix("_orig_mod").removesuffix(".") for path, module in paths_of(model)}
+    by_path = {path: class_of(module) for module, path in paths.items()}
+    name = by_path.__getitem__ if classes else _no_class
+    return {module: "/".join(["Default", *_named(path, name)]) for module, path in paths.items()}
+
+
+def _named(path: str, class_at: Callable[[str], str]) -> Iterator[str]:
+    keys = [*filter(None, path.split("."))]
+    for end, key in enumerate(keys, 1):
+        kind = class_at(".".join(keys[:end]))
+        yield f"{key}-{kind}" if kind else key
+
+
+def _no_class(path: str) -> str:
+    return ""

@@ -135,7 +135,8 @@ class Trace:
         if name.startswith(MARK) or (name.startswith(_OF_COMMUNICATION) and not self._options["communication"]):
             return False
         if category == "user_annotation":
-            return bool(self._options["ranges"]) or name.startswith(_OF_TORCH)
+            is_module = self._options["modules"] is not None and name.partition("/")[0] == "Default"
+            return is_module or bool(self._options["ranges"]) or name.startswith(_OF_TORCH)
         return bool(self._options["operators"]) or event.get("ph") in ("M", "i")
 
     def _tracks(self) -> Iterator[Event]:

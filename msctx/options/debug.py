@@ -47,7 +47,8 @@ OPTIONS = (
              "It fills a compile cache without training, and matters only for code that is compiled."),
     Option("reserve_class_name_in_scope", Bool, default=True, example=False,
         help="Whether the names of modules in graph files, dumps and profiles carry the class (Default/net-Net1/fc-Linear) "
-             "or the attribute alone (Default/net/fc)."),
+             "or the attribute alone (Default/net/fc). Where it is set, profiles of profiling_mode have a range for each call of a "
+             "module."),
     Option("pynative_synchronize", Bool, default=False, example=True, also=("runtime.launch_blocking",),
         help="Waits for the device after each eager operator, so that an error is raised at the line that caused it, and "
              "lets errors of the backward pass name the line of the forward. Slow; meant for debugging."),

@@ -17,6 +17,7 @@ NOTHING = {
     "storage_limit": None,
     **dict.fromkeys(("steps", "operators", "shapes", "stacks", "communication", "ranges"), False),
     **dict.fromkeys(("fp_point", "bp_point"), ""),
+    "modules": None,
 }
 
 
@@ -69,3 +70,9 @@ def test_options_without_the_mode_do_nothing() -> None:
 def test_a_scope_that_pauses_warns_of_nothing() -> None:
     row = rows({MODE: True, OPTIONS: '{"output": "there"}'}, {MODE: False})[OPTIONS]
     assert (row.status, row.shadowed) == ("inert", True)
+
+
+def test_modules_have_ranges_where_their_names_are_asked_for() -> None:
+    for value in (True, False):
+        found = rows({MODE: True, "reserve_class_name_in_scope": value})[MODE].assignments["torch.profiler"]
+        assert found["modules"] is value

@@ -80,13 +80,20 @@ def test_statistics_in_mindspores_layout(tmp_path: Path) -> None:
     assert {len(row) for row in lines} == {len(head)}
     relu = dict(zip(head, next(row for row in rows if row[0] == "relu" and row[5] == "output"), strict=True))
     hidden = torch.relu(model()[0](torch.ones(1, 4)))
-    assert relu["Op Name"].startswith("Default_1_relu-op")
+    assert relu["Op Name"].startswith("Default_1-ReLU_relu-op")
     assert relu["Shape"] == "(1,3)"
     assert (relu["Data Size"], relu["Data Type"], relu["Count"]) == ("12", "float32", "3")
     assert float(relu["Max Value"]) == pytest.approx(float(hidden.max()))
     assert float(relu["L2Norm Value"]) == pytest.approx(float(hidden.norm()))
     assert int(relu["Zero Count"]) + int(relu["Positive Zero Count"]) == 3
     assert not [*tmp_path.rglob("*.npy")]
+
+
+def test_names_without_classes(tmp_path: Path) -> None:
+    with msctx.context(reserve_class_name_in_scope=False):
+        dumped(tmp_path, model(), dump_data="stats")
+    found = [*csv.reader((tmp_path / "rank_0" / "Net" / "0" / "0" / "statistic.csv").open())]
+    assert [row[1].partition("relu")[0] for row in found if row[0] == "relu"] == ["Default_1_"]
 
 
 def test_msprobes_layout(tmp_path: Path) -> None:
