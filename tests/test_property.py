@@ -36,7 +36,7 @@ from msctx.options import Layer
 from msctx.options.compile_cache import CompileCache
 from msctx.options.conv_policy import FLAGS, ConvPolicy
 from msctx.options.graph import Compilation, Shapes
-from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, Kernels, Overflow, Recorder, Watchdog
+from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, GraphFiles, Kernels, Overflow, Recorder, Watchdog
 from msctx.switches import SWITCHES, Switch
 
 pytestmark = marks
@@ -253,6 +253,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     ),
     "torch.compiler.job_id": st.sampled_from(["a", "b"]),
     "torch.dynamo.apart": st.sampled_from([None, "oom", "ccec_g"]),
+    **dict.fromkeys(("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor"), st.sampled_from([10, 20])),
+    "observers.graph_files": st.sampled_from([None, *(GraphFiles(level, f"{PRINTS.name}/g") for level in (1, 3))]),
     "graph.compilation": st.sampled_from(
         [None, Compilation(), Compilation(whole=True), Compilation(shapes=Shapes(dynamic=True))]
     ),
