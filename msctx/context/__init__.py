@@ -17,7 +17,7 @@ from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import ScopeError
-from msctx.graph import report
+from msctx.graph import names, report
 from msctx.memory.watched import OF_PROCESS, Watched
 from msctx.native import precisions
 from msctx.native.choices import Tally
@@ -114,7 +114,10 @@ class Context:
         self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
         self._computed = precisions.Tally()
         self._compiled = report.Tally()
-        self._counters = self._tally, self._computed, self._compiled
+        self._listed = names.Tally(
+            (flag, s.value) for layer in layers for flag in names.LISTS if (s := layer.settings.get(f"graph_kernel_flags.{flag}"))
+        )
+        self._counters = self._tally, self._computed, self._compiled, self._listed
 
     @untraced
     @begins_with_try

@@ -16,6 +16,7 @@ THEMES = (
     "compile_cache",
     "determinism",
     "device",
+    "fusion",
     "graph_files",
     "graph_mode",
     "invariance",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msctx.effects import fusion
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, not_built
 from msctx.effects.kernel_tuning import search
 from msctx.options.grammars import gears_of, ranges_of
@@ -18,11 +19,11 @@ def compilation(want: Want) -> Compilation:
     """What all options of graph mode come to together."""
     return Compilation(
         whole=want.other("jit_syntax_level", LAX) == STRICT or want.other("mix_compile_mode") is False,
-        fused=want.other("enable_graph_kernel"),
         only=bool(want.other("precompile_only")),
         keeps={"O0": 1.0, "O1": 0.0}.get(want.other("memory_optimize_level")) if want.other("mode") == 0 else None,
         shapes=shapes(want),
         config=search(want),
+        **fusion.asked(want),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from msctx.graph import scope_passes
 from msctx.notices import tell
 from msctx.options.graph import Compilation
 
@@ -33,7 +34,7 @@ class Backend:
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
             with torch._functorch.config.patch(self._tracing()):
-                made: Callable[..., Any] = _compiler(self.wanted)(graph, inputs)
+                made: Callable[..., Any] = _compiler(self.wanted)(scope_passes.apply(graph, self.wanted.scope_passes), inputs)
             return made
         except Exception as error:
             if self.wanted.whole:
@@ -50,10 +51,13 @@ class Backend:
 
 
 def _compiler(wanted: Compilation) -> Callable[..., Any]:
-    from torch._dynamo.backends.debugging import aot_eager
-    from torch._inductor.compile_fx import compile_fx
+    if wanted.fused is False:
+        from torch._dynamo.backends.debugging import aot_eager
 
-    return aot_eager if wanted.fused is False else functools.partial(compile_fx, config_patches=dict(wanted.config))
+        return aot_eager
+    from msctx.graph.fusion import compiler
+
+    return compiler(wanted)
 
 
 def _where(graph: torch.fx.GraphModule) -> str:

@@ -275,9 +275,9 @@ def graph_kernel_flags(value: Any, look: Look) -> Any:
         try:
             make_layer({"graph_kernel_flags": flag}, look.where)
         except OptionError as error:
-            known = "" if find(f"graph_kernel_flags.{name.removeprefix('--')}") else "; msctx knows opt_level and dump_as_text"
+            hint = error.problems[0].suggestion
             with suppress(Nothing):
-                look.drop(f"{show(flag)} is ignored: {error.problems[0].text}{known}")
+                look.drop(f"{show(flag)} is ignored: {error.problems[0].text}" + f" ({hint})" * bool(hint))
             continue
         if name in kept:
             look.note(f"{name} appears twice: the last one applies")

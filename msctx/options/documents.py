@@ -353,15 +353,15 @@ def parse_dtypes(text: str, file: str) -> Parsed:
 
 
 def parse_flags(text: str, file: str) -> Parsed:
-    """Read ``--name=value --name …``; ``--path=file.json`` reads further flags from a file. A bare flag is ``True``."""
+    """Read ``--name=value --name …``; ``--path=file.json`` reads further flags from a file of texts. A bare flag is ``True``."""
     source = Source(text, file)
     data: dict[str, Any] = {}
     files: dict[str, Parsed] = {}
     for token in re.finditer(r"\S+", source.text):
         (start, end), (name, sign, value) = token.span(), token[0].removeprefix("--").partition("=")
         place = (end - len(value), end) if sign else (start, end)
-        if not token[0].startswith("--") or not name:
-            hint = f"--{token[0].lstrip('-')}" if name.strip("-") else ""
+        if not token[0].startswith("--") or not name or "=" in value:
+            hint = f"--{token[0].lstrip('-')}" if name.strip("-") and "=" not in value else ""
             what = f"{show(token[0])} is not a flag"
             source.report((), (start, end), what, allowed="--name or --name=value", suggestion=hint)
         elif name == "path":
@@ -374,7 +374,12 @@ def parse_flags(text: str, file: str) -> Parsed:
             else:
                 twice = [key for key in parsed.data if key in data or key == "path"]
                 again = [Diagnostic(key, "stands twice", mark=parsed.mark((key, ""))) for key in twice]
-                source.problems += [*parsed.problems, *again]
+                kinds = [
+                    Diagnostic(key, f"{show(value)} is not text", allowed="text in quotes", mark=parsed.mark((key,)))
+                    for key, value in parsed.data.items()
+                    if not isinstance(value, str)
+                ]
+                source.problems += [*parsed.problems, *again, *kinds]
                 data |= parsed.data
                 files |= dict.fromkeys(parsed.data, parsed)
         elif source.add((name,), (start, start + 2 + len(name)), place):

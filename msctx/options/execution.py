@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+from msctx.options import graph_kernel_flags
 from msctx.options.kinds import Bool, Choice, Int, OnOff, Path, TextKind
 from msctx.options.option import GRAPH_MODE, Option
 
@@ -18,18 +19,11 @@ OPTIONS = (
              "kernel per node. graph_kernel_flags wins over it."),
     Option("graph_kernel_flags",
         Annotated[str, TextKind("flags such as --opt_level=2", comma_list=True, separator=" ", empty=True)], default="",
-        example="--opt_level=2 --dump_as_text", content="GRAPH_KERNEL_FLAGS", waits_for=GRAPH_MODE,
+        example="--opt_level=2 --dump_as_text", content="GRAPH_KERNEL_FLAGS",
         help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 sets how far "
-             "fusion goes, --dump_as_text writes what the passes did. A bare flag means true; a list of flags is taken too."),
-    Option("graph_kernel_flags.opt_level", Choice({
-            0: "no fusion, one library kernel per node", 1: "basic fusion of neighbouring operators",
-            2: "also common subexpressions and simplified arithmetic", 3: "also parallel and stitched kernels; may be unstable",
-        }), default=2, example=3, waits_for=GRAPH_MODE,
-        help="How far operators of compiled graphs are fused; it wins over enable_graph_kernel, also to switch fusion on. "
-             "Unset, fusion is at 2 where enable_graph_kernel is true."),
-    Option("graph_kernel_flags.dump_as_text", Bool, default=False, example=True, waits_for=GRAPH_MODE,
-        help="Writes what each pass of the fusion did as text into the folder graph_kernel_dump; without fusion there is "
-             "nothing to write."),
+             "fusion goes, --dump_as_text writes what the passes did, --path=FILE reads flags from a JSON file. A bare flag means "
+             "true; a list of flags is taken too."),
+    *graph_kernel_flags.OPTIONS,
     Option("enable_reduce_precision", Bool, default=True, example=False,
         help="What happens when an operator has no kernel for the dtype of its input: true runs it in the nearest dtype "
              "that has one and casts back, with a warning; false lets the error through."),

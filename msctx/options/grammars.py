@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msctx.errors import nearest
+from msctx.options.fusion_passes import SCOPE_PASSES
 from msctx.options.kinds import BadValue, TextKind, show
 
 _ = r"\s*"
@@ -214,6 +215,15 @@ StreamParallel = Annotated[
         part=f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}",
         what="an engine with a number",
         words=("DNN_VM_AICPU", "AIcoreEngine"),
+    ),
+]
+ScopePasses = Annotated[
+    str,
+    PartsKind(
+        f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}",
+        part=f"({'|'.join(SCOPE_PASSES)})",
+        what="a pass",
+        words=SCOPE_PASSES,
     ),
 ]
 DeviceList = Annotated[

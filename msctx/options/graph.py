@@ -39,6 +39,10 @@ class Compilation:
             alone (0): torch._functorch.config.activation_memory_budget.
         shapes: which shapes inputs may have.
         config: entries of torch._inductor.config, for this code alone.
+        flags: of graph_kernel_flags, with their values.
+        fusion_switches: of CANN's fusion passes: group, pass, ``"on"`` or ``"off"``.
+        scope_passes: which passes replace patterns that are off unless named.
+        frozen: weights become constants where no gradients are computed.
     """
 
     whole: bool = False
@@ -47,3 +51,7 @@ class Compilation:
     keeps: float | None = None
     shapes: Shapes = Shapes()
     config: tuple[tuple[str, Any], ...] = ()
+    flags: tuple[tuple[str, Any], ...] = ()
+    fusion_switches: tuple[tuple[str, str, str], ...] = ()
+    scope_passes: tuple[str, ...] = ()
+    frozen: bool = False

@@ -29,6 +29,8 @@ WATCHED = "prepared data loaders and models (ctx.watch)"
 """What options wait for: each completes 'not implemented yet: requires …'."""
 
 _DEVICE_NAMES = {"device_context.cpu": "cpu", "device_context.gpu": "cuda", "device_context.ascend": "ascend"}
+FLAGS_SOURCE = "mindspore: graph_kernel_flags.cc"
+"""The source of flags that no document lists: they are rows of no catalogue."""
 _NEWER = ("device_context", "runtime", "set_device", "set_deterministic", "set_recursion_limit")
 """MindSpore's newer vocabulary; in one layer it wins over set_context's."""
 
@@ -121,7 +123,7 @@ class Option:
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths under which source documents define the option; one of our own has none."""
-        if self.source == "msctx":
+        if self.source in ("msctx", FLAGS_SOURCE):
             return ()
         return self.documented or tuple(f"{g}.{self.name}" for g in self.groups if g not in OURS) or (self.name,)
 

@@ -10,10 +10,11 @@ from msctx.options.grammars import (
     DynamicDims,
     InOutPair,
     InputShape,
+    ScopePasses,
     ShapeRange,
     StreamParallel,
 )
-from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag, TextList
+from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag
 from msctx.options.operators import Operators
 from msctx.options.option import ASCEND, GRAPH_MODE, SESSIONS, UNSET, WATCHED, Option
 
@@ -144,7 +145,6 @@ OPTIONS = (
         help='"1" keeps what goes into a quantisation as a tensor of its own, so that it can be dumped, instead of letting '
              "fusion remove it."),
     session_option("fusion_switch_file", Path, example="fusion_switch.json", ge="ge.fusionSwitchFile", content="FUSION_SWITCH",
-        waits_for=GRAPH_MODE,
         help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands "
              "for a whole group, and single names win over it."),
     session_option("buffer_optimize", Choice({
@@ -165,8 +165,8 @@ OPTIONS = (
         help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run "
              "what conv_fprop_algo=normal and its like would take for them, where no other algorithm is asked for (2-D; "
              "often torch's own path). In CANN, inference (graph_run_mode=0) always has it on."),
-    session_option("enable_scope_fusion_passes", TextList("names of passes separated by commas"),
-        example="ScopeLayerNormPass,ScopeClipBoxesPass", ge="ge.exec.enableScopeFusionPasses", waits_for=GRAPH_MODE,
+    session_option("enable_scope_fusion_passes", ScopePasses,
+        example="ScopeLayerNormPass,ScopeClipBoxesPass", ge="ge.exec.enableScopeFusionPasses",
         help="Switches fusion passes on that are off unless named: each replaces one pattern, such as a layer norm written "
              "out, by one operator."),
     session_option("stream_max_parallel_num", StreamParallel, example="DNN_VM_AICPU:2,AIcoreEngine:4",
@@ -182,7 +182,7 @@ OPTIONS = (
         }), default="Device", example="Host",
         help="Where the parameters of watched models live: Host saves device memory and costs time; it needs "
              "mix_compile_mode=true. On a CPU the two are one place."),
-    session_option("frozen_variable", Bool, default=False, example=True, waits_for=GRAPH_MODE,
+    session_option("frozen_variable", Bool, default=False, example=True,
         help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them. For "
              "inference (graph_run_mode=0)."),
     session_option("graph_max_parallel_model_num", Int(1, 2**31 - 1), default=1, example=4, ge="ge.graphMaxParallelModelNum",

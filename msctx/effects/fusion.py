@@ -1,0 +1,122 @@
+"""What is fused in compiled graphs, and how: graph_kernel_flags, and the options of sessions about passes and constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.effects.algorithms import conv_policy
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
+from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
+from msctx.options.option import ASCEND
+
+LEVEL, DUMP = f"{GROUP}.opt_level", f"{GROUP}.dump_as_text"
+AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
+KEEP_CONVOLUTIONS = (
+    "an algorithm is asked for, and with {} inductor would compute convolutions and products without it: the algorithm wins"
+)
+TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvToFullyConnectionFusionPass"
+
+
+def fused(want: Want) -> bool | None:
+    """Whether inductor fuses; None: as torch.compile does unasked."""
+    level = want.other(LEVEL)
+    return want.other("enable_graph_kernel") if level is None else level > 0
+
+
+def asked(want: Want) -> dict[str, Any]:
+    """What all options of this file come to, as fields of :class:`msctx.options.graph.Compilation`."""
+    named = {flag.name: want.in_force(f"{GROUP}.{flag.name}") for flag in FLAGS if want.device in flag.devices}
+    flags = {n: s.value for n, s in named.items() if s is not None and not WHY_NOT.get(s.option.name) and not _hides(want, s.option.name)}
+    scope = want.in_force("enable_scope_fusion_passes")
+    return {
+        "fused": fused(want),
+        "flags": tuple(flags.items()),
+        "fusion_switches": tuple(_switches(want)),
+        "scope_passes": tuple(scope.value.split(",")) if scope else (),
+        "frozen": want.in_force(FROZEN) is not None and want.other(FROZEN) and not _hides(want, FROZEN),
+    }
+
+
+def _hides(want: Want, name: str) -> bool:
+    """Whether an option would take convolutions away from the algorithm that is asked for."""
+    return name in (TUNED, FROZEN, AS_PRODUCT) and bool(conv_policy(want))
+
+
+def _switches(want: Want) -> list[tuple[str, str, str]]:
+    setting = want.in_force("fusion_switch_file")
+    found = setting.content["Switch"] if setting else {}
+    return [(g, n, s) for g, names in found.items() for n, s in names.items() if known(n) and not (s == "on" and _hides(want, n))]
+
+
+def _compiled(want: Want, reason: str = "", differs: str = "") -> Outcome:
+    from msctx.effects.graph_mode import ALONE, compilation
+
+    found = {"graph.compilation": compilation(want)}
+    alone = "" if want.other("mode") == 0 else ALONE
+    if differs:
+        return approximated(found, "; ".join(filter(None, (differs, alone))))
+    return honoured(found, "; ".join(filter(None, (reason, alone))))
+
+
+def _not_fused(want: Want) -> str:
+    name = "enable_graph_kernel" if want.other(LEVEL) is None else LEVEL
+    return f"nothing is fused: {name}={want.other(name)!r}"
+
+
+@effect(GROUP)
+def graph_kernel_flags(want: Want) -> Outcome:
+    if want.device == "ascend":
+        return not_built(ASCEND)
+    return _compiled(want) if want.value.strip() else NOTHING_ASKED
+
+
+@effect(LEVEL)
+def opt_level(want: Want) -> Outcome:
+    if want.device == "ascend":
+        return not_built(ASCEND)
+    return _compiled(want, AGGRESSIVE if want.value == 3 else "")
+
+
+@effect(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
+def flag(want: Want) -> Outcome:
+    if why := WHY_NOT.get(want.option.name):
+        return inert(why)
+    if want.device == "ascend":
+        return not_built(ASCEND)
+    if fused(want) is False:
+        return inert(_not_fused(want))
+    if _hides(want, want.option.name):
+        return inert(KEEP_CONVOLUTIONS.format("max_autotune"))
+    return _compiled(want)
+
+
+@effect("fusion_switch_file")
+def fusion_switch_file(want: Want) -> Outcome:
+    if want.device == "ascend":
+        return not_built(ASCEND)
+    if fused(want) is False:
+        return inert(_not_fused(want))
+    names = [(g, n, s) for g, found in want.content["Switch"].items() for n, s in found.items()]
+    differs = [f"{n} is no pass that is known" for _, n, _ in names if not known(n)]
+    differs += [f"{n}: {WITHOUT_A_TWIN[n]}" for _, n, _ in names if n in WITHOUT_A_TWIN]
+    differs += [f"{n}: {KEEP_CONVOLUTIONS.format('it')}" for _, n, s in names if s == "on" and n in TWINS and _hides(want, n)]
+    return _compiled(want, differs="; ".join(differs))
+
+
+@effect("enable_scope_fusion_passes")
+def enable_scope_fusion_passes(want: Want) -> Outcome:
+    return not_built(ASCEND) if want.device == "ascend" else _compiled(want)
+
+
+@effect(FROZEN)
+def frozen_variable(want: Want) -> Outcome:
+    if want.device == "ascend":
+        return not_built(ASCEND)
+    if not want.value:
+        return NOTHING_ASKED
+    if fused(want) is False:
+        return inert(_not_fused(want))
+    if _hides(want, FROZEN):
+        return refused(KEEP_CONVOLUTIONS.format("constant weights"))
+    return _compiled(want, "where no gradients are computed (torch.no_grad or inference_mode)")

@@ -1,0 +1,369 @@
+"""Compiles graphs by inductor as graph_kernel_flags and the options about passes want it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from msctx.graph import names
+from msctx.graph.fusion_dump import Dump
+from msctx.graph.groups import ALL, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
+from msctx.graph.names import split
+from msctx.graph.passes import AOT, DISABLED, INDUCTOR, PASSES, SIMPLIFYING_PASSES, SIMPLIFYING_PATTERNS, Patterns, entries, patterns
+from msctx.notices import tell
+from msctx.options.fusion_passes import ALL as EVERY
+from msctx.options.fusion_passes import BUFFER, GRAPH, TWINS, known
+from msctx.options.graph import Compilation
+
+BESIDE = {"aggressive_fusion": True, "score_fusion_memory_threshold": 0}
+"""With these inductor fuses loops that share no data, on a CPU too."""
+AGAIN = dict.fromkeys(
+    ("ban_recompute_reductions", "ban_recompute_used_far_apart", "ban_recompute_materialized_backward",
+     "ban_recompute_long_fusible_chains"),
+    False,
+)  # fmt: skip
+"""Lets AOTAutograd compute again what it otherwise keeps for the backward pass."""
+BITS = {"avx2": 256, "avx512": 512, "neon": 128, "sve256": 256}
+LEVEL_3 = ("batch_linear", "batch_linear_lhs")
+CACHED = {"fx_graph_cache": False}
+INNER = "compile_fx_inner"
+GROUPING = (
+    *("enable_cluster_ops", "enable_cluster_ops_only", "disable_cluster_ops", "fusion_ops_level", "composite_op_limit_size"),
+    *("reduce_fuse_depth", "enable_dynamic_shape_fusion"),
+)
+
+
+class Way:
+    """What one policy means for inductor."""
+
+    def __init__(self, wanted: Compilation) -> None:
+        self.flags = flags = dict(wanted.flags)
+        self.level = flags.get("opt_level", 2)
+        self.config: dict[str, Any] = dict(wanted.config)
+        self.aot: dict[str, Any] = {}
+        self.patterns, self.passes = Patterns(), dict[str, bool]()
+        self.buffers = True
+        """Whether kernels are fused at all."""
+        self.unknown = [name for _, name, _ in wanted.fusion_switches if not known(name)]
+        self._by_level()
+        self._by_switches(wanted.fusion_switches)
+        self._by_lists()
+        self._by_values()
+        if wanted.frozen:
+            self.config["freezing"] = True
+        self.rules = self._rules()
+        if self.rules:
+            self.config["fallback_random"] = True  # the random numbers of eager code, which operators outside of groups draw
+        self.dump = Dump() if flags.get("dump_as_text") else None
+        inductor, aot = entries(self.passes)
+        self.config, self.aot = inductor | self.config, aot | self.aot
+        if self.dump:
+            self.config |= {**CACHED, **self.dump.hooks()}
+        if self.dump or self.rules or any(name in flags for name in names.LISTS):
+            self.aot["enable_autograd_cache"] = False  # what it loads has been through no pass
+        self.tag = hashlib.sha256(repr((wanted.flags, wanted.fusion_switches)).encode()).hexdigest()[:16]
+
+    def _by_level(self) -> None:
+        if self.level == 1:
+            self.passes |= dict.fromkeys(SIMPLIFYING_PASSES, False)
+            self.patterns.base = False
+        if self.level == 3:
+            self.passes |= dict.fromkeys(LEVEL_3, True)
+            self.config |= {**BESIDE, "combo_kernels": True, "benchmark_fusion": True}
+
+    def _by_switches(self, switches: Sequence[tuple[str, str, str]]) -> None:
+        """Single entries win over ALL, wherever they stand."""
+        for group, name, state in sorted(switches, key=lambda switch: switch[1] != EVERY):
+            if name == EVERY and group == GRAPH:
+                self.patterns.base = state == "on" and self.patterns.base
+            elif name == EVERY and group == BUFFER:
+                self.buffers = state == "on"
+            for twin in TWINS.get(name, ()):
+                self._switch(twin, state == "on")
+
+    def _switch(self, name: str, on: bool) -> None:
+        if name in PASSES:
+            self.passes[name] = on
+        else:
+            self.patterns.named[name] = on
+
+    def _by_lists(self) -> None:
+        lists = {flag: split(text) for flag, text in self.flags.items() if flag in names.LISTS}
+        if (only := lists.get("enable_simplify_exprs_only")) is not None:
+            for name in (*SIMPLIFYING_PASSES, *SIMPLIFYING_PATTERNS):
+                self._switch(name, name in only)
+        for name in lists.get("disable_simplify_exprs", ()):
+            if name in SIMPLIFYING_PASSES or name in SIMPLIFYING_PATTERNS:
+                self._switch(name, False)
+        if (only := lists.get("enable_fusion_pattern_only")) is not None:
+            self.patterns.only(only)
+        self.patterns.named |= dict.fromkeys(lists.get("disable_fusion_pattern", ()), False)
+        for flag, on in (("enable_pass", True), ("disable_pass", False)):
+            self.passes |= dict.fromkeys((name for name in lists.get(flag, ()) if name in PASSES), on)
+
+    def _by_values(self) -> None:
+        flags, config = self.flags, self.config
+        if (on := flags.get("enable_parallel_fusion")) is not None:
+            off = {"aggressive_fusion": False, "score_fusion_memory_threshold": 10}
+            config |= {**(BESIDE if on else off), "combo_kernels": on}
+        if (part := flags.get("parallel_ops_level")) is not None:
+            config["combo_kernels_pointwise_only"] = part == 0
+        if flags.get("enable_horizontal_fusion") is False:
+            config["cpp.max_horizontal_fusion_size"] = 1
+        if (on := flags.get("enable_parallel_op_combine")) is not None:
+            self.passes["batch_linear_post_grad"] = on
+        if (on := flags.get("enable_auto_tensor_inplace")) is not None:
+            config["inplace_buffers"] = on
+        if (on := flags.get("exact_precision_mode")) is not None:
+            config["emulate_precision_casts"] = on
+        if flags.get("enable_vectorization") is False:
+            config["cpp.simdlen"] = 1
+        elif (feature := flags.get("cpu_feature")) is not None:
+            config["cpp.simdlen"] = BITS[feature]
+        if (threads := flags.get("cpu_refer_thread_num")) is not None:
+            config["cpp.threads"] = threads
+        if (on := flags.get("enable_debug_mode")) is not None:
+            config |= {"cpp.enable_kernel_profile": on, "comment_origin": on}
+        if (variants := flags.get("online_tuning")) is not None:
+            config["max_autotune"] = variants > 0
+        if flags.get("disable_matmul_post_fusion"):
+            config["epilogue_fusion"] = False
+            self.patterns.named["addmm"] = False
+        if flags.get("enable_recompute_fusion"):
+            self.aot |= AGAIN
+        elif "enable_recompute_fusion" in flags:
+            config["custom_partitioner_fn"] = KeepAll()
+        limits = flags.get("recompute_peak_threshold"), flags.get("recompute_increment_threshold")
+        if flags.get("enable_recompute_fusion", True) and limits != (None, None):
+            config["custom_partitioner_fn"] = KeepUpTo(*(limit or 0 for limit in limits))
+
+    def _names(self, flag: str) -> frozenset[str] | None:
+        if flag not in self.flags:
+            return None
+        return frozenset().union(*meant(split(self.flags[flag])).values())
+
+    def _rules(self) -> Rules | None:
+        """None: graphs go to inductor as wholes."""
+        flags = self.flags
+        if self.level != 1 and self.buffers and not any(name in flags for name in GROUPING):
+            return None
+        return Rules(
+            part=-1 if not self.buffers else flags.get("fusion_ops_level", REDUCTIONS if self.level == 1 else ALL),
+            only=self._names("enable_cluster_ops_only") if self.buffers else None,
+            more=self._names("enable_cluster_ops") or frozenset() if self.buffers else frozenset(),
+            less=self._names("disable_cluster_ops") or frozenset(),
+            size=flags.get("composite_op_limit_size", 0),
+            depth=flags.get("reduce_fuse_depth"),
+            beside=flags.get("enable_horizontal_fusion", self.level != 1),
+            dynamic=flags.get("enable_dynamic_shape_fusion", True),
+            least=2 if self.level == 1 or not self.buffers else 1,
+        )
+
+    # --- decompositions
+
+    def decompositions(self, matched: set[tuple[str, str]]) -> dict[Any, Callable[..., Any]] | None:
+        """The table by which operators are decomposed; None: inductor's own. What it is asked for adds to *matched*."""
+        from torch._decomp import decomposition_table
+        from torch._inductor.decomposition import select_decomp_table
+
+        lists = {flag: meant(split(self.flags[flag])) for flag in names.OPERATORS if "expand" in flag and flag in self.flags}
+        if not lists and not self.flags.get("disable_matmul_post_fusion"):
+            return None
+        table = dict(select_decomp_table())
+        wanted: dict[str, tuple[tuple[str, str], ...]] = {}
+        for flag in ("enable_expand_ops_only", "enable_expand_ops"):
+            for name, of in lists.get(flag, {}).items():
+                for one in of:
+                    wanted[one] = (*wanted.get(one, ()), (flag, name))
+        if (only := lists.get("enable_expand_ops_only")) is not None:
+            kept = frozenset().union(*only.values())
+            table = {op: function for op, function in table.items() if _name(op) in kept or _is_needed(op)}
+        if self.flags.get("disable_matmul_post_fusion"):
+            wanted |= {one: wanted.get(one, ()) for one in ("addmm", "baddbmm")}
+        for op, function in decomposition_table.items():
+            if _name(op) in wanted:
+                table.setdefault(op, function)
+        for op in [op for op in table if wanted.get(_name(op))]:
+            table[op] = _noticed(table[op], wanted[_name(op)], matched)
+        gone = frozenset().union(*lists.get("disable_expand_ops", {}).values())
+        return {op: function for op, function in table.items() if _name(op) not in gone}
+
+
+def _name(op: Any) -> str:
+    packet = getattr(op, "_overloadpacket", op)
+    return str(getattr(packet, "__name__", op))
+
+
+def _is_needed(op: Any) -> bool:
+    """Whether it must be decomposed, since it writes into its inputs or has no kernel."""
+    schema = getattr(op, "_schema", None)
+    return schema is None or schema.is_mutable or getattr(op, "namespace", "aten") != "aten"
+
+
+def _noticed(function: Callable[..., Any], asked: Sequence[tuple[str, str]], matched: set[tuple[str, str]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def noticed(*args: Any, **kwargs: Any) -> Any:
+        matched.update(asked)
+        return function(*args, **kwargs)
+
+    return noticed
+
+
+# --- what the backward pass keeps -------------------------------------------------------------------------------------
+
+
+class KeepAll(CustomPartitionerFn):  # type: ignore[misc]  # torch's base is not typed
+    """The backward pass computes nothing again."""
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        from torch._functorch.partitioners import default_partition
+
+        kwargs.pop("compiler", None)
+        return default_partition(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> object:
+        return type(self).__name__
+
+
+class KeepUpTo(CustomPartitionerFn):  # type: ignore[misc]
+    """The backward pass computes again where it would keep more than *most* bytes, and saves more than *least* by that."""
+
+    def __init__(self, most: int, least: int) -> None:
+        self.most, self.least = most, least
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        all_kept = KeepAll()(deepcopy(gm), joint_inputs, **kwargs)
+        again = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        kept = _bytes(all_kept[0])
+        return again if kept > self.most and kept - _bytes(again[0]) > self.least else all_kept
+
+    def uuid(self) -> object:
+        return type(self).__name__, self.most, self.least
+
+
+def _bytes(forward: fx.GraphModule) -> int:
+    """What a forward graph returns."""
+    values = torch.utils._pytree.tree_leaves([node.meta.get("val") for node in forward.graph.output_node().all_input_nodes])
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def compiler(wanted: Compilation) -> Callable[..., Any]:
+    """What compiles the graphs of a policy that inductor fuses."""
+    from torch._inductor.compile_fx import compile_fx
+
+    if not (wanted.flags or wanted.fusion_switches or wanted.frozen):
+        return functools.partial(compile_fx, config_patches=dict(wanted.config))
+    return functools.partial(_compile, wanted)
+
+
+def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    way = Way(wanted)
+    if wanted.frozen and torch.is_grad_enabled():
+        tell("frozen_variable", "grad", "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()")
+    for name in way.unknown:
+        tell("fusion_switch_file", name, f"fusion_switch_file: {name} is no fusion pass that msctx knows; it is ignored")
+    matched: set[tuple[str, str]] = set()
+    with _in_force(way), config.patch(way.config):
+        table = way.decompositions(matched)
+        made: Callable[..., Any] = compile_fx(
+            graph,
+            inputs,
+            inner_compile=functools.partial(_inner, way, matched),
+            config_patches=way.config,
+            decompositions=table,  # type: ignore[arg-type]
+        )
+    names.compiled(matched | _known(way))
+    return made
+
+
+@contextmanager
+def _in_force(way: Way) -> Iterator[None]:
+    import torch.compiler.config as shared
+    from torch._dynamo.convert_frame import compile_lock
+
+    with ExitStack() as stack:
+        stack.enter_context(compile_lock)
+        stack.enter_context(torch._functorch.config.patch(way.aot))
+        stack.enter_context(shared.patch(cache_key_tag=f"{shared.cache_key_tag}{way.tag}"))
+        stack.enter_context(way.patterns.applied())
+        yield
+
+
+def _inner(way: Way, matched: set[tuple[str, str]], graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+    """In place of inductor's own step from a graph of ATen operators to code; the backward pass comes here later."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    _match(way, graph, matched)
+    with _in_force(way):
+        if way.rules is None:
+            return compile_fx_inner(graph, inputs, **how)
+        return _in_groups(way, graph, how)
+
+
+def _in_groups(way: Way, graph: fx.GraphModule, how: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    from torch._dynamo.utils import counters
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    assert way.rules is not None
+    how = {**how, "static_input_idxs": (), "cudagraphs": BoxedBool(False)}
+    found = groups_in(graph, way.rules)
+    counters["msctx"]["fused_groups"] += len(found)
+    if way.dump:
+        way.dump.graph("before_grouping", graph)
+    with _of_its_parts():
+        made = fuse(graph, found, functools.partial(compile_fx_inner, **how))
+    if way.dump:
+        way.dump.graph("after_grouping", made)
+    boxed: Callable[[list[Any]], Any] = make_boxed_func(made.forward)
+    return boxed
+
+
+@contextmanager
+def _of_its_parts() -> Iterator[None]:
+    """What inductor reports to AOTAutograd of the results of a group is not about those of the graph."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    strides, context.output_strides = context.output_strides, None
+    try:
+        yield
+    finally:
+        context.output_strides = strides
+
+
+def _match(way: Way, graph: fx.GraphModule, matched: set[tuple[str, str]]) -> None:
+    """Which names of lists of operators a graph has."""
+    present = frozenset().union(*map(names_of, graph.graph.nodes))
+    for flag in names.OPERATORS:
+        if flag in way.flags and (flag == "disable_expand_ops" or "cluster" in flag):
+            matched.update((flag, name) for name, of in meant(split(way.flags[flag])).items() if of & present)
+
+
+def _known(way: Way) -> set[tuple[str, str]]:
+    """Which names of lists of passes and patterns mean something."""
+    made = patterns() if any(flag in way.flags for flag in (*names.PATTERNS, *names.SIMPLIFICATIONS)) else set()
+    of = {
+        **dict.fromkeys(names.PASSES, PASSES.keys()),
+        **dict.fromkeys(names.SIMPLIFICATIONS, {*SIMPLIFYING_PASSES, *SIMPLIFYING_PATTERNS}),
+        **dict.fromkeys(names.PATTERNS, made),
+    }
+    return {(flag, name) for flag, those in of.items() for name in split(way.flags.get(flag, "")) if name in those}

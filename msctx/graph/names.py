@@ -1,0 +1,60 @@
+"""Names in lists of graph_kernel_flags that matched nothing in what was compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msctx.native.scope_counter import ScopeCounter
+
+OPERATORS = tuple(f"{what}_{kind}_ops{only}" for kind in ("cluster", "expand") for what, only in (
+    ("enable", ""), ("enable", "_only"), ("disable", "")
+))  # fmt: skip
+PASSES = ("enable_pass", "disable_pass")
+SIMPLIFICATIONS = ("enable_simplify_exprs_only", "disable_simplify_exprs")
+PATTERNS = ("enable_fusion_pattern_only", "disable_fusion_pattern")
+LISTS = {
+    **dict.fromkeys(OPERATORS, "operator"),
+    **dict.fromkeys(PASSES, "pass"),
+    **dict.fromkeys(SIMPLIFICATIONS, "simplification"),
+    **dict.fromkeys(PATTERNS, "pattern"),
+}
+"""Flag → what its names are of."""
+
+_compiled = 0
+_matched: dict[tuple[str, str], int] = {}
+"""(flag, name) → how many graphs had been compiled when it last matched."""
+
+
+def split(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+
+
+def compiled(matched: Iterable[tuple[str, str]]) -> None:
+    """A graph was compiled, and these names matched something in it."""
+    global _compiled
+    _compiled += 1
+    _matched.update(dict.fromkeys(matched, _compiled))
+
+
+class Tally(ScopeCounter):
+    """Reports at the end of a context which names of its own lists matched nothing, where something was compiled."""
+
+    def __init__(self, lists: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__()
+        self._names = [(flag, name) for flag, text in lists for name in split(text)]
+        self._since = 0
+
+    def __reduce__(self) -> tuple[type[Tally], tuple[object]]:
+        return Tally, ([*self._names],)
+
+    def _begin(self) -> None:
+        self._since = _compiled
+
+    def _end(self) -> list[str]:
+        if _compiled == self._since:
+            return []
+        return [
+            f"graph_kernel_flags: --{flag}={name} matched no {LISTS[flag]} in what was compiled"
+            for flag, name in self._names
+            if _matched.get((flag, name), 0) <= self._since
+        ]
