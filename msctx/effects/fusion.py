@@ -49,10 +49,10 @@ def _switches(want: Want) -> list[tuple[str, str, str]]:
     return [(g, n, s) for g, names in found.items() for n, s in names.items() if known(n) and not (s == "on" and _hides(want, n))]
 
 
-def _compiled(want: Want, reason: str = "", differs: str = "") -> Outcome:
+def _compiled(want: Want, reason: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:
     from msctx.effects.graph_mode import ALONE, compilation
 
-    found = {"graph.compilation": compilation(want)}
+    found = {"graph.compilation": compilation(want)} | (more or {})
     alone = "" if want.other("mode") == 0 else ALONE
     if differs:
         return approximated(found, "; ".join(filter(None, (differs, alone))))
@@ -81,7 +81,7 @@ def opt_level(want: Want) -> Outcome:
 @effect(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
 def flag(want: Want) -> Outcome:
     if why := WHY_NOT.get(want.option.name):
-        return inert(why)
+        return refused(why)
     if want.device == "ascend":
         return not_built(ASCEND)
     if fused(want) is False:
@@ -119,4 +119,8 @@ def frozen_variable(want: Want) -> Outcome:
         return inert(_not_fused(want))
     if _hides(want, FROZEN):
         return refused(KEEP_CONVOLUTIONS.format("constant weights"))
-    return _compiled(want, "where no gradients are computed (torch.no_grad or inference_mode)")
+    return _compiled(
+        want,
+        "where no gradients are computed (torch.no_grad or inference_mode)",
+        more={"torch.inductor.freezing": True},  # Dynamo looks at it, too, before a back end is called
+    )

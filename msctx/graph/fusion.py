@@ -186,10 +186,13 @@ class Way:
         if (only := lists.get("enable_expand_ops_only")) is not None:
             kept = frozenset().union(*only.values())
             table = {op: function for op, function in table.items() if _name(op) in kept or _is_needed(op)}
+        always = frozenset().union(*lists.get("enable_expand_ops", {}).values())
         if self.flags.get("disable_matmul_post_fusion"):
-            wanted |= {one: wanted.get(one, ()) for one in ("addmm", "baddbmm")}
+            always |= {"addmm", "baddbmm"}
         for op, function in decomposition_table.items():
-            if _name(op) in wanted:
+            if _name(op) in always:
+                table[op] = function  # inductor's own may decline
+            elif _name(op) in wanted:
                 table.setdefault(op, function)
         for op in [op for op in table if wanted.get(_name(op))]:
             table[op] = _noticed(table[op], wanted[_name(op)], matched)

@@ -184,7 +184,6 @@ NEEDS = (
     Needs(When("in_out_pair_flag", (True, False)), (When("in_out_pair"),), "inert"),
     Needs(When("local_rank_id", test=lambda v: True), (When("local_device_list"),)),
     Needs(When("local_device_list"), (When("local_rank_id", test=lambda v: True),)),
-    Needs(When("frozen_variable"), (When("graph_run_mode", (0,)),)),
     Needs(When("graph_max_parallel_model_num", test=_more_than_one, words="above 1"), (When("graph_run_mode", (0,)),)),
     *(
         Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
@@ -253,6 +252,10 @@ FORBIDS = (
         When("precision_mode_v2", tuple(m for m in PRECISION_MODES_V2 if m != "origin")),
         "refused",
         "it needs precision_mode_v2=origin, or none",
+    ),
+    Forbids(When("frozen_variable"), When("graph_run_mode", (1,)), "refused", "weights that are trained cannot be constants"),
+    Forbids(
+        When("graph_kernel_flags.online_tuning", test=bool, words="above 0"), When("deterministic", ("ON",)), "inert", NOT_MEASURED
     ),
     Forbids(When("aoe_tune_mode", ("online",)), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),

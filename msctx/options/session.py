@@ -183,8 +183,8 @@ OPTIONS = (
         help="Where the parameters of watched models live: Host saves device memory and costs time; it needs "
              "mix_compile_mode=true. On a CPU the two are one place."),
     session_option("frozen_variable", Bool, default=False, example=True,
-        help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them. For "
-             "inference (graph_run_mode=0)."),
+        help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them; for inference, "
+             "in code that computes no gradients (torch.no_grad)."),
     session_option("graph_max_parallel_model_num", Int(1, 2**31 - 1), default=1, example=4, ge="ge.graphMaxParallelModelNum",
         waits_for=SESSIONS,
         help="How many threads may run a session's graphs at the same time, for inference; older CANN allows 8 at most. "

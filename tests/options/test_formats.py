@@ -50,7 +50,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("SPEED_UP", '{"enable_task_opt": true, "level": 3}', {"enable_task_opt": True, "level": 3}),
     ("GRAPH_KERNEL_FLAGS", "", {}),
     ("GRAPH_KERNEL_FLAGS", " --opt_level=2  --dump_as_text\n", {"opt_level": "2", "dump_as_text": True}),
-    ("GRAPH_KERNEL_FLAGS", "--other=1=2 --more", {"other": "1=2", "more": True}),
+    ("GRAPH_KERNEL_FLAGS", "--other=1,2 --more", {"other": "1,2", "more": True}),
     (
         "OP_PRECISION_MODE",
         "Exp=super_performance\n[ByOpType]\nMatMul = high_precision\n[ByNodeName]\na/b:0=keep_fp16",
@@ -126,6 +126,7 @@ BAD = [
     ("SPEED_UP", "nothing", "1:1 : this is not JSON: nothing is neither a number nor quoted text", '"nothing"'),
     ("GRAPH_KERNEL_FLAGS", "opt_level=2", "1:1 : 'opt_level=2' is not a flag", "--opt_level=2"),
     ("GRAPH_KERNEL_FLAGS", "-opt_level", "1:1 : '-opt_level' is not a flag", "--opt_level"),
+    ("GRAPH_KERNEL_FLAGS", "--a=b=c", "1:1 : '--a=b=c' is not a flag", ""),
     ("GRAPH_KERNEL_FLAGS", "--a --", "1:5 : '--' is not a flag", ""),
     ("GRAPH_KERNEL_FLAGS", "--=3", "1:1 : '--=3' is not a flag", ""),
     ("GRAPH_KERNEL_FLAGS", "--a --b --a=1", "1:9 a: stands twice; first on line 1", ""),
@@ -253,10 +254,10 @@ def test_places() -> None:
 
 def test_flags_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "flags.json"
-    file.write_text('{"opt_level": 3,\n"dump_as_text": "on", "c": "3"}')
+    file.write_text('{"opt_level": "3",\n"dump_as_text": "on", "c": "3"}')
     parsed = read("GRAPH_KERNEL_FLAGS", f"--a=1 --path={file} --b")
     assert parsed.problems == []
-    assert parsed.data == {"a": "1", "opt_level": 3, "dump_as_text": "on", "c": "3", "b": True}
+    assert parsed.data == {"a": "1", "opt_level": "3", "dump_as_text": "on", "c": "3", "b": True}
     assert str(parsed.mark(("opt_level",))) == f"{file}:1:15"
     assert str(parsed.mark(("dump_as_text", ""))) == f"{file}:2:1"
     assert str(parsed.mark(("b",))).startswith("f:1:")
@@ -265,7 +266,8 @@ def test_flags_are_read_from_a_file(tmp_path: Path) -> None:
 def test_what_is_wrong_in_a_file_of_flags(tmp_path: Path) -> None:
     file = tmp_path / "flags.json"
     for content, place, words in (
-        ('{"a": 2}', f"{file}:1:2", "stands twice"),
+        ('{"a": "2"}', f"{file}:1:2", "stands twice"),
+        ('{"c": 2}', f"{file}:1:7", "2 is not text"),
         ('{"path": "x"}', f"{file}:1:2", "stands twice"),
         ("[1]", "f:1:14", "the file holds no dictionary of flags"),
         ("{", f"{file}:1:2", "this is not JSON"),
