@@ -21,7 +21,10 @@ import typer
 from msctx.cli import app, main
 from msctx.compare import config as comparisons
 from msctx.options import DEVICES, OPTIONS, Option
+from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN
+from msctx.options.graph_kernel_flags import FLAGS
 from msctx.options.operators import CLASSES
+from msctx.options.option import FLAGS_SOURCE
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.plan import DONE
 from msctx.reference import is_partial, on_device
@@ -166,7 +169,8 @@ def cell(option: Option, device: str) -> str:
 
 def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
     table = ["| option | what it does | CPU | NVIDIA | Ascend |", "|---|---|---|---|---|"]
-    for option in sorted(filter(carried_out, OPTIONS.values()), key=lambda o: o.source == "msctx"):
+    shown = [option for option in OPTIONS.values() if carried_out(option) and option.source != FLAGS_SOURCE]
+    for option in sorted(shown, key=lambda o: o.source == "msctx"):
         cells = " | ".join(cell(option, device) for device in DEVICES)
         own = " (msctx)" * (option.source == "msctx")
         table.append(f"| `{option.name}`{own} | {re.split(r'(?<=[a-z)])[.:;] ', option.help)[0].rstrip('.')} | {cells} |")
@@ -181,6 +185,26 @@ def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
         shown = [f"`{name}`" + (f" (with {keys[name]} keys)" if keys[name] else "") for name in wholes]
         later.append(f"- {phrase}: {', '.join(shown)}\n")
     assert holds(DOCS / "options.md", "not-built", "".join(later), update)
+
+
+def test_the_flags_of_graph_kernel_flags_shown_are_those_that_are_declared(update: bool) -> None:
+    table = ["| flag | value | what it does, or why nothing does | CPU | NVIDIA |", "|---|---|---|---|---|"]
+    for flag in FLAGS:
+        option = OPTIONS[f"graph_kernel_flags.{flag.name}"]
+        cells = " | ".join(on_device(option, device).status for device in ("cpu", "cuda"))
+        text = flag.help + f" Not here: {flag.why_not}." * bool(flag.why_not)
+        given = "" if flag.example is True else f"={flag.example}"
+        table.append(f"| `--{flag.name}` | `--{flag.name}{given}` | {text} | {cells} |")
+    assert holds(DOCS / "graph_kernel_flags.md", "flags", "\n".join(table) + "\n", update)
+    passes = ["| pass of CANN | here |", "|---|---|"]
+    passes += [f"| `{name}` | {', '.join(f'`{twin}`' for twin in twins)} |\n".rstrip() for name, twins in TWINS.items()]
+    passes += [f"| `{name}` | {why} |" for name, why in WITHOUT_A_TWIN.items()]
+    assert holds(DOCS / "graph_kernel_flags.md", "passes", "\n".join(passes) + "\n", update)
+    from msctx.graph.passes import PASSES, SIMPLIFYING_PASSES, SIMPLIFYING_PATTERNS
+
+    lists = {"Passes": PASSES, "Simplifications": (*SIMPLIFYING_PASSES, *SIMPLIFYING_PATTERNS)}
+    names = "".join(f"- {what}: {', '.join(f'`{name}`' for name in listed)}\n" for what, listed in lists.items())
+    assert holds(DOCS / "graph_kernel_flags.md", "names", names, update)
 
 
 def rule_text(rule: PrecisionRule) -> str:

@@ -115,7 +115,10 @@ class Context:
         self._computed = precisions.Tally()
         self._compiled = report.Tally()
         self._listed = names.Tally(
-            (flag, s.value) for layer in layers for flag in names.LISTS if (s := layer.settings.get(f"graph_kernel_flags.{flag}"))
+            (flag, s.value)
+            for layer in layers
+            for flag in names.LISTS
+            if (s := layer.settings.get(f"graph_kernel_flags.{flag}"))
         )
         self._counters = self._tally, self._computed, self._compiled, self._listed
 

@@ -20,14 +20,19 @@ TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvTo
 
 def fused(want: Want) -> bool | None:
     """Whether inductor fuses; None: as torch.compile does unasked."""
-    level = want.other(LEVEL)
-    return want.other("enable_graph_kernel") if level is None else level > 0
+    level, enabled = want.other(LEVEL), want.other("enable_graph_kernel")
+    found: bool | None = enabled if level is None else level > 0
+    return found
 
 
 def asked(want: Want) -> dict[str, Any]:
     """What all options of this file come to, as fields of :class:`msctx.options.graph.Compilation`."""
     named = {flag.name: want.in_force(f"{GROUP}.{flag.name}") for flag in FLAGS if want.device in flag.devices}
-    flags = {n: s.value for n, s in named.items() if s is not None and not WHY_NOT.get(s.option.name) and not _hides(want, s.option.name)}
+    flags = {
+        n: s.value
+        for n, s in named.items()
+        if s is not None and not WHY_NOT.get(s.option.name) and not _hides(want, s.option.name)
+    }
     scope = want.in_force("enable_scope_fusion_passes")
     return {
         "fused": fused(want),
@@ -46,7 +51,7 @@ def _hides(want: Want, name: str) -> bool:
 def _switches(want: Want) -> list[tuple[str, str, str]]:
     setting = want.in_force("fusion_switch_file")
     found = setting.content["Switch"] if setting else {}
-    return [(g, n, s) for g, names in found.items() for n, s in names.items() if known(n) and not (s == "on" and _hides(want, n))]
+    return [(g, n, s) for g, names in found.items() for n, s in names.items() if not (s == "on" and _hides(want, n))]
 
 
 def _compiled(want: Want, reason: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -17,7 +18,14 @@ from msctx.graph import names
 from msctx.graph.fusion_dump import Dump
 from msctx.graph.groups import ALL, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
 from msctx.graph.names import split
-from msctx.graph.passes import AOT, DISABLED, INDUCTOR, PASSES, SIMPLIFYING_PASSES, SIMPLIFYING_PATTERNS, Patterns, entries, patterns
+from msctx.graph.passes import (
+    PASSES,
+    SIMPLIFYING_PASSES,
+    SIMPLIFYING_PATTERNS,
+    Patterns,
+    entries,
+    patterns,
+)
 from msctx.notices import tell
 from msctx.options.fusion_passes import ALL as EVERY
 from msctx.options.fusion_passes import BUFFER, GRAPH, TWINS, known
@@ -169,8 +177,8 @@ class Way:
 
     # --- decompositions
 
-    def decompositions(self, matched: set[tuple[str, str]]) -> dict[Any, Callable[..., Any]] | None:
-        """The table by which operators are decomposed; None: inductor's own. What it is asked for adds to *matched*."""
+    def decompositions(self) -> dict[Any, Callable[..., Any]] | None:
+        """The table by which operators are decomposed; None: inductor's own."""
         from torch._decomp import decomposition_table
         from torch._inductor.decomposition import select_decomp_table
 
@@ -195,7 +203,7 @@ class Way:
             elif _name(op) in wanted:
                 table.setdefault(op, function)
         for op in [op for op in table if wanted.get(_name(op))]:
-            table[op] = _noticed(table[op], wanted[_name(op)], matched)
+            table[op] = _noticed(table[op], wanted[_name(op)])
         gone = frozenset().union(*lists.get("disable_expand_ops", {}).values())
         return {op: function for op, function in table.items() if _name(op) not in gone}
 
@@ -211,10 +219,10 @@ def _is_needed(op: Any) -> bool:
     return schema is None or schema.is_mutable or getattr(op, "namespace", "aten") != "aten"
 
 
-def _noticed(function: Callable[..., Any], asked: Sequence[tuple[str, str]], matched: set[tuple[str, str]]) -> Callable[..., Any]:
+def _noticed(function: Callable[..., Any], asked: Sequence[tuple[str, str]]) -> Callable[..., Any]:
     @functools.wraps(function)
     def noticed(*args: Any, **kwargs: Any) -> Any:
-        matched.update(asked)
+        names.matched(asked)
         return function(*args, **kwargs)
 
     return noticed
@@ -223,7 +231,7 @@ def _noticed(function: Callable[..., Any], asked: Sequence[tuple[str, str]], mat
 # --- what the backward pass keeps -------------------------------------------------------------------------------------
 
 
-class KeepAll(CustomPartitionerFn):  # type: ignore[misc]  # torch's base is not typed
+class KeepAll(CustomPartitionerFn):
     """The backward pass computes nothing again."""
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -236,7 +244,7 @@ class KeepAll(CustomPartitionerFn):  # type: ignore[misc]  # torch's base is not
         return type(self).__name__
 
 
-class KeepUpTo(CustomPartitionerFn):  # type: ignore[misc]
+class KeepUpTo(CustomPartitionerFn):
     """The backward pass computes again where it would keep more than *most* bytes, and saves more than *least* by that."""
 
     def __init__(self, most: int, least: int) -> None:
@@ -278,28 +286,31 @@ def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) 
 
     way = Way(wanted)
     if wanted.frozen and torch.is_grad_enabled():
-        tell("frozen_variable", "grad", "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()")
+        tell(
+            "frozen_variable",
+            "grad",
+            "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()",
+        )
     for name in way.unknown:
         tell("fusion_switch_file", name, f"fusion_switch_file: {name} is no fusion pass that msctx knows; it is ignored")
-    matched: set[tuple[str, str]] = set()
+    names.compiling()
     with _in_force(way), config.patch(way.config):
-        table = way.decompositions(matched)
-        made: Callable[..., Any] = compile_fx(
+        made: Any = compile_fx(
             graph,
             inputs,
-            inner_compile=functools.partial(_inner, way, matched),
+            inner_compile=functools.partial(_inner, way),
             config_patches=way.config,
-            decompositions=table,  # type: ignore[arg-type]
+            decompositions=way.decompositions(),
         )
-    names.compiled(matched | _known(way))
-    return made
+    names.matched(_known(way))
+    return made  # type: ignore[no-any-return]
 
 
 @contextmanager
 def _in_force(way: Way) -> Iterator[None]:
-    import torch.compiler.config as shared
     from torch._dynamo.convert_frame import compile_lock
 
+    shared: Any = importlib.import_module("torch.compiler.config")  # mypy does not see its methods
     with ExitStack() as stack:
         stack.enter_context(compile_lock)
         stack.enter_context(torch._functorch.config.patch(way.aot))
@@ -308,11 +319,11 @@ def _in_force(way: Way) -> Iterator[None]:
         yield
 
 
-def _inner(way: Way, matched: set[tuple[str, str]], graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
     """In place of inductor's own step from a graph of ATen operators to code; the backward pass comes here later."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    _match(way, graph, matched)
+    _match(way, graph)
     with _in_force(way):
         if way.rules is None:
             return compile_fx_inner(graph, inputs, **how)
@@ -321,7 +332,7 @@ def _inner(way: Way, matched: set[tuple[str, str]], graph: fx.GraphModule, input
 
 def _in_groups(way: Way, graph: fx.GraphModule, how: dict[str, Any]) -> Callable[[list[Any]], Any]:
     from torch._dynamo.utils import counters
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
@@ -353,20 +364,20 @@ def _of_its_parts() -> Iterator[None]:
         context.output_strides = strides
 
 
-def _match(way: Way, graph: fx.GraphModule, matched: set[tuple[str, str]]) -> None:
+def _match(way: Way, graph: fx.GraphModule) -> None:
     """Which names of lists of operators a graph has."""
     present = frozenset().union(*map(names_of, graph.graph.nodes))
     for flag in names.OPERATORS:
         if flag in way.flags and (flag == "disable_expand_ops" or "cluster" in flag):
-            matched.update((flag, name) for name, of in meant(split(way.flags[flag])).items() if of & present)
+            names.matched((flag, name) for name, of in meant(split(way.flags[flag])).items() if of & present)
 
 
 def _known(way: Way) -> set[tuple[str, str]]:
     """Which names of lists of passes and patterns mean something."""
-    made = patterns() if any(flag in way.flags for flag in (*names.PATTERNS, *names.SIMPLIFICATIONS)) else set()
+    made = patterns() if any(flag in way.flags for flag in names.PATTERNS) else set()
     of = {
         **dict.fromkeys(names.PASSES, PASSES.keys()),
-        **dict.fromkeys(names.SIMPLIFICATIONS, {*SIMPLIFYING_PASSES, *SIMPLIFYING_PATTERNS}),
+        **dict.fromkeys(names.SIMPLIFICATIONS, frozenset({*SIMPLIFYING_PASSES, *SIMPLIFYING_PATTERNS})),
         **dict.fromkeys(names.PATTERNS, made),
     }
     return {(flag, name) for flag, those in of.items() for name in split(way.flags.get(flag, "")) if name in those}

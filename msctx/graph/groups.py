@@ -18,8 +18,26 @@ from msctx.options.operators import resolve
 SINGLE, REDUCTIONS, ALL = 0, 1, 2
 """Which operators may be in a group: on single elements; reductions, too; all that inductor has code for."""
 ARRANGING = frozenset(
-    "view reshape _unsafe_view expand unsqueeze squeeze permute transpose t alias slice select full full_like scalar_tensor iota "
-    "clone lift_fresh_copy".split()
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "permute",
+        "transpose",
+        "t",
+        "alias",
+        "slice",
+        "select",
+        "full",
+        "full_like",
+        "scalar_tensor",
+        "iota",
+        "clone",
+        "lift_fresh_copy",
+    ]
 )
 """What computes nothing: in a group with others, but no reason for one."""
 UNTOUCHED = (
@@ -124,7 +142,8 @@ def groups_in(graph: fx.GraphModule, rules: Rules) -> list[list[fx.Node]]:
 
 def _is_dynamic(node: fx.Node) -> bool:
     return any(
-        isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape))
+        isinstance(value, torch.SymInt)
+        or (isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape))
         for value in torch.utils._pytree.tree_leaves(node.meta.get("val"))
     )
 
@@ -155,7 +174,9 @@ def _by_depth(group: list[fx.Node], depth: int | None) -> Iterator[list[fx.Node]
     inside, far = {*group}, dict[fx.Node, int]()
     """How many operators lie between a node and the farthest reduction after it, itself counted."""
     for node in reversed(group):
-        after = [far[user] + 1 if user in far else 1 for user in node.users if user in inside and (user in far or _reduces(user))]
+        after = [
+            far[user] + 1 if user in far else 1 for user in node.users if user in inside and (user in far or _reduces(user))
+        ]
         if after:
             far[node] = max(after)
     early = [node for node in group if far.get(node, 0) > depth]
@@ -192,7 +213,9 @@ def fuse(graph: fx.GraphModule, groups: Sequence[list[fx.Node]], compile: Compil
             env[node] = made.node_copy(node, env.__getitem__)
             continue
         part, inputs, outputs = _alone(graph, unit.nodes, sizes)
-        call = made.call_function(_named(compile(part, [node.meta["val"] for node in inputs]), len(env)), tuple(env[n] for n in inputs))
+        call = made.call_function(
+            _named(compile(part, [node.meta["val"] for node in inputs]), len(env)), tuple(env[n] for n in inputs)
+        )
         for i, node in enumerate(outputs):
             env[node] = made.call_function(operator.getitem, (call, i))
             env[node].meta["val"] = node.meta["val"]

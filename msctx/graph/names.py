@@ -29,11 +29,15 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
 
 
-def compiled(matched: Iterable[tuple[str, str]]) -> None:
-    """A graph was compiled, and these names matched something in it."""
+def compiling() -> None:
+    """A graph is compiled; its backward pass may be later."""
     global _compiled
     _compiled += 1
-    _matched.update(dict.fromkeys(matched, _compiled))
+
+
+def matched(found: Iterable[tuple[str, str]]) -> None:
+    """These names matched something in what was last compiled."""
+    _matched.update(dict.fromkeys(found, _compiled))
 
 
 class Tally(ScopeCounter):

@@ -26,9 +26,10 @@ PASSES: Mapping[str, tuple[str, str]] = {
     "b2b_gemm_pass": (INDUCTOR, "b2b_gemm_pass"),
     "efficient_conv_bn_eval": (INDUCTOR, "efficient_conv_bn_eval_fx_passes"),
     **dict.fromkeys(("group_linear", "batch_linear_post_grad"), (AFTER, "")),
-    **dict.fromkeys((f"batch_aten_{name}" for name in "tanh sigmoid relu add sub div mul".split()), (AFTER, "")),
+    **dict.fromkeys((f"batch_aten_{name}" for name in ["tanh", "sigmoid", "relu", "add", "sub", "div", "mul"]), (AFTER, "")),
     **dict.fromkeys(
-        (f"batch_{name}" for name in "linear linear_lhs layernorm tanh sigmoid relu nan_to_num clamp".split()), (BEFORE, "")
+        (f"batch_{name}" for name in ["linear", "linear_lhs", "layernorm", "tanh", "sigmoid", "relu", "nan_to_num", "clamp"]),
+        (BEFORE, ""),
     ),
 }
 """Name → how it is switched. Those that correctness needs are not among them."""
@@ -118,7 +119,7 @@ class Patterns:
             finally:
                 passed.patterns = whole
 
-        PatternMatcherPass.apply = apply  # type: ignore[method-assign]
+        PatternMatcherPass.apply = apply  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:

@@ -106,7 +106,12 @@ def _centred(centred: Any, root: Any, name: str) -> Iterator[tuple[fx.Node, floa
         return
     for x, mean in _two(centred, "sub", swapped=False):
         for variance, eps in _two(root.args[0], "add"):
-            if isinstance(eps, float) and _is_mean(mean, x) and _is_variance(variance, x, centred) and _stays_inside(centred, root):
+            if (
+                isinstance(eps, float)
+                and _is_mean(mean, x)
+                and _is_variance(variance, x, centred)
+                and _stays_inside(centred, root)
+            ):
                 yield x, eps
 
 
@@ -122,13 +127,9 @@ def _is_variance(node: Any, x: Any, centred: Any) -> bool:
         last = _argument(node, 1, "dim") in (-1, [-1], (-1,))
         biased = node.kwargs.get("unbiased", True) is False or node.kwargs.get("correction", 1) == 0
         return bool(node.args[0] is x and last and biased and node.kwargs.get("keepdim", False))
-    square = node.args[0] if _op(node) == "mean" else None
-    if not _is_mean(node, square):
+    if _op(node) != "mean" or not isinstance(square := node.args[0], fx.Node) or not _is_mean(node, square):
         return False
-    is_power = _op(square) == "pow" and square.args == (centred, 2)
-    return is_power or (_op(square) == "square" and square.args == (centred,)) or (
-        _op(square) == "mul" and square.args == (centred, centred)
-    )  # fmt: skip
+    return (_op(square), square.args) in (("pow", (centred, 2)), ("square", (centred,)), ("mul", (centred, centred)))
 
 
 def _stays_inside(centred: fx.Node, root: fx.Node) -> bool:

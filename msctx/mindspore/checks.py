@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from msctx.errors import Diagnostic, OptionError, nearest
 from msctx.mindspore.errors import Problems
-from msctx.options import find, make_layer
+from msctx.options import make_layer
 from msctx.options.kinds import BadValue, MemoryKind, show
 
 GB = 2**30

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msctx.options import graph_kernel_flags
 from msctx.options.kinds import Bool, Choice, Int, OnOff, Path, TextKind
-from msctx.options.option import GRAPH_MODE, Option
+from msctx.options.option import Option
 
 # fmt: off
 OPTIONS = (

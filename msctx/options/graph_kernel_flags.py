@@ -36,7 +36,9 @@ FEATURES = Choice(
 )
 SHARE = Choice({0: "kernels of element-wise operators alone", 1: "also those with reductions"})
 
-SIMPLIFY = "the simplifications are cse, remove_noop_ops, constant_fold_uniform_value, and inductor's patterns such as pointless_view"
+SIMPLIFY = (
+    "the simplifications are cse, remove_noop_ops, constant_fold_uniform_value, and inductor's patterns such as pointless_view"
+)
 NO_CCE = "CANN's library of CCE operators is not part of PyTorch"
 NO_PACKETS = "arithmetic on shapes is no operator in torch's graphs: inductor computes it in the wrapper of its kernels"
 NO_TARGET = "the code is compiled for the machine that runs it"

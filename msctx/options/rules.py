@@ -255,7 +255,10 @@ FORBIDS = (
     ),
     Forbids(When("frozen_variable"), When("graph_run_mode", (1,)), "refused", "weights that are trained cannot be constants"),
     Forbids(
-        When("graph_kernel_flags.online_tuning", test=bool, words="above 0"), When("deterministic", ("ON",)), "inert", NOT_MEASURED
+        When("graph_kernel_flags.online_tuning", test=bool, words="above 0"),
+        When("deterministic", ("ON",)),
+        "inert",
+        NOT_MEASURED,
     ),
     Forbids(When("aoe_tune_mode", ("online",)), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),

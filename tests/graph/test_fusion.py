@@ -11,7 +11,8 @@ import pytest
 import torch
 from fusion_programs import Made, compiled
 from torch import nn
-from torch.nn import functional as F
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional
 
 import msctx
 from msctx.options.graph_kernel_flags import FLAGS
@@ -61,7 +62,7 @@ def with_bias(a: torch.Tensor) -> torch.Tensor:
 
 
 def linear(a: torch.Tensor) -> torch.Tensor:
-    return F.linear(a, a, a[0]) + (a @ a + a[0])
+    return functional.linear(a, a, a[0]) + (a @ a + a[0])
 
 
 def twice(x: torch.Tensor) -> torch.Tensor:
@@ -77,11 +78,11 @@ def in_place(a: torch.Tensor) -> torch.Tensor:
 
 
 def smooth(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x) * F.elu(x)
+    return functional.gelu(x) * functional.elu(x)
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, (64,)) + 1
+    return functional.layer_norm(x, (64,)) + 1
 
 
 def keeps(x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +95,7 @@ def views(x: torch.Tensor) -> torch.Tensor:
 
 def parallel(*args: torch.Tensor) -> torch.Tensor:
     x, *weights = args
-    return sum(F.linear(x, weight, weight[0]) for weight in weights)  # type: ignore[return-value]
+    return sum(functional.linear(x, weight, weight[0]) for weight in weights)  # type: ignore[return-value]
 
 
 A = tensor()
@@ -106,7 +107,10 @@ TABLE: dict[str, tuple[str, Program, tuple[torch.Tensor, ...], Callable[[Made, M
     "enable_cluster_ops_only": (
         "--enable_cluster_ops_only=add,Mul", chain, (A,), lambda on, off: "sin" not in on.code and "mul" in on.code
     ),
-    "disable_cluster_ops": ("--disable_cluster_ops=cos", chain, (A,), lambda on, off: on.groups == 2 and ".cos()" in off.code and ".cos()" not in on.code),
+    "disable_cluster_ops": (
+        "--disable_cluster_ops=cos", chain, (A,),
+        lambda on, off: on.groups == 2 and ".cos()" in off.code and ".cos()" not in on.code,
+    ),
     "fusion_ops_level": ("--fusion_ops_level=0", into_a_sum, (A,), lambda on, off: "sum" not in on.code and "sin" in on.code),
     "composite_op_limit_size": ("--composite_op_limit_size=2", chain, (A,), lambda on, off: (on.groups, on.kernels) == (3, 3)),
     "reduce_fuse_depth": ("--reduce_fuse_depth=1", into_a_sum, (A,), lambda on, off: (on.kernels, off.kernels) == (2, 1)),
@@ -231,7 +235,7 @@ def test_groups_of_dynamic_sizes_have_all_sizes_that_they_need() -> None:
 @pytest.mark.full
 def test_tuning_measures_variants_where_weights_are_constant() -> None:
     fc, x = nn.Linear(64, 64).eval(), tensor()
-    with torch.no_grad():
+    with torch.no_grad(), fresh_cache():  # which has what was measured before
         tuned, usual = (compiled(lambda x: fc(x), x, flags=f"--online_tuning={n}", frozen_variable=True) for n in (1, 0))
     assert tuned.counters["select_algorithm_autotune"] == 1
     assert "select_algorithm_autotune" not in usual.counters
@@ -279,8 +283,8 @@ class Block(nn.Module):
         self.attend, self.rest, self.drop = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8), nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.gelu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
-        x = F.layer_norm(x + self.attend(x, x, x, need_weights=False)[0], (8,))
+        x = functional.gelu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
+        x = functional.layer_norm(x + self.attend(x, x, x, need_weights=False)[0], (8,))
         result: torch.Tensor = self.drop(self.rest(x)).log_softmax(-1).sum()
         return result
 
@@ -315,7 +319,7 @@ def test_a_model_gives_the_results_of_eager_code(flags: str, training: bool) -> 
 @pytest.mark.full
 def test_random_numbers_outside_of_groups_are_those_of_eager_code() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x.sin() * 2, 0.5) + torch.rand(64) * F.dropout(x.cos() + 1, 0.5)
+        return functional.dropout(x.sin() * 2, 0.5) + torch.rand(64) * functional.dropout(x.cos() + 1, 0.5)
 
     results = []
     for flags in ("--opt_level=0", "--opt_level=1"):
@@ -357,7 +361,8 @@ def test_code_of_one_policy_never_runs_under_another() -> None:
 
 def test_names_that_match_nothing_are_reported_at_the_end_of_their_context() -> None:
     torch._dynamo.reset()
-    flags = "--disable_cluster_ops=sin,Nothing --enable_pass=cse,no_pass --disable_simplify_exprs=bmm_to_mm,bm --composite_op_limit_size=1"
+    flags = "--disable_cluster_ops=sin,Nothing --enable_pass=cse,no_pass --disable_simplify_exprs=bmm_to_mm,bm"
+    flags += " --composite_op_limit_size=1"
     with pytest.warns(msctx.MsctxWarning) as reported, msctx.context(graph_kernel_flags=flags):
         msctx.jit(lambda x: x.sin() * 2)(A)
     texts = "\n".join(str(one.message) for one in reported)
@@ -375,3 +380,61 @@ def test_nothing_is_reported_where_nothing_was_compiled_or_all_matched() -> None
         pass
     with msctx.context(graph_kernel_flags="--disable_cluster_ops=sin,Mul --composite_op_limit_size=1"):
         msctx.jit(lambda x: x.sin() * 2)(A)
+
+
+# --- switches of passes, constants ------------------------------------------------------------------------------------
+
+
+def switched(tmp_path: Path, text: str) -> dict[str, str]:
+    file = tmp_path / "switch.json"
+    file.write_text(text)
+    return {"fusion_switch_file": str(file)}
+
+
+@pytest.mark.full
+def test_graph_passes_by_their_names_in_cann(tmp_path: Path) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3).softmax(-1) + (x @ x + x[0])
+
+    found = {}
+    for name, switches in {
+        "none": "{}",
+        "one off": '{"MatMulBiasAddFusionPass": "off"}',
+        "all off": '{"ALL": "off"}',
+        "one on": '{"SoftmaxFusionPass": "on", "ALL": "off"}',
+    }.items():
+        made = compiled(scaled, A, **switched(tmp_path, f'{{"Switch": {{"GraphFusion": {switches}}}}}'))
+        found[name] = "extern_kernels.addmm(" in made.code, made.counters.get("pattern_matcher_count", 0)
+    assert found["none"][0]
+    assert not any(found[name][0] for name in ("one off", "all off", "one on"))
+    assert found["all off"][1] == 0
+    assert found["all off"][1] < found["one on"][1] < found["none"][1]
+
+
+def test_no_buffer_fusion_is_one_kernel_per_operator(tmp_path: Path) -> None:
+    made = compiled(chain, A, **switched(tmp_path, '{"Switch": {"UBFusion": {"ALL": "off"}}}'))
+    assert (made.kernels, made.groups) == (0, 0)
+
+
+def test_an_unknown_pass_is_reported_with_its_name(tmp_path: Path) -> None:
+    options = switched(tmp_path, '{"Switch": {"UBFusion": {"ALL": "off", "NoPass": "off"}}}')
+    with pytest.warns(msctx.MsctxWarning, match="NoPass is no fusion pass that msctx knows"):
+        compiled(chain, A, **options)
+
+
+def test_a_file_that_does_not_parse_is_an_error_at_its_line(tmp_path: Path) -> None:
+    with pytest.raises(msctx.OptionError, match=r"switch.json:2:\d+"):
+        compiled(chain, A, **switched(tmp_path, '{"Switch":\n{"GraphFusion": {"ALL": "maybe"}}}'))
+
+
+@pytest.mark.full
+def test_weights_are_constants_where_no_gradients_are_computed() -> None:
+    fc, x = nn.Linear(8, 8), tensor(4, 8)
+    call: Callable[..., torch.Tensor] = lambda x: fc(x).relu()  # noqa: E731
+    with torch.no_grad():
+        frozen, usual = compiled(call, x, frozen_variable=True), compiled(call, x)
+    assert "_frozen_param" in frozen.code
+    assert "_frozen_param" not in usual.code
+    with pytest.warns(msctx.MsctxWarning, match="not frozen in code that computes gradients"):
+        assert "_frozen_param" not in compiled(call, x, frozen_variable=True).code
+    assert not torch._inductor.config.freezing

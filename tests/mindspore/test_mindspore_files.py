@@ -177,5 +177,11 @@ def test_unknown_flags_are_reported_and_ignored() -> None:
         ms.set_context(graph_kernel_flags=flags)
     assert ms.get_context("graph_kernel_flags") == "--opt_level=3 --dump_as_text"
     text = "\n".join(str(warning.message) for warning in reported)
-    for part in ("'--enable_expand_op=MatMul' is ignored", "(enable_expand_ops)", "'nonsense' is ignored", "clipped to 3", "appears twice"):
+    for part in (
+        "'--enable_expand_op=MatMul' is ignored",
+        "(enable_expand_ops)",
+        "'nonsense' is ignored",
+        "clipped to 3",
+        "appears twice",
+    ):
         assert part in text
