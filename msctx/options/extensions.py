@@ -72,8 +72,9 @@ OPTIONS = (
              "performance, thread_invariant and batch_invariant to choose it; choices() shows each one's bound. Without it "
              "that is 3e-5, and no bound holds for the products that conv_allow_tf32 allows. An algorithm that is named runs "
              "whatever its bound. Where no bound is low enough under thread_invariant, torch's own path runs, and fallback "
-             "reports it. Bounds hold for any data (those of winograd and fft as far as a search found); where results cancel, as "
-             "shares of the largest sum of the products' magnitudes. float16 and bfloat16 round more by themselves: it does not apply to them."),
+             "reports it. Bounds hold for any data (those of winograd and fft as far as a search found); where results cancel, "
+             "as shares of the largest sum of the products' magnitudes. float16 and bfloat16 round more by themselves: it does not "
+             "apply to them."),
     extension("conv_workspace_limit",
         MemoryBetween('a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0),
         example="256MB", devices=("cpu", "cuda"),
