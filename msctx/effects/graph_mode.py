@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from typing import Any
 
 from msctx.effects import fusion
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, not_built
 from msctx.effects.kernel_tuning import search
 from msctx.options.grammars import gears_of, ranges_of
-from msctx.options.graph import Compilation, Shapes
+from msctx.options.graph import Compilation, Region, Shapes
 from msctx.options.option import ASCEND
 
 STRICT, LAX = 0, 2
@@ -22,9 +23,18 @@ def compilation(want: Want) -> Compilation:
         only=bool(want.other("precompile_only")),
         keeps={"O0": 1.0, "O1": 0.0}.get(want.other("memory_optimize_level")) if want.other("mode") == 0 else None,
         shapes=shapes(want),
+        region=region(want),
         config=search(want),
         **fusion.asked(want),
     )
+
+
+def region(want: Want) -> Region | None:
+    pair = want.in_force("in_out_pair")
+    if pair is None:
+        return None
+    first, last = literal_eval(pair.value)
+    return Region(tuple(first), tuple(last), bool(want.other("in_out_pair_flag", True)))
 
 
 def shapes(want: Want) -> Shapes:
@@ -72,6 +82,8 @@ def jit_syntax_level(want: Want) -> Outcome:
     "dynamic_input",
     "dynamic_graph_execute_mode",
     "dynamic_inputs_shape_range",
+    "in_out_pair",
+    "in_out_pair_flag",
 )
 def compiled(want: Want) -> Outcome:
     return _compiled(want)

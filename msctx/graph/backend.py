@@ -34,14 +34,22 @@ class Backend:
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
             with torch._functorch.config.patch(self._tracing()):
-                made: Callable[..., Any] = _compiler(self.wanted)(scope_passes.apply(graph, self.wanted.scope_passes), inputs)
-            return made
+                return self._parts(scope_passes.apply(graph, self.wanted.scope_passes), inputs)
         except Exception as error:
             if self.wanted.whole:
                 raise
             text = f"{_where(graph)}: the compiler raised {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
             tell("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
             return graph.forward
+
+    def _parts(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiler = _compiler(self.wanted)
+        if self.wanted.region is None:
+            made: Callable[..., Any] = compiler(graph, inputs)
+            return made
+        from msctx.graph.region import compile_sides
+
+        return compile_sides(graph, inputs, self.wanted.region, compiler)
 
     def _tracing(self) -> dict[str, Any]:
         """Entries of torch._functorch.config. Where nothing runs, no backward pass will come that has its graph compiled."""

@@ -28,6 +28,16 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """A part of a model, from its first to its last operators: names of modules or operators. *inside*: whether it is compiled, or
+    what lies outside."""
+
+    first: tuple[str, ...]
+    last: tuple[str, ...]
+    inside: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Compilation:
     """How msctx compiles modules and functions.
 
@@ -38,6 +48,7 @@ class Compilation:
         keeps: how much of the activations are kept for the backward pass, from all that torch keeps by itself (1) to the inputs
             alone (0): torch._functorch.config.activation_memory_budget.
         shapes: which shapes inputs may have.
+        region: which part is compiled; None: all.
         config: entries of torch._inductor.config, for this code alone.
         flags: of graph_kernel_flags, with their values.
         fusion_switches: of CANN's fusion passes: group, pass, ``"on"`` or ``"off"``.
@@ -50,6 +61,7 @@ class Compilation:
     only: bool = False
     keeps: float | None = None
     shapes: Shapes = Shapes()
+    region: Region | None = None
     config: tuple[tuple[str, Any], ...] = ()
     flags: tuple[tuple[str, Any], ...] = ()
     fusion_switches: tuple[tuple[str, str, str], ...] = ()

@@ -16,7 +16,7 @@ from msctx.options.grammars import (
 )
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag
 from msctx.options.operators import Operators
-from msctx.options.option import ASCEND, GRAPH_MODE, SESSIONS, UNSET, WATCHED, Option
+from msctx.options.option import ASCEND, SESSIONS, UNSET, WATCHED, Option
 
 SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"
@@ -68,9 +68,9 @@ OPTIONS = (
     session_option("mix_compile_mode", Bool, default=False, example=True,
         help="Whether parts of a model that cannot be compiled may run eagerly between the compiled ones; otherwise such a "
              "part is an error. Needs iterations_per_loop=1."),
-    session_option("in_out_pair_flag", Bool, default=True, example=False, waits_for=GRAPH_MODE,
+    session_option("in_out_pair_flag", Bool, default=True, example=False,
         help="Which side of the region in_out_pair is compiled: true what lies inside it, false what lies outside."),
-    session_option("in_out_pair", InOutPair, example="[['conv1'], ['relu3']]", waits_for=GRAPH_MODE,
+    session_option("in_out_pair", InOutPair, example="[['conv1'], ['relu3']]",
         help="One region of a model, written as the names of its first and of its last operators in two lists; "
              "in_out_pair_flag sets which side of it is compiled. Needs mix_compile_mode=true."),
     # debugging
