@@ -16,6 +16,7 @@ from msctx import plan
 from msctx.effects import EFFECTS, Facts, Outcome, Want, translate
 from msctx.effects.base import THEMES
 from msctx.options import DEVICES, OPTIONS, Settings, make_layer
+from msctx.options.graph_kernel_flags import FLAGS
 from msctx.switches import SWITCHES
 
 TESTS = Path(__file__).resolve().parent
@@ -295,11 +296,16 @@ def _text_of(folder: Path) -> str:
 
 def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
     """The name of an option that is built is written out where it is declared, translated and tested; that of a switch that it
-    assigns, where it is translated and where the switch is."""
-    options = {name for name, option in OPTIONS.items() if not option.waits_for and not option.replaced_by}
+    assigns, where it is translated and where the switch is. Flags are translated where graphs are compiled."""
+    flags = {f"graph_kernel_flags.{flag.name}": flag for flag in FLAGS}
+    options = {n for n, option in OPTIONS.items() if not option.waits_for and not option.replaced_by and n not in flags}
+    wanted = {"options": [*flags.values()], "graph": [flag for flag in flags.values() if not flag.why_not]}
     texts = {place: _text_of(PACKAGE / place) for place in ("options", "effects", "switches")}
     hidden = [(name, place) for place in ("options", "effects") for name in options if f'"{name}"' not in texts[place]]
     hidden += [(name, p) for p in ("effects", "switches") for name in all_assignments() if f'"{name}"' not in texts[p]]
+    hidden += [
+        (f.name, place) for place, those in wanted.items() for f in those if f'"{f.name}"' not in _text_of(PACKAGE / place)
+    ]
     tests = _text_of(TESTS)
     hidden += [(name, "tests") for name in options if not re.search(rf"\b{re.escape(name)}\b", tests)]
     assert sorted(hidden) == []

@@ -10,7 +10,7 @@ from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
 from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
 from msctx.options.option import ASCEND
 
-LEVEL, DUMP = f"{GROUP}.opt_level", f"{GROUP}.dump_as_text"
+LEVEL = "graph_kernel_flags.opt_level"
 AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
 KEEP_CONVOLUTIONS = (
     "an algorithm is asked for, and with {} inductor would compute convolutions and products without it: the algorithm wins"
@@ -69,7 +69,7 @@ def _not_fused(want: Want) -> str:
     return f"nothing is fused: {name}={want.other(name)!r}"
 
 
-@effect(GROUP)
+@effect("graph_kernel_flags")
 def graph_kernel_flags(want: Want) -> Outcome:
     if want.device == "ascend":
         return not_built(ASCEND)
@@ -114,7 +114,7 @@ def enable_scope_fusion_passes(want: Want) -> Outcome:
     return not_built(ASCEND) if want.device == "ascend" else _compiled(want)
 
 
-@effect(FROZEN)
+@effect("frozen_variable")
 def frozen_variable(want: Want) -> Outcome:
     if want.device == "ascend":
         return not_built(ASCEND)

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from msctx.native.scope_counter import ScopeCounter
 
-OPERATORS = tuple(f"{what}_{kind}_ops{only}" for kind in ("cluster", "expand") for what, only in (
-    ("enable", ""), ("enable", "_only"), ("disable", "")
-))  # fmt: skip
+OPERATORS = (
+    *("enable_cluster_ops", "enable_cluster_ops_only", "disable_cluster_ops"),
+    *("enable_expand_ops", "enable_expand_ops_only", "disable_expand_ops"),
+)
 PASSES = ("enable_pass", "disable_pass")
 SIMPLIFICATIONS = ("enable_simplify_exprs_only", "disable_simplify_exprs")
 PATTERNS = ("enable_fusion_pattern_only", "disable_fusion_pattern")
