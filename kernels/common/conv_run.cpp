@@ -195,8 +195,9 @@ int32_t largest_of(const std::vector<Peak>& peaks) {
 constexpr int32_t infinity_bits = 0x7f800000;
 
 // What transforms round: relatively, by `norm`, what the largest value of each channel could add to a result if signs were random within a
-// window, but the same in all channels (of weight gradients: everywhere), where images and windows may be alike and so round alike (NaN: a value is not finite, or the weights are so small throughout that transforms have no bits left of them); and absolutely, by
-// `denormal`, what they lose of a result when they compute with numbers below the smallest normal one.
+// window, but the same in all channels, since images and windows that are alike round alike (NaN: a value is not finite, or the weights are
+// so small throughout that transforms have no bits left of them); and absolutely, by `denormal`, what they lose of a result when they
+// compute with numbers below the smallest normal one.
 struct Rounding {
   double norm = NAN, denormal = 0.0;
 };
@@ -219,7 +220,8 @@ Rounding rounding_of(const ConvProblem& p, Op op, const ConvTensors& t, const fl
     for (int64_t k = 0; k < p.k; k++)
       for (int64_t c = k / gk * gc; c < (k / gk + 1) * gc; c++) {
         const Peak &a = of_x[size_t(c)], &b = of_y[size_t(k)];
-        largest = std::max(largest, std::min(a.largest() * b.sum, b.largest() * a.sum));
+        // A third: that all of a factor meets the largest of the other is far more than any tile has.
+        largest = std::max(largest, std::min(a.largest() * b.sum, b.largest() * a.sum) / 3);
       }
     return {largest, largest > 0.0 ? lost_of(squares) : 0.0};
   }
@@ -337,7 +339,7 @@ bool holds(
     if (!is_enough(unit) && (lost.each == 0.0 || lost_at_most(p, op, plain, lost, parallel) > error * unit)) return false;
   }
   const double terms = double(of_weights ? p.n * volume(p.out) : (forward ? group_c(p) : group_k(p)) * volume(p.window));
-  return algorithm.most_spread == 0.0 || largest <= 2 * std::sqrt(terms) * norm;  // no sum is larger than that
+  return algorithm.most_spread == 0.0 || largest <= 4 * std::sqrt(terms) * norm;  // no sum is larger than that
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ const ConvAlgorithm conv_fft = {
     .error = Algorithm::error,
     .run = Algorithm::run,
     .spreads_nonfinite = true,
-    .most_spread = 64,
+    .most_spread = 16,
     .prepared_size = Algorithm::prepared_size,
     .prepare = Algorithm::prepare,
 };

@@ -51,7 +51,7 @@ const ConvAlgorithm conv_fft_tiling = {
     .error = Algorithm::error,
     .run = Algorithm::run,
     .spreads_nonfinite = true,
-    .most_spread = 64,
+    .most_spread = 16,
     .prepared_size = Algorithm::prepared_size,
     .prepare = Algorithm::prepare,
 };

@@ -34,6 +34,8 @@ DEEP = (
     case(4, 4, 4, (16, 16), 3, padding=1),
     case(1, 1, 1, (16, 16), 9, padding=4),
     case(2, 6, 6, (16, 16), 3, padding=1, groups=6),
+    case(1, 2, 2, (32, 32), 3, padding=1),
+    case(1, 2, 2, (32, 32), 5, padding=2),
 )
 """Sums of many products, along channels or positions."""
 Kind = Literal["opposite halves", "one way"]
@@ -128,6 +130,22 @@ def products_alike(generator: np.random.Generator, each: Case, op: int, kind: Ki
     for which, axes, scales in zip(FACTORS[op], along, _scales(generator, kind, depth), strict=True):
         given[which] = _alike(generator, each.shapes[which], axes, scales)
     return given[0], given[1], given[2]
+
+
+def never_meeting(generator: np.random.Generator, each: Case) -> Tensors:
+    """Images, and gradients of them, that are large in some rows, columns or squares each, the same distance apart."""
+    period, width, along = int(generator.choice([4, 8, 16, 32])), int(generator.integers(1, 4)), generator.integers(3)
+
+    def periodic(shape: tuple[int, ...]) -> Array:
+        at = generator.integers(period)
+        rows, columns = ((np.arange(size) - at) % period < width for size in shape[2:])
+        large = (rows[:, None] | (along == 1)) & (columns | (along == 0))
+        pattern = generator.standard_normal((period, period)) if generator.integers(2) else np.full((period, period), 0.7342051)
+        tiled = np.tile(pattern, (-(-shape[2] // period), -(-shape[3] // period)))[: shape[2], : shape[3]]
+        return np.broadcast_to(np.where(large, 1.0, 10.0 ** -generator.uniform(0.3, 4)) * tiled, shape).astype(np.float32)
+
+    x, w, y = each.shapes
+    return periodic(x), np.zeros(w, np.float32), periodic(y)
 
 
 def unit(kernels: Kernels, op: int, each: Case, given: Tensors, right: Array) -> float:

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from adversary import ATTACKED, DEEP, Kind, products_alike, ratio, worst
+from adversary import ATTACKED, DEEP, Kind, never_meeting, products_alike, ratio, worst
 from cases import case
 from checks import distance, largest, stored, takes, truth_of
 
@@ -33,6 +33,18 @@ def test_products_alike_do_not_break_the_bound(kernels: Kernels, row: Row, kind:
             for seed in range(ROUNDS):
                 given = products_alike(np.random.default_rng([seed, len(str(each))]), each, row.op, kind)
                 value = ratio(kernels, row, each, given, isa)
+                broken += [f"{isa}, {each}, seed {seed}: {value:.3g} times the bound"] if not value <= 1 else []
+    assert not broken
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("wgrad")], indirect=True)
+def test_large_values_that_never_meet_do_not_break_the_bound(kernels: Kernels, row: Row) -> None:
+    """Transforms round relatively to all values of a tile or an image; weight gradients are of those that meet."""
+    broken = []
+    for isa in row.isas[:1] if row.same_on_every_isa else row.isas:
+        for each in (c for c in DEEP if takes(row, c) and c.size == (32, 32)):
+            for seed in range(10 * ROUNDS):
+                value = ratio(kernels, row, each, never_meeting(np.random.default_rng(seed), each), isa)
                 broken += [f"{isa}, {each}, seed {seed}: {value:.3g} times the bound"] if not value <= 1 else []
     assert not broken
 
