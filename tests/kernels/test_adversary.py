@@ -1,4 +1,4 @@
-"""The bound that each row states, on data that is made to break it; ``MSCTX_ADVERSARY=1000`` searches as many rounds, not a few."""
+"""The bound that each row states, on data that is made to break it; ``ADVERSARY_ROUNDS=1000`` searches longer."""
 
 import os
 
@@ -10,7 +10,7 @@ from checks import distance, largest, stored, takes, truth_of
 
 from kernels import BACKWARD_WEIGHT, FACTORS, ROWS, Kernels, Row
 
-ROUNDS = int(os.environ.get("MSCTX_ADVERSARY", "6"))
+ROUNDS = int(os.environ.get("ADVERSARY_ROUNDS", "6"))
 
 
 @pytest.mark.parametrize("row", ROWS, indirect=True)
