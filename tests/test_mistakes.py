@@ -82,7 +82,10 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "strict, and something is not carried out": (
         "run x.yaml --dry-run",
-        {"x.yaml": "context:\n  strict: true\n  iterations_per_loop: 2\nexperiment:\n  entry: train.py:train\n", "train.py": TRAIN},
+        {
+            "x.yaml": "context:\n  strict: true\n  iterations_per_loop: 2\nexperiment:\n  entry: train.py:train\n",
+            "train.py": TRAIN,
+        },
     ),
     "an experiment that does not exist": ("run digit", {}),
     "a function that does not exist": (

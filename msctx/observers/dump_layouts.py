@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar
@@ -106,6 +107,18 @@ def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
     return [f"File {code.co_filename}, line {line}, in {code.co_name}, \n {text}" for code, line, text in lines if text]
 
 
+def _claimed(place: Path) -> Path:
+    """A folder that nobody has, not even another process: this one, or one with the time in its name."""
+    for number in count():
+        free = place if not number else place.with_name(f"{place.name}.{int(time.time())}{f'.{number - 1}' * (number > 1)}")
+        try:
+            free.mkdir(parents=True)
+            return free
+        except FileExistsError:
+            continue
+    raise AssertionError
+
+
 class MsProbe:
     """``stepN/rankR/dump.json``, ``construct.json``, ``stack.json`` and ``dump_tensor_data/*.pt``.
 
@@ -135,9 +148,8 @@ class MsProbe:
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
-            if self._place is None:  # what is there already is somebody's
-                place = self._folder / f"step{row['step']}" / f"rank{files.rank()}"
-                self._place = place.with_name(f"{place.name}.{int(time.time())}") if (place / "dump.json").exists() else place
+            if self._place is None:
+                self._place = _claimed(self._folder / f"step{row['step']}" / f"rank{files.rank()}")
             kind, is_backward = kind_of(row), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"
             name = f"Aten.{kind}.{self._calls[kind, is_backward]}.{direction}"

@@ -92,6 +92,8 @@ class OverflowReader(Reader):
             "msctx": row,
         }
         files.write_json(place / f"Opdebug.Node_OpDebug.{row['id']}.0.{row['began']}.output.0.json", found)
+        if row["problem"]:
+            raise OSError(row["problem"])
 
 
 def sentence(row: Row) -> str:

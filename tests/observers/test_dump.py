@@ -409,6 +409,13 @@ def test_what_is_there_already_stays(tmp_path: Path) -> None:
     assert "Aten.addmm.0.forward" in json.loads(other.read_text())["data"]
 
 
+def test_dumps_of_one_moment_have_folders_of_their_own(tmp_path: Path) -> None:
+    for mode in ("all", "input", "output", "all"):
+        dumped(tmp_path, model(), dump_format="msprobe", dump_mode=mode)
+    found = [*(tmp_path / "step0").glob("rank0*/dump.json")]
+    assert len(found) >= 3, "the first and the last are one and the same, and go on"
+
+
 def test_two_scopes_in_one_step_are_one_dump(tmp_path: Path) -> None:
     for operator in (torch.exp, torch.neg):
         with msctx.context(

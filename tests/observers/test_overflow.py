@@ -55,6 +55,8 @@ PRODUCED: dict[str, tuple[str, Run]] = {
     "foreach": ("aten::_foreach_div", lambda: torch._foreach_div([torch.ones(2)], 0.0)),
     "fused": ("aten::_fused_sgd_", lambda: fused_step() + 1),
     "foreach in place": ("aten::_foreach_mul_", lambda: torch._foreach_mul_([torch.full((2,), 3e38)], 9.0)),
+    "zero times infinity": ("aten::mul", lambda: (torch.zeros(3) * INF) + 1),
+    "zero times an infinite tensor": ("aten::mul", lambda: (torch.zeros(3) * torch.tensor(INF)) + 1),
     "reduction": ("aten::sum", lambda: torch.full((2,), 3e38).sum()),
 }
 
@@ -317,6 +319,11 @@ def nan_in_a_bias_of_a_norm(block: Block) -> None:
         block.norm.bias[1] = INF
 
 
+def infinite_scale(block: Block) -> None:
+    block.scale = nn.Parameter(torch.tensor(INF))
+    block.fault = lambda y: y * block.scale
+
+
 def of(fault: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Block], None]:
     return lambda block: setattr(block, "fault", fault)
 
@@ -324,6 +331,7 @@ def of(fault: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Block], None]
 FAULTS: dict[str, tuple[Callable[[Block], None], str, str, str]] = {
     "a weight": (nan_in_a_weight, "aten::addmm", ".linear", "forward"),
     "a norm": (nan_in_a_bias_of_a_norm, "aten::native_layer_norm", ".norm", "forward"),
+    "a scale": (infinite_scale, "aten::mul", "", "forward"),
     "a logarithm": (of(lambda y: y + 0 * (y.detach() - 2).log()), "aten::log", "", "forward"),
     "a division": (of(lambda y: y / (y - y).detach()), "aten::div", "", "forward"),
     "a division in place": (of(lambda y: y.clone().div_((y - y).detach())), "aten::div_", "", "forward"),
@@ -349,3 +357,17 @@ def test_a_planted_fault_is_named_wherever_it_is(name: str, tmp_path: Path) -> N
         folder = tmp_path / str(place)
         found = overflows(lambda net=net: net(torch.randn(4, 6)).sum().backward(), folder, net=net)  # type: ignore[misc]
         assert f": {operator} in module {place}{inside}, {direction} pass" in found[0], (name, place)
+
+
+def test_a_full_disk_leaves_the_run_alive_and_says_so(tmp_path: Path, run_python: Any) -> None:
+    done = run_python(f"""
+        import resource, torch, msctx
+        session = {{"enable_dump_debug": True, "dump_path": {str(tmp_path)!r}}}
+        torch.ones(1).sum().item()
+        with msctx.context(session=session):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+            (-torch.ones(1000)).log()
+        print("goes on")
+    """)
+    assert done.stdout.strip() == "goes on", done.stderr
+    assert done.stderr.count("File too large") == 1, done.stderr
