@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 compilation: Compilation | None = None
 """What the options come to; None: no option of graph mode is in force."""
-VARIANTS = 256
+VARIANTS = 32
 """How often one function or class of modules is compiled for other inputs before it runs eagerly."""
 CALL = "_compiled_call_impl"
 """Where torch looks for the compiled form of a module that is called."""
@@ -74,7 +74,8 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _run(module._call_impl, *args, **kwargs)
     wanted = compilation or Compilation()
     compiled = _compiled(type(module), _forward, wanted)
-    if not (wanted.shapes.gears or wanted.shapes.ranges):
+    has_shapes = bool(wanted.shapes.gears or wanted.shapes.ranges)
+    if not has_shapes or next(module.parameters(), None) is None:  # they are a model's, not its loss's
         return _run(compiled, module, *args, **kwargs)
     inputs = shapes.named(module.forward, args, kwargs)
     return _run_shaped(wanted.shapes, compiled, type(module).__qualname__, inputs, (module, *args), kwargs)
@@ -97,7 +98,11 @@ def _compiled(what: Any, function: Callable[..., Any], wanted: Compilation) -> C
         if function is _forward:  # each class has its own code: Dynamo keeps and counts what it compiled by code
             name = report.name(what)
             function = types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
-        how: dict[str, Any] = {"fullgraph": wanted.whole, "dynamic": wanted.shapes.dynamic, "recompile_limit": VARIANTS}
+        how: dict[str, Any] = {
+            "fullgraph": wanted.whole,
+            "dynamic": wanted.shapes.dynamic,
+            "recompile_limit": VARIANTS + len(wanted.shapes.gears),
+        }
         forms[wanted] = torch.compile(function, backend=backend(wanted), **how)
     return forms[wanted]
 

@@ -12,9 +12,6 @@ import torch
 from msctx.errors import GraphError
 from msctx.options.graph import Shapes
 
-MARK = "_dynamo_"
-"""What Dynamo writes on a tensor begins so."""
-
 
 def named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by the names that *function* gives them; those of ``*args`` with their places."""
@@ -80,7 +77,7 @@ def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[Non
         GraphError: a size is outside its range, or there are other dimensions.
     """
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    touched: list[tuple[torch.Tensor, set[str]]] = []
+    touched: list[tuple[torch.Tensor, dict[str, Any]]] = []
     try:
         for (name, tensor), ranges in zip(tensors.items(), wanted.ranges, strict=False):
             allowed = [", ".join(map(_range, ranges)) or "a scalar"]
@@ -89,7 +86,7 @@ def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[Non
             ):
                 shape = f"{what} is called with {_text(((name, tuple(tensor.shape)),))}"
                 raise GraphError.shape(shape, "dynamic_inputs_shape_range", allowed)
-            touched.append((tensor, {key for key in vars(tensor) if key.startswith(MARK)}))
+            touched.append((tensor, dict(vars(tensor))))
             for dim, (low, high) in enumerate(ranges if wanted.dynamic is not False else ()):
                 if low < 0:
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
@@ -98,7 +95,7 @@ def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[Non
         yield
     finally:
         for tensor, before in touched:
-            for key in [key for key in vars(tensor) if key.startswith(MARK) and key not in before]:
+            for key in vars(tensor).keys() - before.keys():  # Dynamo's marks
                 delattr(tensor, key)
 
 
