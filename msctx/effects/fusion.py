@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from msctx.effects.algorithms import conv_policy
+from msctx.effects.algorithms import POLICY, conv_policy
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
 from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
@@ -27,7 +28,7 @@ def fused(want: Want) -> bool | None:
 
 def asked(want: Want) -> dict[str, Any]:
     """What all options of this file come to, as fields of :class:`msctx.options.graph.Compilation`."""
-    named = {flag.name: want.in_force(f"{GROUP}.{flag.name}") for flag in FLAGS if want.device in flag.devices}
+    named = {flag.name: _on_its_device(want, flag.devices).in_force(f"{GROUP}.{flag.name}") for flag in FLAGS}
     flags = {
         n: s.value
         for n, s in named.items()
@@ -43,9 +44,14 @@ def asked(want: Want) -> dict[str, Any]:
     }
 
 
+def _on_its_device(want: Want, devices: tuple[str, ...]) -> Want:
+    """As on a device that has the option: what compiles is one for all of them."""
+    return want if want.device in devices else replace(want, device=devices[0])
+
+
 def _hides(want: Want, name: str) -> bool:
-    """Whether an option would take convolutions away from the algorithm that is asked for."""
-    return name in (TUNED, FROZEN, AS_PRODUCT) and bool(conv_policy(want))
+    """Whether an option would take convolutions away from the algorithm that is asked for, on whichever device."""
+    return name in (TUNED, FROZEN, AS_PRODUCT) and any(conv_policy(replace(want, device=device)) for device in POLICY)
 
 
 def _switches(want: Want) -> list[tuple[str, str, str]]:

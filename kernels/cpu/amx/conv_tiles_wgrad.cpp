@@ -363,6 +363,7 @@ size_t workspace(const ConvProblem& p, Op, int threads) {
 
 template <class First>
 double error_of(const ConvProblem& p, Op op) {
+  if (is_empty(p)) return or_gemm_error(0.0, p, op);
   const Both<First> both(p);
   const auto of = [](const auto& plan) {
     const double depth = double(plan.chunk_depth());
