@@ -36,12 +36,19 @@ def value_and_grad(function: Callable[..., Any], grad_position: int | tuple[int,
     without dimensions, in torch's default dtype. Otherwise they are constants, whose gradients are None.
 
     Raises:
-        TypeError: at a call, where nothing named can be differentiated by.
+        TypeError, ValueError: *grad_position* is no place of an argument; at a call: there is no such argument, or nothing named can
+            be differentiated by.
     """
-    places = (grad_position,) if isinstance(grad_position, int) else tuple(grad_position)
+    places = grad_position if isinstance(grad_position, tuple) else (grad_position,)
+    if not places or not all(type(place) is int for place in places):
+        raise TypeError(f"grad_position={grad_position!r} is no place of an argument: a number from 0 on, or a tuple of them")
+    if min(places) < 0:
+        raise ValueError(f"grad_position={grad_position!r}: places are counted from 0 on")
 
     @functools.wraps(function)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if max(places) >= len(args):
+            raise ValueError(f"grad_position={grad_position!r}: there are {len(args)} arguments given by place")
         given = {place: tensor for place in places if (tensor := _leaf(args[place])) is not None}
         if not given:
             name = getattr(function, "__name__", "the function")

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from msctx.graph.breaks import Break, parse
@@ -179,9 +180,8 @@ _classes: dict[str, tuple[weakref.ref[type[nn.Module]], str]] = {}
 
 def name(of: type[nn.Module]) -> str:
     """A name for it that no other class has."""
-    found = of.__qualname__
-    while found in _classes and _classes[found][0]() is not of:
-        found = f"{of.__module__}.{found}"
+    names = (f"{of.__qualname__}{f' ({number})' * (number > 1)}" for number in count(1))
+    found = next(one for one in names if one not in _classes or _classes[one][0]() in (of, None))
     code = getattr(inspect.unwrap(of.forward), "__code__", None)
     _classes[found] = weakref.ref(of), f"{code.co_filename}:{code.co_firstlineno}" if code else ""
     return found

@@ -59,13 +59,14 @@ def _tensors(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> dict[str, 
     if not wanted.named:
         found = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
         if len(found) < len(names):
-            raise GraphError(f"{what} is called with {len(found)} tensors, input_shape has {len(names)}")
+            raise GraphError(
+                f"input_shape has shapes of {len(names)} inputs, and {what} is called with fewer tensors: {len(found)}."
+            )
         return dict(zip(names, found, strict=False))
     absent = [name for name in names if not isinstance(inputs.get(name), torch.Tensor)]
     if absent:
-        raise GraphError.shape(
-            f"{what} is called without tensors named {', '.join(absent)}", "input_shape", [", ".join(inputs)]
-        )
+        takes = ", ".join(inputs) or "no arguments"
+        raise GraphError(f"input_shape names {', '.join(absent)}, and {what} is called with no such tensors. It takes {takes}.")
     return {name: inputs[name] for name in names}
 
 

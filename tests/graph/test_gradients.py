@@ -44,3 +44,11 @@ def test_what_cannot_be_differentiated() -> None:
         msctx.grad(product)(torch.ones(2, dtype=torch.int64), 2)
     with pytest.raises(TypeError, match="returns no tensor"):
         msctx.grad(lambda x: 1)(torch.ones(2))
+
+
+def test_a_place_that_is_none() -> None:
+    for place, error in (("x", TypeError), (True, TypeError), ((), TypeError), (-1, ValueError)):
+        with pytest.raises(error, match="grad_position="):
+            msctx.grad(product, grad_position=place)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there are 2 arguments"):
+        msctx.grad(product, grad_position=3)(torch.ones(1), 2.0)

@@ -307,3 +307,20 @@ def test_under_deterministic_compiled_code_draws_as_eager_code() -> None:
             torch.manual_seed(0)
             found.append(net(torch.ones(64)))
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_classes_of_one_name_have_names_of_their_own() -> None:
+    def made() -> nn.Module:
+        class Own(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x + 1
+
+        return Own()
+
+    nets = [made() for _ in range(3)]
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        for net in nets:
+            net(image())
+    names = [row.function for row in ctx.graphs()]
+    assert len(set(names)) == 3
+    assert max(map(len, names)) < len(names[0]) + 5
