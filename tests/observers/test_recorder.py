@@ -87,6 +87,7 @@ def test_collectives_are_those_of_torchs_flight_recorder(size: str, tmp_path: Pa
         with msctx.context(env_config_path={settings(tmp_path, 2)!r}):
             dist.all_reduce(torch.ones(3))
             dist.broadcast(torch.ones(2, 2), 0)
+        dist.destroy_process_group()  # at the end of the process gloo's threads would be stopped at random
     """
     done = run_python(program, env={"TORCH_FR_BUFFER_SIZE": size} if size else {})
     assert done.returncode == 0, done.stderr
