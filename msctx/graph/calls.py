@@ -16,7 +16,8 @@ from torch.compiler import is_compiling
 
 from msctx.errors import GraphError
 from msctx.graph import breaks, report, shapes
-from msctx.options.graph import Compilation, Shapes
+from msctx.notices import tell
+from msctx.options.graph import Compilation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,15 +48,20 @@ class Outermost:
         if module is None or is_compiling():
             return None
         own: Callable[..., Any] | None = vars(module).get(CALL)
-        if _here.depth or not _is_alone(module):
+        if (_here.depth and not _is_passed_over(module)) or not _is_alone(module):
             return own
-        return functools.partial(_call_module, module) if own is None else functools.partial(_run, own)
+        return functools.partial(_call_module, module) if own is None else functools.partial(_inside, own)
 
     def __set__(self, module: nn.Module, own: Callable[..., Any]) -> None:
         vars(module)[CALL] = own
 
     def __delete__(self, module: nn.Module) -> None:
         del vars(module)[CALL]
+
+
+def _is_passed_over(module: nn.Module) -> bool:
+    """Whether Dynamo, which has given up the code that calls it, would not capture it either: torch's own containers."""
+    return type(module).__module__.startswith("torch.nn.modules") and next(module.children(), None) is not None
 
 
 def _is_alone(module: nn.Module) -> bool:
@@ -71,14 +77,16 @@ def _is_alone(module: nn.Module) -> bool:
 def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None and isinstance(module, frames.OptimizedModule):
-        return _run(module._call_impl, *args, **kwargs)
-    wanted = compilation or Compilation()
-    compiled = _compiled(type(module), _forward, wanted)
-    has_shapes = bool(wanted.shapes.gears or wanted.shapes.ranges)
-    if not has_shapes or next(module.parameters(), None) is None:  # they are a model's, not its loss's
-        return _run(compiled, module, *args, **kwargs)
+        return _inside(module._call_impl, *args, **kwargs)
+    wanted, kind = compilation or Compilation(), type(module)
+    known = _made.setdefault(kind, {})
+    if wanted not in known:  # each class has its own code: Dynamo keeps and counts what it compiled by code
+        name = report.name(kind)
+        known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
+    if not wanted.shapes.are_given or next(module.parameters(), None) is None:  # they are a model's, not its loss's
+        return _run(known[wanted], wanted, *(module, *args), **kwargs)
     inputs = shapes.named(module.forward, args, kwargs)
-    return _run_shaped(wanted.shapes, compiled, type(module).__qualname__, inputs, (module, *args), kwargs)
+    return _run_shaped(known[wanted], wanted, kind.__qualname__, inputs, (module, *args), kwargs)
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -86,70 +94,92 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
-_made: weakref.WeakKeyDictionary[Any, dict[Compilation, Callable[..., Any]]] = weakref.WeakKeyDictionary()
-"""Class of modules or function → its compiled forms."""
+class Forms:
+    """What a class of modules or a function is compiled to under one policy.
 
+    Attributes:
+        compiled: what is called.
+        ahead: the same code, but what cannot be captured is an error, and does not run.
+        eager: what it is made of.
+        has_gears: it is compiled for all gears.
+    """
 
-def _compiled(what: Any, function: Callable[..., Any], wanted: Compilation) -> Callable[..., Any]:
-    from msctx.graph.backend import backend
+    def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
+        from msctx.graph.backend import backend
 
-    forms = _made.setdefault(what, {})
-    if wanted not in forms:
-        if function is _forward:  # each class has its own code: Dynamo keeps and counts what it compiled by code
-            name = report.name(what)
-            function = types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name)
         how: dict[str, Any] = {
-            "fullgraph": wanted.whole,
+            "backend": backend(wanted),
             "dynamic": wanted.shapes.dynamic,
             "recompile_limit": VARIANTS + len(wanted.shapes.gears),
         }
-        forms[wanted] = torch.compile(function, backend=backend(wanted), **how)
-    return forms[wanted]
+        self.eager, self.has_gears = function, False
+        self.compiled = torch.compile(function, fullgraph=wanted.whole, **how)
+        self.ahead = torch.compile(function, fullgraph=True, **how)
 
 
-_ahead: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
-"""What is compiled for all gears."""
+_made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = weakref.WeakKeyDictionary()
+"""Class of modules → its compiled forms."""
 
 
-def _run_shaped(
-    wanted: Shapes, compiled: Callable[..., Any], name: str, inputs: dict[str, Any], args: Any, kwargs: dict[str, Any]
-) -> Any:
+def _run_shaped(forms: Forms, wanted: Compilation, name: str, inputs: dict[str, Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run it on inputs whose shapes are allowed; with gears, compile for all of them first."""
     from msctx.graph import backend
 
-    if not wanted.gears:
-        with shapes.marked(wanted, name, inputs):
-            return _run(compiled, *args, **kwargs)
-    here = shapes.gear_of(wanted, name, inputs)
-    if compiled not in _ahead:
-        _ahead.add(compiled)
-        for gear in range(len(wanted.gears)):
+    if not wanted.shapes.gears:
+        with shapes.marked(wanted.shapes, name, inputs):
+            return _run(forms, wanted, *args, **kwargs)
+    here = shapes.gear_of(wanted.shapes, name, inputs)
+    if not forms.has_gears:
+        forms.has_gears = True
+        for gear in range(len(wanted.shapes.gears)):
             if gear != here:
-                zeros = shapes.in_gear(wanted, gear, name, inputs)
+                zeros = shapes.in_gear(wanted.shapes, gear, name, inputs)
                 other = [zeros.get(id(value), value) for value in args]
                 with backend.only_compiling():
-                    _run(compiled, *other, **{key: zeros.get(id(value), value) for key, value in kwargs.items()})
-    return _run(compiled, *args, **kwargs)
+                    _ahead(forms, "dynamic_dims", *other, **{key: zeros.get(id(value), value) for key, value in kwargs.items()})
+    return _run(forms, wanted, *args, **kwargs)
 
 
-def _run(compiled: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    from msctx.graph.backend import Compiled
-
-    _here.depth += 1
+def _run(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
+    if wanted.only:
+        return _ahead(forms, "precompile_only", *args, **kwargs)
     try:
-        return compiled(*args, **kwargs)
-    except Compiled:
-        return None
+        return _inside(forms.compiled, *args, **kwargs)
     except torch._dynamo.exc.Unsupported as error:
+        if getattr(error, "gb_type", "") == "Observed exception":  # the program raises: nothing has run, so it does now
+            _inside(forms.eager, *args, **kwargs)
         found = breaks.parse(str(error))
         raise GraphError.of(found.where, found.reason, found.hints) from error
+
+
+def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
+    """Compile it, and run nothing."""
+    from msctx.graph.backend import Compiled
+
+    try:
+        _inside(forms.ahead, *args, **kwargs)
+    except Compiled:
+        pass
+    except torch._dynamo.exc.Unsupported as error:
+        text = f"{option}: {breaks.parse(str(error))}. What cannot be captured as a whole is not compiled ahead."
+        tell(option, text, text)
+
+
+def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call it, and compile no module by itself that it calls."""
+    _here.depth += 1
+    try:
+        return function(*args, **kwargs)
     finally:
         _here.depth -= 1
 
 
 _frames = torch._C._dynamo.eval_frame
 _PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
-for _function in (Outermost.__get__, Outermost.__set__, _run_shaped, _is_alone, _call_module, _compiled, _run):
+for _function in (
+    *(Outermost.__get__, Outermost.__set__, _is_alone, _is_passed_over, _call_module),
+    *(Forms.__init__, _run_shaped, _run, _ahead, _inside),
+):
     _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)  # they run between what Dynamo captures
 
 
@@ -190,20 +220,22 @@ def jit_as(function: F, own: Callable[[Compilation], Compilation], *, in_pynativ
             f"jit takes functions, not {type(function).__name__}; mode='GRAPH_MODE' compiles the modules that are called"
         )
 
+    known: dict[Compilation, Forms] = {}
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or _here.depth:
             return function(*args, **kwargs)
         report.listen(True)
         wanted = own(compilation or Compilation())
-        compiled = _compiled(function, function, wanted)
+        if wanted not in known:
+            known[wanted] = Forms(function, wanted)
         before, _here.compiles = _here.compiles, in_pynative_mode
         try:
-            if not (wanted.shapes.gears or wanted.shapes.ranges):
-                return _run(compiled, *args, **kwargs)
-            return _run_shaped(
-                wanted.shapes, compiled, function.__qualname__, shapes.named(function, args, kwargs), args, kwargs
-            )
+            if not wanted.shapes.are_given:
+                return _run(known[wanted], wanted, *args, **kwargs)
+            inputs = shapes.named(function, args, kwargs)
+            return _run_shaped(known[wanted], wanted, function.__qualname__, inputs, args, kwargs)
         finally:
             _here.compiles = before
 

@@ -26,6 +26,11 @@ class Shapes:
     ranges: tuple[tuple[Range, ...], ...] = ()
     dynamic: bool | None = None
 
+    @property
+    def are_given(self) -> bool:
+        """Whether inputs may have some shapes alone."""
+        return bool(self.gears or self.ranges)
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
