@@ -324,10 +324,23 @@ def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -
     from torch._inductor.compile_fx import compile_fx_inner
 
     _match(way, graph)
+    _keep_whole(graph, how.get("is_backward", False))
     with _in_force(way):
         if way.rules is None:
             return compile_fx_inner(graph, inputs, **how)
         return _in_groups(way, graph, how)
+
+
+def _keep_whole(graph: fx.GraphModule, is_backward: bool) -> None:
+    """Let inductor call the operators that a flag keeps whole; by itself it raises for them where CI is set (make_fallback)."""
+    from torch._decomp import get_decompositions
+    from torch._inductor.lowering import lowerings, make_fallback, require_contiguous, tag_to_layout_constraint
+    from torch._library.utils import get_layout_constraint_tag
+
+    for op in dict.fromkeys(node.target for node in graph.graph.nodes):
+        if isinstance(op, torch._ops.OpOverload) and op not in lowerings and get_decompositions([op]):
+            layout = tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
+            make_fallback(op, require_contiguous if is_backward else layout, warn=False, override_decomp=True)
 
 
 def _in_groups(way: Way, graph: fx.GraphModule, how: dict[str, Any]) -> Callable[[list[Any]], Any]:
