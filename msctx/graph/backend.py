@@ -35,6 +35,8 @@ class Backend:
         try:
             with torch._functorch.config.patch(self._tracing()):
                 return self._parts(scope_passes.apply(graph, self.wanted.scope_passes), inputs)
+        except torch._dynamo.exc.RestartAnalysis:  # it captures again
+            raise
         except Exception as error:
             if self.wanted.whole:
                 raise

@@ -15,6 +15,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from msctx.graph import names
+from msctx.graph.frozen import Compile, frozen
 from msctx.graph.fusion_dump import Dump
 from msctx.graph.groups import ALL, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
 from msctx.graph.names import split
@@ -277,7 +278,19 @@ def compiler(wanted: Compilation) -> Callable[..., Any]:
 
     if not (wanted.flags or wanted.fusion_switches or wanted.frozen):
         return functools.partial(compile_fx, config_patches=dict(wanted.config))
-    return functools.partial(_compile, wanted)
+    compile = functools.partial(_compile, wanted)
+    return functools.partial(_frozen, compile) if wanted.frozen else compile
+
+
+def _frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    if not torch.is_grad_enabled():
+        return frozen(compile, graph, inputs)
+    tell(
+        "frozen_variable",
+        "grad",
+        "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()",
+    )
+    return compile(graph, inputs)
 
 
 def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -285,12 +298,6 @@ def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) 
     from torch._inductor.compile_fx import compile_fx
 
     way = Way(wanted)
-    if wanted.frozen and torch.is_grad_enabled():
-        tell(
-            "frozen_variable",
-            "grad",
-            "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()",
-        )
     for name in way.unknown:
         tell("fusion_switch_file", name, f"fusion_switch_file: {name} is no fusion pass that msctx knows; it is ignored")
     names.compiling()

@@ -188,6 +188,48 @@ def test_strict_names_line_reason_and_option() -> None:
         Talking()(image(2, 3))
 
 
+class Refusing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            raise KeyError("too many rows")
+        result: torch.Tensor = self.fc(x)
+        return result
+
+
+def test_strict_leaves_the_programs_own_exceptions_as_they_are() -> None:
+    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS):
+        with pytest.raises(KeyError, match="too many rows"):
+            Refusing()(image(3, 3))
+        assert Refusing()(image(2, 3)).shape == (2, 2)
+
+
+class Looping(nn.Module):
+    """Dynamo gives up its forward, in which a loop has a graph break; and captures none of torch's own code by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = self.block(x)
+            print("here")
+        return x
+
+
+def test_inside_code_that_is_given_up_containers_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    net, x = Looping(), image(2, 3)
+    expected = net(x)
+    with msctx.context(**EAGER_GRAPHS) as ctx, torch.no_grad():
+        torch.testing.assert_close(net(x), expected)
+    assert graphs() == 1
+    assert ctx.graphs().breaks
+
+
 def test_a_compiler_that_fails_leaves_the_program_running(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise ValueError("no compiler here")
@@ -233,6 +275,15 @@ def test_precompile_only_runs_nothing() -> None:
     torch.testing.assert_close(dict(net.state_dict()), dict(state), rtol=0, atol=0)
     with msctx.context(**EAGER_GRAPHS):
         assert net(image()).shape == (2, 2)
+
+
+def test_precompile_only_runs_nothing_of_what_cannot_be_captured(capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        msctx.context(precompile_only=True, **EAGER_GRAPHS),
+        pytest.warns(msctx.MsctxWarning, match=r"graph_programs.py:\d+.*as a whole"),
+    ):
+        assert Talking()(image(2, 3)) is None
+    assert capsys.readouterr().out == ""
 
 
 # --- functions --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_programs import Net, image
+from graph_programs import Net, Talking, image
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -162,3 +162,11 @@ def test_inputs_of_a_range_can_be_compiled_elsewhere() -> None:
     assert vars(x) == {}
     with msctx.context(**EAGER_GRAPHS):
         Rows()(x)
+
+
+def test_compiling_ahead_runs_nothing_of_what_cannot_be_captured(capsys: pytest.CaptureFixture[str]) -> None:
+    gears = {"input_shape": "x:-1,3", "dynamic_dims": "2;4", "dynamic_node_type": 1}
+    net = Talking()
+    with msctx.context(session=gears, **EAGER_GRAPHS), pytest.warns(msctx.MsctxWarning, match="dynamic_dims: .*as a whole"):
+        net(image(2, 3))
+    assert capsys.readouterr().out == "here\n", "once, for the call that was made"

@@ -1,0 +1,71 @@
+"""Weights that compiled code holds as constants: it is compiled anew where they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import fx
+
+from msctx.notices import tell
+
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph whose parameters and buffers become constants; Dynamo notices those that are replaced.
+
+    What has changed in place is seen by a tensor's version and address at each call. Inductor freezes a graph of fixed shapes
+    again; where shapes have symbols, whose conditions Dynamo has checked already, the graph runs eagerly.
+    """
+    kept, held = _copy(graph), [*chain(graph.parameters(), graph.buffers())]
+    made, at = compile(graph, inputs), _state(held)
+    fixed = not any(_has_symbols(node) for node in kept.graph.find_nodes(op="placeholder"))
+
+    def run(*args: Any) -> Any:
+        nonlocal made, at
+        if (now := _state(held)) != at:
+            tell("frozen_variable", "changed", f"frozen_variable: weights have changed. {CHANGED[fixed]}")
+            made, at = _again(compile, kept, args) if fixed else kept.forward, now
+        try:
+            return made(*args)
+        finally:
+            at = _state(held)  # what the graph itself writes is no constant of it
+
+    return run
+
+
+CHANGED = {
+    True: "Their code is compiled again, after each change.",
+    False: "Code for several shapes that holds them runs eagerly; do not use frozen_variable where weights change.",
+}
+
+
+def _state(held: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(value.data_ptr(), 0 if value.is_inference() else value._version) for value in held]
+
+
+def _copy(graph: fx.GraphModule) -> fx.GraphModule:
+    """It shares the parameters."""
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))
+    return fx.GraphModule(graph, copied)
+
+
+def _has_symbols(node: fx.Node) -> bool:
+    from torch.fx.experimental.symbolic_shapes import free_symbols
+
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and bool(free_symbols(value)))
+
+
+def _again(compile: Compile, kept: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
+    from torch._dynamo.convert_frame import compile_lock
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with compile_lock, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        return compile(_copy(kept), args)
