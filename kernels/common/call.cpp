@@ -21,6 +21,21 @@ std::string shape(int64_t a, int64_t b, const int64_t extent[3], int dims) {
   return std::to_string(a) + "x" + std::to_string(b) + "x" + joined(extent + 3 - dims, dims);
 }
 
+std::string epilogue_of(const ConvCall& call) {
+  constexpr const char* activations[] = {"", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid"};
+  const std::string activation = activations[call.activation];
+  std::string text;
+  const auto then = [&](bool is_there, const std::string& word) {
+    if (is_there && !word.empty()) text += (text.empty() ? "" : "+") + word;
+  };
+  then(call.has_scale, "scale");
+  then(call.has_shift, "shift");
+  if (call.adds_last) then(true, activation);
+  then(call.has_other, "add");
+  if (!call.adds_last) then(true, activation);
+  return text;
+}
+
 }  // namespace
 
 ConvText text_of(const ConvCall& call) {
@@ -46,6 +61,7 @@ ConvText text_of(const ConvCall& call) {
   text.groups = std::to_string(p.groups);
   text.transposed = call.transposed ? "true" : "false";
   text.layout = call.channels_last ? "channels_last" : "channels_first";
+  text.epilogue = epilogue_of(call);
   return text;
 }
 
@@ -72,7 +88,7 @@ std::string line_of(const ConvText& t) {
   };
   for (const auto& [words, usual, value] : rest)
     if (!value.empty() && value != usual) line += words + value;
-  return line + ", " + t.layout;
+  return line + ", " + t.layout + (t.epilogue.empty() ? "" : ", then " + t.epilogue);
 }
 
 }  // namespace msctx

@@ -19,7 +19,7 @@ auto words_of(const Choice& c) {
   const ConvText& p = c.problem;
   return std::tie(
       c.direction, c.asked, c.ran, c.provider, c.math, p.input, p.weight, p.stride, p.padding, p.dilation, p.output_padding, p.groups, p.transposed,
-      p.dtype, p.layout, p.module);
+      p.dtype, p.layout, p.epilogue, p.module);
 }
 
 struct Hash {
@@ -82,6 +82,7 @@ std::string json_of(const Choice& c, const Counts& counts) {
   member(json, "transposed", p.transposed);
   member(json, "dtype", p.dtype);
   member(json, "layout", p.layout);
+  member(json, "epilogue", p.epilogue);
   member(json, "module", p.module);
   char number[40];
   std::snprintf(number, sizeof number, "\"error\":%.17g,", c.error);

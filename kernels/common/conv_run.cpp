@@ -106,7 +106,7 @@ class Raised {
     if (!algorithm.spreads_nonfinite) return;  // no such transforms
     if (op != Op::backward_data) raise(tensors.x, x_size(p), memory);
     if (op != Op::forward) raise(tensors.y, y_size(p), memory);
-    if (times_) tensors.bias = nullptr;
+    if (times_) tensors.epilogue = nullptr;
   }
   bool any() const { return times_ > 0; }
   double by() const { return std::pow(double(factor), times_); }
@@ -160,21 +160,20 @@ struct Peak {
   }
 };
 
-// Without the bias, where there is one.
 template <bool with_sums>
 std::vector<Peak> peaks_of(
-    const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, const float* bias, const Parallel& parallel) {
+    const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel& parallel) {
   std::vector<Peak> found(size_t(n * channels));
   parallel_for(parallel, channels_last ? n : n * channels, [&](int64_t task, int) {
     if (channels_last) {
       const float* from = values + task * positions * channels;
       Peak* const to = found.data() + task * channels;
       for (int64_t i = 0; i < positions; i++, from += channels)
-        for (int64_t c = 0; c < channels; c++) to[c].add<with_sums>(from[c] - (bias ? bias[c] : 0.0f));
+        for (int64_t c = 0; c < channels; c++) to[c].add<with_sums>(from[c]);
     } else {
       Peak peak;
-      const float *from = values + task * positions, less = bias ? bias[task % channels] : 0.0f;
-      for (int64_t i = 0; i < positions; i++) peak.add<with_sums>(from[i] - less);
+      const float* from = values + task * positions;
+      for (int64_t i = 0; i < positions; i++) peak.add<with_sums>(from[i]);
       found[size_t(task)] = peak;
     }
   });
@@ -211,8 +210,8 @@ Rounding rounding_of(const ConvProblem& p, Op op, const ConvTensors& t, const fl
   const auto is_finite = [](const std::vector<Peak>& peaks) { return largest_of(peaks) < infinity_bits; };
   double largest = 0.0;
   if (op == Op::backward_weight) {
-    const auto of_x = peaks_of<true>(x, p.n, p.c, volume(p.in), t.channels_last, nullptr, parallel);
-    const auto of_y = peaks_of<true>(y, p.n, p.k, volume(p.out), t.channels_last, nullptr, parallel);
+    const auto of_x = peaks_of<true>(x, p.n, p.c, volume(p.in), t.channels_last, parallel);
+    const auto of_y = peaks_of<true>(y, p.n, p.k, volume(p.out), t.channels_last, parallel);
     if (!is_finite(of_x) || !is_finite(of_y)) return {};
     double squares = 0.0;
     for (const auto* peaks : {&of_x, &of_y})
@@ -226,9 +225,9 @@ Rounding rounding_of(const ConvProblem& p, Op op, const ConvTensors& t, const fl
     return {largest, largest > 0.0 ? lost_of(squares) : 0.0};
   }
   const bool forward = op == Op::forward;
-  const auto peaks = forward ? peaks_of<false>(x, p.n, p.c, volume(p.in), t.channels_last, nullptr, parallel)
-                             : peaks_of<false>(y, p.n, p.k, volume(p.out), t.channels_last, nullptr, parallel);
-  const auto of_w = peaks_of<false>(w, 1, p.k, gc * window, false, nullptr, parallel);
+  const auto peaks = forward ? peaks_of<false>(x, p.n, p.c, volume(p.in), t.channels_last, parallel)
+                             : peaks_of<false>(y, p.n, p.k, volume(p.out), t.channels_last, parallel);
+  const auto of_w = peaks_of<false>(w, 1, p.k, gc * window, false, parallel);
   const int32_t largest_weight = largest_of(of_w);
   if (!is_finite(peaks) || largest_weight >= infinity_bits) return {};
   if (largest_weight > 0 && largest_weight < 27 << 23) return {};  // 2^-100
@@ -284,62 +283,63 @@ void sum_channels_last(const T* y, int64_t rows, int64_t channels, T* bias, cons
   });
 }
 
-void add_bias(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
+void finish(const ConvTable& table, const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
+  if (!t.epilogue) return;
   const bool forward = op == Op::forward;
-  const int64_t channels = forward ? p.k : p.c, positions = volume(forward ? p.out : p.in);
   auto* const result = static_cast<float*>(forward ? t.y : t.x);
-  parallel_for(parallel, p.n * (t.channels_last ? positions : channels), [&](int64_t task, int) {
-    if (t.channels_last)
-      for (int64_t c = 0; c < channels; c++) result[task * channels + c] += t.bias[c];
-    else
-      for (int64_t i = 0; i < positions; i++) result[task * positions + i] += t.bias[task % channels];
-  });
+  table.passes->finish(*t.epilogue, result, p.n, forward ? p.k : p.c, volume(forward ? p.out : p.in), t.channels_last, parallel);
 }
 
 // Where the largest of a channel of the result is: its image, and its place among the positions (of weights: the taps of all channels).
 struct At {
   int64_t image, place;
 };
-At find(const Peak& peak, const float* values, int64_t n, int64_t channels, int64_t channel, int64_t places, bool channels_last, float less) {
+At find(const Peak& peak, const float* values, int64_t n, int64_t channels, int64_t channel, int64_t places, bool channels_last) {
   const int64_t step = channels_last ? channels : 1;
   for (int64_t i = 0; i < n; i++) {
     const float* const from = values + (channels_last ? i * places * channels + channel : (i * channels + channel) * places);
     for (int64_t j = 0; j < places; j++) {
       Peak own;
-      own.add<false>(from[j * step] - less);
+      own.add<false>(from[j * step]);
       if (own.bits == peak.bits) return {i, j};
     }
   }
   return {0, 0};
 }
 
-// Whether the result, to which `bias` has been added, is finite, and the largest value of it large enough for what may have been lost.
-bool holds(
-    const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const float* bias, const Lost& lost,
+enum class Verdict { holds, fails, unsure };
+
+// Whether the result is finite, and the largest value of it large enough for what may have been lost. `noted`: the peaks of its channels
+// before an epilogue was applied, if any was; it is `unsure` where the result itself would have to be looked at.
+Verdict verdict_of(
+    const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const std::vector<Peak>& noted, const Lost& lost,
     const Rounding& rounding, const Prepared& kept, const Parallel& parallel) {
   const bool of_weights = op == Op::backward_weight, forward = op == Op::forward;
   const auto* const result = static_cast<const float*>(of_weights ? t.w : forward ? t.y : t.x);
   const int64_t n = of_weights ? 1 : p.n, channels = of_weights || forward ? p.k : p.c;
   const int64_t places = of_weights ? group_c(p) * volume(p.window) : volume(forward ? p.out : p.in);
   const bool last = t.channels_last && !of_weights;
-  const auto peaks = peaks_of<false>(result, n, channels, places, last, bias, parallel);
+  const auto peaks = noted.empty() ? peaks_of<false>(result, n, channels, places, last, parallel) : noted;
   const Peak all{largest_of(peaks)};
-  if (all.bits >= infinity_bits) return !algorithm.spreads_nonfinite && algorithm.most_spread == 0.0;
+  if (all.bits >= infinity_bits)
+    return !algorithm.spreads_nonfinite && algorithm.most_spread == 0.0 ? Verdict::holds : Verdict::fails;
   const double largest = all.largest(), norm = rounding.norm, error = algorithm.error(p, op);
-  if (rounding.denormal > error * largest) return false;
+  if (rounding.denormal > error * largest) return Verdict::fails;
   const auto is_enough = [&](double unit) { return lost.most <= error * unit && norm <= algorithm.most_spread * unit; };
   if (!is_enough(largest)) {
+    if (t.epilogue && !noted.empty()) return Verdict::unsure;
     // Results that cancel are small, but not what they are sums of: it is enough to look at one.
     int64_t channel = 0;
     while (peaks[size_t(channel)].bits != all.bits) channel++;
-    const At at = find(all, result, n, channels, channel, places, last, bias ? bias[channel] : 0.0f);
+    const At at = find(all, result, n, channels, channel, places, last);
     ConvTensors plain = t;
     if (plain.w == nullptr) plain.w = const_cast<void*>(plain_of(kept));
     const double unit = magnitude_at(p, op, plain, at.image, channel, at.place);
-    if (!is_enough(unit) && (lost.each == 0.0 || lost_at_most(p, op, plain, lost, parallel) > error * unit)) return false;
+    if (!is_enough(unit) && (lost.each == 0.0 || lost_at_most(p, op, plain, lost, parallel) > error * unit)) return Verdict::fails;
   }
   const double terms = double(of_weights ? p.n * volume(p.out) : (forward ? group_c(p) : group_k(p)) * volume(p.window));
-  return algorithm.most_spread == 0.0 || largest <= 4 * std::sqrt(terms) * norm;  // no sum is larger than that
+  const bool can_be = algorithm.most_spread == 0.0 || largest <= 4 * std::sqrt(terms) * norm;  // no sum is larger than that
+  return can_be ? Verdict::holds : Verdict::fails;
 }
 
 }  // namespace
@@ -364,7 +364,7 @@ bool conv_run(
     generic::with_type(p.dtype, [&](auto zero) {
       if (count) std::memset(result, 0, sizeof zero * size_t(count));
     });
-    if (t.bias) add_bias(p, op, t, parallel);
+    finish(table, p, op, t, parallel);
     return false;
   }
   const bool transforms = algorithm.most_spread > 0.0;
@@ -374,15 +374,26 @@ bool conv_run(
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
     Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
     Raised raised(algorithm, p, op, t, memory, parallel);
-    Lost lost;
-    raised.tensors.lost = &lost;
-    const bool done = algorithm.run(p, op, raised.tensors, {Weights::get, &weights}, scratch.data, parallel);
-    if (done && raised.any()) raised.lower(static_cast<float*>(result), count);
-    const float* const added = raised.any() ? nullptr : t.bias;
-    const Rounding rounded = {rounding.norm, rounding.denormal / raised.by()};
-    if (done && ((lost.most == 0.0 && !transforms) || holds(algorithm, p, op, t, added, lost, rounded, kept, parallel))) {
-      if (raised.any() && t.bias) add_bias(p, op, t, parallel);
-      return false;
+    const bool finishes = algorithm.finishes && op != Op::backward_weight;
+    if (!finishes || (t.epilogue && t.epilogue->other && !t.channels_last)) raised.tensors.epilogue = nullptr;
+    for (Verdict verdict = Verdict::unsure; verdict == Verdict::unsure; raised.tensors.epilogue = nullptr) {
+      Lost lost;
+      std::vector<int32_t> peaks;
+      if (finishes && !raised.any()) peaks.assign(size_t(op == Op::forward ? p.k : p.c), 0);
+      raised.tensors.lost = &lost;
+      raised.tensors.peaks = peaks.empty() ? nullptr : peaks.data();
+      if (!algorithm.run(p, op, raised.tensors, {Weights::get, &weights}, scratch.data, parallel)) break;
+      if (raised.any()) raised.lower(static_cast<float*>(result), count);
+      ConvTensors now = t;
+      now.epilogue = raised.tensors.epilogue;
+      const Rounding rounded = {rounding.norm, rounding.denormal / raised.by()};
+      verdict = Verdict::holds;
+      if (lost.most != 0.0 || transforms)
+        verdict = verdict_of(algorithm, p, op, now, {peaks.begin(), peaks.end()}, lost, rounded, kept, parallel);
+      if (verdict == Verdict::holds) {
+        if (!now.epilogue) finish(table, p, op, t, parallel);
+        return false;
+      }
     }
   }
   {
@@ -392,7 +403,7 @@ bool conv_run(
     if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(plain_of(kept));
     safe.run(p, op, plain.tensors, none_kept, scratch.data, parallel);
   }
-  if (t.bias) add_bias(p, op, t, parallel);
+  finish(table, p, op, t, parallel);
   return true;
 }
 

@@ -53,7 +53,7 @@ const ConvTable& with_others() {
     all->insert(all->end(), others().rows, others().rows + others().count);
     return all;
   }();
-  static const ConvTable table{tiles().isa, rows->data(), int(rows->size()), others().readers};
+  static const ConvTable table{tiles().isa, rows->data(), int(rows->size()), others().passes};
   return table;
 }
 

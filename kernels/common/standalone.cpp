@@ -51,7 +51,7 @@ int msctx_row(const char* isa, int index, MsctxRow* row) {
   const ConvRow& found = table->rows[index];
   const ConvAlgorithm& a = *found.algorithm;
   *row = {found.name, a.name, a.math, int32_t(found.direction), a.fixed_order, a.same_on_every_isa, a.reads_channels_last,
-          a.adds_bias};
+          a.finishes};
   return 1;
 }
 
@@ -69,28 +69,30 @@ int64_t msctx_workspace(const char* isa, int index, const ConvProblem* p, int op
 double msctx_error(const char* isa, int index, const ConvProblem* p, int op) { return algorithm(isa, index).error(*p, Op(op)); }
 
 void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high) {
-  const Fingerprint found = table_of(isa)->readers->fingerprint(data, bytes, in_threads(threads));
+  const Fingerprint found = table_of(isa)->passes->fingerprint(data, bytes, in_threads(threads));
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 
 void msctx_strided_fingerprint(
     const char* isa, const void* data, int bytes_of_element, const Dimension* all, int dimensions, int threads, uint64_t* low_and_high) {
-  const auto* readers = table_of(isa)->readers;
-  const Fingerprint found = readers->strided_fingerprint(data, bytes_of_element, all, dimensions, in_threads(threads));
+  const auto* passes = table_of(isa)->passes;
+  const Fingerprint found = passes->strided_fingerprint(data, bytes_of_element, all, dimensions, in_threads(threads));
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 
 void msctx_statistics(const char* isa, int dtype, const void* data, int64_t count, double* ranges, int64_t* counts, int* is_nonfinite) {
-  const Statistics s = table_of(isa)->readers->statistics(DType(dtype), data, count);
+  const Statistics s = table_of(isa)->passes->statistics(DType(dtype), data, count);
   const double found[] = {s.least, s.largest, s.sum, s.squares};
   const int64_t counted[] = {s.count, s.nan, s.positive_inf, s.negative_inf, s.zero, s.negative};
   std::copy(std::begin(found), std::end(found), ranges);
   std::copy(std::begin(counted), std::end(counted), counts);
-  *is_nonfinite = table_of(isa)->readers->has_nonfinite(DType(dtype), data, count);
+  *is_nonfinite = table_of(isa)->passes->has_nonfinite(DType(dtype), data, count);
 }
 
-int msctx_run(const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int channels_last, const float* bias, int threads) {
+int msctx_run(
+    const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int channels_last, const Epilogue* epilogue,
+    int threads) {
   const Parallel parallel = in_threads(threads);
   const Memory memory{allocate, release, nullptr};
-  return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y, channels_last != 0, bias}, none_kept, memory, parallel);
+  return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y, channels_last != 0, epilogue}, none_kept, memory, parallel);
 }

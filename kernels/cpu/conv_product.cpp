@@ -33,7 +33,7 @@ void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
             if ((k + 1) % depth_block == 0) total += sum, sum = 0;
           }
           if (depth % depth_block) total += sum;
-          to[i * result_row + j * result_column] = from_double<T>(t.bias ? Sum(total + t.bias[j]) : total);
+          to[i * result_row + j * result_column] = from_double<T>(total);
         }
     }
     return;
@@ -48,7 +48,7 @@ void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
           count, across, depth, Strided<Sum, T>{from + i0 * row_step, row_step, depth_step}, weights,
           [&](int64_t i, const Sum* sums, int64_t n) {
             T* const row = to + (i0 + i) * result_row + j0 * result_column;
-            for (int64_t j = 0; j < n; j++) row[j * result_column] = from_double<T>(t.bias ? Sum(sums[j] + t.bias[j0 + j]) : sums[j]);
+            for (int64_t j = 0; j < n; j++) row[j * result_column] = from_double<T>(sums[j]);
           });
     });
   });
@@ -81,7 +81,6 @@ const ConvAlgorithm conv_product = {
     .error = error,
     .run = run,
     .reads_channels_last = true,
-    .adds_bias = true,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -50,7 +50,7 @@ void run_block(const Plan& plan, int64_t group, int64_t block, int64_t panel, in
     for (int64_t first = 0; first < tile_columns && panel * tile_columns + first < m.rows; first += lanes)
       store_tiles<side + 1 - taps>(
           plan.grid, begin, end, product + first, plan.product_apart, tile_columns, m.results(group, panel * tile_columns + first), m.to,
-          m.biases(group, panel * tile_columns + first));
+          m.finish(group, panel * tile_columns + first), m.others(group, panel * tile_columns + first));
   }
 }
 
@@ -96,7 +96,7 @@ const ConvAlgorithm conv_winograd = {
     .spreads_nonfinite = true,
     .most_spread = 8,
     .reads_channels_last = true,
-    .adds_bias = true,
+    .finishes = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

@@ -80,7 +80,7 @@ void run_map_piece(
     for (int64_t r = row; r < smaller(row + task_vectors * lanes, m.rows); r += lanes)
       store_tiles<side + 1 - taps>(
           plan.grid, tile + first, tile + last, from + r, plan.product_apart, m.padded_rows(), m.results(group + g, r), m.to,
-          m.biases(group + g, r));
+          m.finish(group + g, r), m.others(group + g, r));
   });
 }
 
@@ -228,7 +228,7 @@ const ConvAlgorithm conv_winograd_nonfused = {
     .spreads_nonfinite = true,
     .most_spread = 8,
     .reads_channels_last = true,
-    .adds_bias = true,
+    .finishes = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

@@ -9,6 +9,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "glue/cuda.h"
+#include "glue/finished.h"
 #include "glue/hook.h"
 #include "glue/precision_policy.h"
 #include "glue/tensors.h"
@@ -81,6 +82,7 @@ struct Asked {
   Geometry geometry;
   const char* reason = "";
   std::optional<ConvCall> call;
+  bool finishes = false;  // it is msctx::convolution
 
   Asked(
       Place place_, Taken taken, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
@@ -112,10 +114,10 @@ struct Asked {
   // What runs by a row, in a direction: fprop: input, weight; dgrad: gradient of the output, weight; wgrad: input, that gradient.
   at::Tensor run(
       const ConvRow& row, const at::Tensor& first, const at::Tensor& second, const at::Tensor& input, const at::Tensor& weight,
-      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& added, Weight kind, Ran& ran) const {
+      const std::optional<at::Tensor>& bias, const Finishing* finishing, Weight kind, Ran& ran) const {
     if (place == Place::cuda) return run_on_cuda(row, *call, policy->number, first, second);
-    const at::MemoryFormat format = format_of(input, weight, bias, geometry);
-    return run_row(*policy, row, *call, first, second, format, added, kind, ran);
+    const at::MemoryFormat format = finishes ? at::MemoryFormat::ChannelsLast : format_of(input, weight, bias, geometry);
+    return run_row(*policy, row, *call, first, second, format, finishing, kind, ran);
   }
 
   static std::vector<int64_t> plain(SymInts values) {
@@ -189,10 +191,11 @@ at::Tensor computed(
   return torch();
 }
 
-// fprop under a policy. `torch` computes it torch's way.
+// fprop under a policy, with a bias or what finishes it. `torch` computes it torch's way.
 template <class Torch>
 at::Tensor forward(
-    const Asked& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch) {
+    const Asked& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch,
+    const Finishing* finishing = nullptr) {
   if (asked.call && bias && bias->defined()) {
     const int64_t channels = result_shape(*asked.call, Direction::fprop)[1];
     const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == channels;
@@ -209,9 +212,9 @@ at::Tensor forward(
   complain(*asked.policy, *decision);
   Ran ran;
   const auto ours = [&](const ConvRow& row) {
-    const bool has_bias = bias && bias->defined(), is_added = has_bias && row.algorithm->adds_bias;
-    const std::optional<at::Tensor> added = is_added ? std::optional(bias->contiguous()) : std::nullopt;
-    at::Tensor result = asked.run(row, input, weight, input, weight, bias, added, Weight::kept, ran);
+    const bool has_bias = bias && bias->defined(), is_added = has_bias && row.algorithm->finishes;
+    const Finishing added{{}, is_added ? bias->contiguous() : at::Tensor(), {}, {}};
+    at::Tensor result = asked.run(row, input, weight, input, weight, bias, is_added ? &added : finishing, Weight::kept, ran);
     if (has_bias && !is_added) {
       std::vector<int64_t> along(input.dim(), 1);
       along[1] = -1;
@@ -262,6 +265,36 @@ at::Tensor convolution(
   if (!taken.policy) return torch();
   const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   return forward(asked, input, weight, bias, torch);
+}
+
+at::Tensor finished_convolution(
+    const at::Tensor& given, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+    int64_t groups, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& other,
+    c10::string_view activation, double low, double high, bool adds_last) {
+  constexpr c10::string_view names[] = {"none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid"};
+  const auto* const found = std::find(std::begin(names), std::end(names), activation);
+  TORCH_CHECK(found != std::end(names), "msctx::convolution: unknown activation ", activation);
+  TORCH_CHECK(given.dim() == 4 && given.scalar_type() == at::kFloat, "msctx::convolution: 2-D float32 convolutions only");
+  const auto dense = [](const std::optional<at::Tensor>& t) { return t && t->defined() ? t->contiguous() : at::Tensor(); };
+  Finishing finishing{dense(scale), dense(shift), other && other->defined() ? *other : at::Tensor(), {}};
+  finishing.how.activation = Activation(found - names);
+  finishing.how.low = float(low), finishing.how.high = float(high), finishing.how.adds_last = adds_last;
+  constexpr int64_t none[] = {0, 0};
+  const Geometry geometry{stride, padding, dilation, none, false, groups};
+  const at::Tensor input = given.contiguous(at::MemoryFormat::ChannelsLast);
+  Taken taken = msctx::policy(Place::cpu);
+  const std::shared_ptr<Policy> policy = taken.policy;
+  const auto torch = [&] { return finished_by_torch(policy.get(), input, weight, geometry, finishing); };
+  if (!policy) return torch();
+  const auto symbols = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
+  Asked asked(Place::cpu, std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
+  asked.finishes = true;
+  if (ConvCall* const call = asked.call ? &*asked.call : nullptr) {
+    call->channels_last = 1;
+    call->activation = int32_t(finishing.how.activation), call->adds_last = finishing.other.defined() && adds_last;
+    call->has_scale = finishing.scale.defined(), call->has_shift = finishing.shift.defined(), call->has_other = finishing.other.defined();
+  }
+  return forward(asked, input, weight, std::nullopt, torch, &finishing);
 }
 
 template <Place place>
@@ -328,7 +361,7 @@ Three convolution_backward(
     complain(*asked.policy, *decision);
     Ran ran;
     const auto ours = [&](const ConvRow& row, Weight kind) {
-      return asked.run(row, first, second, input, weight, std::nullopt, std::nullopt, kind, ran);
+      return asked.run(row, first, second, input, weight, std::nullopt, nullptr, kind, ran);
     };
     if (decision->to_measure) {
       std::array<bool, 3> alone{};

@@ -3,6 +3,7 @@
 
 #include "glue/cuda.h"
 #include "glue/cudnn.h"
+#include "glue/finished.h"
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
 #include "glue/product.h"
@@ -54,6 +55,7 @@ void install() {
   install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
   for (const char* name : hooked) in_force_at(Place::cpu).watch(operator_named(name), CPU);
   install_products(in_force_at(Place::cpu));
+  install_finished();
 }
 
 }  // namespace

@@ -14,13 +14,17 @@ namespace msctx::glue {
 struct KeptWeight {
   const size_t bytes;
   void* const data;
-  Fingerprint print{};  // of what it was made of
+  const at::Tensor tensor;  // of torch's, or `data`
+  Fingerprint print{}, print_of_values{};  // of what it was made of
   // The last policy under which the bytes were looked at, and where they were: what frozen_weights trusts.
   std::atomic<int64_t> checked_under{0};
   std::atomic<const void*> checked_at{nullptr};
 
   explicit KeptWeight(size_t bytes) : bytes(bytes), data(scratch_memory().allocate(nullptr, bytes)) {}
-  ~KeptWeight() { scratch_memory().release(nullptr, data); }
+  KeptWeight(at::Tensor made, size_t bytes) : bytes(bytes), data(nullptr), tensor(std::move(made)) {}
+  ~KeptWeight() {
+    if (data) scratch_memory().release(nullptr, data);
+  }
   KeptWeight(const KeptWeight&) = delete;
 };
 
@@ -145,7 +149,7 @@ const void* Keeper::plain() {
 const Fingerprint& Keeper::print() {
   // In the order in which it lies in memory, where nothing lies between: the key has the strides.
   const void* bytes = weight_.is_non_overlapping_and_dense() ? weight_.data_ptr() : plain();
-  if (!print_) print_ = policy_.table().readers->fingerprint(bytes, w_size(p_) * weight_.element_size(), parallel_);
+  if (!print_) print_ = policy_.table().passes->fingerprint(bytes, w_size(p_) * weight_.element_size(), parallel_);
   return *print_;
 }
 
@@ -187,6 +191,33 @@ std::shared_ptr<KeptWeight> Keeper::form(int form) {
   keep(key, weight_, weight);
   made++;
   return weight;
+}
+
+at::Tensor kept_tensor(
+    const Policy& policy, const at::Tensor& weight, const at::Tensor& values, const std::string& what, const Parallel& parallel,
+    bool is_frozen, const std::function<at::Tensor()>& make) {
+  std::string key = what;
+  const auto add = [&](const auto& part) { key.append(reinterpret_cast<const char*>(&part), sizeof part); };
+  add(storage_of(weight)), add(weight.storage_offset());
+  for (int64_t i = 0; i < weight.dim(); i++) add(weight.stride(i));
+  const std::shared_ptr<KeptWeight> known = look_up(key);
+  if (known && is_frozen && known->checked_under == policy.number && known->checked_at == weight.data_ptr()) return known->tensor;
+  const auto print_of = [&](const at::Tensor& t) {
+    const at::Tensor plain = t.is_non_overlapping_and_dense() ? t : t.contiguous();
+    return policy.table().passes->fingerprint(plain.data_ptr(), int64_t(plain.nbytes()), parallel);
+  };
+  const Fingerprint print = print_of(weight), print_of_values = values.defined() ? print_of(values) : Fingerprint{};
+  if (known && known->print == print && known->print_of_values == print_of_values) {
+    known->checked_under = policy.number.load();
+    known->checked_at = weight.data_ptr();
+    return known->tensor;
+  }
+  const auto made = std::make_shared<KeptWeight>(make(), weight.nbytes());
+  made->print = print, made->print_of_values = print_of_values;
+  made->checked_under = policy.number.load();
+  made->checked_at = weight.data_ptr();
+  if (made->bytes <= most_bytes) keep(key, weight, made);
+  return made->tensor;
 }
 
 void drop_kept_weights(bool all_of_them) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,12 @@ class Keeper {
   std::optional<Fingerprint> print_;
   std::shared_ptr<KeptWeight> used_[Prepared::most_forms];
 };
+
+// What torch makes of a weight and of a tensor of values for its channels (may be undefined), kept from call to call in the same way:
+// `what` says what it depends on beside them.
+at::Tensor kept_tensor(
+    const Policy&, const at::Tensor& weight, const at::Tensor& values, const std::string& what, const Parallel&, bool is_frozen,
+    const std::function<at::Tensor()>& make);
 
 // Frees what belongs to weights that are gone; with `all`, everything that no call uses now.
 void drop_kept_weights(bool all = false);

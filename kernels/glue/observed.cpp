@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t piece = 64 << 10;  // values of a task: the sums depend on it, never on threads
 
-const Readers& readers() { return *table_in_use().readers; }
+const Passes& passes() { return *table_in_use().passes; }
 
 // All values once: expanded dimensions are one wide. `times`: how often each of them stands in the tensor.
 at::Tensor once(at::Tensor t, int64_t& times) {
@@ -96,7 +96,7 @@ bool has_nonfinite(const at::Tensor& given) {
   const at::Tensor t = once(on_host(given), times);
   const auto dtype = dtype_of(t);
   if (!dtype) return !at::isfinite(t.to(at::kFloat)).all().item<bool>();  // float8 and the like
-  const auto found = in_pieces<char>(t, [&](const char* data, int64_t count) { return readers().has_nonfinite(*dtype, data, count); });
+  const auto found = in_pieces<char>(t, [&](const char* data, int64_t count) { return passes().has_nonfinite(*dtype, data, count); });
   return std::find(found.begin(), found.end(), char(true)) != found.end();
 }
 
@@ -106,7 +106,7 @@ Statistics statistics_of(const at::Tensor& given) {
   if (!dtype_of(t)) t = t.to(at::kDouble);
   const DType dtype = *dtype_of(t);
   Statistics all;
-  const auto parts = in_pieces<Statistics>(t, [&](const char* data, int64_t count) { return readers().statistics(dtype, data, count); });
+  const auto parts = in_pieces<Statistics>(t, [&](const char* data, int64_t count) { return passes().statistics(dtype, data, count); });
   for (const Statistics& one : parts) {
     all.least = std::min(all.least, one.least);
     all.largest = std::max(all.largest, one.largest);
@@ -128,8 +128,8 @@ uint64_t digest_of(const at::Tensor& given) {
   const Parallel threads = threads_of_torch();
   const auto all = dimensions_of(t);
   const bool is_dense = all.size() == 1 && all[0].stride == 1;
-  const Fingerprint found = is_dense ? readers().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads)
-                                     : readers().strided_fingerprint(t.const_data_ptr(), int(t.element_size()), all.data(), int(all.size()), threads);
+  const Fingerprint found = is_dense ? passes().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads)
+                                     : passes().strided_fingerprint(t.const_data_ptr(), int(t.element_size()), all.data(), int(all.size()), threads);
   uint64_t shape = 0xcbf29ce484222325;
   for (const int64_t size : given.sizes()) shape = (shape ^ uint64_t(size)) * 0x100000001b3;
   return found.low ^ shape ^ uint64_t(given.scalar_type()) << 56;

@@ -140,7 +140,7 @@ class Product {
     if (t_.scales()) result.mul_(t_.alpha);
     result = result.view(sizes());
     // The factor by itself: torch's loops join it to the addition for some elements, by their place.
-    if (t_.adds() && !adds_bias(row)) result.add_(t_.beta.toDouble() == 1.0 ? widened(*t_.added) : widened(*t_.added).mul(t_.beta));
+    if (t_.adds() && !adds_bias()) result.add_(t_.beta.toDouble() == 1.0 ? widened(*t_.added) : widened(*t_.added).mul(t_.beta));
     if (t_.activation == Activation::relu) result.relu_();
     if (t_.activation == Activation::gelu) result = at::_ops::gelu::call(result, "none");
     return wide_ ? result.to(t_.left.scalar_type()) : result;
@@ -163,9 +163,9 @@ class Product {
     return base.requires_grad() && base.is_leaf();
   }
 
-  // Whether what is added is a value for each column, which the row adds itself.
-  bool adds_bias(const ConvRow& row) const {
-    if (!t_.adds() || !row.algorithm->adds_bias || t_.beta.toDouble() != 1.0 || t_.scales() || kind_ != Kind::matrices) return false;
+  // Whether what is added is a value for each column.
+  bool adds_bias() const {
+    if (!t_.adds() || t_.beta.toDouble() != 1.0 || t_.scales() || kind_ != Kind::matrices) return false;
     return t_.added->scalar_type() == at::kFloat && t_.added->dim() == 1 && t_.added->size(0) == columns_;
   }
 
@@ -184,11 +184,11 @@ class Product {
     const int64_t down = left.stride(0), step = left.stride(1);
     const at::Tensor image = left.as_strided({1, depth_, height, across}, {height * across * down, step, across * down, down});
     const at::Tensor weight = (right_transposed_ ? b.t() : b).unsqueeze(2).unsqueeze(3);
-    const std::optional<at::Tensor> bias = adds_bias(row) ? std::optional(t_.added->contiguous()) : std::nullopt;
+    const Finishing bias{{}, adds_bias() ? t_.added->contiguous() : at::Tensor(), {}, {}};
     // In inference, where a right factor is a weight most often: activations would only push weights out.
     const bool may_be_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
     const auto kept = !may_be_weight ? Weight::fresh : is_parameter(t_.right) ? Weight::kept : Weight::checked;
-    const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, bias, kept, ran);
+    const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, bias.shift.defined() ? &bias : nullptr, kept, ran);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
     return padded ? all.narrow(0, 0, rows_).clone() : all;
   }

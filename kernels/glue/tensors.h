@@ -118,7 +118,7 @@ inline ConvText text_of_tensors(const at::Tensor& input, const at::Tensor& weigh
       for (const int64_t size : t.sizes()) text += (text.empty() ? "" : "x") + std::to_string(size);
     return text;
   };
-  ConvText text{shape(input), shape(weight), "", "", "", "", "", "false", "", layout, ""};
+  ConvText text{shape(input), shape(weight), "", "", "", "", "", "false", "", layout, "", ""};
   if (input.defined()) {
     constexpr const char* ours[] = {"float32", "float64", "float16", "bfloat16"};
     const auto known = dtype_of(input);
@@ -152,10 +152,16 @@ struct Ran {
   int weights_kept = 0, weights_prepared = 0;
 };
 
-// Runs a row. `bias`, if any, is that of an fprop by an algorithm that adds it. fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
+// What follows an fprop or a product; the tensors are contiguous float32, `other` shaped as the result, in any format.
+struct Finishing {
+  at::Tensor scale, shift, other;
+  Epilogue how;
+};
+
+// Runs a row. fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
     const Policy& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
-    at::MemoryFormat format, const std::optional<at::Tensor>& bias, Weight kind, Ran& ran) {
+    at::MemoryFormat format, const Finishing* finishing, Weight kind, Ran& ran) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
   const bool last = format == at::MemoryFormat::ChannelsLast && row.algorithm->reads_channels_last;
@@ -177,7 +183,15 @@ inline at::Tensor run_row(
     case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
   }
   t.channels_last = last;
-  t.bias = bias ? bias->const_data_ptr<float>() : nullptr;
+  Epilogue epilogue;
+  at::Tensor other;
+  if (finishing) {
+    const auto data_of = [](const at::Tensor& values) { return values.defined() ? values.const_data_ptr<float>() : nullptr; };
+    if (finishing->other.defined()) other = finishing->other.contiguous(last ? format : at::MemoryFormat::Contiguous);
+    epilogue = finishing->how;
+    epilogue.scale = data_of(finishing->scale), epilogue.shift = data_of(finishing->shift), epilogue.other = data_of(other);
+    t.epilogue = &epilogue;
+  }
   const Parallel all = threads_of_torch();
   const Parallel some = policy.threads_for(row, p, op, all.threads) == all.threads ? all : serial();
   if (keeps_weight) {

@@ -26,6 +26,8 @@ class ConvProblem:
 
     Of a product ``input`` and ``weight`` are its factors as they are multiplied, rows x columns, and ``layout`` has BLAS's letters:
     ``"NT"`` where the left factor lies in rows and the right one transposed, as in ``linear``.
+
+    ``epilogue``: what the same call does to its result in compiled code, such as ``"scale+shift+add+relu"``.
     """
 
     input: Shape
@@ -38,6 +40,7 @@ class ConvProblem:
     transposed: bool
     dtype: str
     layout: str
+    epilogue: str = ""
 
     def __str__(self) -> str:
         def text(shape: Shape) -> str:
@@ -53,7 +56,7 @@ class ConvProblem:
         words += [f"dilation {along(self.dilation)}"] if set(self.dilation) - {1} else []
         words += [f"output_padding {along(self.output_padding)}"] if set(self.output_padding) - {0} else []
         words += [f"groups {self.groups}"] if self.groups != 1 else []
-        return ", ".join([*words, self.layout])
+        return ", ".join([*words, self.layout, *([f"then {self.epilogue}"] if self.epilogue else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,7 @@ def _choice(entry: dict[str, Any]) -> Choice:
         transposed=entry.pop("transposed") == "true",
         dtype=entry.pop("dtype").lower(),
         layout=entry.pop("layout"),
+        epilogue=entry.pop("epilogue"),
     )
     reasons = entry.pop("reasons")
     if again := entry.pop("computed_again"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,35 @@ class _Problem(Structure):
     ]
 
 
+ACTIVATIONS = ("none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid")
+
+
+class _Epilogue(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("scale", "shift", "other")),
+        ("activation", c_int32),
+        *((name, c_float) for name in ("low", "high")),
+        ("adds_last", c_int32),
+    ]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What follows a float32 result: activation(result * scale + shift + other), *other* after the activation with *adds_last*."""
+
+    scale: np.ndarray[Any, Any] | None = None
+    shift: np.ndarray[Any, Any] | None = None
+    other: np.ndarray[Any, Any] | None = None
+    activation: str = "none"
+    low: float = 0.0
+    high: float = 0.0
+    adds_last: bool = False
+
+
 class _Row(Structure):
     _fields_ = [
         *((name, c_char_p) for name in ("name", "algorithm", "math")),
-        *((name, c_int32) for name in ("direction", "fixed_order", "same_on_every_isa", "reads_channels_last", "adds_bias")),
+        *((name, c_int32) for name in ("direction", "fixed_order", "same_on_every_isa", "reads_channels_last", "finishes")),
     ]
 
 
@@ -68,7 +93,7 @@ class Row:
     fixed_order: bool
     same_on_every_isa: bool
     reads_channels_last: bool
-    adds_bias: bool
+    finishes: bool
 
     @property
     def op(self) -> int:
@@ -155,7 +180,7 @@ class Kernels:
         while self._c.msctx_row(isa.encode(), len(rows), byref(found)):
             texts = found.name.decode(), found.algorithm.decode(), found.math.decode()
             flags = (
-                bool(getattr(found, name)) for name in ("fixed_order", "same_on_every_isa", "reads_channels_last", "adds_bias")
+                bool(getattr(found, name)) for name in ("fixed_order", "same_on_every_isa", "reads_channels_last", "finishes")
             )
             rows.append(Row((isa,), *texts, found.direction, *flags))
         return rows
@@ -188,25 +213,26 @@ class Kernels:
         threads: int = 1,
         op: int | None = None,
         channels_last: bool = False,
-        bias: np.ndarray[Any, Any] | None = None,
+        epilogue: Epilogue = Epilogue(),
     ) -> np.ndarray[Any, Any]:
         """The result of a row for *tensors* (x, w, y) as they are stored; that of the result is not read.
 
-        *channels_last*: the row is given x and y, and gives its result, in that layout; the shapes stay. *bias*: one value for
-        each channel of the result, float32, for rows that add it.
+        *channels_last*: the row is given x and y, and gives its result, in that layout; the shapes stay.
         """
         target = TARGETS[row.op if op is None else op]
         given = [np.ascontiguousarray(t) for t in tensors]
         given[target] = np.full_like(given[target], garbage(given[target].dtype))
         if channels_last:
             given = [t if i == 1 else np.ascontiguousarray(np.moveaxis(t, 1, -1)) for i, t in enumerate(given)]
-        self._run(row, case, given, isa, threads, op, channels_last, bias)
+            if epilogue.other is not None:
+                epilogue = replace(epilogue, other=np.ascontiguousarray(np.moveaxis(epilogue.other, 1, -1)))
+        self._run(row, case, given, isa, threads, op, channels_last, epilogue)
         return np.moveaxis(given[target], -1, 1) if channels_last and target != 1 else given[target]
 
     def run_in_place(self, row: Row, case: Case, tensors: Any, isa: str = "", threads: int = 1, op: int | None = None) -> bool:
         """Whether the result, which replaces one of *tensors*, had to be computed again."""
         assert all(t.flags.c_contiguous and t.shape == shape for t, shape in zip(tensors, case.shapes, strict=True))
-        return self._run(row, case, tensors, isa, threads, op, False, None)
+        return self._run(row, case, tensors, isa, threads, op, False, Epilogue())
 
     def fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
         """The 128 bits that stand for all bytes of a contiguous array."""
@@ -231,11 +257,14 @@ class Kernels:
         return [*ranges], [*counts], bool(nonfinite.value)
 
     def _run(
-        self, row: Row, case: Case, tensors: Any, isa: str, threads: int, op: int | None, channels_last: bool, bias: Any
+        self, row: Row, case: Case, tensors: Any, isa: str, threads: int, op: int | None, channels_last: bool, epilogue: Epilogue
     ) -> bool:
         pointers = [c_void_p(t.ctypes.data) for t in tensors]
-        added = None if bias is None else c_void_p(bias.ctypes.data)
-        return bool(self._c.msctx_run(*self._question(row, case, op, isa), *pointers, channels_last, added, threads))
+        e = epilogue
+        parts = [None if t is None else t.ctypes.data for t in (e.scale, e.shift, e.other)]
+        how = _Epilogue(*parts, ACTIVATIONS.index(e.activation), e.low, e.high, e.adds_last)
+        given = byref(how) if any(parts) or how.activation else None
+        return bool(self._c.msctx_run(*self._question(row, case, op, isa), *pointers, channels_last, given, threads))
 
     def _question(self, row: Row, case: Case, op: int | None, isa: str = "") -> tuple[Any, ...]:
         isa = isa or row.isas[0]

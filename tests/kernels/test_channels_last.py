@@ -5,7 +5,7 @@ import pytest
 from cases import CASES, OTHER_CASES, case
 from checks import Tensors, distance, largest, stored, takes, truth
 
-from kernels import ROWS, TARGETS, Kernels, Row
+from kernels import ROWS, TARGETS, Epilogue, Kernels, Row
 
 SHARED = (
     case(3, 40, 40, (13, 14), 3, padding=1, groups=40),
@@ -18,7 +18,7 @@ ROW = pytest.mark.parametrize("row", ROWS, indirect=True)
 
 def test_there_are_some(kernels: Kernels) -> None:
     assert {row.op for row in kernels.rows if row.reads_channels_last} == {0, 1, 2}
-    assert {row.op for row in kernels.rows if row.adds_bias} >= {0, 1}
+    assert {row.op for row in kernels.rows if row.finishes} >= {0, 1}
 
 
 @ROW
@@ -48,7 +48,7 @@ def test_not_finite_where_channels_first_is_not(kernels: Kernels, row: Row) -> N
 @ROW
 def test_a_bias_is_added_as_if_afterwards_and_once(kernels: Kernels, row: Row) -> None:
     """Also where the result is computed again, and to images so small that a row scales them: the bias is not scaled."""
-    if not row.adds_bias or row.op == 2:
+    if row.op == 2 or not row.fixed_order:
         return
     target, image = TARGETS[row.op], 2 - TARGETS[row.op]
     for each in (c for c in (*CASES, *OTHER_CASES, *EMPTY) if takes(row, c) and c.dtype == "float32" and len(c.size) == 2):
@@ -60,7 +60,7 @@ def test_a_bias_is_added_as_if_afterwards_and_once(kernels: Kernels, row: Row) -
         for given in kinds:
             for last in (False, True):
                 plain = kernels.run(row, each, given, threads=2, channels_last=last)
-                found = kernels.run(row, each, given, threads=2, channels_last=last, bias=bias)
+                found = kernels.run(row, each, given, threads=2, channels_last=last, epilogue=Epilogue(shift=bias))
                 np.testing.assert_array_equal(found, plain + bias[:, None, None], str((each, last)))
 
 

@@ -40,7 +40,7 @@ class Product {
   Product(const Lowered<S>& l, const Cut& cut, const ConvTensors& t, const void* weights)
       : l_(l), rows_(cut.rows), strips_(cut.strips), parts_(smaller(cut.parts, l.result_blocks)), weights_(l, weights),
         source_(static_cast<const float*>(l.op == Op::forward ? t.x : t.y)),
-        result_(static_cast<float*>(l.op == Op::forward ? t.y : t.x)), bias_(t.bias), channels_last_(t.channels_last) {}
+        result_(static_cast<float*>(l.op == Op::forward ? t.y : t.x)), tensors_(t), channels_last_(t.channels_last) {}
 
   static bool takes(const Lowered<S>& l) { return l.deep * l.count_taps(0) <= S::most_depth; }
 
@@ -127,30 +127,47 @@ class Product {
       const int64_t channel = result_block * l_.columns_together + 16 * c, channels = smaller(16, l_.results - channel);
       if (channels <= 0) break;
       const Unscale<S> unscale(scale, weights_.mantissas(group) + channel, weights_.exponents(group) + channel);
-      const Bias bias(bias_, group * l_.results + channel, channels);
+      Finish finish(tensors_, group * l_.results + channel, int(channels));
       for (int r = 0; r < S::row_tiles; r++) {
         const int64_t start = pixel + 16 * r, count = smaller(16, pixels - start);
         if (count <= 0) break;
-        const auto row = [&](int i) { return bias.added_to(unscale(S::row(block, r, c, i))); };
+        const auto row = [&](int i) { return unscale(S::row(block, r, c, i)); };
         if (channels_last_)
-          store_last(row, start, count, first(channels), to, to.base + channel);
+          store_last(row, finish, start, count, first(channels), to, to.base + channel);
         else
-          store_first(row, start, count, channels, to, to.base + channel * to.channel_step);
+          store_first(row, finish, start, count, channels, to, to.base + channel * to.channel_step);
       }
+      finish.tell_peaks();
     }
   }
   template <class Row>
-  void store_last(const Row& values, int64_t start, int64_t count, __mmask16 channels, const Target& to, float* base) const {
+  void store_last(
+      const Row& values, Finish& finish, int64_t start, int64_t count, __mmask16 channels, const Target& to, float* base) const {
     int64_t row = start / l_.width, column = start % l_.width;
     for (int64_t i = 0; i < count; i++) {
-      if (column < to.columns) _mm512_mask_storeu_ps(base + row * to.row_step + column * to.column_step, channels, values(int(i)));
+      if (column < to.columns) {
+        float* const at = base + row * to.row_step + column * to.column_step;
+        const float* const other = finish.other() ? finish.other() + (at - result_) : nullptr;
+        Vec value{values(int(i))};
+        finish.note(value);
+        value = finish(value, other ? Vec{_mm512_maskz_loadu_ps(channels, other)} : Vec::zero());
+        _mm512_mask_storeu_ps(at, channels, value.v);
+      }
       if (++column == l_.width) column = 0, row++;
     }
   }
   template <class Row>
-  void store_first(const Row& values, int64_t start, int64_t count, int64_t channels, const Target& to, float* base) const {
+  void store_first(
+      const Row& values, Finish& finish, int64_t start, int64_t count, int64_t channels, const Target& to, float* base) const {
     Floats v[16];
-    for (int i = 0; i < 16; i++) v[i] = values(i);
+    for (int64_t i = 0, column = start % l_.width; i < 16; i++, column = column + 1 == l_.width ? 0 : column + 1) {
+      Vec value{values(int(i))};
+      if (i < count && column < to.columns) {
+        finish.note(value);
+        value = finish(value, Vec::zero());
+      }
+      v[i] = value.v;
+    }
     transpose(v);
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i steps = _mm512_mullo_epi32(lane, _mm512_set1_epi32(int(to.column_step)));
@@ -175,7 +192,7 @@ class Product {
   Weights<S> weights_;
   const float* source_;
   float* result_;
-  const float* bias_;
+  const ConvTensors& tensors_;
   bool channels_last_;
 };
 
@@ -277,7 +294,7 @@ constexpr ConvAlgorithm by(const char* name) {
       .error = error_of<First>,
       .run = run<First>,
       .reads_channels_last = true,
-      .adds_bias = true,
+      .finishes = true,
       .prepared_size = prepared_size<First>,
       .prepare = prepare<First>,
       .prepared_for_all_sizes = true,

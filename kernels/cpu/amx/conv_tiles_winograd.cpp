@@ -49,7 +49,7 @@ Outcome run_block(const Plan<S>& plan, const ConvTensors& t, const Filters<S>& f
   const Outcome outcome = sources.template fill<any_exponent>(group, begin, end, most, slot, scales);
   if (outcome.state != State::done) return outcome;
 
-  const Results<S> results(l, filters, static_cast<float*>(forward ? t.y : t.x), t.bias, t.channels_last);
+  const Results<S> results(l, filters, t);
   const TileUse tiles;
   for (int64_t column = 0; column < l.columns; column += columns_at_once) {
     const int64_t columns = smaller(columns_at_once, l.columns - column);
@@ -128,7 +128,7 @@ const ConvAlgorithm conv_tiles_winograd = {
     .run = run,
     .most_spread = 8,
     .reads_channels_last = true,
-    .adds_bias = true,
+    .finishes = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

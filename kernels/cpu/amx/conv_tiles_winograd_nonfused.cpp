@@ -67,7 +67,7 @@ Outcome run_batch(
             l.sums_bytes);
   });
 
-  const Results<S> results(l, filters, static_cast<float*>(forward ? t.y : t.x), t.bias, t.channels_last);
+  const Results<S> results(l, filters, t);
   const int64_t column_tasks = divide_up(l.columns, task_columns);
   parallel_for(parallel, divide_up(tiles, 16) * column_tasks, [&](int64_t task, int) {
     const int64_t first = task / column_tasks * 16, column = task % column_tasks * task_columns;
@@ -123,7 +123,7 @@ const ConvAlgorithm conv_tiles_winograd_nonfused = {
     .run = run,
     .most_spread = 8,
     .reads_channels_last = true,
-    .adds_bias = true,
+    .finishes = true,
     .prepared_size = winograd_prepared_size,
     .prepare = winograd_prepare,
     .prepared_for_all_sizes = true,

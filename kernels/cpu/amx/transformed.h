@@ -5,15 +5,12 @@
 // serves all points: the transforms' rows are made alike.
 #pragma once
 
-#include "../isa/avx512/vec.h"
 #include "choice.h"
 #include "msctx/toom_cook.h"
 #include "values.h"
 
 namespace msctx::MSCTX_ISA {
 namespace {
-
-using avx512::Vec;
 
 // At the points of 1.5 values and windows are small: 1.5 and 8/3 times those, and a quarter in the way back.
 struct Inputs {

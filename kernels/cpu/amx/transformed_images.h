@@ -179,8 +179,8 @@ static inline void multiply(
 template <class S>
 class Results {
  public:
-  Results(const Transformed<S>& l, const Filters<S>& filters, float* result, const float* bias, bool channels_last)
-      : l_(l), filters_(filters), result_(result), bias_(bias), channels_last_(channels_last) {}
+  Results(const Transformed<S>& l, const Filters<S>& filters, const ConvTensors& t)
+      : l_(l), filters_(filters), result_(static_cast<float*>(l.op == Op::forward ? t.y : t.x)), tensors_(t) {}
 
   // Tile `tile` of all, 16 channels of the result: from its row of sums.
   void put(int64_t group, int64_t tile, int64_t column, const Scale& inverse, const char* sums) const {
@@ -201,16 +201,24 @@ class Results {
         _mm512_set1_ps(float(S::row_exponent) + inverse.exponent), _mm512_loadu_ps(filters_.exponents(group) + 16 * column));
     const int64_t rows = smaller(4, l_.height - row), width = smaller(4, l_.width - left), there = smaller(16, l_.results - 16 * column);
     const int64_t channels = l_.groups * l_.results, channel = group * l_.results + 16 * column, plane = l_.height * l_.width;
-    const Bias bias(bias_, channel, there);
+    const int64_t first_place = ((image * l_.height + row) * l_.width + left) * channels + channel;  // channels last
+    Finish finish(tensors_, channel, int(there));
+    const float* const other = finish.other() ? finish.other() + first_place : nullptr;
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
       apply_columns<Outputs>(half[i], out + 4 * i);
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; j++)
-        out[4 * i + j].v = bias.added_to(_mm512_scalef_ps(_mm512_mul_ps(out[4 * i + j].v, mantissa), exponent));
+      for (int j = 0; j < 4; j++) {
+        Vec& value = out[4 * i + j];
+        value.v = _mm512_scalef_ps(_mm512_mul_ps(value.v, mantissa), exponent);
+        if (i >= rows || j >= width || !finish.is_needed()) continue;
+        finish.note(value);
+        value = finish(value, other ? Vec::load(other + (i * l_.width + j) * channels, int(there)) : Vec::zero());
+      }
     }
-    if (channels_last_) {
-      float* const to = result_ + ((image * l_.height + row) * l_.width + left) * channels + channel;
+    finish.tell_peaks();
+    if (tensors_.channels_last) {
+      float* const to = result_ + first_place;
       for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < width; j++) _mm512_mask_storeu_ps(to + (i * l_.width + j) * channels, first(there), out[4 * i + j].v);
       return;
@@ -231,8 +239,7 @@ class Results {
   const Transformed<S>& l_;
   const Filters<S>& filters_;
   float* result_;
-  const float* bias_;
-  bool channels_last_;
+  const ConvTensors& tensors_;
 };
 
 // --- what both algorithms declare ---------------------------------------------------------------------------------------------

@@ -1,7 +1,14 @@
 // What must be known of float32 values before they are split: their largest, whether all are finite, how far they are spread.
 #pragma once
 
+#include "../isa/avx512/vec.h"
 #include "split_precision.h"
+
+namespace msctx::MSCTX_ISA {
+using avx512::Vec;
+}
+
+#include "msctx/epilogue.h"
 
 namespace msctx::MSCTX_ISA {
 
@@ -43,15 +50,6 @@ struct Unscale {
       : mantissa(_mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_mul_ps(_mm512_set1_ps(scale.mantissa), _mm512_loadu_ps(mantissas)))),
         exponent(_mm512_sub_ps(_mm512_set1_ps(float(S::row_exponent) - scale.exponent), _mm512_loadu_ps(exponents))) {}
   Floats operator()(Floats v) const { return _mm512_scalef_ps(S::is_fixed_point ? _mm512_mul_ps(v, mantissa) : v, exponent); }
-};
-
-// That of up to 16 neighbouring channels of a result, where it has one.
-struct Bias {
-  bool is_there;
-  Floats values;
-  Bias(const float* bias, int64_t channel, int64_t channels)
-      : is_there(bias != nullptr), values(is_there ? _mm512_maskz_loadu_ps(first(channels), bias + channel) : _mm512_setzero_ps()) {}
-  Floats added_to(Floats v) const { return is_there ? _mm512_add_ps(v, values) : v; }
 };
 
 // Of crests: above all of them, and their products.

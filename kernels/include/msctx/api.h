@@ -21,7 +21,7 @@ const ConvAlgorithm* algorithm_named(const ConvTable&, const char* name);
 // Computes again what is not finite.
 constexpr const char* safe_algorithm = "gemm";
 
-// Runs one algorithm. Returns whether its result had to be computed again (see ConvAlgorithm::run and spreads_nonfinite).
+// Runs one algorithm, and applies the epilogue of the tensors, if any, whether or not the algorithm does. Returns whether its result had to be computed again (see ConvAlgorithm::run and spreads_nonfinite).
 // `kept` may give prepared weights, or null where it has none: they are then made in scratch. Where w is null, `kept` has it.
 bool conv_run(
     const ConvTable&, const ConvAlgorithm&, const ConvProblem&, Op, const ConvTensors&, const Prepared& kept, const Memory&,
@@ -47,7 +47,7 @@ MSCTX_API int msctx_use_isa(const char* name);  // 0: not on this processor
 // One row of an instruction set's table, for tests and tools: calls without torch.
 struct MsctxRow {
   const char *name, *algorithm, *math;
-  int32_t direction, fixed_order, same_on_every_isa, reads_channels_last, adds_bias;
+  int32_t direction, fixed_order, same_on_every_isa, reads_channels_last, finishes;
 };
 MSCTX_API int msctx_row(const char* isa, int index, MsctxRow* row);  // 0: there are no more
 // Up to 8 reasons why the row cannot take the problem; returns how many.
@@ -56,7 +56,7 @@ MSCTX_API int64_t msctx_workspace(const char* isa, int index, const msctx::ConvP
 MSCTX_API double msctx_error(const char* isa, int index, const msctx::ConvProblem*, int op);
 // Runs a row with threads of its own; 1: the result had to be computed again.
 MSCTX_API int msctx_run(
-    const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int channels_last, const float* bias, int threads);
+    const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int channels_last, const msctx::Epilogue*, int threads);
 MSCTX_API void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high);
 MSCTX_API void msctx_strided_fingerprint(
     const char* isa, const void* data, int bytes_of_element, const msctx::Dimension*, int dimensions, int threads, uint64_t* low_and_high);

@@ -19,6 +19,8 @@ struct ConvCall {
   int32_t torch_keeps_bits;  // torch's own path of it: its bits depend on neither threads nor rows
   int32_t transposed;
   int32_t channels_last;
+  // What follows it in the same call (see Epilogue): the activation, and whether it has each of scale, shift, other, whether that is last.
+  int32_t activation, has_scale, has_shift, has_other, adds_last;
   int32_t device;  // its number among those of its kind; 0 on the CPU
   int32_t torch_is_deterministic;  // torch's own flags
   // The same of CUDA alone; allows_tf32: nor does the policy forbid it.
@@ -27,7 +29,7 @@ struct ConvCall {
 
 // What choices() and rules show of a call; the shapes are torch's. An extent that is the same along all axes is written once.
 struct ConvText {
-  std::string input, weight, stride, padding, dilation, output_padding, groups, transposed, dtype, layout, module;
+  std::string input, weight, stride, padding, dilation, output_padding, groups, transposed, dtype, layout, epilogue, module;
 };
 ConvText text_of(const ConvCall&);
 // A text of Reasons with the numbers of the call.

@@ -22,6 +22,17 @@ struct ConvProblem {
   int64_t in[3], out[3], window[3], stride[3], pad[3], dilation[3];
 };
 
+// What may follow a float32 result, in the order of the fields: activation(result * scale + shift + other), or, where `adds_last`,
+// activation(result * scale + shift) + other. Null: nothing is multiplied or added.
+enum class Activation : int32_t { none, relu, clamp, silu, sigmoid, hardswish, hardsigmoid };
+struct Epilogue {
+  const float *scale = nullptr, *shift = nullptr;  // a value for each channel of the result
+  const float* other = nullptr;                    // shaped and laid out as the result
+  Activation activation = Activation::none;
+  float low = 0.0f, high = 0.0f;  // of clamp
+  int32_t adds_last = 0;
+};
+
 // The result of the Op is written, the two others are read. Elements of dtype. w is [k][c/groups][window]; x and y are
 // [n][channels][extents], or [n][extents][channels] for algorithms that read channels_last.
 struct ConvTensors {
@@ -29,8 +40,10 @@ struct ConvTensors {
   void* w;
   void* y;
   bool channels_last = false;
-  // Of forward and backward_data: added to the result, a value for each of its channels. For algorithms that add it only.
-  const float* bias = nullptr;
+  // Of forward and backward_data. For algorithms that finish their results only; these also raise `peaks`, one for each channel, to the
+  // largest magnitude that a result had before (see Peaks in epilogue.h).
+  const Epilogue* epilogue = nullptr;
+  int32_t* peaks = nullptr;
   // Where an algorithm whose parts are cut below the largest values writes what that may cost.
   struct Lost* lost = nullptr;
 };
@@ -110,8 +123,9 @@ struct ConvAlgorithm {
   double most_spread = 0.0;
   // Whether x and y may be channels_last. One that does not read it is given copies.
   bool reads_channels_last = false;
-  // Whether it adds ConvTensors::bias. The bits are those of an addition afterwards.
-  bool adds_bias = false;
+  // Whether it applies ConvTensors::epilogue as it stores its results, where `other` is null or channels_last. The bits are those of
+  // a pass over the result afterwards.
+  bool finishes = false;
   // What run() asks of Prepared: bytes of the weight in a form, and how it is made of w. Null: it reads w itself. The form does not
   // depend on n, nor, where prepared_for_all_sizes, on in and out: it may come from a call with others.
   size_t (*prepared_size)(const ConvProblem&, Op, int form) = nullptr;

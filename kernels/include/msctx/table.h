@@ -47,20 +47,22 @@ struct Statistics {
   int64_t count = 0, nan = 0, positive_inf = 0, negative_inf = 0, zero = 0, negative = 0;
 };
 
-// How tensors are read, beside convolutions.
-struct Readers {
+// Passes over tensors, beside convolutions.
+struct Passes {
   Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&);
   // The same of a tensor as if it were contiguous, the innermost dimension last; of elements of 1, 2, 4 or 8 bytes.
   Fingerprint (*strided_fingerprint)(const void* data, int bytes_of_element, const Dimension*, int dimensions, const Parallel&);
   Statistics (*statistics)(DType, const void* data, int64_t count);
   bool (*has_nonfinite)(DType, const void* data, int64_t count);
+  // Applies an epilogue to a result [n][channels][positions], or with its channels last.
+  void (*finish)(const Epilogue&, float* result, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel&);
 };
 
 struct ConvTable {
   const char* isa;
   const ConvRow* rows;
   int count;
-  const Readers* readers = nullptr;  // null: those of avx512
+  const Passes* passes = nullptr;  // null: those of avx512
   bool is_computed_again = true;  // by conv_run, where a result is not finite
 };
 

@@ -7,6 +7,7 @@
 
 #include "msctx/bounds.h"
 #include "msctx/lanes.h"
+#include "msctx/epilogue.h"
 #include "msctx/tile.h"
 #include "msctx/toom_cook.h"
 
@@ -131,12 +132,12 @@ static inline void transform_tiles(
   });
 }
 
-// The inverse, from[point * stride + (tile - begin) * step], to the pixels of the tiles that the image has; with the bias of the
-// channels, if any.
-template <int size, class PlanesOf>
+// The inverse, from[point * stride + (tile - begin) * step], to the pixels of the tiles that the image has, finished; `others` has the
+// planes of what is added, if anything is.
+template <int size, class PlanesOf, class OthersOf>
 static inline void store_tiles(
     const Grid& grid, int64_t begin, int64_t end, const float* from, int64_t stride, int64_t step, const PlanesOf& planes, Extent extent,
-    const float* bias) {
+    Finish finish, const OthersOf& others) {
   Staged staged;
   for_runs(grid, begin, end, [&](int64_t first, int64_t count) {
     const Tile tile = grid.tile(first);
@@ -144,11 +145,21 @@ static inline void store_tiles(
     for (int64_t i = 0; i < count; i++)
       from_points<size>(from + (first - begin + i) * step, stride, staged.at + i * size * lanes, pitch);
     const Planes to = planes(tile.image);
-    if (bias)
-      for (float* at = staged.at; at < staged.at + size * pitch; at += lanes) (Vec::load(at) + Vec::load(bias, to.count)).store(at);
-    for (int64_t i = 0; i < smaller(size, extent.height - tile.row); i++)
-      write_lanes(to, (tile.row + i) * extent.width + tile.column, smaller(count * size, extent.width - tile.column), staged.at + i * pitch);
+    for (int64_t i = 0; i < smaller(size, extent.height - tile.row); i++) {
+      const int64_t pixel = (tile.row + i) * extent.width + tile.column, pixels = smaller(count * size, extent.width - tile.column);
+      float* const row = staged.at + i * pitch;
+      if (finish.is_needed()) {
+        const float* const other = finish.other() ? others(tile.image, pixel) : nullptr;
+        for (int64_t j = 0; j < pixels; j++) {
+          const Vec sum = Vec::load(row + j * lanes);
+          finish.note(sum);
+          finish(sum, other ? Vec::load(other + j * to.step, to.count) : Vec::zero()).store(row + j * lanes);
+        }
+      }
+      write_lanes(to, pixel, pixels, row);
+    }
   });
+  finish.tell_peaks();
 }
 
 // --- the convolution that forward and backward_data are ------------------------------------------------------------------
@@ -157,7 +168,7 @@ static inline void store_tiles(
 // of the gradient of y with the windows turned by half a turn, and another padding (below 0 where that of x is wide).
 struct Mapping {
   float *source, *result;
-  const float* bias;
+  ConvTensors tensors;
   bool channels_last;
   int64_t images, groups, depth, rows;
   Extent from, to;
@@ -165,7 +176,7 @@ struct Mapping {
   int64_t row_step, depth_step;  // from one window to the next: w is [rows][depth] or [depth][rows]
   bool turned;
 
-  Mapping(const ConvProblem& p, Op op, const ConvTensors& t) : bias(t.bias), channels_last(t.channels_last), images(p.n), groups(p.groups) {
+  Mapping(const ConvProblem& p, Op op, const ConvTensors& t) : tensors(t), channels_last(t.channels_last), images(p.n), groups(p.groups) {
     const bool forward = op == Op::forward;
     const Extent x = {p.in[1], p.in[2]}, y = {p.out[1], p.out[2]};
     const int64_t gc = group_c(p), gk = group_k(p);
@@ -189,7 +200,13 @@ struct Mapping {
       return planes_of(source + image * all * from.size(), from.size(), all, channels_last, first, count);
     };
   }
-  const float* biases(int64_t group, int64_t row) const { return bias ? bias + group * rows + row : nullptr; }
+  Finish finish(int64_t group, int64_t row) const { return {tensors, group * rows + row, int(smaller(lanes, rows - row))}; }
+  // Where the channels from `row` on of what is added begin, at a pixel; channels_last.
+  auto others(int64_t group, int64_t row) const {
+    return [=, this](int64_t image, int64_t pixel) {
+      return tensors.epilogue->other + (image * to.size() + pixel) * groups * rows + group * rows + row;
+    };
+  }
   auto results(int64_t group, int64_t row) const {
     return [=, this](int64_t image) {
       const int count = int(smaller(lanes, rows - row));

@@ -33,6 +33,13 @@ struct Vec {
 static inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
 static inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
 static inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+static inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+static inline Vec maximum(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }   // b, where one is NaN
+static inline Vec minimum(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }  // likewise
+// 2^n for whole numbers from -126 to 128: the last is Inf.
+static inline Vec power_of_two(Vec n) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23))};
+}
 static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }    // a * b + c
 static inline Vec fnma(Vec a, Vec b, Vec c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a * b
 

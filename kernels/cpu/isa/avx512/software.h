@@ -108,6 +108,12 @@ MSCTX_I __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
 MSCTX_I __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
 MSCTX_I __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 MSCTX_I __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
+MSCTX_I __m512 _mm512_maskz_max_ps(__mmask16 m, __m512 a, __m512 b) {
+  return MSCTX_S::each<__m512, 16>([&](int i) { return m >> i & 1 ? (a[i] > b[i] ? a[i] : b[i]) : 0.0f; });
+}
+MSCTX_I __m512 _mm512_maskz_min_ps(__mmask16 m, __m512 a, __m512 b) {
+  return MSCTX_S::each<__m512, 16>([&](int i) { return m >> i & 1 ? (a[i] < b[i] ? a[i] : b[i]) : 0.0f; });
+}
 MSCTX_I __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   return MSCTX_S::each<__m512, 16>([&](int i) { return __builtin_fmaf(a[i], b[i], c[i]); });
 }
@@ -163,6 +169,14 @@ MSCTX_I __m512i _mm512_cvtps_epi32(__m512 v) {
     const float rounded = __builtin_rintf(v[i]);
     return rounded >= -0x1p31f && rounded < 0x1p31f ? int32_t(rounded) : INT32_MIN;
   });
+}
+MSCTX_I __m512i _mm512_maskz_cvtps_epi32(__mmask16 m, __m512 v) {
+  const auto all = MSCTX_S::as<MSCTX_S::Int32>(_mm512_cvtps_epi32(v));
+  return (__m512i)MSCTX_S::each<MSCTX_S::Int32, 16>([&](int i) { return m >> i & 1 ? all[i] : 0; });
+}
+MSCTX_I __m512i _mm512_maskz_slli_epi32(__mmask16 m, __m512i a, unsigned n) {
+  const auto all = MSCTX_S::as<MSCTX_S::Int32>(_mm512_slli_epi32(a, n));
+  return (__m512i)MSCTX_S::each<MSCTX_S::Int32, 16>([&](int i) { return m >> i & 1 ? all[i] : 0; });
 }
 MSCTX_I __m512 _mm512_cvtepi32_ps(__m512i v) {
   const auto x = MSCTX_S::as<MSCTX_S::Int32>(v);

@@ -24,6 +24,15 @@ struct Vec {
 static inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 static inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+static inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+// The forms with a mask, of all lanes: gcc 12 warns of the others.
+static inline Vec maximum(Vec a, Vec b) { return {_mm512_maskz_max_ps(0xffff, a.v, b.v)}; }   // b, where one is NaN
+static inline Vec minimum(Vec a, Vec b) { return {_mm512_maskz_min_ps(0xffff, a.v, b.v)}; }  // likewise
+// 2^n for whole numbers from -126 to 128: the last is Inf.
+static inline Vec power_of_two(Vec n) {
+  const __m512i biased = _mm512_add_epi32(_mm512_maskz_cvtps_epi32(0xffff, n.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, biased, 23))};
+}
 static inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    // a * b + c
 static inline Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a * b
 

@@ -62,9 +62,20 @@ struct Vec {
 MSCTX_INLINE Vec operator+(Vec a, Vec b) { MSCTX_LANES(a.v[i] + b.v[i]); }
 MSCTX_INLINE Vec operator-(Vec a, Vec b) { MSCTX_LANES(a.v[i] - b.v[i]); }
 MSCTX_INLINE Vec operator*(Vec a, Vec b) { MSCTX_LANES(a.v[i] * b.v[i]); }
+MSCTX_INLINE Vec operator/(Vec a, Vec b) { MSCTX_LANES(a.v[i] / b.v[i]); }
+MSCTX_INLINE Vec maximum(Vec a, Vec b) { MSCTX_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }   // b, where one is NaN
+MSCTX_INLINE Vec minimum(Vec a, Vec b) { MSCTX_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }  // likewise
 MSCTX_INLINE Vec fma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(a.v[i], b.v[i], c.v[i])); }    // a * b + c
 MSCTX_INLINE Vec fnma(Vec a, Vec b, Vec c) { MSCTX_LANES(fma(-a.v[i], b.v[i], c.v[i])); }  // c - a * b
 #undef MSCTX_LANES
+// 2^n for whole numbers from -126 to 128: the last is Inf.
+MSCTX_INLINE Vec power_of_two(Vec n) {
+  for (int i = 0; i < Vec::width; i++) {
+    const int32_t bits = n.v[i] == n.v[i] ? (int32_t(n.v[i]) + 127) << 23 : 0;
+    std::memcpy(&n.v[i], &bits, sizeof bits);
+  }
+  return n;
+}
 #undef MSCTX_INLINE
 
 constexpr int registers = 16;  // of vectors

@@ -1,0 +1,22 @@
+// Convolutions of compiled code that finish their results in the same call: the operator msctx::convolution.
+#pragma once
+
+#include "glue/hook.h"
+#include "glue/tensors.h"
+
+namespace msctx::glue {
+
+// Defines the operator. Its result is channels_last, whatever its input is.
+void install_finished();
+
+// The same by torch's own path: oneDNN, with the epilogue as far as it has it, and a weight that is packed once.
+at::Tensor finished_by_torch(
+    const Policy*, const at::Tensor& input, const at::Tensor& weight, const Geometry&, const Finishing&);
+
+// Registered for the CPU; in convolution.cpp, beside what it shares with the hook.
+at::Tensor finished_convolution(
+    const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+    int64_t groups, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& other,
+    c10::string_view activation, double low, double high, bool adds_last);
+
+}  // namespace msctx::glue

@@ -1,0 +1,92 @@
+// What follows a result, in vectors: Vec is the includer's. All instruction sets give the same bits.
+#pragma once
+
+#include <cstring>
+#include <initializer_list>
+
+#include "msctx/conv.h"
+
+namespace msctx::MSCTX_ISA {
+
+// e^x: 2^n e^r, where e^r is its Taylor polynomial of degree 7 for |r| <= ln(2)/2, and ln(2) is split as by W. Cody and W. Waite, "Software
+// Manual for the Elementary Functions" (1980). It is no less than the smallest normal number, and from 88.4 on Inf.
+static inline Vec exponential(Vec x) {
+  x = minimum(Vec::all(88.8f), maximum(Vec::all(-87.3f), x));
+  const Vec magic = Vec::all(0x1.8p23f), n = fma(x, Vec::all(1.44269504f), magic) - magic;
+  const Vec r = fnma(n, Vec::all(-2.12194440e-4f), fnma(n, Vec::all(0.693359375f), x));
+  Vec sum = Vec::all(1.0f / 5040);
+  for (const float factor : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) sum = fma(sum, r, Vec::all(factor));
+  return sum * power_of_two(n);
+}
+
+static inline Vec activated(const Epilogue& e, Vec v) {
+  const auto clamped = [](Vec x, float low, float high) { return minimum(Vec::all(high), maximum(Vec::all(low), x)); };
+  const Vec one = Vec::all(1.0f), sixth = Vec::all(1.0f / 6);
+  switch (e.activation) {
+    case Activation::none: return v;
+    case Activation::relu: return maximum(Vec::zero(), v);
+    case Activation::clamp: return clamped(v, e.low, e.high);
+    case Activation::silu: return v / (one + exponential(Vec::zero() - v));
+    case Activation::sigmoid: return one / (one + exponential(Vec::zero() - v));
+    case Activation::hardswish: return v * clamped(v + Vec::all(3.0f), 0.0f, 6.0f) * sixth;
+    case Activation::hardsigmoid: return clamped(v + Vec::all(3.0f), 0.0f, 6.0f) * sixth;
+  }
+  return v;
+}
+
+// The epilogue of some neighbouring channels, a lane each; or of one channel, in all lanes. Notes their largest magnitudes before it.
+class Finish {
+ public:
+  // Of `count` channels from `channel` on. `t` may have neither an epilogue nor peaks.
+  Finish(const ConvTensors& t, int64_t channel, int count)
+      : Finish(t.epilogue, t.peaks ? t.peaks + channel : nullptr, [&](const float* values) { return Vec::load(values + channel, count); }) {
+    count_ = count;
+  }
+  // Of one channel.
+  Finish(const Epilogue& e, int64_t channel) : Finish(&e, nullptr, [&](const float* values) { return Vec::all(values[channel]); }) {}
+
+  // Ahead of the epilogue: that it was a result. Lanes beyond `count` are nobody's.
+  void note(Vec v) {
+    largest_ = maximum(largest_, maximum(v, Vec::zero() - v));
+    nonfinite_ = fma(v, Vec::zero(), nonfinite_);
+  }
+  // `other`: that of these lanes, if there is one.
+  Vec operator()(Vec v, Vec other) const {
+    if (!e_) return v;
+    if (e_->scale)
+      v = e_->shift ? fma(v, scale_, shift_) : v * scale_;
+    else if (e_->shift)
+      v = v + shift_;
+    if (!e_->other) return activated(*e_, v);
+    return e_->adds_last ? activated(*e_, v) + other : activated(*e_, v + other);
+  }
+  const float* other() const { return e_ ? e_->other : nullptr; }
+  bool is_needed() const { return e_ || peaks_; }
+
+  // Once they are all noted.
+  void tell_peaks() const {
+    if (!peaks_) return;
+    float largest[Vec::width], nonfinite[Vec::width];
+    largest_.store(largest);
+    nonfinite_.store(nonfinite);
+    for (int i = 0; i < count_; i++) {
+      int32_t bits;
+      std::memcpy(&bits, &largest[i], sizeof bits);
+      if (nonfinite[i] != 0.0f) bits = 0x7f800000;
+      for (int32_t before = __atomic_load_n(peaks_ + i, __ATOMIC_RELAXED); before < bits;)
+        if (__atomic_compare_exchange_n(peaks_ + i, &before, bits, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
+    }
+  }
+
+ private:
+  template <class Lanes>
+  Finish(const Epilogue* e, int32_t* peaks, const Lanes& lanes)
+      : e_(e), peaks_(peaks), scale_(e && e->scale ? lanes(e->scale) : Vec::zero()), shift_(e && e->shift ? lanes(e->shift) : Vec::zero()) {}
+
+  const Epilogue* e_;
+  int32_t* peaks_;
+  int count_ = Vec::width;
+  Vec scale_, shift_, largest_ = Vec::zero(), nonfinite_ = Vec::zero();
+};
+
+}  // namespace msctx::MSCTX_ISA
