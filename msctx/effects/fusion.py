@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.algorithms import POLICY, conv_policy
+from msctx.effects.algorithms import POLICY, asked_of, conv_policy
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
 from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
@@ -40,6 +40,7 @@ def asked(want: Want) -> dict[str, Any]:
         "flags": tuple(flags.items()),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
+        "epilogues": fused(want) is not False and bool(asked_of(replace(want, device="cpu"), "fprop")),
         "frozen": want.in_force(FROZEN) is not None and want.other(FROZEN) and not _hides(want, FROZEN),
     }
 

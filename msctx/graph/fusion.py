@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from msctx.graph import names
+from msctx.graph import epilogues, names
 from msctx.graph.frozen import Compile, frozen
 from msctx.graph.fusion_dump import Dump
 from msctx.graph.groups import ALL, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
@@ -78,7 +78,8 @@ class Way:
             self.config |= {**CACHED, **self.dump.hooks()}
         if self.dump or self.rules or any(name in flags for name in names.LISTS):
             self.aot["enable_autograd_cache"] = False  # what it loads has been through no pass
-        self.tag = hashlib.sha256(repr((wanted.flags, wanted.fusion_switches)).encode()).hexdigest()[:16]
+        self.epilogues = wanted.epilogues
+        self.tag = hashlib.sha256(repr((wanted.flags, wanted.fusion_switches, wanted.epilogues)).encode()).hexdigest()[:16]
 
     def _by_level(self) -> None:
         if self.level == 1:
@@ -276,7 +277,7 @@ def compiler(wanted: Compilation) -> Callable[..., Any]:
     """What compiles the graphs of a policy that inductor fuses."""
     from torch._inductor.compile_fx import compile_fx
 
-    if not (wanted.flags or wanted.fusion_switches or wanted.frozen):
+    if not (wanted.flags or wanted.fusion_switches or wanted.frozen or wanted.epilogues):
         return functools.partial(compile_fx, config_patches=dict(wanted.config))
     compile = functools.partial(_compile, wanted)
     return functools.partial(_frozen, compile) if wanted.frozen else compile
@@ -330,6 +331,8 @@ def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -
     """In place of inductor's own step from a graph of ATen operators to code; the backward pass comes here later."""
     from torch._inductor.compile_fx import compile_fx_inner
 
+    if way.epilogues and how.get("is_inference"):
+        epilogues.fold(graph)
     _match(way, graph)
     _keep_whole(graph, how.get("is_backward", False))
     with _in_force(way):

@@ -59,6 +59,7 @@ class Compilation:
         fusion_switches: of CANN's fusion passes: group, pass, ``"on"`` or ``"off"``.
         scope_passes: which passes replace patterns that are off unless named.
         frozen: weights become constants where no gradients are computed.
+        epilogues: convolutions of graphs without gradients take what follows them into their call, under the policy for algorithms.
     """
 
     whole: bool = False
@@ -72,3 +73,4 @@ class Compilation:
     fusion_switches: tuple[tuple[str, str, str], ...] = ()
     scope_passes: tuple[str, ...] = ()
     frozen: bool = False
+    epilogues: bool = False

@@ -1,0 +1,272 @@
+"""Convolutions of graphs without gradients take what follows them into their call: batch norm, bias, addition, activation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+OPERATOR = "msctx::convolution"
+Number: TypeAlias = float | int | fx.Node
+
+
+def fold(graph: fx.GraphModule) -> int:
+    """Replace them, on CPU tensors, by calls of the operator that kernels/glue/finished.h has; returns how many.
+
+    A batch norm or another factor for each channel stays a factor: the weight is the model's own, by which rules find its module and
+    the core keeps what it makes of it. The results of the operator are channels_last; those of the graph keep their strides.
+    """
+    found = [node for node in graph.graph.find_nodes(op="call_function", target=aten.convolution.default) if _is_ours(node)]
+    if not found or any(_is_unbacked(node) for node in graph.graph.nodes):
+        return 0
+    _operator()
+    before = [node.meta.get("val") for node in graph.graph.output_node().all_input_nodes]
+    for node in reversed(found):  # where two meet in an addition, it follows the later one
+        _replace(graph.graph, node)
+    graph.graph.eliminate_dead_code()
+    _propagate(graph)
+    for node, value in zip(graph.graph.output_node().all_input_nodes, before, strict=True):
+        _give_back_strides(graph.graph, node, value)
+    graph.recompile()
+    return len(found)
+
+
+def _is_ours(node: fx.Node) -> bool:
+    value, weight = _value(node), _value(node.args[1])
+    transposed = bool(node.args[6])
+    return value.dim() == 4 and value.dtype == weight.dtype == torch.float32 and value.device.type == "cpu" and not transposed
+
+
+def _value(node: Any) -> torch.Tensor:
+    value = node.meta["val"]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _is_unbacked(node: fx.Node) -> bool:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return bool(free_unbacked_symbols(node.meta.get("val")))
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Epilogue:
+    """activation(result * scale + shift + other), or *other* after the activation; *scale* and *shift* are tensors of the channels."""
+
+    scale: Number = 1
+    shift: Number = 0
+    other: fx.Node | None = None
+    activation: str = "none"
+    low: float = 0.0
+    high: float = 0.0
+    adds_last: bool = False
+
+
+def _replace(graph: fx.Graph, node: fx.Node) -> None:
+    given, weight, bias, stride, padding, dilation, _, _, groups = node.args
+    epilogue, last = Epilogue(shift=bias or 0), node  # type: ignore[arg-type]
+    while (after := _follow(graph, node, last, epilogue)) is not None:
+        last = after
+    with graph.inserting_after(last):
+        parts = [stride, padding, dilation, groups]
+        call = graph.call_function(torch.ops.msctx.convolution.default)
+    channels = _value(node).shape[1]
+    with graph.inserting_before(call):
+        scale, shift = (_filled(graph, part, usual, channels) for part, usual in ((epilogue.scale, 1), (epilogue.shift, 0)))
+    e = epilogue
+    call.args = (given, weight, *parts, scale, shift, e.other, e.activation, e.low, e.high, e.adds_last)
+    call.meta = dict(node.meta)
+    last.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)
+
+
+def _filled(graph: fx.Graph, part: Number, usual: int, channels: int) -> fx.Node | None:
+    if isinstance(part, fx.Node):
+        return part
+    if part == usual:
+        return None
+    how = {"dtype": torch.float32, "device": torch.device("cpu"), "pin_memory": False}
+    return graph.call_function(aten.full.default, ([channels], float(part)), how)
+
+
+def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.Node | None:
+    """Take the operator or operators after *node* into the epilogue; returns the last of them, or None."""
+    if e.activation == "none":
+        for activation, matched in _activations(node):
+            e.activation, (last, e.low, e.high) = activation, matched
+            return last
+    if len(node.users) != 1:
+        return None
+    (user,) = node.users
+    if user.op != "call_function" or user.kwargs or len(user.args) != 2:
+        return None
+    left, right = user.args
+    other = right if left is node else left
+    if user.target is aten.add.Tensor and isinstance(other, fx.Node) and e.other is None and _is_like(conv, other):
+        e.other, e.adds_last = other, e.activation != "none"
+        return user
+    if e.activation != "none" or e.other is not None or not _is_of_channels(conv, other) or (left is not node and user.target not in SWAP):
+        return None
+    with graph.inserting_before(user):
+        value = _flat(graph, conv, other)
+        return user if _affine(graph, e, user.target, value) else None
+
+
+SWAP = (aten.add.Tensor, aten.mul.Tensor)
+
+
+def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: Number) -> bool:
+    if target is aten.sub.Tensor:
+        target, value = aten.add.Tensor, -value if not isinstance(value, fx.Node) else graph.call_function(aten.neg.default, (value,))
+    elif target is aten.div.Tensor and value != 0:
+        inverse = graph.call_function(aten.reciprocal.default, (value,)) if isinstance(value, fx.Node) else 1 / value
+        target, value = aten.mul.Tensor, inverse
+    if target is aten.add.Tensor:
+        e.shift = _of(graph, target, e.shift, value)
+    elif target is aten.mul.Tensor:
+        e.scale, e.shift = (_of(graph, target, part, value) for part in (e.scale, e.shift))
+    return target in SWAP
+
+
+def _of(graph: fx.Graph, target: Any, a: Number, b: Number) -> Number:
+    """The sum or the product of numbers, or of tensors of the channels."""
+    if not isinstance(a, fx.Node) and not isinstance(b, fx.Node):
+        return a + b if target is aten.add.Tensor else a * b
+    a, b = (a, b) if isinstance(a, fx.Node) else (b, a)
+    if target is aten.mul.Tensor and b == 0:
+        return 0
+    return a if b == (0 if target is aten.add.Tensor else 1) else graph.call_function(target, (a, b))
+
+
+def _is_like(conv: fx.Node, other: fx.Node) -> bool:
+    value = other.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.shape == _value(conv).shape and value.dtype == torch.float32
+
+
+def _is_of_channels(conv: fx.Node, other: Any) -> bool:
+    if isinstance(other, float | int):
+        return True
+    if not isinstance(other, fx.Node) or not isinstance(value := other.meta.get("val"), torch.Tensor):
+        return False
+    channels = _value(conv).shape[1]
+    return value.dtype == torch.float32 and tuple(value.shape) in {(channels, 1, 1), (1, channels, 1, 1)}
+
+
+def _flat(graph: fx.Graph, conv: fx.Node, other: Number) -> Number:
+    if not isinstance(other, fx.Node):
+        return other
+    while other.target is aten.unsqueeze.default:  # [channels] as it was before
+        other = other.args[0]  # type: ignore[assignment]
+    if _value(other).dim() == 1:
+        return other
+    return graph.call_function(aten.reshape.default, (other, [_value(conv).shape[1]]))
+
+
+# --- activations, as inductor decomposes them ---------------------------------------------------------------------------
+
+Matched: TypeAlias = tuple[fx.Node, float, float]
+
+
+def _activations(node: fx.Node) -> Iterator[tuple[str, Matched]]:
+    users = list(node.users)
+    if len(users) == 1:
+        (user,) = users
+        if user.target is aten.relu.default:
+            yield "relu", (user, 0.0, 0.0)
+        elif user.target is aten.sigmoid.default:
+            yield "sigmoid", (user, 0.0, 0.0)
+        elif (clamp := _clamp(node)) is not None:
+            yield "clamp", clamp
+        elif (gate := _gate(node)) is not None and (last := _then(gate, aten.div.Tensor, 6)) is not None:
+            yield "hardsigmoid", (last, 0.0, 0.0)
+    elif len(users) == 2:
+        if (last := _silu(node)) is not None:
+            yield "silu", (last, 0.0, 0.0)
+        elif (gate := _gate(node)) is not None and (product := _meets(node, gate, aten.mul.Tensor)) is not None:
+            if (last := _then(product, aten.div.Tensor, 6)) is not None:
+                yield "hardswish", (last, 0.0, 0.0)
+
+
+def _then(node: fx.Node | None, target: Any, *numbers: float) -> fx.Node | None:
+    """The one user of *node* among those with this target and these numbers, if *node* has no other user of any kind that matters."""
+    for user in node.users if node is not None else ():
+        if user.target is target and user.args[0] is node and [*user.args[1:]] == [*numbers] and not user.kwargs:
+            return user
+    return None
+
+
+def _only(node: fx.Node | None) -> fx.Node | None:
+    return node if node is not None and len(node.users) == 1 else None
+
+
+def _clamp(node: fx.Node) -> Matched | None:
+    (low,) = node.users
+    if low.target is not aten.clamp_min.default or not isinstance(least := low.args[1], float | int) or _only(low) is None:
+        return None
+    (high,) = low.users
+    if high.target is not aten.clamp_max.default or not isinstance(most := high.args[1], float | int):
+        return None
+    return high, float(least), float(most)
+
+
+def _gate(node: fx.Node) -> fx.Node | None:
+    """clamp(node + 3, 0, 6)"""
+    plus = _only(_then(node, aten.add.Tensor, 3))
+    return _only(_then(_only(_then(plus, aten.clamp_min.default, 0)), aten.clamp_max.default, 6))
+
+
+def _meets(node: fx.Node, other: fx.Node, target: Any) -> fx.Node | None:
+    """target(node, other), which uses both, and nothing else uses its result's parts."""
+    (user,) = other.users
+    return _only(user) if user.target is target and {*user.args} == {node, other} and user in node.users else None
+
+
+def _silu(node: fx.Node) -> fx.Node | None:
+    """node / (exp(-node) + 1)"""
+    bottom = _only(_then(_only(_then(_only(_then(node, aten.neg.default)), aten.exp.default)), aten.add.Tensor, 1))
+    if bottom is None:
+        return None
+    (user,) = bottom.users
+    return user if user.target is aten.div.Tensor and user.args == (node, bottom) else None
+
+
+# --- the operator -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _operator() -> None:
+    from msctx.native import core
+
+    core.load()  # defines it
+
+    @torch.library.register_fake(OPERATOR)
+    def result(given: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, *rest: Any) -> torch.Tensor:
+        plain = aten.convolution.default(given, weight, None, stride, padding, dilation, False, [0, 0], groups)
+        return torch.empty_like(plain, memory_format=torch.channels_last)
+
+
+def _propagate(graph: fx.GraphModule) -> None:
+    """The strides that tensors have now."""
+    from torch._dynamo.utils import detect_fake_mode
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    FakeTensorProp(graph, detect_fake_mode(values)).propagate_dont_convert_inputs(*values)
+
+
+def _give_back_strides(graph: fx.Graph, node: fx.Node, before: Any) -> None:
+    from torch._inductor.inductor_prims import force_stride_order
+
+    if not isinstance(before, torch.Tensor) or before.stride() == node.meta["val"].stride():
+        return
+    with graph.inserting_before(graph.output_node()):
+        restored = graph.call_function(force_stride_order, (node, [int(one) for one in before.stride()]))
+    restored.meta = node.meta | {"val": before}
+    graph.output_node().replace_input_with(node, restored)
