@@ -140,56 +140,47 @@ class Raised {
   std::optional<Scratch> copies_[2];
 };
 
-// Of the values of a channel, in all images.
-struct Peak {
-  int32_t bits = 0;      // of the largest |value|: Inf and NaN are above all others
-  double sum = 0.0, squares = 0.0;  // of |value|, where they are wanted
+int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits & 0x7fffffff;
+}
+float float_of(int32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 
-  float largest() const {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-  }
-  template <bool with_sums>
-  void add(float value) {
-    int32_t own;
-    std::memcpy(&own, &value, sizeof own);
-    own &= 0x7fffffff;
-    bits = own > bits ? own : bits;
-    if (with_sums) sum += std::fabs(double(value)), squares += double(value) * double(value);
-  }
+// Of each channel, in all images: the bits of its largest |value|, those of Inf where one is not finite.
+using Peaks = std::vector<int32_t>;
+Peaks peaks_of(
+    const ConvTable& table, const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel& parallel) {
+  Peaks found(size_t(channels), 0);
+  table.passes->peaks(values, n, channels, positions, channels_last, found.data(), parallel);
+  return found;
+}
+int32_t largest_of(const Peaks& peaks) { return peaks.empty() ? 0 : *std::max_element(peaks.begin(), peaks.end()); }
+
+// Of each channel, in all images: sums of |value| and of its square.
+struct Sums {
+  double sum = 0.0, squares = 0.0;
+  void add(double value) { sum += std::fabs(value), squares += value * value; }
 };
-
-template <bool with_sums>
-std::vector<Peak> peaks_of(
+std::vector<Sums> sums_of(
     const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel& parallel) {
-  std::vector<Peak> found(size_t(n * channels));
+  std::vector<Sums> found(size_t(n * channels));
   parallel_for(parallel, channels_last ? n : n * channels, [&](int64_t task, int) {
-    if (channels_last) {
-      const float* from = values + task * positions * channels;
-      Peak* const to = found.data() + task * channels;
-      for (int64_t i = 0; i < positions; i++, from += channels)
-        for (int64_t c = 0; c < channels; c++) to[c].add<with_sums>(from[c]);
-    } else {
-      Peak peak;
-      const float* from = values + task * positions;
-      for (int64_t i = 0; i < positions; i++) peak.add<with_sums>(from[i]);
-      found[size_t(task)] = peak;
-    }
+    const float* from = values + task * positions * (channels_last ? channels : 1);
+    Sums* const to = found.data() + task * (channels_last ? channels : 1);
+    for (int64_t i = 0; i < positions; i++, from += channels_last ? channels : 1)
+      for (int64_t c = 0; c < (channels_last ? channels : 1); c++) to[c].add(double(from[c]));
   });
   for (int64_t i = channels; i < n * channels; i++) {
-    Peak& all = found[size_t(i % channels)];
-    all.bits = std::max(all.bits, found[size_t(i)].bits);
-    all.sum += found[size_t(i)].sum;
-    all.squares += found[size_t(i)].squares;
+    found[size_t(i % channels)].sum += found[size_t(i)].sum;
+    found[size_t(i % channels)].squares += found[size_t(i)].squares;
   }
   found.resize(size_t(channels));
   return found;
-}
-int32_t largest_of(const std::vector<Peak>& peaks) {
-  int32_t bits = 0;
-  for (const Peak& each : peaks) bits = std::max(bits, each.bits);
-  return bits;
 }
 constexpr int32_t infinity_bits = 0x7f800000;
 
@@ -203,53 +194,59 @@ struct Rounding {
 // Times the distance of such numbers: 0.3 is expected of Fourier's transforms, whatever their size, some ten of Winograd's.
 double lost_of(double squares) { return 64 * 0x1p-149 * std::sqrt(squares); }
 
-Rounding rounding_of(const ConvProblem& p, Op op, const ConvTensors& t, const float* w, const Parallel& parallel) {
+Rounding rounding_of_weights(const ConvTable& table, const ConvProblem& p, const ConvTensors& t, const Parallel& parallel) {
   const auto* const x = static_cast<const float*>(t.x);
   const auto* const y = static_cast<const float*>(t.y);
-  const int64_t gc = group_c(p), gk = group_k(p), window = volume(p.window);
-  const auto is_finite = [](const std::vector<Peak>& peaks) { return largest_of(peaks) < infinity_bits; };
-  double largest = 0.0;
-  if (op == Op::backward_weight) {
-    const auto of_x = peaks_of<true>(x, p.n, p.c, volume(p.in), t.channels_last, parallel);
-    const auto of_y = peaks_of<true>(y, p.n, p.k, volume(p.out), t.channels_last, parallel);
-    if (!is_finite(of_x) || !is_finite(of_y)) return {};
-    double squares = 0.0;
-    for (const auto* peaks : {&of_x, &of_y})
-      for (const Peak& each : *peaks) squares = std::max(squares, each.squares);
-    for (int64_t k = 0; k < p.k; k++)
-      for (int64_t c = k / gk * gc; c < (k / gk + 1) * gc; c++) {
-        const Peak &a = of_x[size_t(c)], &b = of_y[size_t(k)];
-        // A third: that all of a factor meets the largest of the other is far more than any tile has.
-        largest = std::max(largest, std::min(a.largest() * b.sum, b.largest() * a.sum) / 3);
-      }
-    return {largest, largest > 0.0 ? lost_of(squares) : 0.0};
-  }
-  const bool forward = op == Op::forward;
-  const auto peaks = forward ? peaks_of<false>(x, p.n, p.c, volume(p.in), t.channels_last, parallel)
-                             : peaks_of<false>(y, p.n, p.k, volume(p.out), t.channels_last, parallel);
-  const auto of_w = peaks_of<false>(w, 1, p.k, gc * window, false, parallel);
-  const int32_t largest_weight = largest_of(of_w);
-  if (!is_finite(peaks) || largest_weight >= infinity_bits) return {};
-  if (largest_weight > 0 && largest_weight < 27 << 23) return {};  // 2^-100
-  const int64_t results = forward ? p.k : p.c, terms = forward ? gc : gk, each = forward ? gk : gc;
-  std::vector<double> norms(size_t(results), 0.0), factors(size_t(results), 0.0);
-  parallel_for(parallel, results, [&](int64_t r, int) {
-    double weights = 0.0, values = 0.0;
-    const int64_t group = r / each;
-    for (int64_t i = 0; i < terms; i++) {
-      const int64_t source = group * terms + i, k = forward ? r : source, c = forward ? i : r % each;
-      const float* const from = w + (k * gc + c) * window;
-      double sum = 0.0;
-      for (int64_t tap = 0; tap < window; tap++) sum += double(from[tap]) * double(from[tap]);
-      const double peak = peaks[size_t(source)].largest();
-      norms[size_t(r)] += std::sqrt(sum) * peak;
-      weights += sum;
-      values += double(window) * peak * peak;
+  const Peaks peaks_of_x = peaks_of(table, x, p.n, p.c, volume(p.in), t.channels_last, parallel);
+  const Peaks peaks_of_y = peaks_of(table, y, p.n, p.k, volume(p.out), t.channels_last, parallel);
+  if (largest_of(peaks_of_x) >= infinity_bits || largest_of(peaks_of_y) >= infinity_bits) return {};
+  const auto of_x = sums_of(x, p.n, p.c, volume(p.in), t.channels_last, parallel);
+  const auto of_y = sums_of(y, p.n, p.k, volume(p.out), t.channels_last, parallel);
+  double squares = 0.0, largest = 0.0;
+  for (const auto* sums : {&of_x, &of_y})
+    for (const Sums& each : *sums) squares = std::max(squares, each.squares);
+  const int64_t gc = group_c(p), gk = group_k(p);
+  for (int64_t k = 0; k < p.k; k++)
+    for (int64_t c = k / gk * gc; c < (k / gk + 1) * gc; c++) {
+      const double a = float_of(peaks_of_x[size_t(c)]), b = float_of(peaks_of_y[size_t(k)]);
+      // A third: that all of a factor meets the largest of the other is far more than any tile has.
+      largest = std::max(largest, std::min(a * of_y[size_t(k)].sum, b * of_x[size_t(c)].sum) / 3);
     }
-    factors[size_t(r)] = std::max(weights, values);
-  });
-  largest = *std::max_element(norms.begin(), norms.end());
-  return {largest, largest > 0.0 ? lost_of(*std::max_element(factors.begin(), factors.end())) : 0.0};
+  return {largest, largest > 0.0 ? lost_of(squares) : 0.0};
+}
+
+Rounding rounding_of(
+    const ConvTable& table, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept, const Parallel& parallel) {
+  if (op == Op::backward_weight) return rounding_of_weights(table, p, t, parallel);
+  const bool forward = op == Op::forward;
+  const Peaks peaks = peaks_of(
+      table, static_cast<const float*>(forward ? t.x : t.y), p.n, forward ? p.c : p.k, volume(forward ? p.in : p.out), t.channels_last,
+      parallel);
+  std::vector<float> made;
+  const auto* norms = static_cast<const float*>(kept(window_norms));
+  if (!norms) {
+    made.resize(window_norms_size(p) / sizeof(float));
+    prepare_window_norms(table, p, op, t.w ? t.w : plain_of(kept), made.data(), parallel);
+    norms = made.data();
+  }
+  const float largest_weight = *norms++;
+  if (largest_of(peaks) >= infinity_bits || !(largest_weight < INFINITY)) return {};
+  if (largest_weight > 0 && largest_weight < 0x1p-100f) return {};
+  const int64_t results = forward ? p.k : p.c, terms = forward ? group_c(p) : group_k(p), each = forward ? group_k(p) : group_c(p);
+  double largest = 0.0, factors = 0.0;
+  for (int64_t r = 0; r < results; r++) {
+    double norm = 0.0, weights = 0.0, values = 0.0;
+    for (int64_t i = 0; i < terms; i++, norms++) {
+      const double peak = float_of(peaks[size_t(r / each * terms + i)]);
+      norm += double(*norms) * peak;
+      weights += double(*norms) * double(*norms);
+      values += double(volume(p.window)) * peak * peak;
+    }
+    if (!(norm < INFINITY)) return {};
+    largest = std::max(largest, norm);
+    factors = std::max(factors, std::max(weights, values));
+  }
+  return {largest, largest > 0.0 ? lost_of(factors) : 0.0};
 }
 
 template <class T>
@@ -294,15 +291,12 @@ void finish(const ConvTable& table, const ConvProblem& p, Op op, const ConvTenso
 struct At {
   int64_t image, place;
 };
-At find(const Peak& peak, const float* values, int64_t n, int64_t channels, int64_t channel, int64_t places, bool channels_last) {
+At find(int32_t bits, const float* values, int64_t n, int64_t channels, int64_t channel, int64_t places, bool channels_last) {
   const int64_t step = channels_last ? channels : 1;
   for (int64_t i = 0; i < n; i++) {
     const float* const from = values + (channels_last ? i * places * channels + channel : (i * channels + channel) * places);
-    for (int64_t j = 0; j < places; j++) {
-      Peak own;
-      own.add<false>(from[j * step]);
-      if (own.bits == peak.bits) return {i, j};
-    }
+    for (int64_t j = 0; j < places; j++)
+      if (bits_of(from[j * step]) == bits) return {i, j};
   }
   return {0, 0};
 }
@@ -312,26 +306,26 @@ enum class Verdict { holds, fails, unsure };
 // Whether the result is finite, and the largest value of it large enough for what may have been lost. `noted`: the peaks of its channels
 // before an epilogue was applied, if any was; it is `unsure` where the result itself would have to be looked at.
 Verdict verdict_of(
-    const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const std::vector<Peak>& noted, const Lost& lost,
-    const Rounding& rounding, const Prepared& kept, const Parallel& parallel) {
+    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Peaks& noted,
+    const Lost& lost, const Rounding& rounding, const Prepared& kept, const Parallel& parallel) {
   const bool of_weights = op == Op::backward_weight, forward = op == Op::forward;
   const auto* const result = static_cast<const float*>(of_weights ? t.w : forward ? t.y : t.x);
   const int64_t n = of_weights ? 1 : p.n, channels = of_weights || forward ? p.k : p.c;
   const int64_t places = of_weights ? group_c(p) * volume(p.window) : volume(forward ? p.out : p.in);
   const bool last = t.channels_last && !of_weights;
-  const auto peaks = noted.empty() ? peaks_of<false>(result, n, channels, places, last, parallel) : noted;
-  const Peak all{largest_of(peaks)};
-  if (all.bits >= infinity_bits)
+  const Peaks peaks = noted.empty() ? peaks_of(table, result, n, channels, places, last, parallel) : noted;
+  const int32_t bits = largest_of(peaks);
+  if (bits >= infinity_bits)
     return !algorithm.spreads_nonfinite && algorithm.most_spread == 0.0 ? Verdict::holds : Verdict::fails;
-  const double largest = all.largest(), norm = rounding.norm, error = algorithm.error(p, op);
+  const double largest = float_of(bits), norm = rounding.norm, error = algorithm.error(p, op);
   if (rounding.denormal > error * largest) return Verdict::fails;
   const auto is_enough = [&](double unit) { return lost.most <= error * unit && norm <= algorithm.most_spread * unit; };
   if (!is_enough(largest)) {
     if (t.epilogue && !noted.empty()) return Verdict::unsure;
     // Results that cancel are small, but not what they are sums of: it is enough to look at one.
     int64_t channel = 0;
-    while (peaks[size_t(channel)].bits != all.bits) channel++;
-    const At at = find(all, result, n, channels, channel, places, last);
+    while (peaks[size_t(channel)] != bits) channel++;
+    const At at = find(bits, result, n, channels, channel, places, last);
     ConvTensors plain = t;
     if (plain.w == nullptr) plain.w = const_cast<void*>(plain_of(kept));
     const double unit = magnitude_at(p, op, plain, at.image, channel, at.place);
@@ -355,6 +349,24 @@ size_t memory_of(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, in
   return algorithm.workspace(p, op, threads) + (algorithm.prepared_size ? align64(algorithm.prepared_size(p, op, 0)) : 0);
 }
 
+// The norm of each window, [results][terms], and before them the largest weight.
+size_t window_norms_size(const ConvProblem& p) { return sizeof(float) * size_t(1 + p.k * group_c(p)); }
+void prepare_window_norms(const ConvTable& table, const ConvProblem& p, Op op, const void* w, float* norms, const Parallel& parallel) {
+  const auto* const from = static_cast<const float*>(w);
+  const int64_t gc = group_c(p), gk = group_k(p), window = volume(p.window);
+  const bool forward = op == Op::forward;
+  const int64_t results = forward ? p.k : p.c, terms = forward ? gc : gk, each = forward ? gk : gc;
+  norms[0] = float_of(largest_of(peaks_of(table, from, 1, p.k, gc * window, false, parallel)));
+  parallel_for(parallel, results, [&](int64_t r, int) {
+    for (int64_t i = 0; i < terms; i++) {
+      const int64_t k = forward ? r : r / each * terms + i, c = forward ? i : r % each;
+      double sum = 0.0;
+      for (int64_t tap = 0; tap < window; tap++) sum += double(from[(k * gc + c) * window + tap]) * double(from[(k * gc + c) * window + tap]);
+      norms[1 + r * terms + i] = float(std::sqrt(sum));
+    }
+  });
+}
+
 bool conv_run(
     const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept,
     const Memory& memory, const Parallel& parallel) {
@@ -368,8 +380,7 @@ bool conv_run(
     return false;
   }
   const bool transforms = algorithm.most_spread > 0.0;
-  const void* const w = t.w || !transforms ? t.w : plain_of(kept);
-  const Rounding rounding = transforms ? rounding_of(p, op, t, static_cast<const float*>(w), parallel) : Rounding{0.0, 0.0};
+  const Rounding rounding = transforms ? rounding_of(table, p, op, t, kept, parallel) : Rounding{0.0, 0.0};
   if (!std::isnan(rounding.norm)) {
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
     Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
@@ -378,7 +389,7 @@ bool conv_run(
     if (!finishes || (t.epilogue && t.epilogue->other && !t.channels_last)) raised.tensors.epilogue = nullptr;
     for (Verdict verdict = Verdict::unsure; verdict == Verdict::unsure; raised.tensors.epilogue = nullptr) {
       Lost lost;
-      std::vector<int32_t> peaks;
+      Peaks peaks;
       if (finishes && !raised.any()) peaks.assign(size_t(op == Op::forward ? p.k : p.c), 0);
       raised.tensors.lost = &lost;
       raised.tensors.peaks = peaks.empty() ? nullptr : peaks.data();
@@ -389,7 +400,7 @@ bool conv_run(
       const Rounding rounded = {rounding.norm, rounding.denormal / raised.by()};
       verdict = Verdict::holds;
       if (lost.most != 0.0 || transforms)
-        verdict = verdict_of(algorithm, p, op, now, {peaks.begin(), peaks.end()}, lost, rounded, kept, parallel);
+        verdict = verdict_of(table, algorithm, p, op, now, peaks, lost, rounded, kept, parallel);
       if (verdict == Verdict::holds) {
         if (!now.epilogue) finish(table, p, op, t, parallel);
         return false;

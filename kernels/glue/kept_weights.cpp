@@ -165,7 +165,7 @@ bool Keeper::is_same(KeptWeight& weight) {
 const void* Keeper::get(void* self, int form) try {
   auto& keeper = *static_cast<Keeper*>(self);
   if (form == plain_weight) return keeper.plain();
-  auto& used = keeper.used_[form];
+  auto& used = form == window_norms ? keeper.norms_ : keeper.used_[form];
   if (!used) used = keeper.form(form);
   return used ? used->data : nullptr;
 } catch (const std::exception&) {  // no memory is left: conv_run shall try without
@@ -174,12 +174,13 @@ const void* Keeper::get(void* self, int form) try {
 }
 
 std::shared_ptr<KeptWeight> Keeper::form(int form) {
-  const size_t bytes = algorithm_.prepared_size(p_, op_, form);
+  const bool counts = form != window_norms;
+  const size_t bytes = counts ? algorithm_.prepared_size(p_, op_, form) : window_norms_size(p_);
   if (!weight_.has_storage() || bytes == 0 || bytes > most_bytes) return nullptr;
   const std::string key = key_of(weight_, algorithm_, p_, op_, form);
   std::shared_ptr<KeptWeight> weight = look_up(key);
   if (weight && is_same(*weight)) {
-    found++;
+    found += counts;
     return weight;
   }
   if (!weight || !take_away(key, weight)) weight = std::make_shared<KeptWeight>(bytes);
@@ -187,9 +188,12 @@ std::shared_ptr<KeptWeight> Keeper::form(int form) {
   weight->print = print();
   weight->checked_under = policy_.number.load();
   weight->checked_at = weight_.data_ptr();
-  algorithm_.prepare(p_, op_, form, plain(), weight->data, parallel_);
+  if (counts)
+    algorithm_.prepare(p_, op_, form, plain(), weight->data, parallel_);
+  else
+    prepare_window_norms(policy_.table(), p_, op_, plain(), static_cast<float*>(weight->data), parallel_);
   keep(key, weight_, weight);
-  made++;
+  made += counts;
   return weight;
 }
 

@@ -39,7 +39,7 @@ class Keeper {
   const Parallel& parallel_;
   const bool is_frozen_;
   std::optional<Fingerprint> print_;
-  std::shared_ptr<KeptWeight> used_[Prepared::most_forms];
+  std::shared_ptr<KeptWeight> used_[Prepared::most_forms], norms_;
 };
 
 // What torch makes of a weight and of a tensor of values for its channels (may be undefined), kept from call to call in the same way:

@@ -21,6 +21,10 @@ const ConvAlgorithm* algorithm_named(const ConvTable&, const char* name);
 // Computes again what is not finite.
 constexpr const char* safe_algorithm = "gemm";
 
+// The form window_norms of a weight.
+size_t window_norms_size(const ConvProblem&);
+void prepare_window_norms(const ConvTable&, const ConvProblem&, Op, const void* w, float* norms, const Parallel&);
+
 // Runs one algorithm, and applies the epilogue of the tensors, if any, whether or not the algorithm does. Returns whether its result had to be computed again (see ConvAlgorithm::run and spreads_nonfinite).
 // `kept` may give prepared weights, or null where it has none: they are then made in scratch. Where w is null, `kept` has it.
 bool conv_run(

@@ -66,6 +66,8 @@ struct Lost {
 
 // The form of a weight that is just its values, as w of ConvTensors.
 constexpr int plain_weight = -1;
+// What conv_run wants of a weight whose algorithm transforms it: see prepare_window_norms.
+constexpr int window_norms = -2;
 
 // A weight as an algorithm wants it (transformed, packed): the caller may have it from an earlier call.
 struct Prepared {

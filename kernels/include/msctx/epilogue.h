@@ -34,6 +34,11 @@ static inline Vec activated(const Epilogue& e, Vec v) {
   return v;
 }
 
+static inline void raise(int32_t* to, int32_t bits) {
+  for (int32_t before = __atomic_load_n(to, __ATOMIC_RELAXED); before < bits;)
+    if (__atomic_compare_exchange_n(to, &before, bits, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
+}
+
 // The epilogue of some neighbouring channels, a lane each; or of one channel, in all lanes. Notes their largest magnitudes before it.
 class Finish {
  public:
@@ -73,8 +78,7 @@ class Finish {
       int32_t bits;
       std::memcpy(&bits, &largest[i], sizeof bits);
       if (nonfinite[i] != 0.0f) bits = 0x7f800000;
-      for (int32_t before = __atomic_load_n(peaks_ + i, __ATOMIC_RELAXED); before < bits;)
-        if (__atomic_compare_exchange_n(peaks_ + i, &before, bits, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
+      raise(peaks_ + i, bits);
     }
   }
 

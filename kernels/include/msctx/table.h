@@ -54,6 +54,8 @@ struct Passes {
   Fingerprint (*strided_fingerprint)(const void* data, int bytes_of_element, const Dimension*, int dimensions, const Parallel&);
   Statistics (*statistics)(DType, const void* data, int64_t count);
   bool (*has_nonfinite)(DType, const void* data, int64_t count);
+  // Raises a number for each channel to the bits of its largest magnitude, those of Inf where one is not finite.
+  void (*peaks)(const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int32_t* bits, const Parallel&);
   // Applies an epilogue to a result [n][channels][positions], or with its channels last.
   void (*finish)(const Epilogue&, float* result, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel&);
 };
