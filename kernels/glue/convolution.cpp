@@ -275,6 +275,11 @@ at::Tensor finished_convolution(
   const auto* const found = std::find(std::begin(names), std::end(names), activation);
   TORCH_CHECK(found != std::end(names), "msctx::convolution: unknown activation ", activation);
   TORCH_CHECK(given.dim() == 4 && given.scalar_type() == at::kFloat, "msctx::convolution: 2-D float32 convolutions only");
+  const int64_t channels = weight.size(0);
+  for (const auto& [name, values] : {std::pair("scale", scale), std::pair("shift", shift)})
+    TORCH_CHECK(
+        !values || !values->defined() || (values->numel() == channels && values->scalar_type() == at::kFloat), "msctx::convolution: ", name,
+        " has ", values->numel(), " values; the result has ", channels, " channels");
   const auto dense = [](const std::optional<at::Tensor>& t) { return t && t->defined() ? t->contiguous() : at::Tensor(); };
   Finishing finishing{dense(scale), dense(shift), other && other->defined() ? *other : at::Tensor(), {}};
   finishing.how.activation = Activation(found - names);
@@ -294,6 +299,10 @@ at::Tensor finished_convolution(
     call->activation = int32_t(finishing.how.activation), call->adds_last = finishing.other.defined() && adds_last;
     call->has_scale = finishing.scale.defined(), call->has_shift = finishing.shift.defined(), call->has_other = finishing.other.defined();
   }
+  if (finishing.other.defined() && asked.call)
+    TORCH_CHECK(
+        finishing.other.sizes() == at::IntArrayRef(result_shape(*asked.call, Direction::fprop)) && finishing.other.scalar_type() == at::kFloat,
+        "msctx::convolution: other has another shape than the result");
   return forward(asked, input, weight, std::nullopt, torch, &finishing);
 }
 

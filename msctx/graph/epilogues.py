@@ -146,8 +146,12 @@ def _of(graph: fx.Graph, target: Any, a: Number, b: Number) -> Number:
 
 
 def _is_like(conv: fx.Node, other: fx.Node) -> bool:
-    value = other.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.shape == _value(conv).shape and value.dtype == torch.float32
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    value, result = other.meta.get("val"), _value(conv)
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.dtype != torch.float32:
+        return False
+    return all(statically_known_true(a == b) for a, b in zip(value.shape, result.shape, strict=True))
 
 
 def _is_of_channels(conv: fx.Node, other: Any) -> bool:
@@ -261,12 +265,20 @@ def _propagate(graph: fx.GraphModule) -> None:
     FakeTensorProp(graph, detect_fake_mode(values)).propagate_dont_convert_inputs(*values)
 
 
+def _hints(numbers: Any) -> list[int]:
+    """Without a guard on those that have symbols."""
+    return [number.node.hint if isinstance(number, torch.SymInt) else number for number in numbers]
+
+
 def _give_back_strides(graph: fx.Graph, node: fx.Node, before: Any) -> None:
     from torch._inductor.inductor_prims import force_stride_order
 
-    if not isinstance(before, torch.Tensor) or before.stride() == node.meta["val"].stride():
+    if not isinstance(before, torch.Tensor) or _hints(before.stride()) == _hints(node.meta["val"].stride()):
         return
     with graph.inserting_before(graph.output_node()):
-        restored = graph.call_function(force_stride_order, (node, [int(one) for one in before.stride()]))
+        if before.is_contiguous():
+            restored = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+        else:
+            restored = graph.call_function(force_stride_order, (node, _hints(before.stride())))
     restored.meta = node.meta | {"val": before}
     graph.output_node().replace_input_with(node, restored)

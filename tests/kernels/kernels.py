@@ -257,7 +257,15 @@ class Kernels:
         return [*ranges], [*counts], bool(nonfinite.value)
 
     def _run(
-        self, row: Row, case: Case, tensors: Any, isa: str, threads: int, op: int | None, channels_last: bool, epilogue: Epilogue
+        self,
+        row: Row,
+        case: Case,
+        tensors: Any,
+        isa: str,
+        threads: int,
+        op: int | None,
+        channels_last: bool,
+        epilogue: Epilogue,
     ) -> bool:
         pointers = [c_void_p(t.ctypes.data) for t in tensors]
         e = epilogue

@@ -79,7 +79,9 @@ def test_values_and_bits(kernels: Kernels, row: Row) -> None:
                     continue
                 expected = right(plain[last], e)
                 terms = 4 + sum(np.abs(t).max(initial=0) for t in (plain[last], e.shift, e.other) if t is not None)
-                np.testing.assert_allclose(result, expected, rtol=1e-6, atol=terms * 2**-22, err_msg=str((each, e.activation, isa)))
+                np.testing.assert_allclose(
+                    result, expected, rtol=1e-6, atol=terms * 2**-22, err_msg=str((each, e.activation, isa))
+                )
             if row.fixed_order and row.same_on_every_isa:
                 assert len({r.tobytes() for r in found.values()}) == 1, (each, e)
 

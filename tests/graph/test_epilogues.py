@@ -1,0 +1,246 @@
+"""Convolutions of compiled code that take what follows them into their call, seen in choices() and in inductor's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fusion_programs import generated
+from torch import nn
+from torch.nn import functional
+
+import msctx
+
+ASKED = {"mode": "GRAPH_MODE", "jit_syntax_level": "STRICT", "conv_fprop_algo": "normal", "fallback": "silent"}
+Tail = Callable[["Block", torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self, tail: Tail, **how: Any) -> None:
+        super().__init__()
+        self.conv, self.tail = nn.Conv2d(6, 6, 3, padding=1, **how), tail
+        self.norm = nn.BatchNorm2d(6)
+        self.gamma = nn.Parameter(torch.rand(6, 1, 1) + 0.5)
+        with torch.no_grad():
+            for value in (self.norm.running_mean, self.norm.weight, self.norm.bias):
+                assert value is not None
+                value.normal_()
+            assert self.norm.running_var is not None
+            self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tail(self, self.conv(x), x)
+
+
+def by_hand(block: Block, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.relu((y - 2) * block.gamma / 3 + block.gamma)
+
+
+TAILS: dict[str, Tail] = {
+    "shift+relu": lambda b, y, x: functional.relu(y),
+    "scale+shift": lambda b, y, x: b.norm(y),
+    "scale+shift+relu": by_hand,
+    "scale+shift+clamp": lambda b, y, x: functional.relu6(b.norm(y)),
+    "scale+shift+silu": lambda b, y, x: functional.silu(b.norm(y)),
+    "scale+shift+hardswish": lambda b, y, x: functional.hardswish(b.norm(y)),
+    "scale+shift+hardsigmoid": lambda b, y, x: functional.hardsigmoid(b.norm(y)),
+    "shift+sigmoid": lambda b, y, x: torch.sigmoid(y),
+    "scale+shift+add+relu": lambda b, y, x: torch.relu(x + b.norm(y)),
+    "shift+silu+add": lambda b, y, x: functional.silu(y) + x,
+    "shift": lambda b, y, x: y.exp() + y,
+    "shift+add": lambda b, y, x: functional.gelu(y + x),
+}
+
+
+def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> tuple[torch.Tensor, msctx.Choices, str]:
+    """What graph mode makes of it: the result, what ran, and inductor's code."""
+    torch._dynamo.reset()
+    given = {name: value for name, value in {**ASKED, **options}.items() if value is not None}
+    with msctx.context(**given) as ctx, torch.no_grad(), generated() as code:
+        result = model(*inputs)
+    return result, ctx.choices(), "".join(code)
+
+
+def images(*shape: int, last: bool = False) -> torch.Tensor:
+    x = torch.randn(shape or (2, 6, 9, 11), generator=torch.Generator().manual_seed(0))
+    return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+@pytest.mark.parametrize("expected", TAILS)
+def test_what_follows_is_part_of_the_call(expected: str) -> None:
+    torch.manual_seed(1)
+    block = Block(TAILS[expected]).eval()
+    for last in (False, True):
+        x = images(last=last)
+        with torch.no_grad():
+            right, plain = block.double()(x.double()), block.float()(x)
+        for algorithm in ("normal", "winograd", "gemm"):
+            result, choices, _ = compiled(block, x, conv_fprop_algo=algorithm)
+            assert [row.problem.epilogue for row in choices] == [expected]
+            assert result.stride() == plain.stride()
+            torch.testing.assert_close(result.double(), right, rtol=2e-5, atol=2e-5)
+
+
+def test_two_convolutions_that_meet_in_an_addition() -> None:
+    class Downsample(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Block(lambda b, y, x: b.norm(y)), Block(lambda b, y, x: b.norm(y))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.a(x) + self.b(x))
+
+    model, x = Downsample().eval(), images()
+    result, choices, code = compiled(model, x)
+    assert sorted(row.problem.epilogue for row in choices) == ["scale+shift", "scale+shift+add+relu"]
+    assert "extern_kernels.convolution" not in code
+    torch.testing.assert_close(result, model(x))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Conv1d(4, 4, 3),
+        nn.Conv3d(2, 2, 1),
+        nn.ConvTranspose2d(6, 6, 3),
+        nn.Conv2d(6, 6, 3).double(),
+        nn.Conv2d(6, 6, 3).bfloat16(),
+    ],
+    ids=["1d", "3d", "transposed", "float64", "bfloat16"],
+)
+def test_other_convolutions_are_left_as_they_are(model: nn.Module) -> None:
+    weight = next(model.parameters())
+    x = torch.randn(2, 4 if weight.dim() == 3 else 2 if weight.dim() == 5 else 6, *[5] * (weight.dim() - 2)).to(weight.dtype)
+    result, _, code = compiled(nn.Sequential(model, nn.ReLU()), x)
+    assert "msctx.convolution" not in code
+    with torch.no_grad():
+        torch.testing.assert_close(result, functional.relu(model(x)))
+
+
+def test_code_with_gradients_and_code_without_an_algorithm_have_none() -> None:
+    block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
+    assert "msctx.convolution" in compiled(block, x)[2]
+    assert "msctx.convolution" not in compiled(block, x, conv_fprop_algo=None)[2]
+    assert "msctx.convolution" not in compiled(block, x, enable_graph_kernel=False)[2]
+    torch._dynamo.reset()
+    with msctx.context(**ASKED), generated() as code:
+        block(x).sum().backward()
+    assert code
+    assert "msctx.convolution" not in "".join(code)
+
+
+def test_values_that_others_need_stay() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(6, 6, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.conv(x)
+            return y, torch.relu(y)
+
+    model, x = Both(), images()
+    (y, z), choices, _ = compiled(model, x)  # type: ignore[misc]
+    assert [row.problem.epilogue for row in choices] == ["shift"]
+    with torch.no_grad():
+        for found, right in zip((y, z), model(x), strict=True):
+            torch.testing.assert_close(found, right)
+            assert found.stride() == right.stride()
+
+
+def test_rules_find_the_layer_and_frozen_weights_are_kept() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)
+    ).eval()
+    x = images(2, 32, 20, 20)
+    torch._dynamo.reset()
+    rules = "module=0: fprop=winograd; module=3: fprop=reference"
+    with msctx.context(mode=0, conv_algo_rules=rules, frozen_weights=True) as ctx, torch.no_grad():
+        ctx.watch(model)
+        result = model(x)
+        model(x)
+    assert [(row.module, row.ran, row.problem.epilogue) for row in ctx.choices()] == [
+        ("0", "winograd", "scale+shift+relu"),
+        ("3", "reference", "shift"),
+    ]
+    assert ctx.choices()[0].weights_kept > 0
+    with torch.no_grad():
+        torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["normal", "winograd"])
+def test_weights_and_statistics_may_change(algorithm: str) -> None:
+    """Whether oneDNN computes it, with a weight that is packed with its factors, or an algorithm of ours."""
+    block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
+    norm = Block(TAILS["scale+shift"]).eval()
+    model = nn.Sequential(block, norm)
+    torch._dynamo.reset()
+    with msctx.context(**ASKED | {"conv_fprop_algo": algorithm}) as ctx, torch.no_grad():
+        for change in (
+            lambda: None,
+            lambda: block.conv.weight.data.mul_(2),
+            lambda: norm.norm.running_var.mul_(3),
+            lambda: norm.norm.bias.add_(1),
+        ):
+            change()
+            result = model(x)
+            with msctx.context(mode="PYNATIVE_MODE", conv_fprop_algo="reference"):
+                torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-4)
+        assert len(ctx.graphs()) == 1
+
+
+def test_shapes_may_have_symbols() -> None:
+    block = Block(TAILS["scale+shift+add+relu"]).eval()
+    torch._dynamo.reset()
+    with msctx.context(**ASKED, compile_dynamic_mode=True) as ctx, torch.no_grad():
+        for shape in ((2, 6, 9, 11), (3, 6, 8, 8), (5, 6, 4, 13)):
+            x = images(*shape)
+            found = block(x)
+            with msctx.context(mode="PYNATIVE_MODE"):
+                torch.testing.assert_close(found, block(x))
+        assert len(ctx.graphs()) == 1
+        assert {row.problem.epilogue for row in ctx.choices()} == {"scale+shift+add+relu", ""}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flags", ["--opt_level=1", "--opt_level=3", "--enable_cluster_ops_only=relu"])
+def test_beside_flags_of_fusion(flags: str) -> None:
+    block, x = Block(TAILS["scale+shift+silu"]).eval(), images()
+    result, choices, _ = compiled(block, x, graph_kernel_flags=flags)
+    assert [row.problem.epilogue for row in choices] == ["scale+shift+silu"]
+    with torch.no_grad():
+        torch.testing.assert_close(result, block(x))
+
+
+def test_a_named_algorithm_that_cannot_is_an_error_where_that_is_asked() -> None:
+    block, x = Block(TAILS["scale+shift+relu"], stride=2).eval(), images()
+    with pytest.raises(RuntimeError, match="winograd"):
+        compiled(block, x, conv_fprop_algo="winograd", fallback="error")
+
+
+def test_empty_batches_and_inf() -> None:
+    block = Block(TAILS["scale+shift+relu"]).eval()
+    assert compiled(block, images(0, 6, 9, 11))[0].shape == (0, 6, 9, 11)
+    x = images()
+    x[0, 0, 0, 0] = float("inf")
+    for algorithm in ("winograd", "gemm"):
+        result, _, _ = compiled(block, x, conv_fprop_algo=algorithm)
+        with torch.no_grad():
+            right = block(x)
+        torch.testing.assert_close(result.isnan(), right.isnan())
+        torch.testing.assert_close(result[~right.isnan()], right[~right.isnan()], rtol=1e-4, atol=1e-4)
+
+
+def test_the_operator_checks_what_it_is_given() -> None:
+    with msctx.context(conv_fprop_algo="normal"):
+        call = torch.ops.msctx.convolution
+        x, w = images(), torch.rand(6, 6, 3, 3)
+        how = ([1, 1], [1, 1], [1, 1], 1, None, None)
+        with pytest.raises(RuntimeError, match="unknown activation tanh"):
+            call(x, w, *how, None, "tanh", 0.0, 0.0, False)
+        with pytest.raises(RuntimeError, match="scale has 5 values; the result has 6 channels"):
+            call(x, w, *how[:4], torch.rand(5), None, None, "none", 0.0, 0.0, False)
+        with pytest.raises(RuntimeError, match="other has another shape than the result"):
+            call(x, w, *how, x[:1], "none", 0.0, 0.0, False)
