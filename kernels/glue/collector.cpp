@@ -140,6 +140,7 @@ struct Context : at::ObserverContext {
   int exceptions = std::uncaught_exceptions();
   int64_t errors = 0;  // that operators had raised before
   bool has_rows = false;
+  bool was_deterministic = false;
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
 };
 // Of a node of a backward pass, or of the optimizer.
@@ -174,7 +175,7 @@ struct Reading {
   bool statistics = false, digests = false;
   const std::string* folder = nullptr;  // for files
   bool reads_written = true;            // those that the operator writes to: after it they hold something else
-  bool has_results = false;             // also those that are given for the results alone
+  bool is_to_call_again = false;        // also those that are given for the results alone, and where each comes from
 };
 
 void keep(Seen& found, const at::Tensor& t, const std::string& folder, const std::string& file, std::string& problem) try {
@@ -194,13 +195,14 @@ std::vector<Seen> seen(
   size_t written = 0;
   for (size_t i = 0; i < values.size(); i++) {
     const bool has_argument = are_inputs && i < op.arguments.size(), is_written = has_argument && op.is_written[i];
-    if (has_argument && op.is_result[i] && !reading.has_results) continue;
+    if (has_argument && op.is_result[i] && !reading.is_to_call_again) continue;
     std::vector<at::Tensor> tensors;
     tensors_in(values[i], tensors);
     for (const at::Tensor& t : tensors) {
       found.push_back(described(t, has_argument ? op.arguments[i] : ""));
       Seen& one = found.back();
       one.is_written = is_written || (has_argument && op.is_result[i]);
+      if (reading.is_to_call_again) one.origin = origin_of(t);
       if (is_written && written < had_nonfinite.size()) one.was_nonfinite = had_nonfinite[written++];
       if (!one.is_read || (is_written && !reading.reads_written)) continue;
       try {
@@ -283,6 +285,14 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   return around;
 }
 
+// Generators as they are now, where an operator that raises is to be called again.
+std::vector<c10::IValue> arguments_of(const at::RecordFunction& fn, const Asked& asked) {
+  std::vector<c10::IValue> found(fn.inputs().begin(), fn.inputs().end());
+  for (c10::IValue& value : found)
+    if (asked.errors && value.isGenerator() && value.toGenerator().defined()) value = value.toGenerator().clone();
+  return found;
+}
+
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (fn.scope() != at::RecordScope::FUNCTION) return begin_around(fn);
   if (here.is_inside) return nullptr;
@@ -315,13 +325,14 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.thread = uint64_t(gettid());
   row.began = now();
   const Asked& a = asked->asked;
+  at->was_deterministic = at::globalContext().deterministicAlgorithms();
   if (op.stands_for_others) {  // it is seen if it raises and none of those does
-    at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
+    at->arguments = arguments_of(fn, a);
     at->errors = here.errors;
     return at;
   }
   at->has_rows = asked->has_rows() && op.makes_data && is_chosen(row);
-  if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
+  if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments = arguments_of(fn, a);
   if (at->has_rows && a.inputs) {
     const Unseen unseen;
     row.inputs = seen(at->arguments, row, "input", of_rows(*asked), row.problem);
@@ -347,8 +358,10 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
 void finish_failed(const Context& at) {
   if (!at.config->asked.errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
   here.errors++;
-  const Unseen unseen;
   Row error = at.row;
+  // deterministic_except takes deterministic mode away before or after us, and puts it back
+  error.settings = settings_here(at.was_deterministic && at::globalContext().deterministicAlgorithms());
+  const Unseen unseen;
   error.inputs = seen(at.arguments, at.row, "input", {true, false, &at.config->folders[errors], true, true}, error.problem);
   error.attributes = attributes_of(at.arguments, *at.row.op);
   hand_over(errors, std::move(error));
