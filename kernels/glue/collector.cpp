@@ -4,6 +4,7 @@
 // them. Its module is the one whose forward pass runs; in a backward pass, the one in which the node of the graph was made.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
@@ -88,7 +89,7 @@ ByNode<Maker>& makers() {
 
 struct Here {
   const char* module = "";
-  bool is_inside = false;
+  bool is_inside = false, is_compiling = false;
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
   const char* node = "";
@@ -133,7 +134,7 @@ bool is_chosen(const Row& row) {
 
 struct Context : at::ObserverContext {
   Recent* recent = nullptr;
-  std::shared_ptr<const Config> config;
+  std::shared_ptr<const Config> config;  // nullptr: it is not seen
   Row row;
   std::vector<c10::IValue> arguments;
   std::vector<bool> had_nonfinite;  // of the arguments that are written to
@@ -293,13 +294,26 @@ std::vector<c10::IValue> arguments_of(const at::RecordFunction& fn, const Asked&
   return found;
 }
 
+// A mode that traces what is called, with fake tensors or without.
+bool is_traced() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Key = c10::impl::TorchDispatchModeKey;
+  return Modes::any_modes_set() && (Modes::get_mode(Key::FAKE) || Modes::get_mode(Key::PROXY));
+}
+
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
-  if (fn.scope() != at::RecordScope::FUNCTION) return begin_around(fn);
+  if (here.is_compiling) return nullptr;
+  if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
   if (here.is_inside) return nullptr;
   const auto& asked = config_here();
   if (!asked) return nullptr;
+  if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
+    here.is_inside = true;
+    return std::make_unique<Context>();
+  }
   const Operator& op = operator_of(fn);
   if (op.stands_for_others && !asked->asked.errors) return nullptr;
+  if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
   const int64_t id = ++operators;
   if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(), id});
   if (!op.has_schema) return nullptr;
@@ -406,6 +420,10 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
     return;
   }
   auto& at = static_cast<Context&>(*given);
+  if (!at.config) {
+    here.is_inside = false;
+    return;
+  }
   if (at.row.op->stands_for_others) {
     if (at.has_failed() && here.errors == at.errors) finish_failed(at);
     return;
@@ -477,6 +495,9 @@ MSCTX_API const void* msctx_text(const char* given) try {
 MSCTX_API const void* msctx_enter_module(const void* module) {
   return std::exchange(here.module, module ? static_cast<const char*>(module) : "");
 }
+
+// Whether torch.compile compiles in this thread from now on. Returns whether it did.
+MSCTX_API int msctx_compiling(int is_compiling) { return std::exchange(here.is_compiling, is_compiling != 0); }
 
 // The rows that wait: 0, of what was asked for; 1, of overflows; 2, of errors; 3, of the last operators, which stay. As JSON, to be freed.
 MSCTX_API char* msctx_collected(int queue) try {

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from msctx import locks, notices
 from msctx.native import core
-from msctx.observers import modules, steps
+from msctx.observers import compilations, modules, steps
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
@@ -124,6 +124,7 @@ def put(name: str, new: Reader | None) -> None:
             _counting.pop().__exit__(None, None, None)
         refresh()
         modules.turn(on=bool(_readers))
+        compilations.turn(on=bool(_readers))
 
 
 def _of_this_process() -> list[Reader]:

@@ -191,6 +191,41 @@ def test_compiled_code_has_no_breaks_and_is_compiled_once_for_observers(collecte
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("run", [lambda: torch.ones(2) + 1, lambda: torch.relu(torch.full((2,), 3.0)).sum()])
+def test_fake_tensors_run_no_operators(run: Callable[[], object], collected: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def runs() -> None:
+        torch.neg(torch.ones(1))
+        with FakeTensorMode():
+            run()
+        torch.neg(torch.ones(1))
+
+    rows = collected(runs)
+    assert [row["operator"] for row in rows] == ["aten::ones", "aten::neg"] * 2
+    assert [row["id"] - rows[0]["id"] for row in rows] == [0, 1, 2, 3]
+
+
+def test_what_torch_compile_runs_while_it_compiles_is_no_operator(collected: Any) -> None:
+    """Also after torch._dynamo.reset(), which forgets everybody's callbacks."""
+    import torch._dynamo
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        torch.ones(3).cos()
+        return graph.forward
+
+    def runs() -> None:
+        torch._dynamo.reset()
+        torch.compile(torch.neg, backend=backend)(torch.ones(2))
+
+    assert [row["operator"] for row in collected(runs)] == ["aten::ones", "aten::neg"]
+    torch._dynamo.reset()
+    torch.compile(torch.neg, backend=backend)(torch.ones(2))
+    install = torch._dynamo.callback.CompilationCallbackHandler.install_callbacks
+    assert install.__module__ != "msctx.observers.compilations"
+    torch._dynamo.reset()
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]

@@ -280,6 +280,29 @@ def test_both_kinds_at_once_are_an_error(tmp_path: Path) -> None:
     assert "dump_path" in row.reason
 
 
+def test_in_graph_mode_the_step_that_compiles_is_as_the_others(tmp_path: Path) -> None:
+    """What the compiler runs and traces has no names, and takes none from others."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats"}
+    with msctx.context(mode="GRAPH_MODE", session=session).watch(net):
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(1, 4)).exp().sum().backward()
+            optimizer.step()
+    found = []
+    for step in range(3):
+        lines = [*csv.reader((tmp_path / "rank_0" / "Net" / "0" / str(step) / "statistic.csv").open())][1:]
+        names = [line[1].rpartition("-op") for line in lines]
+        found.append([(name, int(number) - int(names[0][2])) for name, _, number in names])
+    assert found[0] == found[1] == found[2]
+    assert any("exp" in str(name) for name in found[0])
+    torch._dynamo.reset()
+
+
 def of_file(path: Path, **common: Any) -> str:
     given = {"common_dump_settings": {"path": str(path / "dumps"), **common}, "e2e_dump_settings": {"enable": True}}
     (path / "dump.json").write_text(json.dumps(given))
