@@ -300,6 +300,24 @@ def test_values_depend_on_no_number_of_threads(collected: Any) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize(("more", "module"), [(32_000, "0"), (66_000, "")])
+def test_the_modules_of_the_last_nodes_are_remembered(more: int, module: str, collected: Any) -> None:
+    """As the guide states: 32,768 at least, 65,536 at most. An older one is computed all the same, and counts for no module."""
+    net, x = nn.Sequential(nn.Sigmoid()), torch.ones(1, requires_grad=True)
+
+    def runs() -> None:
+        y = net(x)
+        z = x * 1
+        for _ in range(more):
+            z.neg_()
+        y.backward()
+
+    with watched(net):
+        rows = collected(runs, outputs=1)
+    found = [(row["module"], row["maker"] >= 0) for row in rows if row["operator"] == "aten::sigmoid_backward"]
+    assert found == [(module, bool(module))]
+
+
 @pytest.mark.full
 def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
     x, w = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
@@ -310,14 +328,17 @@ def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
 
     def steps(count: int) -> None:
         for _ in range(count):
-            torch.mm(x, w).sum().backward()
+            y = torch.mm(x, w)
+            for _ in range(10):
+                y = y.neg()
+            y.sum().backward()
 
     class Forgets(Listens):
         def take(self, rows: list[Row]) -> None:
             pass
 
     collector.put("test", Forgets(inputs=1, outputs=1, statistics=1, digests=1, recent=1, overflow=3))
-    steps(2000)
+    steps(6000)  # more nodes than are remembered
     before = resident()
     steps(10_000)
     assert resident() - before < 4 << 20
