@@ -89,7 +89,7 @@ ByNode<Maker>& makers() {
 
 struct Here {
   const char* module = "";
-  bool is_inside = false, is_compiling = false;
+  bool is_inside = false, looks_away = false;
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
   const char* node = "";
@@ -302,7 +302,7 @@ bool is_traced() {
 }
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
-  if (here.is_compiling) return nullptr;
+  if (here.looks_away) return nullptr;
   if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
   if (here.is_inside) return nullptr;
   const auto& asked = config_here();
@@ -496,8 +496,8 @@ MSCTX_API const void* msctx_enter_module(const void* module) {
   return std::exchange(here.module, module ? static_cast<const char*>(module) : "");
 }
 
-// Whether torch.compile compiles in this thread from now on. Returns whether it did.
-MSCTX_API int msctx_compiling(int is_compiling) { return std::exchange(here.is_compiling, is_compiling != 0); }
+// Whether what runs in this thread from now on is no operator of the program. Returns whether it was none before.
+MSCTX_API int msctx_look_away(int looks_away) { return std::exchange(here.looks_away, looks_away != 0); }
 
 // The rows that wait: 0, of what was asked for; 1, of overflows; 2, of errors; 3, of the last operators, which stay. As JSON, to be freed.
 MSCTX_API char* msctx_collected(int queue) try {

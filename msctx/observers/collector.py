@@ -187,6 +187,8 @@ def _take(queue: int) -> int:
 
 
 def _safely(one: Reader, work: Callable[[], object]) -> None:
+    """What it computes itself is not collected."""
+    before = core.load().c.msctx_look_away(1)
     try:
         work()
     except Warning:  # as an error
@@ -196,6 +198,8 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
         notices.tell(
             "observers", f"{name} {type(error)}", f"{name} failed ({type(error).__name__}: {error}); the program goes on"
         )
+    finally:
+        core.load().c.msctx_look_away(before)
 
 
 def flush() -> None:

@@ -41,11 +41,11 @@ def _wrap() -> None:
     @contextmanager
     @wraps(install)
     def install_callbacks(*args: Any, **kwargs: Any) -> Iterator[None]:
-        before = core.load().c.msctx_compiling(1)
+        before = core.load().c.msctx_look_away(1)
         try:
             with install(*args, **kwargs):
                 yield
         finally:
-            core.load().c.msctx_compiling(before)
+            core.load().c.msctx_look_away(before)
 
     handler.install_callbacks = install_callbacks
