@@ -191,6 +191,11 @@ def test_compiled_code_has_no_breaks_and_is_compiled_once_for_observers(collecte
     torch._dynamo.reset()
 
 
+def test_views_make_no_data(collected: Any) -> None:
+    x = torch.ones(2, 3)
+    assert collected(lambda: [x.view(6), x.t(), x[0], torch.ops.aten._unsafe_view(x, [3, 2]), x.detach()]) == []
+
+
 @pytest.mark.parametrize("run", [lambda: torch.ones(2) + 1, lambda: torch.relu(torch.full((2,), 3.0)).sum()])
 def test_fake_tensors_run_no_operators(run: Callable[[], object], collected: Any) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
