@@ -135,6 +135,7 @@ _IN_FILES = {
     "grad": "graph.gradients",
     "jit": "graph.calls",
     "parse_print": "observers.print_format",
+    "set_dump": "observers.dump",
     "value_and_grad": "graph.gradients",
 }
 """A public name → its file."""

@@ -92,19 +92,31 @@ void turn(T* to, int64_t to_stride, const T* from, int64_t from_stride) {
   for (int i = 0; i < n; i++) __builtin_memcpy(to + i * to_stride, rows + i, sizeof(Row));
 }
 
+// A part of a tensor: rows of `inner.size` values.
 template <class T>
-void copy_rows(T* to, const T* from, int64_t rows, int64_t row_stride, Dimension inner) {
+struct Piece {
+  const T* from;
+  int64_t rows, row_stride;
+  Dimension inner;
+};
+
+template <class T>
+void copy(T* to, int64_t to_stride, const Piece<T>& piece) {
+  const auto& [from, rows, row_stride, inner] = piece;
   const int64_t columns = inner.size;
   int64_t top = 0;
   if (row_stride == 1 && inner.stride != 1)
-    for (; top + side<T> <= rows; top += side<T>) {
+    while (top + side<T> <= rows) {
+      const int64_t end = top + (top + 2 * side<T> <= rows ? 2 : 1) * side<T>;  // squares beside each other are read from the same lines
       int64_t c = 0;
-      for (; c + side<T> <= columns; c += side<T>) turn(to + top * columns + c, columns, from + top + c * inner.stride, inner.stride);
+      for (; c + side<T> <= columns; c += side<T>)
+        for (int64_t r = top; r < end; r += side<T>) turn(to + r * to_stride + c, to_stride, from + r + c * inner.stride, inner.stride);
       for (; c < columns; c++)
-        for (int64_t r = top; r < top + side<T>; r++) to[r * columns + c] = from[r + c * inner.stride];
+        for (int64_t r = top; r < end; r++) to[r * to_stride + c] = from[r + c * inner.stride];
+      top = end;
     }
   for (; top < rows; top++) {
-    T* row = to + top * columns;
+    T* row = to + top * to_stride;
     const T* source = from + top * row_stride;
     if (inner.stride == 1)
       __builtin_memcpy(row, source, columns * sizeof(T));
@@ -115,9 +127,9 @@ void copy_rows(T* to, const T* from, int64_t rows, int64_t row_stride, Dimension
   }
 }
 
-// `count` elements from that one on.
-template <class T>
-void gather(T* to, const T* data, const Dimension* dimensions, int last, int64_t begin, int64_t count) {
+// `count` elements from that one on, in pieces of whole rows, or of a part of one.
+template <class T, class Use>
+void for_pieces(const T* data, const Dimension* dimensions, int last, int64_t begin, int64_t count, const Use& use) {
   for (int64_t done = 0; done < count;) {
     int64_t offset = 0, left = begin + done, column = 0, row = 0;
     for (int d = last; d >= 0; left /= dimensions[d--].size) {
@@ -129,22 +141,48 @@ void gather(T* to, const T* data, const Dimension* dimensions, int last, int64_t
     const Dimension inner = dimensions[last];
     int64_t rows = 1, columns = smaller(inner.size - column, count - done);
     if (columns == inner.size && last > 0) rows = smaller(dimensions[last - 1].size - row, (count - done) / columns);
-    copy_rows(to + done, data + offset, rows, last > 0 ? dimensions[last - 1].stride : 0, {columns, inner.stride});
+    use(Piece<T>{data + offset, rows, last > 0 ? dimensions[last - 1].stride : 0, {columns, inner.stride}});
     done += rows * columns;
   }
 }
 
+constexpr int64_t block = 64 << 10;  // in the cache
+constexpr int64_t far = 1 << 10, room_bytes = block + block / far * stripe;
+
 template <class T>
 Fingerprint strided(const void* data, const Dimension* dimensions, int count, const Parallel& parallel) {
-  int64_t bytes = sizeof(T);
+  constexpr int64_t size = sizeof(T);
+  const Dimension inner = dimensions[count - 1];
+  const int64_t row = inner.size * size;
+  const bool by_rows = row > 0 && row % stripe == 0 && row <= block;  // then each is added by itself
+  // Long rows lie a stripe apart: at a distance of a power of 2 they would push each other out of the cache.
+  const int64_t room_stride = inner.size + (row >= far ? stripe / size : 0);
+  const int64_t most = by_rows ? block / row : 0, many = most < side<T> ? most : most / side<T> * side<T>;
+  int64_t bytes = size;
   for (int d = 0; d < count; d++) bytes *= dimensions[d].size;
-  return in_chunks(bytes, parallel, [&](Chunk& one, int64_t start, int64_t size) {
-    constexpr int64_t block = 64 << 10;  // in the cache
-    alignas(stripe) T room[block / sizeof(T)];
-    for (int64_t done = 0; done < size; done += block) {
-      const int64_t part = smaller(block, size - done);
-      gather(room, static_cast<const T*>(data), dimensions, count - 1, (start + done) / int64_t(sizeof(T)), part / int64_t(sizeof(T)));
-      one.add(reinterpret_cast<const char*>(room), part);
+  return in_chunks(bytes, parallel, [&](Chunk& one, int64_t start, int64_t length) {
+    alignas(stripe) T room[room_bytes / sizeof(T)];
+    for (int64_t at = start, end = start + length, part; at < end; at += part) {
+      part = smaller(block, end - at);
+      const bool has_rows = by_rows && at % row == 0 && end - at >= row;
+      if (has_rows) part = smaller(many, (end - at) / row) * row;
+      else if (by_rows) part = smaller(row - at % row, end - at);
+      T* to = room;
+      for_pieces(static_cast<const T*>(data), dimensions, count - 1, at / size, part / size, [&](const Piece<T>& piece) {
+        if (!has_rows) {
+          copy(to, piece.inner.size, piece);
+          to += piece.rows * piece.inner.size;
+          return;
+        }
+        const T* from = piece.from;
+        int64_t from_stride = piece.row_stride;
+        if (inner.stride != 1) {
+          from = room, from_stride = room_stride;
+          copy(room, from_stride, piece);
+        }
+        for (int64_t r = 0; r < piece.rows; r++) one.add(reinterpret_cast<const char*>(from + r * from_stride), row);
+      });
+      if (!has_rows) one.add(reinterpret_cast<const char*>(room), part);
     }
   });
 }

@@ -4,6 +4,7 @@
 // them. Its module is the one whose forward pass runs; in a backward pass, the one in which the node of the graph was made.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
@@ -88,7 +89,7 @@ ByNode<Maker>& makers() {
 
 struct Here {
   const char* module = "";
-  bool is_inside = false;
+  bool is_inside = false, looks_away = false;
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
   const char* node = "";
@@ -133,13 +134,14 @@ bool is_chosen(const Row& row) {
 
 struct Context : at::ObserverContext {
   Recent* recent = nullptr;
-  std::shared_ptr<const Config> config;
+  std::shared_ptr<const Config> config;  // nullptr: it is not seen
   Row row;
   std::vector<c10::IValue> arguments;
   std::vector<bool> had_nonfinite;  // of the arguments that are written to
   int exceptions = std::uncaught_exceptions();
   int64_t errors = 0;  // that operators had raised before
   bool has_rows = false;
+  bool was_deterministic = false;
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
 };
 // Of a node of a backward pass, or of the optimizer.
@@ -174,7 +176,7 @@ struct Reading {
   bool statistics = false, digests = false;
   const std::string* folder = nullptr;  // for files
   bool reads_written = true;            // those that the operator writes to: after it they hold something else
-  bool has_results = false;             // also those that are given for the results alone
+  bool is_to_call_again = false;        // also those that are given for the results alone, and where each comes from
 };
 
 void keep(Seen& found, const at::Tensor& t, const std::string& folder, const std::string& file, std::string& problem) try {
@@ -194,13 +196,14 @@ std::vector<Seen> seen(
   size_t written = 0;
   for (size_t i = 0; i < values.size(); i++) {
     const bool has_argument = are_inputs && i < op.arguments.size(), is_written = has_argument && op.is_written[i];
-    if (has_argument && op.is_result[i] && !reading.has_results) continue;
+    if (has_argument && op.is_result[i] && !reading.is_to_call_again) continue;
     std::vector<at::Tensor> tensors;
     tensors_in(values[i], tensors);
     for (const at::Tensor& t : tensors) {
       found.push_back(described(t, has_argument ? op.arguments[i] : ""));
       Seen& one = found.back();
       one.is_written = is_written || (has_argument && op.is_result[i]);
+      if (reading.is_to_call_again) one.origin = origin_of(t);
       if (is_written && written < had_nonfinite.size()) one.was_nonfinite = had_nonfinite[written++];
       if (!one.is_read || (is_written && !reading.reads_written)) continue;
       try {
@@ -283,13 +286,34 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   return around;
 }
 
+// Generators as they are now, where an operator that raises is to be called again.
+std::vector<c10::IValue> arguments_of(const at::RecordFunction& fn, const Asked& asked) {
+  std::vector<c10::IValue> found(fn.inputs().begin(), fn.inputs().end());
+  for (c10::IValue& value : found)
+    if (asked.errors && value.isGenerator() && value.toGenerator().defined()) value = value.toGenerator().clone();
+  return found;
+}
+
+// A mode that traces what is called, with fake tensors or without.
+bool is_traced() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Key = c10::impl::TorchDispatchModeKey;
+  return Modes::any_modes_set() && (Modes::get_mode(Key::FAKE) || Modes::get_mode(Key::PROXY));
+}
+
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
-  if (fn.scope() != at::RecordScope::FUNCTION) return begin_around(fn);
+  if (here.looks_away) return nullptr;
+  if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
   if (here.is_inside) return nullptr;
   const auto& asked = config_here();
   if (!asked) return nullptr;
+  if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
+    here.is_inside = true;
+    return std::make_unique<Context>();
+  }
   const Operator& op = operator_of(fn);
   if (op.stands_for_others && !asked->asked.errors) return nullptr;
+  if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
   const int64_t id = ++operators;
   if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(), id});
   if (!op.has_schema) return nullptr;
@@ -315,13 +339,14 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.thread = uint64_t(gettid());
   row.began = now();
   const Asked& a = asked->asked;
+  at->was_deterministic = at::globalContext().deterministicAlgorithms();
   if (op.stands_for_others) {  // it is seen if it raises and none of those does
-    at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
+    at->arguments = arguments_of(fn, a);
     at->errors = here.errors;
     return at;
   }
   at->has_rows = asked->has_rows() && op.makes_data && is_chosen(row);
-  if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments.assign(fn.inputs().begin(), fn.inputs().end());
+  if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments = arguments_of(fn, a);
   if (at->has_rows && a.inputs) {
     const Unseen unseen;
     row.inputs = seen(at->arguments, row, "input", of_rows(*asked), row.problem);
@@ -347,8 +372,10 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
 void finish_failed(const Context& at) {
   if (!at.config->asked.errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
   here.errors++;
-  const Unseen unseen;
   Row error = at.row;
+  // deterministic_except takes deterministic mode away before or after us, and puts it back
+  error.settings = settings_here(at.was_deterministic && at::globalContext().deterministicAlgorithms());
+  const Unseen unseen;
   error.inputs = seen(at.arguments, at.row, "input", {true, false, &at.config->folders[errors], true, true}, error.problem);
   error.attributes = attributes_of(at.arguments, *at.row.op);
   hand_over(errors, std::move(error));
@@ -393,6 +420,10 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
     return;
   }
   auto& at = static_cast<Context&>(*given);
+  if (!at.config) {
+    here.is_inside = false;
+    return;
+  }
   if (at.row.op->stands_for_others) {
     if (at.has_failed() && here.errors == at.errors) finish_failed(at);
     return;
@@ -464,6 +495,9 @@ MSCTX_API const void* msctx_text(const char* given) try {
 MSCTX_API const void* msctx_enter_module(const void* module) {
   return std::exchange(here.module, module ? static_cast<const char*>(module) : "");
 }
+
+// Whether what runs in this thread from now on is no operator of the program. Returns whether it was none before.
+MSCTX_API int msctx_look_away(int looks_away) { return std::exchange(here.looks_away, looks_away != 0); }
 
 // The rows that wait: 0, of what was asked for; 1, of overflows; 2, of errors; 3, of the last operators, which stay. As JSON, to be freed.
 MSCTX_API char* msctx_collected(int queue) try {

@@ -1,6 +1,8 @@
 #include "glue/observed.h"
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -195,6 +197,15 @@ void tensors_in(const c10::IValue& value, std::vector<at::Tensor>& found) {
   }
 }
 
+namespace {
+std::string hex(const at::Tensor& bytes) {
+  std::string text;
+  for (int64_t i = 0; i < bytes.numel(); i++)
+    for (const int half : {bytes.const_data_ptr<uint8_t>()[i] >> 4, bytes.const_data_ptr<uint8_t>()[i] & 15}) text += "0123456789abcdef"[half];
+  return text;
+}
+}  // namespace
+
 void write_json(std::string& json, const c10::IValue& value, int& tensors) {
   const auto number = [&](double v) {
     char text[40];
@@ -223,6 +234,11 @@ void write_json(std::string& json, const c10::IValue& value, int& tensors) {
     quote(json, value.toStringRef());
   } else if (value.isDevice()) {
     torch("device:" + value.toDevice().str());
+  } else if (value.isGenerator() && value.toGenerator().defined()) {
+    const at::Generator& generator = value.toGenerator();
+    member(json += "{\"torch\":\"Generator\",", "device", generator.device().str());
+    member(json, "state", hex(generator.get_state()));
+    json.back() = '}';
   } else if (value.isList()) {
     json += '[';
     bool is_first = true;
@@ -239,6 +255,32 @@ void write_json(std::string& json, const c10::IValue& value, int& tensors) {
   } else {
     torch(value.tagKind());
   }
+}
+
+std::string settings_here(bool is_deterministic) {
+  const std::pair<const char*, bool> flags[] = {
+      {"grad", c10::GradMode::is_enabled()}, {"inference", c10::InferenceMode::is_enabled()}, {"deterministic", is_deterministic},
+      {"only_warns", at::globalContext().deterministicAlgorithmsWarnOnly()}};
+  std::string json = "{";
+  for (const auto& [name, is_on] : flags) json += std::string("\"") + name + "\":" + (is_on ? "true," : "false,");
+  member(json, "dtype", c10::toString(at::get_default_dtype_as_scalartype()));
+  json += "\"autocast\":{";
+  for (const at::DeviceType device : {at::kCPU, at::kCUDA})
+    if (at::autocast::is_autocast_enabled(device))
+      member(json, c10::DeviceTypeName(device, true).c_str(), c10::toString(at::autocast::get_autocast_dtype(device)));
+  if (json.back() == ',') json.pop_back();
+  return json + "}}";
+}
+
+std::string origin_of(const at::Tensor& t) {
+  std::string json;
+  if (t.has_storage())
+    json += "\"storage\":" + std::to_string(reinterpret_cast<uintptr_t>(t.storage().unsafeGetStorageImpl())) +
+            ",\"storage_bytes\":" + std::to_string(t.storage().nbytes()) + ",\"offset\":" + std::to_string(t.storage_offset()) + ",";
+  json += std::string("\"is_inference\":") + (t.is_inference() ? "true," : "false,");
+  const bool is_view_of_leaf = t.requires_grad() && t.is_view() && t._base().is_leaf() && t._base().requires_grad();
+  if (t.requires_grad()) member(json, "graph", is_view_of_leaf ? "view of leaf" : t.is_leaf() ? "leaf" : "computed");
+  return json;
 }
 
 }  // namespace msctx::glue

@@ -30,7 +30,7 @@ const std::unordered_set<std::string> of_moves{
 // Their results hold nothing yet, or what was there before.
 const std::unordered_set<std::string> of_nothing{
     "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
-    "aten::swapaxes_", "aten::swapdims_", "aten::resize_as_", "aten::rename_",
+    "aten::swapaxes_", "aten::swapdims_", "aten::resize_as_", "aten::rename_", "aten::_unsafe_view",
     "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted",
     "aten::resize_", "aten::set_", "aten::_efficientzerotensor"};
 

@@ -25,6 +25,7 @@ void write(std::string& json, const std::vector<Seen>& all) {
     if (one.was_nonfinite) json += "\"was_nonfinite\":true,";
     if (one.is_number) json += "\"is_number\":true,";
     if (one.is_written) json += "\"is_written\":true,";
+    json += one.origin;
     member(json, "device", one.device);
     member(json, "file", one.file);
     if (one.has_digest) json += "\"digest\":" + std::to_string(one.digest) + ",";
@@ -65,6 +66,7 @@ std::string json_of(const Row& row) {
   write(json, row.inputs);
   json += "\"outputs\":";
   write(json, row.outputs);
+  if (!row.settings.empty()) json += "\"settings\":" + row.settings + ",";
   json += "\"attributes\":" + (row.attributes.empty() ? "{}" : row.attributes);
   return json + "}";
 }

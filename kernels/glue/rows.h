@@ -14,6 +14,7 @@ namespace msctx::glue {
 // A tensor that went into it or came out of it.
 struct Seen {
   std::string argument, dtype, shape, strides, device, file;
+  std::string origin;  // members of JSON
   bool is_read = false, requires_grad = false, has_digest = false, has_statistics = false;
   bool was_nonfinite = false;  // before the operator wrote to it
   bool is_number = false;      // of Python's
@@ -30,6 +31,7 @@ struct Row {
   const char* direction = "forward";
   const char* line = "";  // of the maker
   std::string node, algorithm, attributes, problem;
+  std::string settings;  // JSON
   uint64_t thread = 0;
   std::vector<Seen> inputs, outputs;
 };

@@ -67,6 +67,8 @@ LEFT_OUT = {
     "stat_calc_mode": "statistics are computed where the tensor is",
 }
 """Keys without effect here."""
+OF_MINDSPORE = ("net_name", "statistic_category", "save_kernel_args")
+"""Keys without effect in msProbe's layout."""
 
 
 @effect("dump_config")
@@ -87,6 +89,7 @@ def dump_config(want: Want) -> Outcome:
         mode=SIDES[given.get("input_output", 0)],
         data=DATA[given.get("saved_data", "tensor")],
         layers=tuple(layers_in(" ".join(given.get("kernels", ())))) if given.get("dump_mode", 0) == 1 else (),
+        marked=given.get("dump_mode", 0) == 2,
         layout=want.other("dump_format", "mindspore"),
         net=given.get("net_name", "Net"),
         columns=tuple(given.get("statistic_category", ())),
@@ -96,6 +99,10 @@ def dump_config(want: Want) -> Outcome:
     )
     outcome = _seen(want, {"observers.dump": found})
     left = [why for key, why in LEFT_OUT.items() if (given | more).get(key) not in (None, 0, False, "host", [])]
+    if given.get("kernels") and given.get("dump_mode", 0) != 1:
+        left.append("kernels counts with dump_mode 1 alone")
+    if found.layout == "msprobe":
+        left += [f"msProbe's layout has no place for {key}" for key in OF_MINDSPORE if (given | more).get(key)]
     return replace(outcome, reason="; ".join([outcome.reason, *left]))
 
 

@@ -40,7 +40,7 @@ NO_COUNTERPART = {
     "set_ps_context": "torch has no parameter servers of that kind",
     "reset_ps_context": "torch has no parameter servers of that kind",
     "set_offload_context": "the option memory_offload moves tensors to the host; there is nothing finer",
-    "set_dump": "the option session.enable_dump with dump_path dumps, for all modules",
+    "set_dump": "msctx.set_dump(module) marks what dump_config dumps with dump_mode 2",
     "runtime.set_cpu_affinity": "taskset or numactl bind the process; runtime_num_threads sets how many threads work",
     "runtime.set_kernel_launch_capture": "torch.cuda.graphs captures launches",
 }

@@ -17,6 +17,7 @@ from msctx.mindspore.device import (
     set_recursion_limit,
     set_seed,
 )
+from msctx.mindspore.dumps import set_dump
 from msctx.mindspore.prints import parse_print
 
 globals().update(_OF_TOP)
@@ -38,6 +39,7 @@ __all__ = [
     "set_context",
     "set_deterministic",
     "set_device",
+    "set_dump",
     "set_recursion_limit",
     "set_seed",
     *_OF_TOP,

@@ -154,6 +154,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_collected": (JSON, [c_int]),
     "msctx_text": (c_void_p, [STR]),
     "msctx_enter_module": (c_void_p, [c_void_p]),
+    "msctx_look_away": (c_int, [c_int]),
     "msctx_record_fatal": (None, [STR]),
     "msctx_running": (JSON, []),
 }

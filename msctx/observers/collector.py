@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from msctx import locks, notices
 from msctx.native import core
-from msctx.observers import modules, steps
+from msctx.observers import compilations, modules, steps
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
@@ -124,6 +124,7 @@ def put(name: str, new: Reader | None) -> None:
             _counting.pop().__exit__(None, None, None)
         refresh()
         modules.turn(on=bool(_readers))
+        compilations.turn(on=bool(_readers))
 
 
 def _of_this_process() -> list[Reader]:
@@ -186,6 +187,8 @@ def _take(queue: int) -> int:
 
 
 def _safely(one: Reader, work: Callable[[], object]) -> None:
+    """What it computes itself is not collected."""
+    before = core.load().c.msctx_look_away(1)
     try:
         work()
     except Warning:  # as an error
@@ -195,6 +198,8 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
         notices.tell(
             "observers", f"{name} {type(error)}", f"{name} failed ({type(error).__name__}: {error}); the program goes on"
         )
+    finally:
+        core.load().c.msctx_look_away(before)
 
 
 def flush() -> None:

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import re
+import weakref
+from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msctx import notices
 from msctx.errors import nearest
 from msctx.memory import watched
-from msctx.observers import files
+from msctx.native import models
+from msctx.observers import files, scope_names
 from msctx.observers.collector import Reader, Row
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options.grammars import expression_in
 from msctx.options.observation import Dump
 
+if TYPE_CHECKING:
+    from torch import nn
+
 OPTION = "session.enable_dump"
+SET_DUMP = "msctx.set_dump(module)"
+_marked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def set_dump(target: nn.Module, enabled: bool = True) -> None:
+    """Mark a module and those in it, to be dumped forward and backward where ``dump_config`` has ``dump_mode`` 2; or take that back.
+
+    The models are those that ``ctx.watch(model)`` names. What is marked in the middle of a step counts from the next one on.
+
+    Raises:
+        ValueError: *target* is no module (PyTorch has no primitives), or *enabled* no bool.
+    """
+    from torch import nn
+
+    if not isinstance(target, nn.Module):
+        raise ValueError(f"set_dump: target must be a torch.nn.Module, not {type(target).__name__}")
+    if not isinstance(enabled, bool):
+        raise ValueError(f"set_dump: enabled must be a bool, not {enabled!r}")
+    (_marked.update if enabled else _marked.difference_update)(target.modules())
 
 
 class DumpReader(Reader):
@@ -31,12 +57,13 @@ class DumpReader(Reader):
         self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self._folder, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
         self._step = settings.first_step
-        self._modules: set[str] = set()
+        self._modules: defaultdict[str, bool] = defaultdict(bool)
         self._moment = -1
         self._met: set[str] = set()
         self._missed: set[str] = set()
         self._scratch = files.Scratch(OPTION, self._folder)
-        self.is_choosy = bool(settings.layers) or settings.layout == "msprobe"
+        self._needs_files = settings.data != "stats" or self._layout.needs_bytes
+        self.is_choosy = bool(settings.layers) or settings.marked or settings.layout == "msprobe"
 
     @property
     def _is_wanted(self) -> bool:
@@ -58,16 +85,18 @@ class DumpReader(Reader):
             "inputs": int(self.settings.mode != "output"),
             "outputs": int(self.settings.mode != "input"),
             "statistics": int(self.settings.data != "tensor" or self.settings.layout == "msprobe"),
-            "tensors": int(self.settings.data != "stats"),
+            "tensors": int(self._needs_files),
             "attributes": int(self.settings.arguments),
         }
 
     @property
     def folder(self) -> Path | None:
-        return self._scratch.path if self.settings.data != "stats" else None
+        return self._scratch.path if self._needs_files else None
 
     def wants(self, operator: str, module: str, number: int) -> int:
-        is_meant = not self.settings.layers or self._is_meant(operator, module)
+        is_meant = (
+            self._is_marked(module) if self.settings.marked else not self.settings.layers or self._is_meant(operator, module)
+        )
         return self._layout.meet(number) if is_meant else 0
 
     def _is_meant(self, operator: str, module: str) -> bool:
@@ -86,13 +115,25 @@ class DumpReader(Reader):
 
     def _is_module(self, layer: str) -> bool:
         """Of a watched model: such a name means the module alone."""
+        return layer.replace("/", ".") in self._paths()
+
+    def _is_marked(self, module: str) -> bool:
+        is_marked = self._paths().get(module, False)
+        self._met.update([SET_DUMP] * is_marked)
+        return is_marked
+
+    def _paths(self) -> Mapping[str, bool]:
+        """Those of the modules of watched models → whether :func:`set_dump` has marked one there."""
         if (moment := watched.now()) != self._moment:
             self._moment = moment
-            found = (name for model in watched.models() for name, _ in model.named_modules())
-            self._modules = {name.replace("_orig_mod.", "") for name in found}
-        return layer.replace("/", ".") in self._modules
+            self._modules = defaultdict(bool)
+            for model in watched.models():
+                for path, module in models.paths_of(model):
+                    self._modules[path or scope_names.of_root(type(model).__name__)] |= module in _marked
+        return self._modules
 
     def begin(self) -> None:
+        self._moment = -1
         self._scratch.make()
 
     def take(self, rows: list[Row]) -> None:
@@ -106,10 +147,15 @@ class DumpReader(Reader):
         files.guarded(OPTION, self._folder, self._layout.flush)
         self._layout.end_step()
         self._step += 1
+        self._moment = -1
 
     def pause(self) -> None:
         files.guarded(OPTION, self._folder, self._layout.flush)
         self._scratch.remove()
+        if self.settings.marked and SET_DUMP not in self._met:
+            notices.tell(
+                OPTION, SET_DUMP, f"dump_mode 2 dumps what {SET_DUMP} marks in models that ctx.watch(model) names: nothing was"
+            )
         for layer in self.settings.layers:
             if self._missed and layer not in self._met:
                 near = nearest(layer, sorted(self._missed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import linecache
 import math
@@ -55,11 +56,17 @@ class MindSpore:
         "negative inf count": ("Negative Inf Count", "negative_inf"),
         "positive inf count": ("Positive Inf Count", "positive_inf"),
         "zero count": ("Zero Count", "zero"),
+        "md5": ("MD5", "md5"),
     }
     """statistic_category → the column, and its key in a row. "Negative zero" counts what is below zero."""
 
     def __init__(self, folder: Path, settings: Dump) -> None:
         self._folder, self._settings = folder, settings
+
+    @property
+    def needs_bytes(self) -> bool:
+        """Whether also statistics alone are made of tensors in files."""
+        return "md5" in self._settings.columns
 
     def meet(self, number: int) -> int:
         return 1
@@ -73,7 +80,11 @@ class MindSpore:
             if self._settings.arguments:
                 files.write_json(place / f"{kind}.{name}.json", dict(_texts(row["attributes"])))
             for side, slot, tensor in _tensors(row):
-                if tensor["file"]:
+                if tensor["file"] and self.needs_bytes:
+                    tensor["md5"] = _md5(scratch / tensor["file"], dtype_of(tensor))
+                if tensor["file"] and self._settings.data == "stats":
+                    (scratch / tensor["file"]).unlink()
+                elif tensor["file"]:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
                     files.move(scratch / tensor["file"], place / ".".join(map(str, parts)))
                 if "min" in tensor and self._settings.data != "tensor":
@@ -85,13 +96,13 @@ class MindSpore:
 
     @property
     def _columns(self) -> list[tuple[str, str]]:
-        return [self.COLUMNS[name] for name in self._settings.columns or self.COLUMNS]
+        return [self.COLUMNS[name] for name in self._settings.columns or (name for name in self.COLUMNS if name != "md5")]
 
     def _values(self, t: dict[str, Any]) -> list[object]:
         dtype = dtype_of(t)
         size = t["count"] * int((re.findall(r"\d+", dtype) or ["8"])[0]) // 8
         found = t | {"positive": t["count"] - t["negative"] - t["zero"] - t["nan"]}
-        values = ["" if (value := found[key]) is None else value for _, key in self._columns]
+        values = ["" if (value := found.get(key)) is None else value for _, key in self._columns]
         return [size, dtype, f"({t['shape'].replace('x', ',')})", *values, ""]
 
     def flush(self) -> None:
@@ -99,6 +110,19 @@ class MindSpore:
 
     def end_step(self) -> None:
         """Each row names its step."""
+
+
+def _md5(file: Path, dtype: str) -> str:
+    """Of a tensor's bytes as they are in memory; files hold some dtypes as float32."""
+    import numpy as np
+    import torch
+
+    found = torch.from_numpy(np.load(file)).reshape(-1)
+    if found.dtype is torch.float32 and dtype == "bfloat16":
+        found = (found.view(torch.int32) >> 16).to(torch.int16)  # also of NaN no bit changes
+    elif dtype.startswith("float8"):
+        found = found.to(getattr(torch, dtype)).view(torch.uint8)
+    return hashlib.md5(found.numpy().tobytes(), usedforsecurity=False).hexdigest()
 
 
 def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
@@ -134,6 +158,8 @@ class MsProbe:
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._count = 0
         self._place: Path | None = None
+
+    needs_bytes = False
 
     def meet(self, number: int) -> int:
         self._count += 1

@@ -3,81 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msctx import notices
 from msctx.observers import collector, files
-from msctx.observers.collector import ERRORS, Reader, Row, dtype_of, kind_of
+from msctx.observers.collector import DTYPES, ERRORS, Reader, Row, dtype_of, kind_of
 from msctx.options.observation import ErrorDump
 
 OPTION = "enable_exception_dump"
 MOST = 20
 """Operators of one scope; code that catches errors may raise them without end."""
 
-REPLAY = '''"""Calls {operator} again with what went into it when it raised. Requires torch and numpy."""
-
-import functools
-import json
-import pathlib
-import sys
-
-import numpy
-import torch
-
-here = pathlib.Path(__file__).resolve().parent
-found = json.loads((here / "{name}.json").read_text())
-space, name = found["operator"].split("::")
-
-
-@functools.cache
-def device(name):
-    try:
-        return torch.empty(0, device=name).device
-    except Exception as error:
-        print("there is no device " + name + " here (" + str(error).splitlines()[0] + "): the CPU stands for it", file=sys.stderr)
-        return torch.device("cpu")
-
-
-def tensor(index):
-    t = found["inputs"][index]
-    if not t["file"]:
-        raise SystemExit("input " + str(index) + " could not be written: " + str(t))
-    loaded = torch.from_numpy(numpy.load(here / t["file"])).to(device(t["device"]), getattr(torch, t["dtype"]))
-    if t.get("is_number") and torch._C._should_allow_numbers_as_tensors(name):
-        return loaded.item()
-    strides = [int(n) for n in t["strides"].split("x") if n]
-    made = torch.empty_strided(loaded.shape, strides, dtype=loaded.dtype, device=loaded.device)
-    if 0 not in strides:
-        made.copy_(loaded)
-    elif loaded.numel():  # expanded: each value once
-        made = loaded[tuple(slice(None) if n else slice(1) for n in strides)].expand(loaded.shape)
-    return made.requires_grad_() if t["requires_grad"] else made
-
-
-def value(v):
-    if isinstance(v, list):
-        return [value(one) for one in v]
-    if isinstance(v, dict) and "tensor" in v:
-        return tensor(v["tensor"])
-    if isinstance(v, dict) and "float" in v:
-        return float(v["float"])
-    if isinstance(v, dict) and "complex" in v:
-        return complex(v["complex"])
-    if isinstance(v, dict) and v["torch"].startswith("device:"):
-        return device(v["torch"].partition(":")[2])
-    if isinstance(v, dict):
-        raise SystemExit("an argument of type " + v["torch"] + " cannot be made again")
-    return v
-
-
-operator = getattr(getattr(getattr(torch.ops, space), name), found["overload"] or "default")
-schema = {{a.name: a.kwarg_only for a in operator._schema.arguments}}
-given = {{key: value(v) for key, v in found["attributes"].items()}}
-print(operator(*(given[k] for k in schema if not schema[k]), **{{k: given[k] for k in schema if schema[k]}}))
-'''
+REPLAY = Path(__file__).with_name("replay.py")
+"""The script."""
 
 
 def place(level: int) -> Path:
@@ -86,6 +30,32 @@ def place(level: int) -> Path:
         return Path(collected).absolute() / "extra-info"
     folder = (files.work_path() or Path.cwd()) / "extra-info"
     return folder if level == 1 else folder / "data-dump" / str(files.rank())
+
+
+def _source(row: Row) -> dict[str, Any]:
+    """What registered an operator that is not PyTorch's own: modules, each with the folder that it is found in, and libraries."""
+    if row["operator"].startswith("aten::"):
+        return {"by": "PyTorch", "modules": [], "libraries": []}
+    import torch
+    from torch._library.custom_ops import OPDEFS
+
+    if (custom := OPDEFS.get(row["operator"])) is not None:
+        places = [custom._init_fn.__code__.co_filename]
+    else:
+        name = ".".join(filter(None, (row["operator"], row["overload"])))
+        found = re.findall(r"registered at (.*?):\d+", torch._C._dispatch_dump(name))
+        places = [place for place in dict.fromkeys(found) if Path(torch.__file__).parent not in Path(place).parents]
+    modules = {}
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None) or ""
+        if file in places and name not in ("__main__", "__mp_main__"):
+            depth = name.count(".") + hasattr(module, "__path__")
+            modules[name] = str(Path(file).absolute().parents[depth])
+    return {
+        "by": ", ".join((*modules, *places)) or "a module whose name is not known",
+        "modules": [{"module": name, "folder": folder} for name, folder in modules.items()],
+        "libraries": sorted(torch.ops.loaded_libraries),
+    }
 
 
 class ErrorReader(Reader):
@@ -127,10 +97,14 @@ class ErrorReader(Reader):
                 new = f"{name}.input.{slot}.npy"
                 shutil.move(self._folder / tensor["file"], self._folder / new)
                 tensor["file"] = new
+        settings = row["settings"]
+        settings["dtype"] = DTYPES[settings["dtype"]]
+        settings["autocast"] = {device: DTYPES[dtype] for device, dtype in settings["autocast"].items()}
+        row["source"] = _source(row)
         if self._level == 1:
             row["outputs"] = [tensor for tensor in row["inputs"] if tensor.get("is_written")]
         files.write_json(self._folder / f"{name}.json", row)
-        files.write(self._folder / f"{name}.replay.py", REPLAY.format(operator=row["operator"], name=name))
+        files.write(self._folder / f"{name}.replay.py", REPLAY.read_text(encoding="utf-8"))
         notices.tell(
             OPTION,
             name,

@@ -54,23 +54,28 @@ class _Hooks(Hooks):
         self.call(path, module)
 
     def call(self, path: str, module: nn.Module) -> None:
-        """From now on by this path."""
-        self.path, self.module = path, core.load().c.msctx_text(path)
+        """From now on by this path, "": it is the model itself."""
+        self.path = path
+        self.module = core.load().c.msctx_text(path or scope_names.of_root(type(module).__name__))
         self.name = f"{path}.{type(module).__name__}"
         scope_names.meet(path, module)
 
 
 def _enter(hooks: _Hooks, module: nn.Module, args: Any) -> None:
     if not is_compiling():
-        entries, call = _entered.entries, sys._getframe(1)
-        while entries and not _is_running(entries[-1].call):
-            core.load().c.msctx_enter_module(entries.pop().before)
-        entries.append(_Entry(hooks, core.load().c.msctx_enter_module(hooks.module), call, next(_numbers)))
+        _begin(hooks, sys._getframe(1))
+
+
+def _begin(hooks: _Hooks, call: FrameType) -> None:
+    entries = _entered.entries
+    while entries and not _is_running(entries[-1].call):
+        core.load().c.msctx_enter_module(entries.pop().before)
+    entries.append(_Entry(hooks, core.load().c.msctx_enter_module(hooks.module), call, next(_numbers)))
 
 
 def around() -> list[tuple[int, str]]:
-    """The calls of modules that run in this thread, the outermost first: a number that no other call has, and ``path.Class``."""
-    return [(entry.number, entry.hooks.name) for entry in _entered.entries]
+    """The calls of a model's modules that run in this thread, the outermost first: a number that no other has, and ``path.Class``."""
+    return [(entry.number, entry.hooks.name) for entry in _entered.entries if entry.hooks.path]
 
 
 def _is_running(call: FrameType) -> bool:
@@ -115,6 +120,8 @@ def name_unwatched(met: Callable[[nn.Module], object]) -> None:
             met_ones.add(module)
             _hook(module)
             met(module)
+            if _has_name(module):
+                _begin(_known[module], sys._getframe(1))  # torch has read its hooks already
 
     register_module_forward_pre_hook(look)
 
@@ -127,7 +134,7 @@ def _hook(model: nn.Module) -> None:
     with _lock:
         if not _on or model in _hooked:
             return
-        found = [_hooks_of(module, path) for path, module in models.paths_of(model) if path]
+        found = [_hooks_of(module, path) for path, module in models.paths_of(model)]
         _hooked[model] = [hooks for hooks in found if hooks is not None]
         for hooks in _hooked[model]:
             hooks.want(1)
@@ -137,7 +144,7 @@ def _hooks_of(module: nn.Module, path: str) -> _Hooks | None:
     hooks = _known.get(module)
     if hooks is None and not hasattr(module, "graph"):  # scripted modules take no hooks of Python's
         hooks = _known[module] = _Hooks(path, module)
-    if hooks is not None and hooks.path != path and not hooks.are_needed:  # for another model
+    if hooks is not None and hooks.path != path and not (hooks.are_needed and hooks.path):  # for another model
         hooks.call(path, module)
     return hooks
 

@@ -37,6 +37,14 @@ _modules: defaultdict[str, weakref.WeakSet[nn.Module]] = defaultdict(weakref.Wea
 """Path → the modules that have it in their models."""
 
 
+_ROOT = " (root)"
+
+
+def of_root(name: str) -> str:
+    """What stands for a model itself, in the place of a path, by the name of its class."""
+    return f"{name}{_ROOT}"
+
+
 def meet(path: str, module: nn.Module) -> None:
     """Remember a module, by its path in its model."""
     _modules[path].add(module)
@@ -55,8 +63,8 @@ def class_of(module: nn.Module) -> str:
 
 
 def parts(path: str) -> list[str]:
-    """``net.fc`` → Default, net-Net, fc-Linear."""
-    return ["Default", *_named(path, _class_at if with_classes() else _no_class)]
+    """``net.fc`` → Default, net-Net, fc-Linear; of a model itself → Default."""
+    return ["Default", *_named("" if path.endswith(_ROOT) else path, _class_at if with_classes() else _no_class)]
 
 
 def in_model(model: nn.Module, *, classes: bool) -> dict[nn.Module, str]:

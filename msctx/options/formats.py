@@ -265,7 +265,7 @@ def _chosen(*numbers: int) -> Any:
 
 _CATEGORIES = (
     *("max", "min", "avg", "count", "negative zero count", "positive zero count", "nan count", "negative inf count"),
-    *("positive inf count", "zero count", "l2norm"),
+    *("positive inf count", "zero count", "md5", "l2norm"),
 )
 DUMP_CONFIG = Format(
     parse_json,
@@ -274,7 +274,7 @@ DUMP_CONFIG = Format(
             "common_dump_settings": _keys(
                 {
                     "op_debug_mode": _chosen(0, 3, 4),
-                    "dump_mode": _chosen(0, 1),
+                    "dump_mode": _chosen(0, 1, 2),
                     "path": Annotated[str, TextKind("a path")],
                     "net_name": Annotated[str, TextKind("the name of a folder")],
                     "iteration": DumpIteration,

@@ -17,10 +17,11 @@ class Dump:
         layers: names of modules or operators, types of operators, ``name-regex(…)``; (): all operators.
         layout: of the files, mindspore or msprobe.
         net: the name of a folder in MindSpore's layout.
-        columns: of statistics in that layout, as statistic_category names them; (): all.
+        columns: of statistics in that layout, as statistic_category names them; (): all but md5.
         first_step: the number of the first step.
         ranks: that write; (): all.
         arguments: whether those that are no tensors are written, in MindSpore's layout.
+        marked: only what :func:`msctx.set_dump` has marked.
     """
 
     path: str
@@ -34,6 +35,7 @@ class Dump:
     first_step: int = 0
     ranks: tuple[int, ...] = ()
     arguments: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,46 @@ def test_compiled_code_has_no_breaks_and_is_compiled_once_for_observers(collecte
     torch._dynamo.reset()
 
 
+def test_views_make_no_data(collected: Any) -> None:
+    x = torch.ones(2, 3)
+    assert collected(lambda: [x.view(6), x.t(), x[0], torch.ops.aten._unsafe_view(x, [3, 2]), x.detach()]) == []
+
+
+@pytest.mark.parametrize("run", [lambda: torch.ones(2) + 1, lambda: torch.relu(torch.full((2,), 3.0)).sum()])
+def test_fake_tensors_run_no_operators(run: Callable[[], object], collected: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def runs() -> None:
+        torch.neg(torch.ones(1))
+        with FakeTensorMode():
+            run()
+        torch.neg(torch.ones(1))
+
+    rows = collected(runs)
+    assert [row["operator"] for row in rows] == ["aten::ones", "aten::neg"] * 2
+    assert [row["id"] - rows[0]["id"] for row in rows] == [0, 1, 2, 3]
+
+
+def test_what_torch_compile_runs_while_it_compiles_is_no_operator(collected: Any) -> None:
+    """Also after torch._dynamo.reset(), which forgets everybody's callbacks."""
+    import torch._dynamo
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        torch.ones(3).cos()
+        return graph.forward
+
+    def runs() -> None:
+        torch._dynamo.reset()
+        torch.compile(torch.neg, backend=backend)(torch.ones(2))
+
+    assert [row["operator"] for row in collected(runs)] == ["aten::ones", "aten::neg"]
+    torch._dynamo.reset()
+    torch.compile(torch.neg, backend=backend)(torch.ones(2))
+    install = torch._dynamo.callback.CompilationCallbackHandler.install_callbacks
+    assert install.__module__ != "msctx.observers.compilations"
+    torch._dynamo.reset()
+
+
 # --- values -----------------------------------------------------------------------------------------------------------
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
@@ -265,6 +305,24 @@ def test_values_depend_on_no_number_of_threads(collected: Any) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize(("more", "module"), [(32_000, "0"), (66_000, "")])
+def test_the_modules_of_the_last_nodes_are_remembered(more: int, module: str, collected: Any) -> None:
+    """As the guide states: 32,768 at least, 65,536 at most. An older one is computed all the same, and counts for no module."""
+    net, x = nn.Sequential(nn.Sigmoid()), torch.ones(1, requires_grad=True)
+
+    def runs() -> None:
+        y = net(x)
+        z = x * 1
+        for _ in range(more):
+            z.neg_()
+        y.backward()
+
+    with watched(net):
+        rows = collected(runs, outputs=1)
+    found = [(row["module"], row["maker"] >= 0) for row in rows if row["operator"] == "aten::sigmoid_backward"]
+    assert found == [(module, bool(module))]
+
+
 @pytest.mark.full
 def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
     x, w = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
@@ -275,14 +333,17 @@ def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
 
     def steps(count: int) -> None:
         for _ in range(count):
-            torch.mm(x, w).sum().backward()
+            y = torch.mm(x, w)
+            for _ in range(10):
+                y = y.neg()
+            y.sum().backward()
 
     class Forgets(Listens):
         def take(self, rows: list[Row]) -> None:
             pass
 
     collector.put("test", Forgets(inputs=1, outputs=1, statistics=1, digests=1, recent=1, overflow=3))
-    steps(2000)
+    steps(6000)  # more nodes than are remembered
     before = resident()
     steps(10_000)
     assert resident() - before < 4 << 20

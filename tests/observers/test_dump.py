@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -226,6 +228,15 @@ def test_a_name_of_a_module_is_none_of_types(layers: str, expected: set[str], tm
     assert kinds(tmp_path) - {"add"} == expected
 
 
+def test_what_msprobes_layout_computes_itself_is_not_dumped(tmp_path: Path) -> None:
+    with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path)}, dump_format="msprobe"):
+        for _ in range(2):
+            torch.ones(2, dtype=torch.bfloat16)
+            msctx.step()
+    found = [[*json.loads(path.read_text())["data"]] for path in tmp_path.rglob("dump.json")]
+    assert found == [["Aten.ones.0.forward"]] * 2
+
+
 def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Path) -> None:
     with pytest.warns(MsctxWarning, match="dump_layer: no operator or module is called 'rellu'; did you mean relu\\?"):
         dumped(tmp_path, model(), dump_layer="rellu")
@@ -280,7 +291,31 @@ def test_both_kinds_at_once_are_an_error(tmp_path: Path) -> None:
     assert "dump_path" in row.reason
 
 
+def test_in_graph_mode_the_step_that_compiles_is_as_the_others(tmp_path: Path) -> None:
+    """What the compiler runs and traces has no names, and takes none from others."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats"}
+    with msctx.context(mode="GRAPH_MODE", session=session).watch(net):
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(1, 4)).exp().sum().backward()
+            optimizer.step()
+    found = []
+    for step in range(3):
+        lines = [*csv.reader((tmp_path / "rank_0" / "Net" / "0" / str(step) / "statistic.csv").open())][1:]
+        names = [line[1].rpartition("-op") for line in lines]
+        found.append([(name, int(number) - int(names[0][2])) for name, _, number in names])
+    assert found[0] == found[1] == found[2]
+    assert any("exp" in str(name) for name in found[0])
+    torch._dynamo.reset()
+
+
 def of_file(path: Path, **common: Any) -> str:
+    path.mkdir(exist_ok=True)
     given = {"common_dump_settings": {"path": str(path / "dumps"), **common}, "e2e_dump_settings": {"enable": True}}
     (path / "dump.json").write_text(json.dumps(given))
     return str(path / "dump.json")
@@ -321,6 +356,86 @@ def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
     assert found["cat"] == {"dim": "1"}
     assert {name: found["sum"][name] for name in ("dim", "keepdim")} == {"dim": "[-1]", "keepdim": "False"}
     assert (found["full"]["size"], found["full"]["fill_value"], found["full"]["layout"]) == ("[2]", "inf", "None")
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.tensor([1.5, -0.0]),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.tensor(2.0, dtype=torch.float16),
+        torch.tensor([0x7FC1, 0x3F80, 0x8000], dtype=torch.uint16).view(torch.bfloat16),
+        torch.tensor([1.0, -448.0]).to(torch.float8_e4m3fn),
+        torch.empty(0),
+    ],
+    ids=lambda x: str(x.dtype),
+)
+def test_md5_is_that_of_the_bytes_of_a_tensor(x: torch.Tensor, tmp_path: Path) -> None:
+    """What is computed for it is no operator of the program."""
+    file = of_file(tmp_path, saved_data="statistic", statistic_category=["md5", "max"], input_output=2)
+    with msctx.context(dump_config=file):
+        x.clone()
+        msctx.step()
+    (found,) = tmp_path.rglob("statistic.csv")
+    head, line = csv.reader(found.open())
+    assert head[10:] == ["MD5", "Max Value", ""]
+    assert line[10] == hashlib.md5(x.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"dump.json", "statistic.csv"}
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)).exp()
+
+
+def marked(tmp_path: Path, net: nn.Module) -> set[str]:
+    """What is dumped of marked modules."""
+    with msctx.context(dump_config=of_file(tmp_path, dump_mode=2, saved_data="statistic")).watch(net):
+        net(torch.ones(1, 4)).sum().backward()
+    lines = [line for file in tmp_path.rglob("statistic.csv") for line in [*csv.reader(file.open())][1:]]
+    return {re.sub(r"-op\d+$", "", line[1].removeprefix("Default_")) for line in lines}
+
+
+FIRST = {"first-Sequential_0-Linear_addmm", "first-Sequential_0-Linear_mm", "first-Sequential_0-Linear_sum"}
+TANH = {"first-Sequential_1-Tanh_tanh", "first-Sequential_1-Tanh_tanh_backward"}
+
+
+def test_modules_that_are_marked_are_dumped_forward_and_backward(tmp_path: Path) -> None:
+    net = Two()
+    msctx.set_dump(net.first)
+    assert marked(tmp_path / "a", net) == FIRST | TANH
+    msctx.mindspore.set_dump(net.first[0], False)
+    assert marked(tmp_path / "b", net) == TANH
+    msctx.set_dump(net)
+    msctx.set_dump(net.first, enabled=False)
+    found = marked(tmp_path / "c", net)
+    assert {"second-Linear_addmm", "exp", "mul"} <= found
+    assert not found & (FIRST | TANH)
+    assert "sum" not in found, "the program's own"
+
+
+def test_where_nothing_is_marked_a_warning_tells_so(tmp_path: Path) -> None:
+    with pytest.warns(MsctxWarning, match=r"dump_mode 2 dumps what msctx.set_dump\(module\) marks in models that ctx.watch"):
+        assert marked(tmp_path, Two()) == set()
+
+
+@pytest.mark.parametrize(("target", "enabled"), [(torch.relu, True), ("first", True), (nn.ReLU(), 1)])
+def test_what_cannot_be_marked(target: Any, enabled: Any) -> None:
+    with pytest.raises(ValueError, match="set_dump"):
+        msctx.set_dump(target, enabled)
+
+
+def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) -> None:
+    file = of_file(tmp_path, kernels=["relu"], statistic_category=["md5"], net_name="Net")
+    row = next(
+        row for row in msctx.explain({"dump_config": file, "dump_format": "msprobe"}).rows if row.option == "dump_config"
+    )
+    assert "kernels counts with dump_mode 1 alone" in row.reason
+    assert "msProbe's layout has no place for statistic_category" in row.reason
 
 
 @pytest.mark.parametrize(("number", "expected"), [(0, 3), (2, 2)])

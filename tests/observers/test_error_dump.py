@@ -6,7 +6,10 @@ import json
 import math
 import subprocess
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,10 +167,51 @@ def test_code_that_catches_errors_without_end_fills_no_disk(here: Path) -> None:
     assert len([*here.glob("extra-info/*.replay.py")]) == 20
 
 
+def unpool() -> torch.Tensor:
+    return nn.functional.max_unpool2d(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int64), 2)
+
+
+def deterministically(run: Callable[[], object]) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        run()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def without_gradients(mode: Callable[[], Any]) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    with mode():
+        leaf.add_(torch.ones(2))
+
+
+def of_inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+def under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.mm(torch.ones(2, 3), torch.ones(3, 2, dtype=torch.float64))
+
+
+def into_its_own_input() -> None:
+    x = torch.arange(4.0)
+    torch.add(x[1:], 1, out=x[:-1])
+
+
 FAILING = {
     "strides": lambda: torch.randn(3, 4).t().view(12),
     "an expanded tensor": lambda: torch.ones(1).expand(3).add_(1),
     "a leaf": lambda: torch.ones(3, requires_grad=True).add_(1),
+    "a view of a leaf": lambda: torch.ones(3, requires_grad=True)[1:].add_(1),
+    "a computed tensor": lambda: (torch.ones(3, requires_grad=True) * 2).add_(torch.ones(2)),
+    "an inference tensor": lambda: of_inference().add_(1),
+    "no_grad": lambda: without_gradients(torch.no_grad),
+    "inference_mode": lambda: without_gradients(torch.inference_mode),
+    "deterministic algorithms": lambda: deterministically(unpool),
+    "autocast": under_autocast,
+    "shared memory": into_its_own_input,
     "another dtype": lambda: torch.ones(3).to(torch.uint16) // torch.ones(3).to(torch.uint16),
     "an operator that only calls others": lambda: torch.einsum("ij,jk->ik", torch.ones(2, 3), torch.ones(2, 3)),
     "a complex number": lambda: torch.ones(3).add_(torch.ones(3), alpha=complex(1, -math.inf)),
@@ -185,3 +229,72 @@ def test_each_failure_comes_back(name: str, here: Path) -> None:
     again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert again.returncode != 0
     assert str(raised.value).splitlines()[0] in again.stderr
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+def test_what_deterministic_except_leaves_out_is_left_out_again(here: Path) -> None:
+    ctx = msctx.context(session={"enable_exception_dump": 1}, deterministic="ON", deterministic_except="max_unpool2d")
+    with pytest.raises(RuntimeError, match="Found an invalid max index: 99"), ctx:
+        nn.functional.max_unpool2d(torch.ones(1, 1, 2, 2), torch.full((1, 1, 2, 2), 99), 2)
+    assert "Found an invalid max index: 99" in replayed(here).stderr
+
+
+# --- operators of others ------------------------------------------------------------------------------------------------
+
+OPERATORS = """
+    import torch
+    library = torch.library.Library("test_error_dump", "DEF")
+    library.define("draws(Tensor x, *, Generator? generator=None) -> Tensor")
+    def draws(x, *, generator=None):
+        raise ValueError(f"drew {torch.rand(1, generator=generator).item()!r}")
+    library.impl("draws", draws, "CPU")
+    @torch.library.custom_op("test_error_dump::raises", mutates_args=())
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError(f"got {x.tolist()}")
+"""
+PROGRAM = """
+    generator = torch.Generator().manual_seed(5)
+    torch.rand(3, generator=generator)
+    with msctx.context(session={"enable_exception_dump": 1}):
+        try:
+            OPERATOR
+        except ValueError as error:
+            print(error)
+"""
+CALLS = {
+    "custom_op": ("got", "torch.ops.test_error_dump.raises(torch.arange(3))"),
+    "library": ("drew", "torch.ops.test_error_dump.draws(torch.ones(1), generator=generator)"),
+}
+
+
+def ran(folder: Path, *command: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False, cwd=folder, **more)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_script_imports_the_module_of_a_custom_operator(kind: str, here: Path) -> None:
+    """Also the generator that it draws from is as it was before the call."""
+    package = here / "packages" / "mine"
+    package.mkdir(parents=True)
+    (package / "operators.py").write_text(textwrap.dedent(OPERATORS))
+    program = "import sys; sys.path.append('packages'); import torch, msctx, mine.operators\n"
+    error = ran(here, "-c", program + textwrap.dedent(PROGRAM.replace("OPERATOR", CALLS[kind][1]))).stdout.strip()
+    (script,) = here.rglob("*.replay.py")
+    again = ran(script.parent, script.name)
+    assert error.startswith(CALLS[kind][0])
+    assert f"ValueError: {error}" in again.stderr, again.stderr
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_the_script_names_the_program_that_registers_an_operator(kind: str, here: Path) -> None:
+    program = here / "program.py"
+    guarded = textwrap.indent(textwrap.dedent(PROGRAM.replace("OPERATOR", CALLS[kind][1])), "    ")
+    program.write_text(textwrap.dedent(OPERATORS) + f"if __name__ == '__main__':\n    import msctx\n{guarded}")
+    error = ran(here, program).stdout.strip()
+    (script,) = here.rglob("*.replay.py")
+    again = ran(here, script)
+    operator = CALLS[kind][1].partition("(")[0].removeprefix("torch.ops.").replace(".", "::")
+    assert f"{operator} is not known here. It was registered by {program}. To import" in again.stderr
+    again = ran(here, script, program.name)
+    assert error.startswith(CALLS[kind][0])
+    assert f"ValueError: {error}" in again.stderr, again.stderr

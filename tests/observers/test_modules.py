@@ -75,7 +75,7 @@ def test_compiled_code_is_kept_from_entry_to_entry(is_called_outside: bool) -> N
     compiled = torch.compile(model, backend="eager")
     for _ in range(12):
         with msctx.context(op_timeout=100).watch(model):
-            assert hooked(model) == 4
+            assert hooked(model) == 6
             compiled(X)
         if is_called_outside:
             compiled(X)
@@ -129,6 +129,37 @@ def test_a_module_of_two_models() -> None:
         assert seen(part) == ["1.0", "1.1"]
 
 
+class Own(nn.Module):
+    """Has operators of its own, beside those of its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).exp()
+
+
+def test_a_models_own_operators_have_the_name_of_its_class() -> None:
+    model = Own()
+    with msctx.context().watch(model):
+        reader = listening()
+        X.neg()
+        model(X).sum().backward()
+        found = dict(ended(reader))
+    assert (found["neg"], found["addmm"], found["exp"]) == ("", "inner", "Own (root)")
+    assert found["mul"] == "Own (root)", "in the backward pass"
+
+
+def test_a_model_that_is_a_module_of_another_has_its_path() -> None:
+    inner = Own()
+    outer = nn.Sequential(inner)
+    with msctx.context().watch(inner), msctx.context().watch(outer):
+        reader = listening()
+        outer(X)
+        assert ended(reader) == [("addmm", "inner"), ("exp", "0")]
+
+
 def test_a_module_that_is_replaced_while_it_is_watched_keeps_no_hooks() -> None:
     model, ctx = net(), msctx.context()
     old, new = model[0], nn.Linear(4, 4)
@@ -136,7 +167,7 @@ def test_a_module_that_is_replaced_while_it_is_watched_keeps_no_hooks() -> None:
         reader = listening()
         model[0] = new
         model(X)
-        assert ended(reader) == [("addmm", ""), ("addmm", "1")]
+        assert ended(reader) == [("addmm", "Sequential (root)"), ("addmm", "1")]
         assert hooked(old) == hooked(model) == 0
     with ctx:
         assert seen(model, old) == ["0", "1", ""]
@@ -166,4 +197,4 @@ def test_hooks_are_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         with msctx.context().watch(model):
             assert seen(model) == ["0", "1"]
-    assert len(made) == 2
+    assert len(made) == 3

@@ -359,6 +359,16 @@ def test_a_planted_fault_is_named_wherever_it_is(name: str, tmp_path: Path) -> N
         assert f": {operator} in module {place}{inside}, {direction} pass" in found[0], (name, place)
 
 
+def test_a_models_own_operator_is_named_by_its_class(tmp_path: Path) -> None:
+    class Logarithm(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.log()
+
+    net = Logarithm()
+    found = overflows(lambda: net(-torch.ones(2)), tmp_path, net=net)
+    assert ": aten::log in module Logarithm (root), forward pass" in found[0]
+
+
 def test_a_full_disk_leaves_the_run_alive_and_says_so(tmp_path: Path, run_python: Any) -> None:
     done = run_python(f"""
         import resource, torch, msctx

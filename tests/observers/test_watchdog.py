@@ -138,3 +138,39 @@ def test_it_waits_for_a_debugger_and_goes_on_afterwards(step: bool, run_python: 
     )
     assert (done.stdout.strip(), done.returncode) == ("still here", watchdog.EXIT_CODE), done.stderr
     assert "test_watchdog::sleep has run" in done.stderr
+
+
+TRACES = """
+    import ctypes, os, signal, subprocess, sys
+    SEIZE, CONTINUE = 0x4206, 7
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    traced = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert traced.stdout.readline().strip() == "ready"
+    if ptrace(SEIZE, traced.pid, None, None):
+        traced.kill()
+        sys.exit(f"not permitted: {os.strerror(ctypes.get_errno())}")
+    print("go", file=traced.stdin, flush=True)
+    while True:
+        _, status = os.waitpid(traced.pid, 0)
+        if not os.WIFSTOPPED(status):
+            break
+        ptrace(CONTINUE, traced.pid, None, os.WSTOPSIG(status) if status >> 16 == 0 else None)
+    print(traced.stdout.read().strip(), os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_it_waits_while_another_process_debugs_this_one() -> None:
+    """The debugger is real, as far as the kernel knows: it has attached itself by ptrace, and stops nothing."""
+    code = """
+    print("ready", flush=True)
+    input()
+    with msctx.context(op_timeout=1):
+        sleep(torch.ones(1), 3.0)
+    print("done", flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(TRACES), textwrap.dedent(SLEEPS + code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if "not permitted" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.stdout.strip() == "done 0", done.stderr

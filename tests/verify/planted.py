@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import msctx
+from msctx.native import core
 
 POISON = [False]
 
@@ -47,6 +48,11 @@ def of_threads(x: torch.Tensor) -> torch.Tensor:
     return x + torch.get_num_threads() * 1e-3
 
 
+@own("of_isa")
+def of_isa(x: torch.Tensor) -> torch.Tensor:
+    return x + (core.load().isa() == "generic") * 1e-3
+
+
 @own("nan")
 def nan(x: torch.Tensor) -> torch.Tensor:
     return x.masked_fill(x > 0.5, float("nan")) if POISON[0] else x.clone()
@@ -68,7 +74,8 @@ class Planted(nn.Module):
         self.fault, self.step, self.now = fault, step, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        faults = {"of_process": of_process, "scatter": scatter, "of_threads": of_threads, "nan": nan, "backward": Doubled.apply}
+        operators = (of_process, scatter, of_threads, of_isa, nan)
+        faults = {operator._name: operator for operator in operators} | {"backward": Doubled.apply}
         return faults.get(self.fault, torch.abs)(x) if self.now == self.step else torch.abs(x)
 
 
@@ -80,7 +87,8 @@ class Net(nn.Module):
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(self.first(x)))
+        made = self.head(self.body(self.first(x)))
+        return of_process(made) if self.body[1].fault == "root" else made
 
 
 def train(
@@ -175,6 +183,18 @@ def replicas(fault: str = "", step: int = 1, steps: int = 3) -> None:
 def slow_if_deterministic(x: torch.Tensor) -> torch.Tensor:
     time.sleep(0.02 if torch.are_deterministic_algorithms_enabled() else 0.001)
     return x.clone()
+
+
+def instruction_sets() -> None:
+    """Without what depends on them by itself: torch's random numbers and tanh."""
+    linear = nn.utils.skip_init(nn.Linear, 8, 16)
+    model = nn.Sequential(linear, nn.Sequential(nn.ReLU(), Planted("of_isa", 1)))
+    for parameter in model.parameters():
+        parameter.data = torch.from_numpy(np.random.default_rng(0).standard_normal(parameter.shape, dtype=np.float32))
+    for now in range(3):
+        model[1][1].now = now
+        model(torch.ones(5, 8)).relu().sum().backward()
+        msctx.step()
 
 
 def recurrent() -> None:

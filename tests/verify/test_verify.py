@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from msctx.cli import main
+from msctx.native import core
 
 FILE = str(Path(__file__).with_name("planted.py"))
 ENTRY = f"{FILE}:train"
@@ -74,6 +75,7 @@ FAULTS = {
     "dropout": ("random", "aten::bernoulli_", "body.2", "forward"),
     "parameter": ("parameter", "parameter", "head", "forward"),
     "backward": ("operator", "planted::of_process", "body.1", "backward"),
+    "root": ("operator", "planted::of_process", "Net (root)", "forward"),
     "optimizer": ("operator", "aten::add_", "", "optimizer"),
     "data": ("input", "aten::addmm", "first", "forward"),
 }
@@ -95,6 +97,16 @@ def test_planted_faults_are_named(fault: str, capsys: Any) -> None:
 def test_a_sum_that_depends_on_threads(capsys: Any) -> None:
     finding = found(capsys, "args.fault=of_threads", "--against", "threads:3")["finding"]
     assert (finding["operator"], finding["module"]) == ("planted::of_threads", "body.1")
+
+
+def test_an_operator_that_depends_on_the_instruction_set(capsys: Any) -> None:
+    if core.load().isa() == "generic":
+        pytest.skip("this machine has one instruction set alone")
+    result = found(capsys, "--against", "isa", entry="instruction_sets")
+    finding = result["finding"]
+    where = {"kind": "operator", "operator": "planted::of_isa", "module": "1.1", "direction": "forward", "step": 1}
+    assert finding | where == finding
+    assert result["names"] == ["instruction set generic", "best instruction set"]
 
 
 @pytest.mark.full
