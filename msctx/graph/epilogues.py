@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -59,7 +58,7 @@ def _is_unbacked(node: fx.Node) -> bool:
 
 @dataclass
 class Epilogue:
-    """activation(result * scale + shift + other), or *other* after the activation; *scale* and *shift* are tensors of the channels."""
+    """activation(result * scale + shift + other), or *other* after the activation; tensors of *scale* and *shift* have the channels."""
 
     scale: Number = 1
     shift: Number = 0
@@ -92,16 +91,15 @@ def _filled(graph: fx.Graph, part: Number, usual: int, channels: int) -> fx.Node
         return part
     if part == usual:
         return None
-    how = {"dtype": torch.float32, "device": torch.device("cpu"), "pin_memory": False}
+    how: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "pin_memory": False}
     return graph.call_function(aten.full.default, ([channels], float(part)), how)
 
 
 def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.Node | None:
     """Take the operator or operators after *node* into the epilogue; returns the last of them, or None."""
-    if e.activation == "none":
-        for activation, matched in _activations(node):
-            e.activation, (last, e.low, e.high) = activation, matched
-            return last
+    if e.activation == "none" and (found := _activation(node)) is not None:
+        e.activation, last, e.low, e.high = found
+        return last
     if len(node.users) != 1:
         return None
     (user,) = node.users
@@ -112,7 +110,12 @@ def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
     if user.target is aten.add.Tensor and isinstance(other, fx.Node) and e.other is None and _is_like(conv, other):
         e.other, e.adds_last = other, e.activation != "none"
         return user
-    if e.activation != "none" or e.other is not None or not _is_of_channels(conv, other) or (left is not node and user.target not in SWAP):
+    if (
+        e.activation != "none"
+        or e.other is not None
+        or not _is_of_channels(conv, other)
+        or (left is not node and user.target not in SWAP)
+    ):
         return None
     with graph.inserting_before(user):
         value = _flat(graph, conv, other)
@@ -124,7 +127,10 @@ SWAP = (aten.add.Tensor, aten.mul.Tensor)
 
 def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: Number) -> bool:
     if target is aten.sub.Tensor:
-        target, value = aten.add.Tensor, -value if not isinstance(value, fx.Node) else graph.call_function(aten.neg.default, (value,))
+        target, value = (
+            aten.add.Tensor,
+            -value if not isinstance(value, fx.Node) else graph.call_function(aten.neg.default, (value,)),
+        )
     elif target is aten.div.Tensor and value != 0:
         inverse = graph.call_function(aten.reciprocal.default, (value,)) if isinstance(value, fx.Node) else 1 / value
         target, value = aten.mul.Tensor, inverse
@@ -146,99 +152,90 @@ def _of(graph: fx.Graph, target: Any, a: Number, b: Number) -> Number:
 
 
 def _is_like(conv: fx.Node, other: fx.Node) -> bool:
+    return _is_shaped(other, [*_value(conv).shape])
+
+
+def _is_shaped(node: fx.Node, shape: list[int]) -> bool:
+    """Without a guard on what has symbols."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    value, result = other.meta.get("val"), _value(conv)
-    if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.dtype != torch.float32:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() != len(shape) or value.dtype != torch.float32:
         return False
-    return all(statically_known_true(a == b) for a, b in zip(value.shape, result.shape, strict=True))
+    return all(statically_known_true(a == b) for a, b in zip(value.shape, shape, strict=True))
 
 
 def _is_of_channels(conv: fx.Node, other: Any) -> bool:
-    if isinstance(other, float | int):
-        return True
-    if not isinstance(other, fx.Node) or not isinstance(value := other.meta.get("val"), torch.Tensor):
-        return False
-    channels = _value(conv).shape[1]
-    return value.dtype == torch.float32 and tuple(value.shape) in {(channels, 1, 1), (1, channels, 1, 1)}
-
-
-def _flat(graph: fx.Graph, conv: fx.Node, other: Number) -> Number:
     if not isinstance(other, fx.Node):
-        return other
+        return isinstance(other, float | int)
+    channels = _value(conv).shape[1]
+    return any(_is_shaped(other, shape) for shape in ([channels, 1, 1], [1, channels, 1, 1]))
+
+
+def _flat(graph: fx.Graph, conv: fx.Node, other: Any) -> Number:
+    if not isinstance(other, fx.Node):
+        return float(other)
     while other.target is aten.unsqueeze.default:  # [channels] as it was before
-        other = other.args[0]  # type: ignore[assignment]
-    if _value(other).dim() == 1:
-        return other
-    return graph.call_function(aten.reshape.default, (other, [_value(conv).shape[1]]))
+        (other, *_) = other.args
+    flat: fx.Node = other
+    return flat if _value(flat).dim() == 1 else graph.call_function(aten.reshape.default, (flat, [_value(conv).shape[1]]))
 
 
 # --- activations, as inductor decomposes them ---------------------------------------------------------------------------
 
-Matched: TypeAlias = tuple[fx.Node, float, float]
 
-
-def _activations(node: fx.Node) -> Iterator[tuple[str, Matched]]:
-    users = list(node.users)
-    if len(users) == 1:
-        (user,) = users
-        if user.target is aten.relu.default:
-            yield "relu", (user, 0.0, 0.0)
-        elif user.target is aten.sigmoid.default:
-            yield "sigmoid", (user, 0.0, 0.0)
-        elif (clamp := _clamp(node)) is not None:
-            yield "clamp", clamp
-        elif (gate := _gate(node)) is not None and (last := _then(gate, aten.div.Tensor, 6)) is not None:
-            yield "hardsigmoid", (last, 0.0, 0.0)
-    elif len(users) == 2:
+def _activation(node: fx.Node) -> tuple[str, fx.Node, float, float] | None:
+    """Its name, the last of its operators, and the bounds of a clamp."""
+    last: fx.Node | None
+    if len(node.users) == 1:
+        (user,) = node.users
+        if user.target in (aten.relu.default, aten.sigmoid.default):
+            return ("relu" if user.target is aten.relu.default else "sigmoid"), user, 0.0, 0.0
+        low = _only(_then(node, aten.clamp_min.default))
+        last = _then(low, aten.clamp_max.default)
+        if low is not None and last is not None and isinstance(least := low.args[1], float | int):
+            return ("clamp", last, float(least), float(most)) if isinstance(most := last.args[1], float | int) else None
+        last = _then(_gate(node), aten.div.Tensor, 6)
+        return ("hardsigmoid", last, 0.0, 0.0) if last is not None else None
+    if len(node.users) == 2:
         if (last := _silu(node)) is not None:
-            yield "silu", (last, 0.0, 0.0)
-        elif (gate := _gate(node)) is not None and (product := _meets(node, gate, aten.mul.Tensor)) is not None:
-            if (last := _then(product, aten.div.Tensor, 6)) is not None:
-                yield "hardswish", (last, 0.0, 0.0)
+            return "silu", last, 0.0, 0.0
+        last = _then(_only(_both(node, _gate(node), aten.mul.Tensor)), aten.div.Tensor, 6)
+        return ("hardswish", last, 0.0, 0.0) if last is not None else None
+    return None
 
 
-def _then(node: fx.Node | None, target: Any, *numbers: float) -> fx.Node | None:
-    """The one user of *node* among those with this target and these numbers, if *node* has no other user of any kind that matters."""
+def _then(node: fx.Node | None, target: Any, number: float | None = None) -> fx.Node | None:
+    """The use of *node* as first argument of this operator, with this number, if that is given."""
     for user in node.users if node is not None else ():
-        if user.target is target and user.args[0] is node and [*user.args[1:]] == [*numbers] and not user.kwargs:
+        if user.target is target and user.args[0] is node and not user.kwargs and number in (None, user.args[-1]):
             return user
     return None
 
 
 def _only(node: fx.Node | None) -> fx.Node | None:
+    """*node*, if it is used once: nothing else needs it."""
     return node if node is not None and len(node.users) == 1 else None
-
-
-def _clamp(node: fx.Node) -> Matched | None:
-    (low,) = node.users
-    if low.target is not aten.clamp_min.default or not isinstance(least := low.args[1], float | int) or _only(low) is None:
-        return None
-    (high,) = low.users
-    if high.target is not aten.clamp_max.default or not isinstance(most := high.args[1], float | int):
-        return None
-    return high, float(least), float(most)
 
 
 def _gate(node: fx.Node) -> fx.Node | None:
     """clamp(node + 3, 0, 6)"""
-    plus = _only(_then(node, aten.add.Tensor, 3))
-    return _only(_then(_only(_then(plus, aten.clamp_min.default, 0)), aten.clamp_max.default, 6))
+    above = _only(_then(_only(_then(node, aten.add.Tensor, 3)), aten.clamp_min.default, 0))
+    return _only(_then(above, aten.clamp_max.default, 6))
 
 
-def _meets(node: fx.Node, other: fx.Node, target: Any) -> fx.Node | None:
-    """target(node, other), which uses both, and nothing else uses its result's parts."""
-    (user,) = other.users
-    return _only(user) if user.target is target and {*user.args} == {node, other} and user in node.users else None
+def _both(node: fx.Node, other: fx.Node | None, target: Any) -> fx.Node | None:
+    """target(node, other), in either order."""
+    (user,) = other.users if other is not None else (None,)
+    return user if user is not None and user.target is target and {*user.args} == {node, other} else None
 
 
 def _silu(node: fx.Node) -> fx.Node | None:
     """node / (exp(-node) + 1)"""
-    bottom = _only(_then(_only(_then(_only(_then(node, aten.neg.default)), aten.exp.default)), aten.add.Tensor, 1))
-    if bottom is None:
-        return None
-    (user,) = bottom.users
-    return user if user.target is aten.div.Tensor and user.args == (node, bottom) else None
+    exponential = _only(_then(_only(_then(node, aten.neg.default)), aten.exp.default))
+    below = _only(_then(exponential, aten.add.Tensor, 1))
+    found = _both(node, below, aten.div.Tensor)
+    return found if found is not None and found.args[0] is node else None
 
 
 # --- the operator -------------------------------------------------------------------------------------------------------
@@ -250,15 +247,16 @@ def _operator() -> None:
 
     core.load()  # defines it
 
-    @torch.library.register_fake(OPERATOR)
     def result(given: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, *rest: Any) -> torch.Tensor:
         plain = aten.convolution.default(given, weight, None, stride, padding, dilation, False, [0, 0], groups)
         return torch.empty_like(plain, memory_format=torch.channels_last)
 
+    torch.library.register_fake(OPERATOR, result)
+
 
 def _propagate(graph: fx.GraphModule) -> None:
     """The strides that tensors have now."""
-    from torch._dynamo.utils import detect_fake_mode
+    from torch._guards import detect_fake_mode
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]

@@ -51,6 +51,7 @@ TAILS: dict[str, Tail] = {
     "shift+silu+add": lambda b, y, x: functional.silu(y) + x,
     "shift": lambda b, y, x: y.exp() + y,
     "shift+add": lambda b, y, x: functional.gelu(y + x),
+    "scale+shift+sigmoid": lambda b, y, x: torch.sigmoid(b.norm(y)) * x.mean((2, 3), keepdim=True),
 }
 
 
@@ -191,8 +192,9 @@ def test_weights_and_statistics_may_change(algorithm: str) -> None:
         assert len(ctx.graphs()) == 1
 
 
-def test_shapes_may_have_symbols() -> None:
-    block = Block(TAILS["scale+shift+add+relu"]).eval()
+@pytest.mark.parametrize("expected", ["scale+shift+add+relu", "scale+shift+sigmoid"])
+def test_shapes_may_have_symbols(expected: str) -> None:
+    block = Block(TAILS[expected]).eval()
     torch._dynamo.reset()
     with msctx.context(**ASKED, compile_dynamic_mode=True) as ctx, torch.no_grad():
         for shape in ((2, 6, 9, 11), (3, 6, 8, 8), (5, 6, 4, 13)):
@@ -201,7 +203,7 @@ def test_shapes_may_have_symbols() -> None:
             with msctx.context(mode="PYNATIVE_MODE"):
                 torch.testing.assert_close(found, block(x))
         assert len(ctx.graphs()) == 1
-        assert {row.problem.epilogue for row in ctx.choices()} == {"scale+shift+add+relu", ""}
+        assert {row.problem.epilogue for row in ctx.choices()} == {expected, ""}
 
 
 @pytest.mark.full

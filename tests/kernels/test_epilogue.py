@@ -1,4 +1,4 @@
-"""What follows a result: the values of float64, and the same bits whoever applies it, on whichever instruction set, in either layout."""
+"""What follows a result: the values of float64, and the same bits whoever applies it, on each instruction set, in either layout."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_values_and_bits(kernels: Kernels, row: Row) -> None:
 
 @ROW
 def test_nan_inf_and_denormals(kernels: Kernels, row: Row) -> None:
-    """A NaN stays one in each activation, where the result is computed again, too; and tiny images are not finished before they are scaled back."""
+    """A NaN stays one, also where the result is computed again; tiny images are finished once they are scaled back."""
     if row.op == 2:
         return
     each = SMALL[0] if takes(row, SMALL[0]) else SMALL[-2]
