@@ -28,7 +28,7 @@ LONG = 8.0
 
 
 SHORT = 20.0
-"""Milliseconds below which a turn is of three runs."""
+"""Milliseconds below which a turn is of three runs, else of two."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def fastest(contenders: Iterable[Contender], seconds: float) -> dict[str, dict[s
     best: dict[str, dict[str, float]] = {}
     for one in taking_part:
         best.setdefault(one.side, {})[one.name] = warm[one]
-    runs = {one: 3 if warm[one] < SHORT else 1 for one in everyone}
+    runs = {one: 3 if warm[one] < SHORT else 2 for one in everyone}
     number = 1
     while number < 3 or time.perf_counter() - began < seconds:
         if number > 100 or time.perf_counter() - began > LONG:

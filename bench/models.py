@@ -1,8 +1,8 @@
 """The speed of whole networks under msctx: the fastest of torch's own ways over ours, for inference and for a training step.
 
-torch's ways are eager and inductor, in both memory formats, for inference also inductor with freezing; ours are eager and inductor
-under a context. bf16 autocast and other runtimes stand beside them, and count for neither side. Errors are those of the last layer
-against float64, over its largest value; for a training step those of the last weight's gradient in the first step.
+torch's ways are eager and inductor, in both memory formats, for inference also inductor with freezing; ours are eager code and graph
+mode under a context. bf16 autocast and other runtimes stand beside them, and count for neither side. Errors are those of the last
+layer against float64, over its largest value; for a training step those of the last weight's gradient in the first step.
 
     python bench/models.py --threads 1,2 --out bench/results/NAME.json
     python bench/models.py --docs bench/results/NAME.json
@@ -30,6 +30,7 @@ DIRECTIONS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 PHASES = ("inference", "training")
 TRAINING_BATCH = 4
 FORMATS = ("channels_first", "channels_last")
+MODES = ("PYNATIVE_MODE", "GRAPH_MODE")
 CLOSE = 1.25
 """How many times slower than the fastest of its side a contender is in the first process when it takes no part in later ones."""
 
@@ -74,8 +75,8 @@ def measure(
     models = {f: copy.deepcopy(plain).to(memory_format=kind) for f, kind in formats.items()}
     asked = dict.fromkeys(DIRECTIONS if is_training else DIRECTIONS[:1], "normal")
     contexts = {
-        side: msctx.context(**asked, **options, fallback="silent", frozen_weights=not is_training)
-        for side, options in CLASSES.items()
+        (side, mode): msctx.context(mode=mode, **asked, **options, fallback="silent", frozen_weights=not is_training)
+        for (side, options), mode in itertools.product(CLASSES.items(), MODES)
     }
     contenders: list[contest.Contender] = []
     first: dict[tuple[str, str], Any] = {}  # results of the first call: training has changed nothing yet
@@ -104,15 +105,16 @@ def measure(
 
     for f in FORMATS:
         enter("torch", "eager", f, nullcontext, None)
-        for math_class, context in contexts.items():
-            enter(math_class, "eager", f, lambda context=context: context, None)
+        for math_class in CLASSES:
+            enter(math_class, "eager", f, lambda context=contexts[math_class, MODES[0]]: context, None)
         enter("bf16 autocast", "eager", f, lambda: torch.autocast("cpu", torch.bfloat16), None)
     if with_inductor:  # which lays out the tensors between as it likes
         enter("torch", "inductor", FORMATS[1], nullcontext, {})
-        for math_class, context in contexts.items():
-            enter(math_class, "inductor", FORMATS[1], lambda context=context: context, {})
-        if not is_training:
-            enter("torch", "inductor with freezing", FORMATS[1], nullcontext, {"freezing": True})
+        for math_class in CLASSES:
+            enter(math_class, "graph mode", FORMATS[1], lambda context=contexts[math_class, MODES[1]]: context, None)
+        if not is_training:  # as an option of torch.compile alone it has no effect: Dynamo looks at the setting
+            frozen = {"freezing": True}
+            enter("torch", "inductor with freezing", FORMATS[1], lambda: torch._inductor.config.patch(frozen), frozen)
     if not is_training:
         for other, infer in runtimes.installed(plain, images[0], torch.get_num_threads()).items():
             enter_step(other, "", FORMATS[0], nullcontext, infer)

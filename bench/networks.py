@@ -1,7 +1,8 @@
 """Networks of the published shapes with random weights, in plain torch: for whole-model figures.
 
 ResNet-50 (He et al., arXiv 1512.03385), VGG-16 (arXiv 1409.1556), ConvNeXt-T (arXiv 2201.03545), the encoder of the base
-transformer (Vaswani et al., arXiv 1706.03762).
+transformer (Vaswani et al., arXiv 1706.03762). MobileNetV2 (arXiv 1801.04381), EfficientNet-B0 (arXiv 1905.11946) and
+RegNetY-3.2GF (arXiv 2003.13678) are those of the package transformers.
 """
 
 from __future__ import annotations
@@ -85,4 +86,36 @@ def encoder(dropout: float) -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, 2048, dropout=dropout, batch_first=True), 6)
 
 
-NETWORKS: dict[str, Any] = {"resnet50": resnet50, "vgg16": vgg16, "convnext": convnext}
+class Features(nn.Module):
+    """A backbone of transformers: images to the map that it ends with. Its batch norms know such images."""
+
+    def __init__(self, name: str, **how: Any) -> None:
+        import transformers
+
+        super().__init__()
+        self.backbone = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**how)).train()
+        for norm in (each for each in self.backbone.modules() if isinstance(each, nn.BatchNorm2d)):
+            norm.momentum = None  # the mean of all
+        with torch.no_grad():
+            self.backbone(torch.randn(4, 3, 224, 224))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.backbone(x).last_hidden_state
+        return found.mean((2, 3))
+
+
+def mobilenet_v2() -> nn.Module:
+    return Features("MobileNetV2")
+
+
+def efficientnet_b0() -> nn.Module:
+    return Features("EfficientNet", width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, image_size=224)
+
+
+def regnet_y() -> nn.Module:
+    return Features("RegNet", hidden_sizes=[72, 216, 576, 1512], depths=[2, 5, 13, 1], groups_width=24)
+
+
+NETWORKS: dict[str, Any] = {
+    each.__name__: each for each in (resnet50, vgg16, convnext, mobilenet_v2, efficientnet_b0, regnet_y)
+}

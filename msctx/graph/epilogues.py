@@ -58,7 +58,7 @@ def _is_unbacked(node: fx.Node) -> bool:
 
 @dataclass
 class Epilogue:
-    """activation(result * scale + shift + other), or *other* after the activation; tensors of *scale* and *shift* have the channels."""
+    """activation(result * scale + shift + other), or *other* after the activation; *scale* and *shift* by channel."""
 
     scale: Number = 1
     shift: Number = 0
