@@ -26,8 +26,6 @@ class ConvProblem:
 
     Of a product ``input`` and ``weight`` are its factors as they are multiplied, rows x columns, and ``layout`` has BLAS's letters:
     ``"NT"`` where the left factor lies in rows and the right one transposed, as in ``linear``.
-
-    ``epilogue``: what the same call does to its result in compiled code, such as ``"scale+shift+add+relu"``.
     """
 
     input: Shape
@@ -40,7 +38,6 @@ class ConvProblem:
     transposed: bool
     dtype: str
     layout: str
-    epilogue: str = ""
 
     def __str__(self) -> str:
         def text(shape: Shape) -> str:
@@ -56,7 +53,7 @@ class ConvProblem:
         words += [f"dilation {along(self.dilation)}"] if set(self.dilation) - {1} else []
         words += [f"output_padding {along(self.output_padding)}"] if set(self.output_padding) - {0} else []
         words += [f"groups {self.groups}"] if self.groups != 1 else []
-        return ", ".join([*words, self.layout, *([f"then {self.epilogue}"] if self.epilogue else [])])
+        return ", ".join([*words, self.layout])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,7 @@ class Choice(Row):
     Attributes:
         direction: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``; ``"matmul"`` for a matrix product.
         problem: its shapes and parameters.
+        epilogue: what the same call does to its result in compiled code, such as ``"scale+shift+add+relu"``.
         module: the path of its module, where ``ctx.watch(model)`` knows it, else ``""``.
         asked: the algorithm asked for, in MindSpore's words; ``"thread_invariant"`` where only that was.
         ran: the algorithm that ran, ``"torch"`` for torch's own path.
@@ -84,6 +82,7 @@ class Choice(Row):
 
     direction: str
     problem: ConvProblem
+    epilogue: str
     module: str
     asked: str
     ran: str
@@ -95,6 +94,11 @@ class Choice(Row):
     weights_kept: int
     weights_prepared: int
     reasons: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The problem and its epilogue, as the core and tuning files write them."""
+        return f"{self.problem}, then {self.epilogue}" if self.epilogue else str(self.problem)
 
 
 class Choices(Rows[Choice]):
@@ -113,7 +117,7 @@ class Choices(Rows[Choice]):
 
         def cells(row: Choice) -> list[Any]:
             """Under the problem: why those ahead of what ran did not run."""
-            problem = Text(f"{row.module}: " * bool(row.module) + str(row.problem))
+            problem = Text(f"{row.module}: " * bool(row.module) + row.line)
             problem.append("".join(f"\n  {reason}" for reason in row.reasons), "dim")
             counted = [str(row.calls), *([str(row.weights_kept)] if kept else [])]
             error = f"{row.error:.1e}" if row.error else ""
@@ -215,7 +219,6 @@ def _choice(entry: dict[str, Any]) -> Choice:
         transposed=entry.pop("transposed") == "true",
         dtype=entry.pop("dtype").lower(),
         layout=entry.pop("layout"),
-        epilogue=entry.pop("epilogue"),
     )
     reasons = entry.pop("reasons")
     if again := entry.pop("computed_again"):

@@ -105,7 +105,7 @@ def keep(library: Core) -> None:
 def used_by(rows: Iterable[Choice]) -> Groups:
     """The entries for the problems of these choices, from the files that this process has used."""
     library = core.loaded()
-    wanted = {(row.direction, str(row.problem)) for row in rows if row.asked == "performance"}
+    wanted = {(row.direction, row.line) for row in rows if row.asked == "performance"}
     found: Groups = {}
     if library is None or not wanted:
         return found

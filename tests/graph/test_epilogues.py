@@ -79,7 +79,7 @@ def test_what_follows_is_part_of_the_call(expected: str) -> None:
             right, plain = block.double()(x.double()), block.float()(x)
         for algorithm in ("normal", "winograd", "gemm"):
             result, choices, _ = compiled(block, x, conv_fprop_algo=algorithm)
-            assert [row.problem.epilogue for row in choices] == [expected]
+            assert [row.epilogue for row in choices] == [expected]
             assert result.stride() == plain.stride()
             torch.testing.assert_close(result.double(), right, rtol=2e-5, atol=2e-5)
 
@@ -95,7 +95,7 @@ def test_two_convolutions_that_meet_in_an_addition() -> None:
 
     model, x = Downsample().eval(), images()
     result, choices, code = compiled(model, x)
-    assert sorted(row.problem.epilogue for row in choices) == ["scale+shift", "scale+shift+add+relu"]
+    assert sorted(row.epilogue for row in choices) == ["scale+shift", "scale+shift+add+relu"]
     assert "extern_kernels.convolution" not in code
     torch.testing.assert_close(result, model(x))
 
@@ -144,7 +144,7 @@ def test_values_that_others_need_stay() -> None:
 
     model, x = Both(), images()
     (y, z), choices, _ = compiled(model, x)  # type: ignore[misc]
-    assert [row.problem.epilogue for row in choices] == ["shift"]
+    assert [row.epilogue for row in choices] == ["shift"]
     with torch.no_grad():
         for found, right in zip((y, z), model(x), strict=True):
             torch.testing.assert_close(found, right)
@@ -162,7 +162,7 @@ def test_rules_find_the_layer_and_frozen_weights_are_kept() -> None:
         ctx.watch(model)
         result = model(x)
         model(x)
-    assert [(row.module, row.ran, row.problem.epilogue) for row in ctx.choices()] == [
+    assert [(row.module, row.ran, row.epilogue) for row in ctx.choices()] == [
         ("0", "winograd", "scale+shift+relu"),
         ("3", "reference", "shift"),
     ]
@@ -203,7 +203,7 @@ def test_shapes_may_have_symbols(expected: str) -> None:
             with msctx.context(mode="PYNATIVE_MODE"):
                 torch.testing.assert_close(found, block(x))
         assert len(ctx.graphs()) == 1
-        assert {row.problem.epilogue for row in ctx.choices()} == {expected, ""}
+        assert {row.epilogue for row in ctx.choices()} == {expected, ""}
 
 
 @pytest.mark.full
@@ -211,7 +211,7 @@ def test_shapes_may_have_symbols(expected: str) -> None:
 def test_beside_flags_of_fusion(flags: str) -> None:
     block, x = Block(TAILS["scale+shift+silu"]).eval(), images()
     result, choices, _ = compiled(block, x, graph_kernel_flags=flags)
-    assert [row.problem.epilogue for row in choices] == ["scale+shift+silu"]
+    assert [row.epilogue for row in choices] == ["scale+shift+silu"]
     with torch.no_grad():
         torch.testing.assert_close(result, block(x))
 
