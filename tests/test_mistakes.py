@@ -38,7 +38,7 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "what cannot be compared": ("compare resnet5", {}),
     "a sweep": ("run x.yaml --sweep sed=1,2 --sweep deterministic", {"x.yaml": "experiment:\n  entry: train.py:train\n"}),
-    "a key that stands twice": (
+    "a key that is given twice": (
         "explain x.yaml",
         {"x.yaml": "context:\n  seed: 1\n  deterministic: OFF\n  seed: 2\n"},
     ),

@@ -59,9 +59,7 @@ def _tensors(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> dict[str, 
     if not wanted.named:
         found = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
         if len(found) < len(names):
-            raise GraphError(
-                f"input_shape has shapes of {len(names)} inputs, and {what} is called with fewer tensors: {len(found)}."
-            )
+            raise GraphError(_too_few("input_shape", len(names), what, len(found)))
         return dict(zip(names, found, strict=False))
     absent = [name for name in names if not isinstance(inputs.get(name), torch.Tensor)]
     if absent:
@@ -70,14 +68,20 @@ def _tensors(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> dict[str, 
     return {name: inputs[name] for name in names}
 
 
+def _too_few(option: str, wanted: int, what: str, found: int) -> str:
+    return f"{option} has shapes of {wanted} inputs, and {what} is called with fewer tensors: {found}."
+
+
 @contextmanager
 def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Inside, Dynamo compiles for the ranges of the inputs.
 
     Raises:
-        GraphError: a size is outside its range, or there are other dimensions.
+        GraphError: a size is outside its range, or there are other dimensions, or more ranges than tensors.
     """
     tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    if len(tensors) < len(wanted.ranges):
+        raise GraphError(_too_few("dynamic_inputs_shape_range", len(wanted.ranges), what, len(tensors)))
     touched: list[tuple[torch.Tensor, dict[str, Any]]] = []
     try:
         for (name, tensor), ranges in zip(tensors.items(), wanted.ranges, strict=False):

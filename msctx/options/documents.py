@@ -94,9 +94,9 @@ class Source:
         self.problems.append(Diagnostic(dotted(path), text, allowed=allowed, suggestion=suggestion, mark=place))
 
     def add(self, path: Path, key: Span, value: Span | None = None) -> bool:
-        """Note where a key and its value stand; one that stands twice is a problem, and the answer is ``False``."""
+        """Note where a key and its value stand; one that is given twice is a problem, and the answer is ``False``."""
         if path in self.keys:
-            self.report(path, key, f"stands twice; first on line {self.place(*self.keys[path]).line}")
+            self.report(path, key, f"is given twice; first on line {self.place(*self.keys[path]).line}")
             return False
         self.keys[path] = key
         self.values[path] = value or key
@@ -163,7 +163,7 @@ class _NotJson(Exception):
 
 
 class _Json:
-    """Reads JSON by its grammar: ``json`` alone reports neither where a value stands nor that a key stands twice."""
+    """Reads JSON by its grammar: ``json`` alone reports neither where a value stands nor that a key is given twice."""
 
     def __init__(self, source: Source, comments: bool) -> None:
         self.source, self.comments = source, comments
@@ -373,7 +373,7 @@ def parse_flags(text: str, file: str) -> Parsed:
                 source.report((name,), place, "the file holds no dictionary of flags")
             else:
                 twice = [key for key in parsed.data if key in data or key == "path"]
-                again = [Diagnostic(key, "stands twice", mark=parsed.mark((key, ""))) for key in twice]
+                again = [Diagnostic(key, "is given twice", mark=parsed.mark((key, ""))) for key in twice]
                 kinds = [
                     Diagnostic(key, f"{show(value)} is not text", allowed="text in quotes", mark=parsed.mark((key,)))
                     for key, value in parsed.data.items()
@@ -382,6 +382,9 @@ def parse_flags(text: str, file: str) -> Parsed:
                 source.problems += [*parsed.problems, *again, *kinds]
                 data |= parsed.data
                 files |= dict.fromkeys(parsed.data, parsed)
+        elif name in files:
+            first = files[name].mark((name, ""))
+            source.report((name,), (start, start + 2 + len(name)), f"is given twice; first in {first}")
         elif source.add((name,), (start, start + 2 + len(name)), place):
             data[name] = value if sign else True
     return Parsed(data, lambda path: (files.get(str(path[0]), source) if path else source).mark(path), source.problems)

@@ -74,7 +74,7 @@ class PartsKind(TextKind):
                 word = re.split(r"\W", part)[0]
                 yield f"{show(part)} is not {self.what}", "" if word in self.words else nearest(word, self.words)
         names = [part.rpartition(":")[0] or part for part in parts]
-        yield from ((f"{show(name)} stands twice", "") for name in names if names.count(name) > 1 and not self.repeats)
+        yield from ((f"{show(name)} is given twice", "") for name in names if names.count(name) > 1 and not self.repeats)
         if self.check is not None:
             yield from self.check(parts)
 

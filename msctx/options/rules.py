@@ -128,6 +128,11 @@ OVERRIDES = (
     Overrides(When("op_precision_mode"), When("optypelist_for_implmode"), always=True),  # which does nothing by itself
     Overrides(When("op_select_implmode"), IMPLMODE_LIST),
     Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
+    *(  # gears say more than ranges, and yield together where these are set further in
+        Overrides(When(gears, values), When("dynamic_input", TRUE))
+        for gears, values in (("input_shape", ()), ("dynamic_dims", ()), ("dynamic_node_type", (0, 1)))
+    ),
+    Overrides(When("dynamic_input", TRUE), When("compile_dynamic_mode", (True, False))),
     Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),
     Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
     Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True, devices=("cuda", "ascend")),

@@ -1,7 +1,7 @@
 """YAML with places: every value knows its file, line and column; YAML 1.1's traps are closed or reported.
 
 Plain scalars follow the YAML 1.2 core schema: ``ON`` is text and not True, ``1e-3`` is a number, ``12:30`` is text. A number with
-a leading zero means one thing in YAML 1.1 and another in 1.2, so it is a problem, as is a key that stands twice.
+a leading zero means one thing in YAML 1.1 and another in 1.2, so it is a problem, as is a key that is given twice.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Document:
                 self._problem(path, key_node, "a key must be a plain word")
             elif key_node.value in pairs:
                 first = pairs[key_node.value][0].start_mark.line + 1
-                self._problem((*path, key_node.value), key_node, f"stands twice; first on line {first}")
+                self._problem((*path, key_node.value), key_node, f"is given twice; first on line {first}")
             else:
                 pairs[key_node.value] = key_node, value_node
         merged = self._merged(pairs.pop("<<")[1], path, above) if "<<" in pairs else {}
@@ -198,7 +198,7 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
     """Read YAML text; raises :class:`FileError` when it is not YAML.
 
     Args:
-        collect: leave what else is wrong with its form (a key that stands twice, a number that could mean two) in
+        collect: leave what else is wrong with its form (a key that is given twice, a number that could mean two) in
             ``problems``, for the caller to report together with its own; else that raises too.
     """
     try:

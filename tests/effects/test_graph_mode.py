@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plans import check, rows
+from plans import check, planned, rows
 
 from msctx.options.graph import Compilation, Shapes
 
@@ -65,8 +65,32 @@ def test_shapes_are_part_of_it() -> None:
     ranges = {"dynamic_input": True, "dynamic_inputs_shape_range": "getnext:[128,3~5,-1],[];data:[7]"}
     found = rows({"mode": 0, "session": ranges})["dynamic_input"].assignments["graph.compilation"]
     assert found.shapes == Shapes(ranges=(((128, 128), (3, 5), (-1, -1)), (), ((7, 7),)))
-    both = rows({"mode": 0, "session": gears | ranges})["dynamic_input"].assignments["graph.compilation"]
-    assert both.shapes.gears, "dynamic_dims wins"
+
+
+GEARS = {"input_shape": "x:-1,3", "dynamic_dims": "2;4", "dynamic_node_type": 1}
+RANGES = {"dynamic_input": True, "dynamic_inputs_shape_range": "data:[2~9,3]"}
+SIZES = {"compile_dynamic_mode": True}
+
+
+@pytest.mark.parametrize(("wins", "yields"), [(GEARS, RANGES), (RANGES, SIZES)])
+def test_what_decides_nothing_about_shapes_is_overridden(wins: dict[str, object], yields: dict[str, object]) -> None:
+    alone = rows({"mode": 0, "session": wins})["mode"].assignments["graph.compilation"]
+    plan = planned({"mode": 0, "session": wins | yields})
+    overridden = {row.option for row in plan.rows if row.status == "inert" and row.reason.startswith("overridden by ")}
+    assert overridden == set(yields)
+    assert {row.status for row in plan.rows if row.option in wins} == {"honoured"}
+    assert next(row for row in plan.rows if row.option == "mode").assignments["graph.compilation"] == alone
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(GEARS, RANGES), (RANGES, SIZES), (SIZES, RANGES), (RANGES, GEARS)])
+def test_of_several_scopes_the_inner_one_decides_about_shapes(outer: dict[str, object], inner: dict[str, object]) -> None:
+    alone = rows({"mode": 0, "session": inner})["mode"].assignments["graph.compilation"]
+    plan = planned({"mode": 0, "session": outer}, {"session": inner})
+    assert next(row for row in plan.rows if row.option == "mode").assignments["graph.compilation"] == alone
+    assert {row.option for row in plan.rows if row.status != "honoured"} == set(outer)
+    assert {row.option for row in plan.failing} <= {"dynamic_inputs_shape_range"}, (
+        "which had a range to say, and needs dynamic_input"
+    )
 
 
 def test_mixed_computing_is_forbidden_by_what_strict_is() -> None:

@@ -109,6 +109,16 @@ def test_outside_its_range_a_size_is_refused(shape: tuple[int, ...]) -> None:
     assert graphs() == 0
 
 
+def test_more_ranges_than_tensors_are_refused() -> None:
+    two = ranges("data:[2~9,3],[3]")
+    with (
+        msctx.context(session=two, **EAGER_GRAPHS),
+        pytest.raises(msctx.GraphError, match="shape_range has shapes of 2 inputs, and Rows is called with fewer tensors: 1"),
+    ):
+        Rows()(image(4, 3), 2.0)
+    assert graphs() == 0
+
+
 def test_lazy_recompile_compiles_each_size() -> None:
     with msctx.context(session=ranges("data:[2~9,3]", dynamic_graph_execute_mode="lazy_recompile"), **EAGER_GRAPHS):
         net = Rows()

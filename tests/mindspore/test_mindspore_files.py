@@ -93,7 +93,7 @@ ENV_CONFIG = [
     ('{"rdr": {"mode": 2}, "sys": 5}', RIGHT, ["env_config_path.sys: 5 is not a dictionary"]),
     ('{"rdr": {"mode": 2, "path": ""}}', RIGHT, ["env_config_path.rdr.path: the text is empty"]),
     ('{"rdr": {"mode": 3}}', {}, ["env_config_path.rdr.mode: 3 is not one of the values"]),
-    ('{"rdr": {"mode": 1, "mode": 2}}', RIGHT, ["stands twice"]),
+    ('{"rdr": {"mode": 1, "mode": 2}}', RIGHT, ["is given twice"]),
     ('{"rdr": {"mode": 2, "path": NaN}}', RIGHT, ["env_config_path.rdr.path: nan is not text"]),
     (
         '{"sys": {"mem_Reuse": true, "mem_reuse": false}}',

@@ -104,7 +104,7 @@ def test_what_is_not_json(text: str, place: str, words: str, suggestion: str) ->
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ('{"a": 1,\n "b": 2, "a": 3}', "f:2:10", "stands twice; first on line 1"),
+        ('{"a": 1,\n "b": 2, "a": 3}', "f:2:10", "is given twice; first on line 1"),
         ('{"a": "\\ud800"}', "f:1:7", "half of a surrogate pair is not a character"),
         ('{"\\ud800": 1}', "f:1:2", "half of a surrogate pair is not a character"),
         ('{"a": 1e999}', "f:1:7", "the number is too large"),
@@ -177,8 +177,8 @@ def test_lines_before_the_first_heading() -> None:
 
 def test_what_is_not_key_and_value() -> None:
     for text, place, words, suggestion in (
-        ("[A]\na=1\n b = 2\na=3", "f:4:1", "stands twice; first on line 2", ""),
-        ("[A]\na=1\n[B]\n[A]\na=3", "f:5:1", "stands twice; first on line 2", ""),
+        ("[A]\na=1\n b = 2\na=3", "f:4:1", "is given twice; first on line 2", ""),
+        ("[A]\na=1\n[B]\n[A]\na=3", "f:5:1", "is given twice; first on line 2", ""),
         ("[A]\n  on", "f:2:3", "'on' is not key=value", ""),
         ("[A]\n=5", "f:2:1", "'=5' is not key=value", ""),
         ("[A \na=1", "f:1:1", "the heading has no closing ]", "[A]"),

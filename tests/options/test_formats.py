@@ -122,14 +122,14 @@ def test_whether_the_value_is_a_file() -> None:
 # fmt: off
 BAD = [
     ("ENV_CONFIG", "[1]", "1:1 : [1] is not a dictionary", ""),
-    ("SPEED_UP", '{"a": 1, "a": 2}', "1:10 a: stands twice; first on line 1", ""),
+    ("SPEED_UP", '{"a": 1, "a": 2}', "1:10 a: is given twice; first on line 1", ""),
     ("SPEED_UP", "nothing", "1:1 : this is not JSON: nothing is neither a number nor quoted text", '"nothing"'),
     ("GRAPH_KERNEL_FLAGS", "opt_level=2", "1:1 : 'opt_level=2' is not a flag", "--opt_level=2"),
     ("GRAPH_KERNEL_FLAGS", "-opt_level", "1:1 : '-opt_level' is not a flag", "--opt_level"),
     ("GRAPH_KERNEL_FLAGS", "--a=b=c", "1:1 : '--a=b=c' is not a flag", ""),
     ("GRAPH_KERNEL_FLAGS", "--a --", "1:5 : '--' is not a flag", ""),
     ("GRAPH_KERNEL_FLAGS", "--=3", "1:1 : '--=3' is not a flag", ""),
-    ("GRAPH_KERNEL_FLAGS", "--a --b --a=1", "1:9 a: stands twice; first on line 1", ""),
+    ("GRAPH_KERNEL_FLAGS", "--a --b --a=1", "1:9 a: is given twice; first on line 1", ""),
     ("GRAPH_KERNEL_FLAGS", "--path=/nowhere.json", "1:8 path: '/nowhere.json' cannot be read: No such file or directory", ""),
     ("GRAPH_KERNEL_FLAGS", "--path=/dev/zero",
      "1:8 path: '/dev/zero' cannot be read: it is a device or a pipe, which may never end", ""),
@@ -139,7 +139,7 @@ BAD = [
     ("OP_PRECISION_MODE", "Exp=", "1:5 ByOpType.Exp: '' is not one of the values", ""),
     ("OP_PRECISION_MODE", "[ByNodeNames]", "1:1 ByNodeNames: unknown key", "ByNodeName"),
     ("OP_PRECISION_MODE", "Exp", "1:1 ByOpType: 'Exp' is not key=value", ""),
-    ("OP_PRECISION_MODE", "mm=keep_fp16\n[ByOpType]\nmm=keep_fp16", "3:1 ByOpType.mm: stands twice; first on line 1", ""),
+    ("OP_PRECISION_MODE", "mm=keep_fp16\n[ByOpType]\nmm=keep_fp16", "3:1 ByOpType.mm: is given twice; first on line 1", ""),
     ("OP_PRECISION_MODE", "Sofmax=keep_fp16", "1:1 ByOpType.Sofmax: 'Sofmax' is no operator that policies govern",
      "softmax or _softmax or SoftmaxV2"),
     ("OP_PRECISION_MODE", "mm=high_precision\nMatMul=high_performance",
@@ -167,9 +167,9 @@ BAD = [
     ("CUSTOMIZE_DTYPES", "a::", "1:4 ByNodeName.a: neither InputDtype: nor OutputDtype: follows", ""),
     ("CUSTOMIZE_DTYPES", "a::x,InputDtype:int8", "1:4 ByNodeName.a: neither InputDtype: nor OutputDtype: follows", ""),
     ("CUSTOMIZE_DTYPES", "OpType::mm:InputDtypes:int8", "1:12 ByOpType.mm.InputDtypes: unknown key", "InputDtype"),
-    ("CUSTOMIZE_DTYPES", "a::InputDtype:int8,InputDtype:int8", "1:20 ByNodeName.a.InputDtype: stands twice; first on line 1",
+    ("CUSTOMIZE_DTYPES", "a::InputDtype:int8,InputDtype:int8", "1:20 ByNodeName.a.InputDtype: is given twice; first on line 1",
      ""),
-    ("CUSTOMIZE_DTYPES", "a::InputDtype:int8\n\na::InputDtype:int8", "3:1 ByNodeName.a: stands twice; first on line 1", ""),
+    ("CUSTOMIZE_DTYPES", "a::InputDtype:int8\n\na::InputDtype:int8", "3:1 ByNodeName.a: is given twice; first on line 1", ""),
     ("CUSTOMIZE_DTYPES", "a::InputDtype:int8, flot16,OutputDtype:int8",
      "1:21 ByNodeName.a.InputDtype.1: 'flot16' is not one of the values", "float16"),
     ("CUSTOMIZE_DTYPES", "a::InputDtype:,int8", "1:15 ByNodeName.a.InputDtype.0: '' is not one of the values", ""),
@@ -263,12 +263,20 @@ def test_flags_are_read_from_a_file(tmp_path: Path) -> None:
     assert str(parsed.mark(("b",))).startswith("f:1:")
 
 
+def test_a_flag_beside_the_file_that_has_it_is_given_twice(tmp_path: Path) -> None:
+    file = tmp_path / "flags.json"
+    file.write_text('{"opt_level": "3"}')
+    (problem,) = read("GRAPH_KERNEL_FLAGS", f"--path={file} --opt_level=1").problems
+    assert problem.text == f"is given twice; first in {file}:1:2"
+    assert str(problem.mark) == f"f:1:{len(f'--path={file} ') + 1}"
+
+
 def test_what_is_wrong_in_a_file_of_flags(tmp_path: Path) -> None:
     file = tmp_path / "flags.json"
     for content, place, words in (
-        ('{"a": "2"}', f"{file}:1:2", "stands twice"),
+        ('{"a": "2"}', f"{file}:1:2", "is given twice"),
         ('{"c": 2}', f"{file}:1:7", "2 is not text"),
-        ('{"path": "x"}', f"{file}:1:2", "stands twice"),
+        ('{"path": "x"}', f"{file}:1:2", "is given twice"),
         ("[1]", "f:1:14", "the file holds no dictionary of flags"),
         ("{", f"{file}:1:2", "this is not JSON"),
     ):
