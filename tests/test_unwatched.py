@@ -48,6 +48,7 @@ def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
     "options",
     [
         {"memory_optimize_level": "O0"},
+        {"memory_optimize_level": "O1", "mode": "GRAPH_MODE"},
         {"external_weight": False},
         {"deterministic": "ON"},
     ],

@@ -134,6 +134,8 @@ def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING)
 
 WATCHING = (("memory_optimize_level", "O1"), ("external_weight", True), ("variable_placement", "Host"))
 """The values that ask for something of watched models."""
+ON_MODELS = ("models.recompute", "models.parameters")
+"""The switches that do it: in graph mode memory_optimize_level is the compiler's."""
 
 
 def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
@@ -141,7 +143,11 @@ def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
     if watched.any_since(since):
         return []
     own = {spelling for layer in layers for spelling in layer.settings}
-    asking = [row for row in plan.rows if row.spelling in own and (row.option, row.value) in WATCHING and row.assignments]
+    asking = [
+        row
+        for row in plan.rows
+        if row.spelling in own and (row.option, row.value) in WATCHING and any(map(row.assignments.get, ON_MODELS))
+    ]
     found = (f"{r.spelling}={r.value} did nothing to any model: call ctx.watch(model) inside the block" for r in asking)
     return [*dict.fromkeys(found)]
 
