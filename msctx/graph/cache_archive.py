@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -28,6 +29,8 @@ MAJOR, MINOR = 1, 0
 """Another major number is not read."""
 NAME = "msctx compile cache archive"
 _PARTS = re.compile(r"(?!\.)[\w.+-]+(/(?!\.)[\w.+-]+)*")
+_DAMAGED = (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What reading an archive raises where it is damaged, encrypted or packed in another way."""
 _CODE = "an archive of compiled code is code: it runs as you. Import only what you, or somebody you trust, have exported"
 
 
@@ -41,10 +44,10 @@ def export(path: Path, target: Path) -> dict[str, Any]:
     """Pack what this machine uses of the caches in *path*.
 
     Raises:
-        FileError: there is nothing, or the file cannot be written.
+        FileError: there is nothing, others could have put it there, or the file cannot be written.
     """
     found = {root.name if root != path else ".": root / stamp().name for root in roots(path)}
-    found = {name: folder for name, folder in found.items() if cache.stamp_of(folder) == stamp()}
+    found = {name: _folder(folder) for name, folder in found.items() if cache.stamp_of(folder) == stamp()}
     listed: dict[str, dict[str, Any]] = {}
     policies: set[str] = set()
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
@@ -110,7 +113,7 @@ def _manifest(source: Path, file: zipfile.ZipFile) -> dict[str, Any]:
     """What the archive is, once it is known to be of here and complete."""
     try:
         about: dict[str, Any] = json.loads(_contents(file, MANIFEST, 2**26))
-    except (KeyError, ValueError, RecursionError, zipfile.BadZipFile, OSError):
+    except (KeyError, OSError, *_DAMAGED):
         raise _refused(source, f"it has no {MANIFEST} that can be read, so it is no archive of `msctx cache export`") from None
     version = re.fullmatch(rf"{NAME} ([0-9]{{1,6}})\.[0-9]{{1,6}}", str(about.get("format") if isinstance(about, dict) else ""))
     if version is None:
@@ -150,13 +153,12 @@ def _contents(file: zipfile.ZipFile, name: str, most: int) -> bytes:
 def _unpack(source: Path, file: zipfile.ZipFile, about: dict[str, Any], path: Path) -> dict[str, int]:
     """First all of it beside the caches, checked; then file by file to its place."""
     counts = {"files": 0, "there already": 0}
-    aside = _folder(path) / f".msctx-import-{secrets.token_hex(4)}"
+    aside = _folder(path / f".msctx-import-{secrets.token_hex(4)}")  # `path` itself may be shared, as /tmp: see docs
     try:
-        aside.mkdir(mode=0o700)
         for name, one in about["files"].items():
             try:
                 data = _contents(file, name, one["bytes"])
-            except (ValueError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
+            except _DAMAGED as error:
                 raise _refused(source, f"{name} is damaged ({error})") from None
             if hashlib.sha256(data).hexdigest() != one["sha256"]:
                 raise _refused(source, f"{name} is not what was exported: its checksum differs")

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,47 @@ def test_a_folder_that_cannot_be_trusted_is_refused_with_the_reason(
         pass
     for part in (str(folder_in(tmp_path)), "torch's caches stay where they are"):
         assert part in str(warning.message)
+
+
+def open_above(folder: Path) -> None:
+    folder.parent.chmod(0o777)
+
+
+def sticky_above(folder: Path) -> None:
+    folder.parent.chmod(0o1777)
+
+
+@pytest.mark.parametrize("spoil", [open_above, sticky_above])
+def test_the_folder_of_a_rank_is_the_users_alone_too(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = cache.ready(tmp_path / "rank_0")
+    spoil(folder)
+    with (
+        pytest.raises(StrictError, match=r"rank_0: can be written by its group and everybody"),
+        msctx.context(strict=True, enable_compile_cache=True, compile_cache_path=str(tmp_path)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("mode", "taken"), [(0o1777, True), (0o777, False)])
+def test_a_shared_folder_may_hold_it_where_nobody_can_replace_it(mode: int, taken: bool, tmp_path: Path) -> None:
+    """compile_cache_path="/tmp": in a sticky folder only its owner can rename or remove rank_0."""
+    tmp_path.chmod(mode)
+    (tmp_path / "theirs.so").touch()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path)):
+            used = os.environ.get("TORCHINDUCTOR_CACHE_DIR") == str(folder_in(tmp_path))
+    assert (used, not told) == (taken, taken)
+
+
+def test_what_lies_beside_the_folder_of_the_stamp_is_not_looked_at(tmp_path: Path) -> None:
+    folder = cache.ready(tmp_path / "rank_0")
+    for theirs in (folder.parent / "planted.so", folder.parent / "0123456789ab" / "planted.so"):
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.touch()
+    with msctx.context(strict=True, enable_compile_cache=True, compile_cache_path=str(tmp_path)):
+        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == folder
+    assert [path.name for path in folder.iterdir()] == [cache.MARKER]
 
 
 def test_a_folder_that_cannot_be_made_leaves_the_run_alive(tmp_path: Path) -> None:

@@ -120,6 +120,23 @@ def flipped(archive: Path) -> None:
     archive.write_bytes(data)
 
 
+def damaged_manifest(archive: Path) -> None:
+    """Its compressed data begins with a block of no type that there is."""
+    with zipfile.ZipFile(archive) as file:
+        start = file.getinfo(MANIFEST).header_offset
+    data = bytearray(archive.read_bytes())
+    data[start + 30 + len(MANIFEST)] = 0x07
+    archive.write_bytes(data)
+
+
+def encrypted(archive: Path) -> None:
+    """As the flags of its first file say."""
+    data = bytearray(archive.read_bytes())
+    data[6] |= 1
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    archive.write_bytes(data)
+
+
 def no_archive(archive: Path) -> None:
     archive.write_text("text")
 
@@ -168,6 +185,8 @@ def _renamed(name: str) -> Callable[[Path], None]:
     [
         (truncated, "truncated"),
         (flipped, "damaged|checksum"),
+        (damaged_manifest, "no manifest.json that can be read"),
+        (encrypted, "is damaged .*encrypted"),
         (no_archive, "no archive of"),
         (another_zip, "no manifest.json"),
         (planted, "not those of its manifest"),
@@ -196,6 +215,17 @@ def test_it_is_not_unpacked_where_others_can_write(archive: Path, tmp_path: Path
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(FileError, match="can be written by its group and everybody"):
         import_(archive, tmp_path / "open")
+    (tmp_path / "open").chmod(0o1777)
+    import_(archive, tmp_path / "open")
+    assert held(tmp_path / "open") == FILES
+    assert [one.name for one in (tmp_path / "open").iterdir()] == ["rank_0"]
+
+
+def test_what_others_could_have_planted_is_not_exported(kept: Path, tmp_path: Path) -> None:
+    (kept / "rank_0" / stamp().name).chmod(0o777)
+    with pytest.raises(FileError, match="can be written by its group and everybody"):
+        cache_archive.export(kept, tmp_path / "archive.zip")
+    assert not (tmp_path / "archive.zip").exists()
 
 
 def test_torch_elsewhere_is_told(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
