@@ -114,7 +114,8 @@ def measure(
             enter(math_class, "graph mode", FORMATS[1], lambda context=contexts[math_class, MODES[1]]: context, None)
         if not is_training:  # as an option of torch.compile alone it has no effect: Dynamo looks at the setting
             frozen = {"freezing": True}
-            enter("torch", "inductor with freezing", FORMATS[1], lambda: torch._inductor.config.patch(frozen), frozen)
+            for side in ("torch", "again"):
+                enter(side, "inductor with freezing", FORMATS[1], lambda: torch._inductor.config.patch(frozen), frozen)
     if not is_training:
         for other, infer in runtimes.installed(plain, images[0], torch.get_num_threads()).items():
             enter_step(other, "", FORMATS[0], nullcontext, infer)
