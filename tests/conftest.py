@@ -236,6 +236,17 @@ def plain_state() -> Callable[[], dict[str, Any]]:
 
 
 @pytest.fixture
+def afresh() -> Iterator[None]:
+    """Nothing has been compiled, or counted."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def torch_as_found() -> Iterator[None]:
     """For a test that sets torch's globals by hand: puts them back."""
     precision = old_flags(), precision_nodes()

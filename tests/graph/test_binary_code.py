@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
+from graph_programs import EAGER_GRAPHS, graphs
 
 import msctx
 
@@ -25,11 +25,9 @@ def test_a_module_of_bytecode_alone_is_compiled(tmp_path: Path, monkeypatch: pyt
     import only_bytecode  # type: ignore[import-not-found]
 
     try:
-        torch._dynamo.reset()
-        counters.clear()
-        with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False, support_binary=True, jit_syntax_level="STRICT") as ctx:
+        with msctx.context(**EAGER_GRAPHS, support_binary=True, jit_syntax_level="STRICT") as ctx:
             torch.testing.assert_close(only_bytecode.Doubled()(torch.ones(3)), torch.full((3,), 2.0))
-        assert counters["stats"]["unique_graphs"] == 1
+        assert graphs() == 1
         assert ctx.graphs()[0].operators == 2
         (row,) = (row for row in ctx.plan.rows if row.option == "support_binary")
         assert row.status == "approximated"

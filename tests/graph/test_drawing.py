@@ -14,11 +14,6 @@ from msctx.graph.drawing import dot_text
 from msctx.graph.ir import graphs_in
 
 
-@pytest.fixture(autouse=True)
-def _forget() -> None:
-    torch._dynamo.reset()
-
-
 def agree(gm: fx.GraphModule, drawing: dot_reader.Drawing) -> None:
     found = [*graphs_in(gm, "main").items()]
     nodes = [node for one, _ in found for node in one.graph.nodes]

@@ -156,7 +156,6 @@ def test_rules_find_the_layer_and_frozen_weights_are_kept() -> None:
         nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)
     ).eval()
     x = images(2, 32, 20, 20)
-    torch._dynamo.reset()
     rules = "module=0: fprop=winograd; module=3: fprop=reference"
     with msctx.context(mode=0, conv_algo_rules=rules, frozen_weights=True) as ctx, torch.no_grad():
         ctx.watch(model)
@@ -177,7 +176,6 @@ def test_weights_and_statistics_may_change(algorithm: str) -> None:
     block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
     norm = Block(TAILS["scale+shift"]).eval()
     model = nn.Sequential(block, norm)
-    torch._dynamo.reset()
     with msctx.context(**ASKED | {"conv_fprop_algo": algorithm}) as ctx, torch.no_grad():
         for change in (
             lambda: None,
@@ -195,7 +193,6 @@ def test_weights_and_statistics_may_change(algorithm: str) -> None:
 @pytest.mark.parametrize("expected", ["scale+shift+add+relu", "scale+shift+sigmoid"])
 def test_shapes_may_have_symbols(expected: str) -> None:
     block = Block(TAILS[expected]).eval()
-    torch._dynamo.reset()
     with msctx.context(**ASKED, compile_dynamic_mode=True) as ctx, torch.no_grad():
         for shape in ((2, 6, 9, 11), (3, 6, 8, 8), (5, 6, 4, 13)):
             x = images(*shape)

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from graph_programs import Net, Talking, image
+from graph_programs import EAGER_GRAPHS, Net, Talking, graphs, image
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-
-EAGER_GRAPHS = {"mode": "GRAPH_MODE", "enable_graph_kernel": False}
-"""Nothing is generated: compiles in a moment."""
-
-
-@pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def graphs() -> int:
-    return counters["stats"]["unique_graphs"]
 
 
 def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:

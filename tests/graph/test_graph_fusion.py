@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fusion_programs import Made, compiled
+from graph_programs import graphs
 from torch import nn
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
@@ -340,27 +341,23 @@ def test_what_a_program_writes_into_its_inputs_comes_last() -> None:
     x, y = tensor(4, 4) / 9, tensor(4, 4)
     other = x.clone()
     expected = program(other, y)
-    torch._dynamo.reset()
     with msctx.context(graph_kernel_flags="--opt_level=1", jit_syntax_level="STRICT"):
         torch.testing.assert_close(msctx.jit(program)(x, y), expected)
     torch.testing.assert_close(x, other)
 
 
 def test_code_of_one_policy_never_runs_under_another() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
     call = msctx.jit(lambda x: x.sin() * 2)
     for flags in ("--opt_level=0", "--opt_level=0", "--opt_level=2 --composite_op_limit_size=1", "--opt_level=0"):
         with msctx.context(graph_kernel_flags=flags):
             call(A)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert graphs() == 2
 
 
 # --- names that match nothing -----------------------------------------------------------------------------------------
 
 
 def test_names_that_match_nothing_are_reported_at_the_end_of_their_context() -> None:
-    torch._dynamo.reset()
     flags = "--disable_cluster_ops=sin,Nothing --enable_pass=cse,no_pass --disable_simplify_exprs=bmm_to_mm,bm"
     flags += " --composite_op_limit_size=1"
     with pytest.warns(msctx.MsctxWarning) as reported, msctx.context(graph_kernel_flags=flags):
@@ -375,7 +372,6 @@ def test_names_that_match_nothing_are_reported_at_the_end_of_their_context() -> 
 
 @pytest.mark.filterwarnings("error::msctx.MsctxWarning")
 def test_nothing_is_reported_where_nothing_was_compiled_or_all_matched() -> None:
-    torch._dynamo.reset()
     with msctx.context(graph_kernel_flags="--disable_cluster_ops=Nothing"):
         pass
     with msctx.context(graph_kernel_flags="--disable_cluster_ops=sin,Mul --composite_op_limit_size=1"):

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from graph_programs import Net, Talking, image
+from graph_programs import EAGER_GRAPHS, Net, Talking, graphs, image
 from torch import nn
-from torch._dynamo.utils import counters
 
 import msctx
 
-EAGER_GRAPHS = {"mode": "GRAPH_MODE", "enable_graph_kernel": False}
 GEARS = {"input_shape": "x:-1,3,-1,6", "dynamic_dims": "2,6;4,6;4,8", "dynamic_node_type": 1}
-
-
-@pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def graphs() -> int:
-    return counters["stats"]["unique_graphs"]
 
 
 class Rows(nn.Module):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from graph_programs import Net, image
+from graph_programs import EAGER_GRAPHS, Net, image
 
 import msctx
 
@@ -29,7 +29,7 @@ def test_operators_of_the_file_are_measured_and_kept_in_work_path(tmp_path: Path
 def test_compiled_code_is_tuned_alike() -> None:
     net = Net()
     expected = net.eval()(image())
-    with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False, aoe_tune_mode="online") as ctx:
+    with msctx.context(**EAGER_GRAPHS, aoe_tune_mode="online") as ctx:
         torch.testing.assert_close(net(image()), expected, rtol=1e-4, atol=1e-5)
     assert {row.asked for row in ctx.choices()} == {"performance"}
     assert {row.direction for row in ctx.choices()} == {"fprop", "matmul"}

@@ -1,7 +1,6 @@
 """The .ir files: each graph that torch makes, as a reader of the grammar finds it."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,6 @@ from ir_reader import Ref, Value
 from torch import fx, nn
 
 from msctx.graph.ir import ir_text, scope_of
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def read(gm: fx.GraphModule, *, classes: bool = True) -> ir_reader.File:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from graph_programs import Net, image
+from graph_programs import EAGER_GRAPHS, Net, image
 
 import msctx
 from msctx.graph.ir import operator_of
@@ -17,7 +16,7 @@ ALL = {"Conv2d", "Add", "BatchNorm", "Relu", "Mean", "Linear"}
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The operators of the graphs that are compiled."""
     from torch._dynamo.backends import debugging
 
@@ -29,14 +28,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         return compiler(graph, inputs, **how)
 
     monkeypatch.setattr(debugging, "aot_eager", noted)
-    torch._dynamo.reset()
-    yield found
-    torch._dynamo.reset()
+    return found
 
 
 def region(pair: str, *, inside: bool = True) -> Any:
     session = {"in_out_pair": pair, "in_out_pair_flag": inside, "mix_compile_mode": True}
-    return msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False, session=session)
+    return msctx.context(**EAGER_GRAPHS, session=session)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from graph_programs import graphs
 from torch import nn
-from torch._dynamo.utils import counters
 
 import msctx
 import msctx.mindspore as ms
@@ -15,16 +15,9 @@ from msctx.mindspore.errors import NotCarriedOut
 
 
 @pytest.fixture(autouse=True)
-def _afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
+def _nothing_stays(afresh: None) -> Iterator[None]:
     yield
     msctx.reset_context()
-    torch._dynamo.reset()
-
-
-def graphs() -> int:
-    return counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])

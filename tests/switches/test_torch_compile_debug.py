@@ -1,7 +1,7 @@
 """Switches of debug_level: what torch logs, checks and keeps; all of it is as it was afterwards."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,14 +13,8 @@ from torch._logging._internal import log_registry, log_state
 import msctx
 from msctx.switches import SWITCHES
 
+pytestmark = pytest.mark.usefixtures("afresh")
 LOGS = ("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor")
-
-
-@pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def loggers() -> dict[str, tuple[int, bool, bool, tuple[int, ...]]]:

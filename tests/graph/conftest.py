@@ -1,0 +1,9 @@
+"""Each test compiles afresh."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _afresh(afresh: None) -> None: ...
