@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -35,8 +35,8 @@ class Table:
 
     EMPTY: ClassVar[str]
     """What it prints without rows."""
-    NESTED: ClassVar[tuple[str, ...]] = ()
-    """The columns that hold columns of their own."""
+    NESTED: ClassVar[Mapping[str, Any]] = {}
+    """The columns that hold columns of their own, with the dataclasses that these are of."""
     dropped = 0
     """How many rows there were beside these."""
 
@@ -70,7 +70,7 @@ class Table:
         """The rows as CSV, in the columns of :meth:`to_pandas`: written to *path*, else returned. Lists are joined by spaces."""
         rows = [{name: _joined(value) for name, value in row.items()} for row in self._flat()]
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, [*rows[0]] if rows else [], lineterminator="\n")
+        writer = csv.DictWriter(text, self._columns(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         if path is None:
@@ -82,7 +82,11 @@ class Table:
         """The rows as a data frame; what a row nests has dotted names (``problem.input``). Requires pandas."""
         import pandas
 
-        return pandas.DataFrame([*self._flat()])
+        return pandas.DataFrame([*self._flat()], columns=self._columns())
+
+    def _columns(self) -> list[str]:
+        """The names of the columns in data frames and CSV."""
+        return [*next(self._flat(), {})]
 
     def _flat(self) -> Iterator[dict[str, Any]]:
         for row in self.as_dicts():
@@ -92,6 +96,9 @@ class Table:
 
 class Rows(Table, Sequence[R]):
     """A table that is a sequence of its rows."""
+
+    ROW: ClassVar[Any]
+    """The dataclass of its rows."""
 
     def __init__(self, rows: Iterable[R] = (), dropped: int = 0) -> None:
         self._rows, self.dropped = tuple(rows), dropped
@@ -107,6 +114,10 @@ class Rows(Table, Sequence[R]):
 
     def __hash__(self) -> int:
         return hash(self._rows)
+
+    def _columns(self) -> list[str]:
+        inner = {name: [f"{name}.{one.name}" for one in fields(kind)] for name, kind in self.NESTED.items()}
+        return [column for one in fields(self.ROW) for column in inner.get(one.name, [one.name])]
 
     def as_dicts(self) -> list[dict[str, Any]]:
         return [row.as_dict() for row in self._rows]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import msctx
+from msctx.graph.report import Graphs
 from msctx.native.choices import Choices
 from msctx.native.precisions import Precisions
 
@@ -73,9 +74,17 @@ def test_csv_and_data_frames_have_the_same_rows_and_columns(context: msctx.conte
 
 
 def test_tables_without_rows() -> None:
-    for table in (Choices(), Precisions()):
+    for table in (Choices(), Precisions(), Graphs()):
         assert str(table) == table.EMPTY == table._repr_html_()
-        assert table.to_csv() == "\n"
+
+
+def test_without_rows_the_columns_are_the_same(context: msctx.context) -> None:
+    for table in (context.choices(), context.precisions(), context.graphs()):
+        columns = table.to_csv().partition("\n")[0]
+        assert type(table)().to_csv() == f"{columns}\n"
+        assert columns.split(",")[0] in ("direction", "operator", "id")
+    pandas = pytest.importorskip("pandas")
+    pandas.testing.assert_index_equal(Choices().to_pandas().columns, context.choices().to_pandas().columns)
 
 
 def test_what_looks_like_markup_is_shown_as_it_is() -> None:

@@ -338,6 +338,11 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
         for scope in inside:
             text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
             tell("with-block", text, text)
+        if error is not None:
+            from msctx.graph.faults import explained
+
+            if (why := explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)) is not None:
+                raise why from error
 
 
 class Bound:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import dataclass
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -29,13 +31,21 @@ class Break:
 def parse(text: str) -> Break:
     """What Dynamo writes of a graph break, or the text of its error (``torch._dynamo.exc.Unsupported``)."""
     body, _, trace = text.partition("Developer debug context:")
-    reason = explained.group(1).strip() if (explained := re.search(r"Explanation: (.*)", body)) else _first(body)
+    explained = re.search(r"Explanation: (.*)", body)
+    reason = (explained.group(1).strip() or re.sub(r" at 0x[0-9a-f]+", "", _first(trace))) if explained else _first(body)
     hints = tuple(hint.strip() for hint in re.findall(r"Hint: (.*)", body) if "report an issue to PyTorch" not in hint)
     where = re.match(r"Graph break in user code at (.+:\d+)", text)
     user = re.split(r"\n(?:from user code:|User code traceback:)", trace or text)
     lines = _LINE.findall(user[1].split("\nTraceback (most recent call last):")[0]) if len(user) > 1 else []
-    found = where.group(1) if where else ":".join(lines[-1]) if lines else "unknown place"
+    theirs = [line for line in lines if not line[0].startswith(_not_theirs())]
+    found = where.group(1) if where else ":".join((theirs or lines)[-1]) if lines else "unknown place"
     return Break(found, reason, hints)
+
+
+def _not_theirs() -> tuple[str, str]:
+    """Where torch's modules and these lie, which are not the program."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None) or "torch"
+    return os.path.join(os.path.dirname(torch), ""), os.path.join(os.path.dirname(__file__), "")
 
 
 def _first(text: str) -> str:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from msctx.errors import GraphError
-from msctx.graph import breaks, report, shapes
+from msctx.graph import breaks, faults, report, shapes
 from msctx.notices import tell
 from msctx.options.graph import Compilation
 
@@ -84,7 +84,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         name = report.name(kind)
         known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
     if not wanted.shapes.are_given or next(module.parameters(), None) is None:  # they are a model's, not its loss's
-        return _run(known[wanted], wanted, *(module, *args), **kwargs)
+        return _call(known[wanted], wanted, *(module, *args), **kwargs)
     inputs = shapes.named(module.forward, args, kwargs)
     return _run_shaped(known[wanted], wanted, kind.__qualname__, inputs, (module, *args), kwargs)
 
@@ -127,7 +127,7 @@ def _run_shaped(forms: Forms, wanted: Compilation, name: str, inputs: dict[str, 
 
     if not wanted.shapes.gears:
         with shapes.marked(wanted.shapes, name, inputs):
-            return _run(forms, wanted, *args, **kwargs)
+            return _call(forms, wanted, *args, **kwargs)
     here = shapes.gear_of(wanted.shapes, name, inputs)
     if not forms.has_gears:
         forms.has_gears = True
@@ -137,7 +137,26 @@ def _run_shaped(forms: Forms, wanted: Compilation, name: str, inputs: dict[str, 
                 other = [zeros.get(id(value), value) for value in args]
                 with backend.only_compiling():
                     _ahead(forms, "dynamic_dims", *other, **{key: zeros.get(id(value), value) for key, value in kwargs.items()})
-    return _run(forms, wanted, *args, **kwargs)
+    return _call(forms, wanted, *args, **kwargs)
+
+
+def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
+    """Run it. What Dynamo raises while it captures, before anything has run, is found out by eager code: it may be the program's."""
+    try:
+        return _run(forms, wanted, *args, **kwargs)
+    except Exception as error:
+        if wanted.only or not faults.is_of_capture(error):
+            if (own := faults.of_program(error)) is error:
+                raise
+        else:
+            own, found = None, breaks.parse(str(error))
+    if own is not None:  # here, so that torch's exceptions are not told with it
+        raise own
+    result = _inside(forms.eager, *args, **kwargs)
+    if wanted.whole:
+        raise GraphError.of(found.where, found.reason, found.hints)
+    tell("mode", str(found), f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+    return result
 
 
 def _run(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +197,7 @@ _frames = torch._C._dynamo.eval_frame
 _PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
 for _function in (
     *(Outermost.__get__, Outermost.__set__, _is_alone, _is_passed_over, _call_module),
-    *(Forms.__init__, _run_shaped, _run, _ahead, _inside),
+    *(Forms.__init__, _run_shaped, _call, _run, _ahead, _inside),
 ):
     _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)  # they run between what Dynamo captures
 
@@ -233,7 +252,7 @@ def jit_as(function: F, own: Callable[[Compilation], Compilation], *, in_pynativ
         before, _here.compiles = _here.compiles, in_pynative_mode
         try:
             if not wanted.shapes.are_given:
-                return _run(known[wanted], wanted, *args, **kwargs)
+                return _call(known[wanted], wanted, *args, **kwargs)
             inputs = shapes.named(function, args, kwargs)
             return _run_shaped(known[wanted], wanted, function.__qualname__, inputs, args, kwargs)
         finally:

@@ -48,7 +48,10 @@ def value_and_grad(function: Callable[..., Any], grad_position: int | tuple[int,
     @functools.wraps(function)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if max(places) >= len(args):
-            raise ValueError(f"grad_position={grad_position!r}: there are {len(args)} arguments given by place")
+            allowed = ", ".join(map(str, range(len(args)))) or "none"
+            raise ValueError(
+                f"grad_position={grad_position!r} is no argument that the call gives by place; these are: {allowed}"
+            )
         given = {place: tensor for place in places if (tensor := _leaf(args[place])) is not None}
         if not given:
             name = getattr(function, "__name__", "the function")

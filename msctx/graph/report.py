@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from msctx.graph.breaks import Break, parse
+from msctx.graph.faults import QUIET, Quiet
 from msctx.native.scope_counter import ScopeCounter
 from msctx.notices import tell
 from msctx.tables import Row, Rows
@@ -58,6 +59,7 @@ class Graphs(Rows[Graph]):
     """Rows of what was compiled, in the order in which that ended. Prints as a table."""
 
     EMPTY = "nothing has been compiled"
+    ROW = Graph
 
     @property
     def breaks(self) -> tuple[Break, ...]:
@@ -191,6 +193,8 @@ def listen(on: bool) -> None:
     """What :func:`msctx.jit` begins stays."""
     log = logging.getLogger(TRACE)
     (log.addHandler if on else log.removeHandler)(LISTENER)
+    log = logging.getLogger(Quiet.LOGGER)
+    (log.addFilter if on else log.removeFilter)(QUIET)
 
 
 class Tally(ScopeCounter):

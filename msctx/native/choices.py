@@ -108,7 +108,7 @@ class Choices(Rows[Choice]):
     """
 
     EMPTY = "no convolution or matrix product has run under a policy"
-    NESTED = ("problem",)
+    ROW, NESTED = Choice, {"problem": ConvProblem}
 
     def _table(self) -> tuple[list[str], Iterator[list[Any]]]:
         from rich.text import Text

@@ -51,6 +51,7 @@ class Precisions(Rows[Computed]):
     """Rows of what computed in which dtype, by operator. Prints as a table."""
 
     EMPTY = "no operator has run under a precision policy"
+    ROW = Computed
 
     def _table(self) -> tuple[tuple[str, ...], Iterator[list[str]]]:
         again = ("computed_again",) if any(row.computed_again for row in self) else ()

@@ -15,6 +15,7 @@ from msctx.context import current
 from msctx.context.base import BASE, unwatched
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
+from msctx.graph.faults import explained
 from msctx.inspection import diff, environment, state
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
@@ -204,6 +205,8 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
             result["status"], result["error"], error = "failed", str(failed), failed
         except BaseException as raised:
             text = users_traceback(raised) + run.memory.told_of(raised)
+            if (why := explained(raised, current().get)) is not None:
+                text, raised = f"{text}\n{why}", why
             result["status"], result["error"] = "failed", text
             result["reason"] = in_a_line(raised)
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")

@@ -50,5 +50,5 @@ def test_a_place_that_is_none() -> None:
     for place, error in (("x", TypeError), (True, TypeError), ((), TypeError), (-1, ValueError)):
         with pytest.raises(error, match="grad_position="):
             msctx.grad(product, grad_position=place)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="there are 2 arguments"):
+    with pytest.raises(ValueError, match=r"grad_position=3 .* these are: 0, 1$"):
         msctx.grad(product, grad_position=3)(torch.ones(1), 2.0)

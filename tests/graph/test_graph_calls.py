@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from graph_programs import EAGER_GRAPHS, Net, Talking, graphs, image
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import msctx
@@ -191,6 +194,85 @@ def test_strict_leaves_the_programs_own_exceptions_as_they_are() -> None:
         assert Refusing()(image(2, 3)).shape == (2, 2)
 
 
+class Reading(Refusing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 7]
+
+
+@pytest.mark.parametrize("syntax", ["LAX", "STRICT"])
+@pytest.mark.parametrize("model", [Refusing, Reading])
+def test_what_is_wrong_with_a_shape_is_told_as_in_eager_code(model: type[nn.Module], syntax: str, pages: list[str]) -> None:
+    net, x = model(), image(2, 5)
+    with pytest.raises((RuntimeError, IndexError)) as eager:
+        net(x)
+    with msctx.context(jit_syntax_level=syntax, **EAGER_GRAPHS), pytest.raises(eager.type) as compiled:
+        net(x)
+    assert (compiled.type, str(compiled.value)) == (eager.type, str(eager.value))
+    assert compiled.value.__context__ is None
+    assert "_dynamo" not in "".join(str(entry.path) for entry in compiled.traceback)
+    assert pages == []
+
+
+@pytest.fixture
+def pages() -> Iterator[list[str]]:
+    """What torch logs of exceptions."""
+    found: list[str] = []
+    logger, handler = logging.getLogger("torch._subclasses.fake_tensor"), logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+def test_behind_a_graph_break_it_has_its_type_and_line_and_nothing_runs_twice(
+    capsys: pytest.CaptureFixture[str], pages: list[str]
+) -> None:
+    class After(Talking):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print("here")
+            result: torch.Tensor = self.fc(x)
+            return result
+
+    with msctx.context(**EAGER_GRAPHS), pytest.raises(RuntimeError, match=r"\(.*test_graph_calls.py:\d+\)") as caught:
+        After()(image(2, 5))
+    assert caught.type is RuntimeError
+    assert len(str(caught.value).splitlines()) == 1
+    assert capsys.readouterr().out == "here\n"
+    assert pages == []
+
+
+@torch.library.custom_op("msctx_tests::half", mutates_args=())
+def half(x: torch.Tensor) -> torch.Tensor:
+    """Its shape cannot be told without running it."""
+    return x / 2
+
+
+@half.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no shape")
+
+
+def test_what_eager_code_takes_and_the_compiler_does_not_runs_eagerly_or_is_an_error() -> None:
+    class Halving(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = half(x)
+            return result
+
+    with msctx.context(**EAGER_GRAPHS), pytest.warns(msctx.MsctxWarning, match=r"test_graph_calls.py:\d+: .*no shape.*STRICT"):
+        torch.testing.assert_close(Halving()(torch.ones(2)), torch.full((2,), 0.5))
+    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS), pytest.raises(msctx.GraphError, match="no shape"):
+        Halving()(torch.ones(2))
+
+
+def test_a_second_derivative_names_the_option() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()), image(2, 3).requires_grad_()
+    with (
+        pytest.raises(msctx.GraphError, match=r"mode=GRAPH_MODE.*create_graph=True.*PYNATIVE_MODE"),
+        msctx.context(**EAGER_GRAPHS),
+    ):
+        torch.autograd.grad(net(x).sum(), x, create_graph=True)[0].sum().backward()
+
+
 class Looping(nn.Module):
     """Dynamo gives up its forward, in which a loop has a graph break; and captures none of torch's own code by itself."""
 
@@ -259,6 +341,15 @@ def test_precompile_only_runs_nothing() -> None:
     torch.testing.assert_close(dict(net.state_dict()), dict(state), rtol=0, atol=0)
     with msctx.context(**EAGER_GRAPHS):
         assert net(image()).shape == (2, 2)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), functional.mse_loss, lambda found, wanted: (found - wanted).sum()])
+def test_a_loop_that_goes_on_with_nothing_is_told_of_precompile_only(loss: Any) -> None:
+    with (
+        pytest.raises(msctx.GraphError, match=r"precompile_only=True compiles .* runs nothing"),
+        msctx.context(precompile_only=True, **EAGER_GRAPHS),
+    ):
+        loss(Net()(image()), torch.zeros(2, 2)).backward()
 
 
 def test_precompile_only_runs_nothing_of_what_cannot_be_captured(capsys: pytest.CaptureFixture[str]) -> None:

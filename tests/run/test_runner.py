@@ -140,6 +140,14 @@ def test_an_entry_that_raises(job, tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def test_an_entry_that_goes_on_with_nothing_is_told_of_precompile_only(job, tmp_path):
+    source = "import torch\ndef main(): torch.nn.ReLU()(torch.ones(2)).sum()\n"
+    file = job(source, "{mode: GRAPH_MODE, enable_graph_kernel: false, precompile_only: true}")
+    with pytest.raises(EntryFailed, match=r"'NoneType' object has no attribute 'sum'(.|\n)*precompile_only=True compiles"):
+        run_experiment(read(file), str(tmp_path / "run"))
+    assert "precompile_only" in json.loads((tmp_path / "run" / "result.json").read_text())["reason"]
+
+
 def test_what_the_entry_leaves_changed_is_told(job, tmp_path):
     file = job("import torch\ndef main(): torch.set_default_dtype(torch.float64)\n")
     try:
