@@ -177,15 +177,16 @@ def _settings() -> str:
 
 LISTENER = _Listener()
 _classes: dict[str, tuple[weakref.ref[type[nn.Module]], str]] = {}
-"""Name of a class of modules in the rows → the class, and where its forward is."""
+"""Name of a class of modules in the rows → the class, and where its forward is; as long as there is the class."""
 
 
 def name(of: type[nn.Module]) -> str:
-    """A name for it that no other class has."""
+    """A name for it that no other class has which is there."""
     names = (f"{of.__qualname__}{f' ({number})' * (number > 1)}" for number in count(1))
-    found = next(one for one in names if one not in _classes or _classes[one][0]() in (of, None))
+    found = next(one for one in names if one not in _classes or _classes[one][0]() is of)
     code = getattr(inspect.unwrap(of.forward), "__code__", None)
-    _classes[found] = weakref.ref(of), f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    gone = weakref.ref(of, lambda _: _classes.pop(found, None))
+    _classes[found] = gone, f"{code.co_filename}:{code.co_firstlineno}" if code else ""
     return found
 
 

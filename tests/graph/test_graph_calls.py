@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import msctx
+from msctx.graph import report
 
 
 def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:
@@ -450,3 +452,12 @@ def test_classes_of_one_name_have_names_of_their_own() -> None:
     names = [row.function for row in ctx.graphs()]
     assert len(set(names)) == 3
     assert max(map(len, names)) < len(names[0]) + 5
+
+
+def test_names_go_with_their_classes() -> None:
+    before = {*report._classes}
+    with msctx.context(**EAGER_GRAPHS):
+        for number in range(4):
+            type(f"Made{number}", (Net,), {})()(image())
+    gc.collect()
+    assert {*report._classes} <= before | {"Net"}
