@@ -55,7 +55,7 @@ def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:
         work()
     except OSError as error:
         reason = error.strerror or str(error)
-        text = f"{option}: {folder}: {reason}; what is missing there is lost, and the program goes on"
+        text = f"{option}: cannot write to {folder} ({reason}); those files are missing, and the program goes on"
         notices.tell(option, f"{folder} {reason}", text)
         return False
     return True

@@ -111,10 +111,12 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
             elif ge_key(spelling)[1]:
                 level, key = ge_key(spelling)
                 settings.update(make_layer({f"{level}.{ge_name(key)}": environment[name]}, f"environment {name}").settings)
-            elif find(spelling) is None:
+            elif (option := find(spelling)) is None:
                 near = nearest(spelling, _environment_names())
                 hint = PREFIX + near.upper().replace(".", "__") if near else ""
                 problems.append(Diagnostic(name, "no such option", "environment", suggestion=hint))
+            elif not (environment[name] or option.is_text):
+                problems.append(Diagnostic(name, "is empty", "environment", suggestion="unset it, or give it a value"))
             else:
                 value = _flag(spelling, environment[name])
                 settings.update(make_layer({spelling: value}, f"environment {name}").settings)

@@ -236,6 +236,12 @@ def test_a_variable_of_a_text_option_is_text_as_it_stands(text: str) -> None:
     assert values(environment_layers({"MSCTX_DUMP_LAYER": text})["environment"]) == {"dump_layer": text}
 
 
+@pytest.mark.parametrize("name", ["MSCTX_MODE", "MSCTX_SEED", "MSCTX_GPU_CONFIG__CONV_ALLOW_TF32"])
+def test_an_empty_variable_is_to_be_unset(name: str) -> None:
+    with pytest.raises(OptionError, match=rf"environment  {name}: is empty; unset it, or give it a value"):
+        environment_layers({name: ""})
+
+
 def test_no_variables_no_layers() -> None:
     assert environment_layers({"PATH": "/bin", "MSCTXX": "1"}) == {}
 
