@@ -6,6 +6,7 @@ import atexit
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -83,6 +84,7 @@ def table(library: Core, given: str | None, place: str = "cpu") -> int:
         if not _tables:
             library.ask_before_measuring(lambda number: _permission(library, number))
             atexit.register(keep, library)
+            atexit.register(_erase)
         path, run = tuning_file.location(given), distributed.run()
         name = given or "" if place == "cpu" else f"{place} {given or ''}"
         found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, name, run, place))
@@ -169,20 +171,66 @@ def _permission(library: Core, number: int) -> int:
         return Permission.LATER
 
 
+MOST = 120
+"""The seconds that a process measures at most."""
+AFTER = 1.0
+"""Seconds without a measurement after which the bar goes."""
+
+
 class _Shown:
-    """Seconds of measuring after which the next line is due: a short measurement needs none."""
+    """What tells of a first step that takes long: a bar on a terminal, which goes when nothing more is measured, else lines."""
 
     due = 3.0
+    """Seconds of measuring after which the first line, or the bar, is due: a short measurement needs none. Then the next line."""
+    bar: Any = None
+    end: threading.Timer | None = None
 
 
 def _progress(library: Core) -> None:
-    """A first step under ``performance`` may take a minute: every ten seconds of it a line on stderr."""
+    """A first step under ``performance`` may take a minute."""
     if (seconds := library.measuring_seconds()) < _Shown.due:
         return
-    _Shown.due = seconds + 10
     with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or nobody reads it
+        if sys.stderr.isatty():
+            _draw(f"measuring each convolution and product on its first call: {library.measurements()} so far", seconds)
+            return
+        _Shown.due = seconds + 10
         line = f"msctx: performance measures each convolution on its first call: {library.measurements()} so far"
-        print(f"{line}, in {seconds:.0f} s of at most 120", file=sys.stderr, flush=True)
+        print(f"{line}, in {seconds:.0f} s of at most {MOST}", file=sys.stderr, flush=True)
+
+
+def _draw(text: str, seconds: float) -> None:
+    from rich.console import Console
+    from rich.errors import LiveError
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with _lock, suppress(LiveError):  # a bar of the program is there
+        if _Shown.end is not None:
+            _Shown.end.cancel()
+        if _Shown.bar is None:
+            columns = (
+                TextColumn("msctx: {task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:.0f} s of at most {task.total}"),
+            )
+            console = Console(stderr=True)
+            bar = Progress(
+                *columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )
+            bar.add_task("", total=MOST)
+            bar.start()
+            _Shown.bar = bar
+        _Shown.bar.update(_Shown.bar.task_ids[0], description=text, completed=seconds, refresh=True)
+        _Shown.end = threading.Timer(AFTER, _erase)
+        _Shown.end.daemon = True
+        _Shown.end.start()
+
+
+def _erase() -> None:
+    with _lock:
+        bar, _Shown.bar = _Shown.bar, None
+        if bar is not None:
+            bar.stop()
 
 
 def _is_compiling() -> bool:

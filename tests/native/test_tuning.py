@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -71,6 +73,30 @@ def test_long_measuring_is_reported_on_stderr(
             capfd.readouterr().err
         )
         assert tuning._Shown.due > library.measuring_seconds()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_bar_shows_it_and_goes(own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning._Shown, "due", 0.0)
+    monkeypatch.setattr(tuning, "AFTER", 3600)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with msctx.context(conv_fprop_algo="performance"):
+        fn.conv2d(X[..., 2:], W)
+    found = sys.stderr.getvalue()
+    assert re.search(
+        r"msctx: measuring each convolution and product on its first call: \d+ so far .*━.* \d+ s of at most 120", found
+    )
+    assert tuning._Shown.end is not None
+    tuning._Shown.end.cancel()
+    tuning._erase()
+    assert tuning._Shown.bar is None
+    assert sys.stderr.getvalue().endswith("\x1b[2K"), "the line is empty again"
 
 
 def test_torch_is_left_only_for_a_proven_gain(own_tuning_file: Path) -> None:
