@@ -219,6 +219,11 @@ def put_back(value: Any) -> None:
     setattr(nn.Module, CALL, value)
 
 
+def forget() -> None:
+    """Compile each class of modules anew."""
+    _made.clear()
+
+
 def jit(function: F) -> F:
     """Compile a function by torch.compile, under the options of graph mode that are in force at each call.
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from msctx.errors import MsctxError
+from msctx.graph import calls
 from msctx.verify import graph
 from msctx.verify.wire import Message
 
@@ -31,7 +30,7 @@ NUDGED = 2
 """Runs with other last bits. What agrees in half of its digits, or in three quarters of those of the largest value of all results, or
 all gradients, is no difference."""
 RECOMPILES = 1 << 16
-"""All outermost modules share Dynamo's count of recompilations, beyond which code would run eagerly."""
+"""Code that is compiled more often than Dynamo's limit would run eagerly."""
 INTEGERS = 1e-3
 """The part of integers and truth values that may differ: rounding turns comparisons."""
 
@@ -72,10 +71,8 @@ class Graphs:
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        """Inside, what ``torch.compile`` compiles comes here, and so does each call of an outermost module."""
-        compile_, call = torch.compile, nn.Module.__call__
-        here = threading.local()
-        made: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+        """Inside, what ``torch.compile`` compiles comes here, and so does what graph mode does: each call of an outermost module."""
+        compile_, modules = torch.compile, calls.found()
 
         def compiling(
             model: Any = None, *, backend: Any = "inductor", mode: Any = None, options: Any = None, **how: Any
@@ -88,20 +85,9 @@ class Graphs:
                 theirs = torch._TorchCompileWrapper(backend, mode, options, how.get("dynamic"))
             return compile_(model, backend=self._beside(theirs), **how)
 
-        def outermost(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or getattr(here, "is_inside", False):
-                return call(module, *args, **kwargs)
-            here.is_inside = True
-            try:
-                if isinstance(module, (torch.jit.ScriptModule, fx.GraphModule)) or hasattr(module, "_orig_mod"):
-                    return call(module, *args, **kwargs)
-                if module not in made:
-                    made[module] = compiling(module)
-                return made[module](*args, **kwargs)
-            finally:
-                here.is_inside = False
-
-        torch.compile, nn.Module.__call__ = compiling, outermost  # type: ignore[method-assign]
+        torch.compile = compiling
+        calls.forget()
+        calls.compile_modules(True)
         try:
             limits: dict[str, Any] = {
                 "recompile_limit": RECOMPILES,
@@ -111,7 +97,9 @@ class Graphs:
             with torch._dynamo.config.patch(limits), torch._inductor.config.patch(fallback_random=True):
                 yield
         finally:
-            torch.compile, nn.Module.__call__ = compile_, call  # type: ignore[method-assign]
+            torch.compile = compile_
+            calls.forget()
+            calls.put_back(modules)
 
     def _beside(self, theirs: Backend) -> Backend:
         def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

@@ -254,6 +254,6 @@ def module_of(node: fx.Node) -> str:
 def line_of(node: fx.Node) -> str:
     """The user's line that calls it: ``train.py:12``."""
     places = re.findall(r'File "(.*?)", line (\d+)', node.meta.get("stack_trace") or "")
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     users = [f"{Path(file).name}:{line}" for file, line in places if not file.startswith(ours)]
     return users[-1] if users else ""
