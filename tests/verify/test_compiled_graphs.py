@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from graph_programs import EAGER_GRAPHS
 from torch import fx, nn
 
+import msctx
 from msctx.verify import graph
 from msctx.verify.compiled import Graphs
 
@@ -338,6 +340,20 @@ def test_each_outermost_module_is_compiled_once_and_nothing_stays() -> None:
             loss(model(torch.randn(4, 8)), torch.zeros(4, 8)).backward()
     assert (graphs.report["count"], graphs.report["finding"]) == (4, None)
     assert (nn.Module._compiled_call_impl, torch.compile) == (None, compile_)
+    torch._dynamo.reset()
+
+
+def test_options_of_graph_mode_say_how_modules_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    monkeypatch.setattr("torch._dynamo.backends.debugging.aot_eager", lambda gm, inputs: used.append("aot_eager") or gm)
+    model, graphs, x = net(), Graphs(), torch.randn(4, 8)
+    with msctx.context(**EAGER_GRAPHS):
+        model(x)
+        with graphs.captured():
+            model(x)
+        model(x)
+    assert (graphs.report["count"], graphs.report["finding"]) == (1, None)
+    assert used == ["aot_eager"] * 3, "in graph mode, to compare, and in graph mode again"
     torch._dynamo.reset()
 
 
