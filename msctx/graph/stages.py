@@ -1,7 +1,7 @@
 """Shows a :class:`msctx.graph.files.Writer` the graphs that torch.compile goes through, whoever calls it.
 
 torch has no hooks for that. Its custom passes would be part of the keys of its caches, and would have to be chained with the
-program's own; the functions below are called with each graph in every version, and looking on changes nothing that they do. Code
+program's own; the functions below are called with each graph in every version, and observing them changes nothing that they do. Code
 that comes out of a cache passes none of them but the first.
 """
 
@@ -276,7 +276,7 @@ _SHOWN: dict[str, Function] = {
 
 @dataclass
 class _Place:
-    """A function of torch, by module, class and name, and what looks on."""
+    """A function of torch, by module, class and name, and what observes it."""
 
     module: str
     owner: str
