@@ -53,7 +53,9 @@ def test_the_columns_of_a_row() -> None:
     assert (forward.calls, forward.reasons) == (1, ())
     names = [field.name for field in dataclasses.fields(Choice)]
     assert [*forward.as_dict()] == names
-    columns = "direction problem epilogue module asked ran provider math error workspace calls weights_kept weights_prepared reasons"
+    columns = (
+        "direction problem epilogue module asked ran provider math error workspace calls weights_kept weights_prepared reasons"
+    )
     assert names == columns.split()
 
 
