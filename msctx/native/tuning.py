@@ -201,10 +201,9 @@ def _progress(library: Core) -> None:
 
 def _draw(text: str, seconds: float) -> None:
     from rich.console import Console
-    from rich.errors import LiveError
     from rich.progress import BarColumn, Progress, TextColumn
 
-    with _lock, suppress(LiveError):  # a bar of the program is there
+    with _lock:
         if _Shown.end is not None:
             _Shown.end.cancel()
         if _Shown.bar is None:
@@ -229,8 +228,9 @@ def _draw(text: str, seconds: float) -> None:
 def _erase() -> None:
     with _lock:
         bar, _Shown.bar = _Shown.bar, None
-        if bar is not None:
-            bar.stop()
+        with suppress(OSError, ValueError):  # stderr is gone
+            if bar is not None:
+                bar.stop()
 
 
 def _is_compiling() -> bool:

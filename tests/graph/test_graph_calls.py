@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.graph import report
+from msctx.graph import breaks, report
 
 
 def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:
@@ -167,6 +167,16 @@ def test_lax_lists_breaks_with_line_and_what_to_change(capsys: pytest.CaptureFix
     assert "Net" not in str(ctx.graphs())
     assert f":{line}" in str(ctx.graphs())
     assert capsys.readouterr().out.count("here") == 1
+
+
+def test_a_break_inside_of_torch_names_the_line_of_the_program_and_what_is_wrong() -> None:
+    found = breaks.parse(
+        "TypeError when making fake tensor call\n  Explanation: \n  Hint: Check it.\n\n"
+        "  Developer debug context: TypeError <function loss at 0x7f28b8a32ca0>: loss() takes a tensor\n\nfrom user code:\n"
+        '   File "train.py", line 3, in forward\n    return self.loss(x)\n'
+        f'  File "{nn.modules.loss.__file__}", line 1400, in forward\n    return F.cross_entropy(\n'
+    )
+    assert found == breaks.Break("train.py:3", "TypeError <function loss>: loss() takes a tensor", ("Check it.",))
 
 
 def test_strict_names_line_reason_and_option() -> None:
