@@ -289,9 +289,15 @@ at::Tensor finished_convolution(
   const at::Tensor input = given.contiguous(at::MemoryFormat::ChannelsLast);
   Taken taken = msctx::policy(Place::cpu);
   const std::shared_ptr<Policy> policy = taken.policy;
-  const auto torch = [&] { return finished_by_torch(policy.get(), input, weight, geometry, finishing); };
-  if (!policy) return torch();
   const auto symbols = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
+  const std::optional<at::Tensor> no_bias;
+  const auto convolution_of_torch = [&] {
+    return pass_on<at::_ops::convolution>(
+        Place::cpu, &BeforeUs::convolution, input, weight, no_bias, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none),
+        c10::SymInt(groups));
+  };
+  const auto torch = [&] { return finished_by_torch(policy.get(), input, weight, geometry, finishing, convolution_of_torch); };
+  if (!policy) return torch();
   Asked asked(Place::cpu, std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
   asked.finishes = true;
   if (ConvCall* const call = asked.call ? &*asked.call : nullptr) {

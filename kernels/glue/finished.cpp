@@ -3,7 +3,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/convolution_ops.h>
 
 #include "glue/kept_weights.h"
 #include "glue/observed.h"
@@ -26,8 +25,7 @@ struct OneDnn {
 };
 
 const char* name_of(Activation activation) {
-  constexpr const char* names[] = {"none", "relu", "hardtanh", "swish", "sigmoid", "hardswish", "hardsigmoid"};
-  return names[int(activation)];
+  return activation == Activation::silu ? "swish" : activation == Activation::sigmoid ? "sigmoid" : "hardswish";
 }
 
 at::Tensor called(const c10::OperatorHandle& op, torch::jit::Stack stack) {
@@ -54,38 +52,34 @@ at::Tensor by_onednn(
   const std::optional<at::Tensor> shift = f.shift.defined() ? std::optional(f.shift) : std::nullopt;
   using Scalars = c10::List<std::optional<at::Scalar>>;
   const Activation activation = f.how.activation;
-  const bool is_simple = activation == Activation::none || activation == Activation::relu;
-  if (f.other.defined() && !f.how.adds_last && is_simple)
+  if (f.other.defined() && activation == Activation::none)
     return called(
         *dnn.run_and_add, {input, f.other.contiguous(last), packed, shift, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, "add",
-                           at::Scalar(1.0), is_simple && activation != Activation::none ? c10::IValue("relu") : c10::IValue(), Scalars(),
-                           c10::IValue()});
-  Scalars bounds;
-  if (activation == Activation::clamp) bounds.push_back(at::Scalar(f.how.low)), bounds.push_back(at::Scalar(f.how.high));
-  const bool activates = !f.other.defined() || f.how.adds_last;  // else the addition comes first
+                           at::Scalar(1.0), c10::IValue(), Scalars(), c10::IValue()});
+  // oneDNN's relu, clamp and hardsigmoid make numbers of NaN; and where the addition comes first, it has none.
+  const bool keeps_nan = activation == Activation::silu || activation == Activation::sigmoid || activation == Activation::hardswish;
+  const bool activates = keeps_nan && (!f.other.defined() || f.how.adds_last);
   const at::Tensor result = called(
       *dnn.run, {input, packed, shift, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, activates ? name_of(activation) : "none",
-                 activates ? bounds : Scalars(), c10::IValue()});
-  if (!f.other.defined()) return result;
+                 Scalars(), c10::IValue()});
+  if (!f.other.defined() && (activates || activation == Activation::none)) return result;
   Epilogue rest = f.how;
   if (activates) rest.activation = Activation::none;
   const at::Tensor dense = result.contiguous(last);
-  finish(dense, f.other.contiguous(last), rest);
+  finish(dense, f.other.defined() ? f.other.contiguous(last) : f.other, rest);
   return dense;
 }
 
 }  // namespace
 
 at::Tensor finished_by_torch(
-    const Policy* policy, const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const Finishing& f) {
+    const Policy* policy, const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const Finishing& f,
+    const std::function<at::Tensor()>& convolution) {
   static const OneDnn dnn;
   const InsideTorch guard;
   const at::AutoDispatchBelowADInplaceOrView below;
   if (policy && dnn.is_there()) return by_onednn(dnn, *policy, input, weight, g, f).contiguous(last);
-  const at::Tensor found = at::_ops::convolution::call(
-      input, weight, std::nullopt, c10::fromIntArrayRefSlow(g.stride), c10::fromIntArrayRefSlow(g.padding),
-      c10::fromIntArrayRefSlow(g.dilation), false, c10::fromIntArrayRefSlow(g.output_padding), g.groups);
-  const at::Tensor result = found.contiguous(last);
+  const at::Tensor result = convolution().contiguous(last);
   Epilogue how = f.how;
   if (f.scale.defined()) how.scale = f.scale.const_data_ptr<float>();
   if (f.shift.defined()) how.shift = f.shift.const_data_ptr<float>();

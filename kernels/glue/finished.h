@@ -4,14 +4,18 @@
 #include "glue/hook.h"
 #include "glue/tensors.h"
 
+#include <functional>
+
 namespace msctx::glue {
 
 // Defines the operator. Its result is channels_last, whatever its input is.
 void install_finished();
 
-// The same by torch's own path: oneDNN, with the epilogue as far as it has it, and a weight that is packed once.
+// The same by torch's own path: oneDNN, with the epilogue as far as it has it, and a weight that is packed once; where torch has no oneDNN,
+// by `convolution` and a pass over its result.
 at::Tensor finished_by_torch(
-    const Policy*, const at::Tensor& input, const at::Tensor& weight, const Geometry&, const Finishing&);
+    const Policy*, const at::Tensor& input, const at::Tensor& weight, const Geometry&, const Finishing&,
+    const std::function<at::Tensor()>& convolution);
 
 // Registered for the CPU; in convolution.cpp, beside what it shares with the hook.
 at::Tensor finished_convolution(

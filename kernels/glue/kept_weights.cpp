@@ -15,7 +15,7 @@ struct KeptWeight {
   const size_t bytes;
   void* const data;
   const at::Tensor tensor;  // of torch's, or `data`
-  Fingerprint print{}, print_of_values{};  // of what it was made of
+  Fingerprint print{};  // of what it was made of
   // The last policy under which the bytes were looked at, and where they were: what frozen_weights trusts.
   std::atomic<int64_t> checked_under{0};
   std::atomic<const void*> checked_at{nullptr};
@@ -204,20 +204,22 @@ at::Tensor kept_tensor(
   const auto add = [&](const auto& part) { key.append(reinterpret_cast<const char*>(&part), sizeof part); };
   add(storage_of(weight)), add(weight.storage_offset());
   for (int64_t i = 0; i < weight.dim(); i++) add(weight.stride(i));
-  const std::shared_ptr<KeptWeight> known = look_up(key);
-  if (known && is_frozen && known->checked_under == policy.number && known->checked_at == weight.data_ptr()) return known->tensor;
   const auto print_of = [&](const at::Tensor& t) {
     const at::Tensor plain = t.is_non_overlapping_and_dense() ? t : t.contiguous();
     return policy.table().passes->fingerprint(plain.data_ptr(), int64_t(plain.nbytes()), parallel);
   };
-  const Fingerprint print = print_of(weight), print_of_values = values.defined() ? print_of(values) : Fingerprint{};
-  if (known && known->print == print && known->print_of_values == print_of_values) {
+  add(values.defined());
+  if (values.defined()) add(print_of(values));  // what is frozen are weights
+  const std::shared_ptr<KeptWeight> known = look_up(key);
+  if (known && is_frozen && known->checked_under == policy.number && known->checked_at == weight.data_ptr()) return known->tensor;
+  const Fingerprint print = print_of(weight);
+  if (known && known->print == print) {
     known->checked_under = policy.number.load();
     known->checked_at = weight.data_ptr();
     return known->tensor;
   }
   const auto made = std::make_shared<KeptWeight>(make(), weight.nbytes());
-  made->print = print, made->print_of_values = print_of_values;
+  made->print = print;
   made->checked_under = policy.number.load();
   made->checked_at = weight.data_ptr();
   if (made->bytes <= most_bytes) keep(key, weight, made);

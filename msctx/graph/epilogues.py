@@ -20,9 +20,12 @@ def fold(graph: fx.GraphModule) -> int:
     A batch norm or another factor for each channel stays a factor: the weight is the model's own, by which rules find its module and
     the core keeps what it makes of it. The results of the operator are channels_last; those of the graph keep their strides.
     """
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+
     found = [node for node in graph.graph.find_nodes(op="call_function", target=aten.convolution.default) if _is_ours(node)]
-    if not found or any(_is_unbacked(node) for node in graph.graph.nodes):
+    if not found or any(_is_unbacked(node) or _is_of_strides(node) for node in graph.graph.nodes):
         return 0
+    view_to_reshape(graph)  # of other strides, a view may be none
     _operator()
     before = [node.meta.get("val") for node in graph.graph.output_node().all_input_nodes]
     for node in reversed(found):  # where two meet in an addition, it follows the later one
@@ -35,9 +38,20 @@ def fold(graph: fx.GraphModule) -> int:
     return len(found)
 
 
+BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
+
+
+def _is_of_strides(node: fx.Node) -> bool:
+    """Whether it depends on how a tensor lies in memory; as the order of random numbers does."""
+    tags = getattr(node.target, "tags", ())
+    return node.target in BY_STRIDES or torch.Tag.nondeterministic_seeded in tags or "rand" in str(node.target)
+
+
 def _is_ours(node: fx.Node) -> bool:
     value, weight = _value(node), _value(node.args[1])
     transposed = bool(node.args[6])
+    if not all(isinstance(size, int) for size in weight.shape):
+        return False
     return value.dim() == 4 and value.dtype == weight.dtype == torch.float32 and value.device.type == "cpu" and not transposed
 
 
@@ -123,6 +137,8 @@ def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
 
 
 SWAP = (aten.add.Tensor, aten.mul.Tensor)
+SMALLEST, LARGEST = 2.0**-10, 2.0**10
+"""Of numbers that are multiplied before they meet a result: what overflows there might not have."""
 
 
 def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: Number) -> bool:
@@ -131,9 +147,10 @@ def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: Number) -> bool:
             aten.add.Tensor,
             -value if not isinstance(value, fx.Node) else graph.call_function(aten.neg.default, (value,)),
         )
-    elif target is aten.div.Tensor and value != 0:
-        inverse = graph.call_function(aten.reciprocal.default, (value,)) if isinstance(value, fx.Node) else 1 / value
-        target, value = aten.mul.Tensor, inverse
+    elif target is aten.div.Tensor and not isinstance(value, fx.Node) and value != 0:
+        target, value = aten.mul.Tensor, 1 / value
+    if target not in SWAP or not (isinstance(value, fx.Node) or value == 0 or SMALLEST <= abs(value) <= LARGEST):
+        return False
     if target is aten.add.Tensor:
         e.shift = _of(graph, target, e.shift, value)
     elif target is aten.mul.Tensor:
@@ -194,7 +211,8 @@ def _activation(node: fx.Node) -> tuple[str, fx.Node, float, float] | None:
         low = _only(_then(node, aten.clamp_min.default))
         last = _then(low, aten.clamp_max.default)
         if low is not None and last is not None and isinstance(least := low.args[1], float | int):
-            return ("clamp", last, float(least), float(most)) if isinstance(most := last.args[1], float | int) else None
+            most = last.args[1]
+            return ("clamp", last, float(least), float(most)) if isinstance(most, float | int) and least <= most else None
         last = _then(_gate(node), aten.div.Tensor, 6)
         return ("hardsigmoid", last, 0.0, 0.0) if last is not None else None
     if len(node.users) == 2:

@@ -243,3 +243,90 @@ def test_the_operator_checks_what_it_is_given() -> None:
             call(x, w, *how[:4], torch.rand(5), None, None, "none", 0.0, 0.0, False)
         with pytest.raises(RuntimeError, match="other has another shape than the result"):
             call(x, w, *how, x[:1], "none", 0.0, 0.0, False)
+
+
+# --- what a reviewer found ----------------------------------------------------------------------------------------------
+
+
+class Calls(nn.Module):
+    """A convolution, a batch norm and whatever a program does with them."""
+
+    def __init__(self, program: Callable[[Calls, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.small, self.program = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 1), program
+        self.norms = nn.ModuleList(nn.BatchNorm2d(6) for _ in range(2))
+        for norm in self.norms:
+            nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+        self.head = nn.Linear(6 * 9 * 11, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.program(self, x)
+
+
+PROGRAMS: dict[str, Callable[[Calls, torch.Tensor], Any]] = {
+    "a convolution with two factors": lambda m, x: (m.norms[0](m.conv(x)), m.norms[1](m.conv(2 * x))),
+    "with a factor and without": lambda m, x: (m.conv(x), m.norms[1](m.conv(2 * x))),
+    "a factor that is computed": lambda m, x: torch.relu(m.conv(x) * torch.sigmoid(m.small(x.mean((2, 3), keepdim=True)))),
+    "views": lambda m, x: m.head(torch.relu(m.conv(x)).view(x.shape[0], -1)),
+    "flatten": lambda m, x: m.head(functional.adaptive_avg_pool2d(m.conv(x), (9, 11)).flatten(1)),
+    "as_strided": lambda m, x: torch.as_strided(m.conv(x), (3, 4), (5, 1)) * 2,
+    "another dtype": lambda m, x: torch.relu(m.conv(x)).view(torch.int32).float(),
+    "a clamp without values": lambda m, x: m.conv(x).clamp(2, 1),
+    "large numbers": lambda m, x: (m.conv(x) * 1e30) * 1e-30,
+    "small numbers": lambda m, x: (m.conv(x) * 1e-30) / 1e-30,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_give_what_eager_code_gives(name: str) -> None:
+    torch.manual_seed(2)
+    model = Calls(PROGRAMS[name]).eval()
+    torch._dynamo.reset()
+    with msctx.context(**ASKED, frozen_weights=True), torch.no_grad():
+        for factor in (1, 3):
+            x = factor * images(1, 6, 9, 11)
+            found = model(x)
+            with msctx.context(mode="PYNATIVE_MODE"):
+                right = model(x)
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("expected", TAILS)
+def test_nan_stays_nan_on_torchs_path_too(expected: str) -> None:
+    block, x = Block(TAILS[expected]).eval(), images()
+    x[0, 0, 4, 4] = float("nan")
+    result, choices, _ = compiled(block, x)
+    assert choices[0].ran == "torch"
+    with torch.no_grad():
+        torch.testing.assert_close(result.isnan(), block(x).isnan())
+
+
+def test_statistics_may_change_under_frozen_weights() -> None:
+    block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
+    norm = Block(TAILS["scale+shift"]).eval()
+    torch._dynamo.reset()
+    with msctx.context(**ASKED, frozen_weights=True), torch.no_grad():
+        norm(x), norm.norm.running_var.mul_(4)
+        found, with_relu = norm(x), block(x)
+    with torch.no_grad():
+        torch.testing.assert_close((found, with_relu), (norm(x), block(x)), rtol=1e-4, atol=1e-4)
+
+
+def test_without_onednn_the_layer_has_one_row() -> None:
+    block, x = Block(TAILS["shift+relu"], stride=2).eval(), images()
+    with torch.backends.mkldnn.flags(enabled=False):
+        result, choices, _ = compiled(block, x)
+    assert [(row.ran, row.epilogue, row.calls) for row in choices] == [("torch", "shift+relu", 1)]
+    with torch.no_grad():
+        torch.testing.assert_close(result, block(x))
+
+
+def test_random_numbers_are_those_of_eager_code_under_deterministic() -> None:
+    model = Calls(lambda m, x: functional.dropout(torch.relu(m.conv(x)), 0.5, True)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        right = model(images())
+    torch._dynamo.reset()
+    with msctx.context(**ASKED, deterministic="ON"), torch.no_grad():
+        torch.manual_seed(0)
+        torch.testing.assert_close(model(images()), right)
