@@ -20,8 +20,10 @@ class Marking:
         self._programs_own = programs_own
 
     def when_loaded(self) -> None:
-        """Inductor takes it for one of its passes, whose code its caches may keep."""
+        """Inductor takes it for one of its passes, whose code its caches may keep: that calls the operator in later processes."""
         from torch._inductor.custom_graph_pass import CustomGraphPass
+
+        import msctx.observers.quantized_operator  # noqa: F401
 
         CustomGraphPass.register(Marking)
 

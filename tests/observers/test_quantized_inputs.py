@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +67,20 @@ def test_a_dump_has_it_only_where_asked(tmp_path: Path, request: pytest.FixtureR
         marked = [path for path in folder.rglob("*.npy") if path.name.startswith("quantized_input")]
         assert len(marked) == (value == "1")
     assert config.pre_grad_custom_pass is None
+
+
+@pytest.mark.full
+def test_code_from_the_cache_finds_the_operator_in_a_later_process(tmp_path: Path) -> None:
+    program = (
+        "import torch, msctx\n"
+        "f = lambda x: torch.fake_quantize_per_tensor_affine(x.sin() * 2, 0.1, 0, -128, 127).tan()\n"
+        f"asked = dict(enable_dump=True, dump_path={str(tmp_path / 'dump')!r}, dump_mode='input', quant_dumpable='1')\n"
+        "with msctx.context(session=asked):\n"
+        "    print(torch.compile(f)(torch.ones(4)).sum().item())\n"
+    )
+    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    runs = [
+        subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False) for _ in range(2)
+    ]
+    assert [run.returncode for run in runs] == [0, 0], runs[1].stderr
+    assert runs[0].stdout == runs[1].stdout
