@@ -232,13 +232,22 @@ int Policy::threads_for(const ConvRow& row, const ConvProblem& p, Op op, int thr
   return is_limited && memory_of(*row.algorithm, p, op, threads) > size_t(workspace_limit) ? 1 : threads;
 }
 
+// What follows a sum in its call rounds, too: a bias, or alpha, beta and the addition of a product. Activations are not part of a bound.
+// 0: none is stated.
+double Policy::error_of(const ConvRow& row, const ConvCall& call) {
+  const int roundings = row.direction == Direction::matmul ? 3 : row.direction == Direction::fprop ? 1 + call.has_scale + call.has_other : 0;
+  const double unit = call.problem.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+  const double error = row.algorithm->error(call.problem, op_of(row.direction, call.transposed));
+  return error == 0.0 ? error : error + roundings * unit;
+}
+
 // What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves.
 bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   const bool half = call.problem.dtype == DType::f16 || call.problem.dtype == DType::bf16;
   const double asked = most_error(row.direction);
   if (half || (asked == 0.0 && is(row, "tf32"))) return true;
   const double allowed = asked == 0.0 ? largest_error : asked;
-  return row.algorithm->error(call.problem, op_of(row.direction, call.transposed)) <= allowed;
+  return error_of(row, call) <= allowed;
 }
 
 std::string Policy::too_inexact(Direction direction) const {
@@ -412,7 +421,7 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
   choice.ran = row->name;
   choice.provider = row->algorithm->provider;
   choice.math = row->algorithm->math;
-  choice.error = row->algorithm->error(call.problem, op);
+  choice.error = error_of(*row, call);
   const int used = threads_for(*row, call.problem, op, threads);
   choice.workspace = int64_t(memory_of(*row->algorithm, call.problem, op, used));
 }

@@ -117,7 +117,9 @@ struct Asked {
       const std::optional<at::Tensor>& bias, const Finishing* finishing, Weight kind, Ran& ran) const {
     if (place == Place::cuda) return run_on_cuda(row, *call, policy->number, first, second);
     const at::MemoryFormat format = finishes ? at::MemoryFormat::ChannelsLast : format_of(input, weight, bias, geometry);
-    return run_row(*policy, row, *call, first, second, format, finishing, kind, ran);
+    ConvCall now = *call;
+    now.problem.dtype = *dtype_of(first);
+    return run_row(*policy, row, now, first, second, format, finishing, kind, ran);
   }
 
   static std::vector<int64_t> plain(SymInts values) {
@@ -211,16 +213,20 @@ at::Tensor forward(
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);
   Ran ran;
+  const bool has_bias = bias && bias->defined();
+  const bool wide = has_bias && asked.place == Place::cpu && input.element_size() == 2;  // rounded once, after the addition
   const auto ours = [&](const ConvRow& row) {
-    const bool has_bias = bias && bias->defined(), is_added = has_bias && row.algorithm->finishes;
+    const bool is_added = has_bias && !wide && row.algorithm->finishes;
     const Finishing added{{}, is_added ? bias->contiguous() : at::Tensor(), {}, {}};
-    at::Tensor result = asked.run(row, input, weight, input, weight, bias, is_added ? &added : finishing, Weight::kept, ran);
+    at::Tensor result = asked.run(
+        row, wide ? widened(input) : input, wide ? widened(weight) : weight, input, weight, bias, is_added ? &added : finishing, Weight::kept,
+        ran);
     if (has_bias && !is_added) {
       std::vector<int64_t> along(input.dim(), 1);
       along[1] = -1;
       result.add_(bias->view(along));
     }
-    return result;
+    return wide ? result.to(input.scalar_type()) : result;
   };
   if (decision->to_measure) decision = asked.measure(decision, Direction::fprop, ours, torch);
   return computed(asked, decision, Direction::fprop, ours, torch, ran);

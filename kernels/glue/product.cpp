@@ -16,6 +16,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -126,18 +127,7 @@ class Product {
 
   // The whole result by a row.
   at::Tensor run(const Policy& policy, const ConvRow& row, Ran& ran) const {
-    const at::Tensor a = widened(t_.left), b = widened(kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right);
-    at::Tensor result;
-    if (kind_ != Kind::batches) {
-      result = one(policy, row, a, b, ran);
-    } else {
-      result = at::empty(sizes(), a.options());
-      if (row.algorithm->reads_channels_last && !row.algorithm->prepare)
-        side_by_side(policy, row, a.contiguous(), (right_transposed_ ? b.transpose(1, 2) : b).contiguous(), result);
-      else
-        for (int64_t i = 0; i < batches_; i++) result.select(0, i).copy_(one(policy, row, a.select(0, i), b.select(0, i), ran));
-    }
-    if (t_.scales()) result.mul_(t_.alpha);
+    at::Tensor result = t_.scales() ? scaled(policy, row, ran) : product(policy, row, widened(t_.left), ran);
     result = result.view(sizes());
     // The factor by itself: torch's loops join it to the addition for some elements, by their place.
     if (t_.adds() && !adds_bias()) result.add_(t_.beta.toDouble() == 1.0 ? widened(*t_.added) : widened(*t_.added).mul(t_.beta));
@@ -167,6 +157,30 @@ class Product {
   bool adds_bias() const {
     if (!t_.adds() || t_.beta.toDouble() != 1.0 || t_.scales() || kind_ != Kind::matrices) return false;
     return t_.added->scalar_type() == at::kFloat && t_.added->dim() == 1 && t_.added->size(0) == columns_;
+  }
+
+  at::Tensor product(const Policy& policy, const ConvRow& row, const at::Tensor& a, Ran& ran) const {
+    const at::Tensor b = widened(kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right);
+    if (kind_ != Kind::batches) return one(policy, row, a, b, ran);
+    at::Tensor result = at::empty(sizes(), a.options());
+    if (row.algorithm->reads_channels_last && !row.algorithm->prepare)
+      side_by_side(policy, row, a.contiguous(), (right_transposed_ ? b.transpose(1, 2) : b).contiguous(), result);
+    else
+      for (int64_t i = 0; i < batches_; i++) result.select(0, i).copy_(one(policy, row, a.select(0, i), b.select(0, i), ran));
+    return result;
+  }
+
+  // alpha times the product. Small factors apply to sums and large ones to the left factor, which keeps more of denormal values; but that
+  // may overflow where the result does not: such elements, by themselves, are scaled the other way.
+  at::Tensor scaled(const Policy& policy, const ConvRow& row, Ran& ran) const {
+    const at::Tensor a = widened(t_.left);
+    const auto by = [&](bool before) {
+      return before ? product(policy, row, a.mul(t_.alpha), ran) : product(policy, row, a, ran).mul_(t_.alpha);
+    };
+    const bool before = std::abs(t_.alpha.toDouble()) > 1.0;
+    const at::Tensor result = by(before);
+    if (std::isfinite(result.sum().item<double>())) return result;
+    return result.where(result.isfinite(), by(!before));
   }
 
   at::Tensor one(const Policy& policy, const ConvRow& row, const at::Tensor& a, const at::Tensor& b, Ran& ran) const {

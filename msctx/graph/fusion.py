@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,13 @@ GROUPING = (
 )
 
 
+@functools.cache
+def own_code() -> str:
+    """A digest of the passes here: what another version of them has put into torch's caches is compiled anew."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
 class Way:
     """What one policy means for inductor."""
 
@@ -79,7 +87,8 @@ class Way:
         if self.dump or self.rules or any(name in flags for name in names.LISTS):
             self.aot["enable_autograd_cache"] = False  # what it loads has been through no pass
         self.epilogues = wanted.epilogues
-        self.tag = hashlib.sha256(repr((wanted.flags, wanted.fusion_switches, wanted.epilogues)).encode()).hexdigest()[:16]
+        about = own_code(), wanted.flags, wanted.fusion_switches, wanted.epilogues
+        self.tag = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
     def _by_level(self) -> None:
         if self.level == 1:

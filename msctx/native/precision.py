@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from msctx import locks
+from msctx._version import __version__
 from msctx.errors import NativeError
 from msctx.native import cache_tag, core, models
 from msctx.native.models import Model
@@ -245,7 +246,7 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
         cache_tag.put(None)
         return
     number, overruled = divmod(noted, 1 << len(DEVICES))
-    cache_tag.put(f"msctx-precision-{_contents[number]}-{overruled}")
+    cache_tag.put(f"msctx-precision-{__version__}-{_contents[number]}-{overruled}")
 
 
 def inside(model: Model, match: Callable[[Iterable[str]], str | None]) -> int | None:

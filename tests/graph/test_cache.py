@@ -139,6 +139,21 @@ def test_graph_mode_finds_both_passes_of_a_model_again(run: Run) -> None:
 
 
 @pytest.mark.full
+def test_code_of_another_versions_passes_is_compiled_anew(run: Run) -> None:
+    code = """
+        import msctx
+        from msctx.graph import fusion
+        {then}
+        net = torch.nn.Linear(8, 16)
+        with msctx.context(mode="GRAPH_MODE", graph_kernel_flags="--opt_level=1") as ctx, torch.no_grad():
+            net(torch.ones(2, 8))
+        print(json.dumps({{row.cache: 1 for row in ctx.graphs()}}))
+        """.replace("\n        ", "\n")
+    for cached, then in (("miss", ""), ("hit", ""), ("miss", "fusion.own_code = lambda: 'another'")):
+        assert run(code.format(then=then)) == {cached: 1}, then
+
+
+@pytest.mark.full
 def test_a_damaged_entry_is_compiled_anew(run: Run, tmp_path: Path) -> None:
     code = "compiles(enable_compile_cache=True, compile_cache_path='kept')"
     run(code)

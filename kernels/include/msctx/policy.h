@@ -105,6 +105,7 @@ class Policy : public PolicyOptions {
   double most_error(Direction d) const { return d == Direction::matmul ? matmul_max_error : max_error; }
   const ConvRow* named(const ConvCall&, Direction, Choice&) const;
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
+  static double error_of(const ConvRow&, const ConvCall&);
   bool is_exact(const ConvRow&, const ConvCall&) const;
   std::string too_inexact(Direction) const;
   const char* invariance() const { return batch_invariant ? "batch_invariant" : "thread_invariant"; }
