@@ -144,9 +144,9 @@ def test_code_of_another_versions_passes_is_compiled_anew(run: Run) -> None:
         import msctx
         from msctx.graph import fusion
         {then}
-        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
-        with msctx.context(mode="GRAPH_MODE", graph_kernel_flags="--opt_level=1") as ctx, torch.no_grad():
-            net(torch.ones(2, 8))
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        with msctx.context(mode="GRAPH_MODE", conv_fprop_algo="gemm") as ctx, torch.no_grad():
+            net(torch.ones(2, 3, 8, 8))
         print(json.dumps({{row.cache: 1 for row in ctx.graphs()}}))
         """.replace("\n        ", "\n")
     for cached, then in (("miss", ""), ("hit", ""), ("miss", "fusion.own_code = lambda: 'another'")):
