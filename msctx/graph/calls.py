@@ -165,10 +165,11 @@ def _run(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any
     try:
         return _inside(forms.compiled, *args, **kwargs)
     except torch._dynamo.exc.Unsupported as error:
-        if getattr(error, "gb_type", "") == "Observed exception":  # the program raises: nothing has run, so it does now
-            _inside(forms.eager, *args, **kwargs)
-        found = breaks.parse(str(error))
-        raise GraphError.of(found.where, found.reason, found.hints) from error
+        refused = error
+    if getattr(refused, "gb_type", "") in faults.RAISES:  # the program does: nothing has run, so it runs now
+        _inside(forms.eager, *args, **kwargs)
+    found = breaks.parse(str(refused))
+    raise GraphError.of(found.where, found.reason, found.hints) from refused
 
 
 def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:

@@ -20,6 +20,8 @@ ONCE_ONLY = (
     "mode=GRAPH_MODE: compiled code has first derivatives only, and a second one was asked for (create_graph=True). Where you need "
     "it, call the model inside msctx.context(mode='PYNATIVE_MODE'); the rest may stay compiled."
 )
+RAISES = {"Observed exception", "TypeError when making fake tensor call", "Tensor device mismatch"}
+"""What Dynamo calls code that raises in eager mode, too, most often."""
 _CAPTURES = os.path.join("torch", "_dynamo", "convert_frame.py")
 
 
