@@ -92,6 +92,8 @@ struct Here {
   bool is_inside = false, looks_away = false;
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
+  const Operator* wrapped = nullptr;  // that a transform (torch.func) is to call again for what is inside its tensors
+  int64_t wrapped_id = 0;
   const char* node = "";
   Maker maker;            // of the node
   std::string last_node;  // of a backward pass
@@ -150,6 +152,19 @@ struct Around : at::ObserverContext {
   const char* node = "";
   Maker maker;
 };
+
+// Of an operator on wrapped tensors: what was known of the one around it.
+struct Wrapped : at::ObserverContext {
+  const Operator* op = nullptr;
+  int64_t id = 0;
+};
+
+// The operator's own, which are the last ones: a transform calls it on a stack that holds what it was called with itself.
+template <class Values>
+at::ArrayRef<c10::IValue> own(const Values& values, size_t count) {
+  const at::ArrayRef<c10::IValue> all(values.data(), values.size());
+  return all.size() > count ? all.slice(all.size() - count) : all;
+}
 
 // The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
 const char* line_here() {
@@ -226,13 +241,13 @@ Reading of_rows(const Config& config) {
   return {a.statistics != 0, a.digests != 0, a.tensors ? &config.folders[rows] : nullptr};
 }
 
-// Also of an operator that returns nothing, and writes to its arguments.
-std::vector<c10::IValue> results_of(const Context& at, const std::vector<c10::IValue>& outputs) {
-  const Operator& op = *at.row.op;
-  if (op.returns_tensors || at.arguments.empty()) return outputs;
-  std::vector<c10::IValue> found;
-  for (size_t i = 0; i < op.is_written.size() && i < at.arguments.size(); i++)
-    if (op.is_written[i] || op.is_result[i]) found.push_back(at.arguments[i]);
+// What it returns, and what it writes to beside that.
+std::vector<c10::IValue> results_of(const Context& at, at::ArrayRef<c10::IValue> outputs) {
+  std::vector<c10::IValue> found = outputs.vec();
+  const int training = at.row.op->training;
+  if (training >= 0 && training < int(at.arguments.size()) && at.arguments[training].isBool() && !at.arguments[training].toBool()) return found;
+  for (const size_t i : at.row.op->unreturned)
+    if (i < at.arguments.size()) found.push_back(at.arguments[i]);
   return found;
 }
 
@@ -287,8 +302,8 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
 }
 
 // Generators as they are now, where an operator that raises is to be called again.
-std::vector<c10::IValue> arguments_of(const at::RecordFunction& fn, const Asked& asked) {
-  std::vector<c10::IValue> found(fn.inputs().begin(), fn.inputs().end());
+std::vector<c10::IValue> arguments_of(at::ArrayRef<c10::IValue> given, const Asked& asked) {
+  std::vector<c10::IValue> found = given.vec();
   for (c10::IValue& value : found)
     if (asked.errors && value.isGenerator() && value.toGenerator().defined()) value = value.toGenerator().clone();
   return found;
@@ -314,11 +329,17 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   const Operator& op = operator_of(fn);
   if (op.stands_for_others && !asked->asked.errors) return nullptr;
   if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
-  const int64_t id = ++operators;
+  const int64_t id = here.wrapped == &op ? here.wrapped_id : ++operators;
   if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(), id});
   if (!op.has_schema) return nullptr;
-  for (const c10::IValue& value : fn.inputs())
-    if (value.isTensor() && value.toTensor().defined() && is_wrapped(value.toTensor())) return nullptr;
+  const auto given = own(fn.inputs(), op.arguments.size());
+  if (has_wrapped(given)) {
+    auto around = std::make_unique<Wrapped>();
+    around->op = std::exchange(here.wrapped, &op);
+    around->id = std::exchange(here.wrapped_id, id);
+    return around;
+  }
+  here.wrapped = nullptr;  // what a transform calls several times has rows of its own
   auto at = std::make_unique<Context>();
   Row& row = at->row;
   at->config = asked;
@@ -341,12 +362,12 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   const Asked& a = asked->asked;
   at->was_deterministic = at::globalContext().deterministicAlgorithms();
   if (op.stands_for_others) {  // it is seen if it raises and none of those does
-    at->arguments = arguments_of(fn, a);
+    at->arguments = arguments_of(given, a);
     at->errors = here.errors;
     return at;
   }
   at->has_rows = asked->has_rows() && op.makes_data && is_chosen(row);
-  if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments = arguments_of(fn, a);
+  if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments = arguments_of(given, a);
   if (at->has_rows && a.inputs) {
     const Unseen unseen;
     row.inputs = seen(at->arguments, row, "input", of_rows(*asked), row.problem);
@@ -391,7 +412,7 @@ void finish(const at::RecordFunction& fn, Context& at) {
   if (at.recent) finish(at.recent, row, has_failed);
   if (has_failed) return finish_failed(at);
   const Unseen unseen;
-  const auto results = results_of(at, fn.outputs());
+  const auto results = results_of(at, own(fn.outputs(), op.returns));
   if (a.overflow && has_overflowed(at, results)) {
     Row found = row;
     const std::string& folder = at.config->folders[overflows];
@@ -417,6 +438,11 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
     here.node = around->node;
     here.maker = around->maker;
     (fn.scope() == at::RecordScope::USER_SCOPE ? here.optimizer : here.backward)--;
+    return;
+  }
+  if (const auto* around = dynamic_cast<Wrapped*>(given)) {
+    here.wrapped = around->op;
+    here.wrapped_id = around->id;
     return;
   }
   auto& at = static_cast<Context&>(*given);

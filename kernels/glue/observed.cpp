@@ -72,15 +72,23 @@ struct Unseen::Guards {
       c10::DispatchKeySet(
           {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
            c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::PreDispatch,
-           c10::DispatchKey::Functionalize})};
+           c10::DispatchKey::Functionalize, c10::DispatchKey::Tracer})};
 };
 Unseen::Unseen() : guards_(new Guards) {}
 Unseen::~Unseen() { delete guards_; }
 
-bool is_wrapped(const at::Tensor& t) {
+static bool is_wrapped(const at::Tensor& t) {
   const auto keys = t.key_set();
   return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::FuncTorchBatched) ||
          keys.has(c10::DispatchKey::FuncTorchGradWrapper) || keys.has(c10::DispatchKey::Functionalize);
+}
+
+bool has_wrapped(at::ArrayRef<c10::IValue> values) {
+  for (const c10::IValue& value : values) {
+    const bool is_tensor = value.isTensor() && value.toTensor().defined();
+    if (is_tensor ? is_wrapped(value.toTensor()) : value.isList() && has_wrapped(value.toListRef())) return true;
+  }
+  return false;
 }
 
 bool is_readable(const at::Tensor& t) {

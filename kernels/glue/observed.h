@@ -23,8 +23,8 @@ class Unseen {
 
 // Whether it is a plain dense tensor: no subclass, nothing traced, wrapped or without data.
 bool is_readable(const at::Tensor&);
-// Whether a subclass or a transform computes it by operators of its own.
-bool is_wrapped(const at::Tensor&);
+// Whether a subclass or a transform computes one of the tensors by operators of its own.
+bool has_wrapped(at::ArrayRef<c10::IValue>);
 bool has_nonfinite(const at::Tensor&);  // of floating-point and complex ones
 Statistics statistics_of(const at::Tensor&);
 uint64_t digest_of(const at::Tensor&);  // of the values in logical order, their dtype and shape: the same for any strides

@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <unordered_map>
@@ -22,7 +23,11 @@ const std::unordered_set<std::string> accumulating{
 // Their results are what somebody wrote there, such as the -inf of a mask.
 const std::unordered_set<std::string> of_constants{
     "aten::fill", "aten::fill_", "aten::full", "aten::full_like", "aten::new_full", "aten::masked_fill", "aten::masked_fill_",
-    "aten::scalar_tensor", "aten::constant_pad_nd", "aten::from_file", "aten::lift_fresh", "aten::_ctc_loss", "aten::segment_reduce"};
+    "aten::scalar_tensor", "aten::constant_pad_nd", "aten::from_file", "aten::lift_fresh"};
+// They update running statistics, which their schemas do not tell.
+const std::unordered_set<std::string> of_norms{
+    "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::batch_norm_update_stats",
+    "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"};
 // They write a part of what may have held anything before.
 const std::unordered_set<std::string> of_moves{
     "aten::copy_", "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::masked_scatter_",
@@ -46,7 +51,13 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   const c10::FunctionSchema& schema = handle->schema();
   bool writes = false, gives_views = false, gives_tensors = false;
   for (const c10::Argument& one : schema.arguments()) {
-    const bool is_written = one.alias_info() && one.alias_info()->isWrite();
+    const auto* alias = one.alias_info();
+    const bool is_written = alias ? alias->isWrite() : of_norms.count(name) && one.name().starts_with("running_");
+    const bool is_returned = alias && std::ranges::any_of(schema.returns(), [&](const c10::Argument& result) {
+      return result.alias_info() && result.alias_info()->beforeSets() == alias->beforeSets();
+    });
+    if (is_written && !is_returned) found->unreturned.push_back(found->arguments.size());
+    if (one.name() == "training" || one.name() == "train") found->training = int(found->arguments.size());
     found->arguments.push_back(one.name());
     found->is_written.push_back(is_written && !one.kwarg_only());
     found->is_result.push_back(is_written && one.kwarg_only());
@@ -56,7 +67,7 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
     gives_views |= one.alias_info() && !one.alias_info()->isWrite();
     gives_tensors |= one.type()->kind() != c10::TypeKind::IntType && one.type()->kind() != c10::TypeKind::BoolType;
   }
-  found->returns_tensors = gives_tensors;
+  found->returns = schema.returns().size();
   found->makes_data = ((gives_tensors && !gives_views) || writes) && !of_nothing.count(name);
   found->accumulates = accumulating.count(name) > 0;
   found->puts_constants = of_constants.count(name) > 0;

@@ -13,7 +13,10 @@ struct Operator {
   bool stands_for_others = false, makes_data = true, accumulates = false, puts_constants = false, moves_data = false;
   std::vector<std::string> arguments;
   std::vector<bool> is_written, is_result;  // in place; given for the results alone (out=)
-  bool has_schema = false, returns_tensors = true;
+  std::vector<size_t> unreturned;           // arguments that it writes to and does not return
+  int training = -1;                        // the argument without which it writes to none of these
+  size_t returns = 0;                       // values
+  bool has_schema = false;
 };
 
 // Of the one that is about to run. It lives as long as the process.

@@ -6,11 +6,15 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import _C
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.compiler import is_compiling
+from torch.utils._python_dispatch import _disable_current_modes
 
 from msctx import locks
 from msctx.memory import watched
@@ -119,11 +123,25 @@ def name_unwatched(met: Callable[[nn.Module], object]) -> None:
         if not is_compiling() and not _has_name(module) and module not in met_ones:
             met_ones.add(module)
             _hook(module)
-            met(module)
+            with _outside_transforms():
+                met(module)
             if _has_name(module):
                 _begin(_known[module], sys._getframe(1))  # torch has read its hooks already
 
     register_module_forward_pre_hook(look)
+
+
+@contextmanager
+def _outside_transforms() -> Iterator[None]:
+    """What we compute of a module is no part of what ``torch.func`` or ``torch.jit.trace`` makes of the program."""
+    put: Callable[[object], None] = _C._set_tracing_state  # type: ignore[attr-defined]
+    traced = _C._get_tracing_state()
+    put(None)
+    try:
+        with temporarily_clear_interpreter_stack(), _disable_current_modes():
+            yield
+    finally:
+        put(traced)
 
 
 def _has_name(module: nn.Module) -> bool:

@@ -61,9 +61,11 @@ def digest(value: Any) -> int:
 
 
 def digest_of_bits(tensor: torch.Tensor) -> int | None:
-    """Of a dense tensor, copied to the host; else ``None``."""
+    """Of a dense tensor, copied to the host; else ``None``. Of what ``torch.func`` has wrapped: of the tensor inside."""
     import torch
 
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     bits = tensor.detach() if type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
     if bits is None or bits.is_meta or bits.is_quantized or bits.layout is not torch.strided:
         return None

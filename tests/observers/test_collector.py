@@ -167,6 +167,38 @@ def test_subclasses_and_transforms_are_seen_by_what_computes_them(collected: Any
     assert ("aten::mul", "3x4") in [(row["operator"], row["outputs"][0]["shape"]) for row in rows]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_operators_under_a_gradient_are_those_without(depth: int, collected: Any) -> None:
+    """With their values, once each; those of the backward pass know which have made their nodes."""
+    x = torch.tensor([0.1, 0.2, 0.3])
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x.sin(), x]).cos().sum()
+
+    def differentiated(x: torch.Tensor, times: int) -> torch.Tensor:
+        return torch.func.grad(differentiated)(x, times - 1).sum() if times else function(x)
+
+    def values(rows: list[Row]) -> list[tuple[str, int]]:
+        return [(row["operator"], row["outputs"][0]["digest"]) for row in rows]
+
+    rows = collected(lambda: differentiated(x, depth))
+    forward = [row for row in rows if row["direction"] == "forward"]
+    assert values(forward)[:4] == values(collected(lambda: function(x)))
+    assert [row["operator"] for row in forward].count("aten::sin") == 1
+    assert len({row["id"] for row in rows}) == len(rows)
+    made = {row["id"]: row["operator"] for row in rows}
+    found = {(row["node"], made.get(row["maker"])) for row in rows if row["node"] in ("SinBackward0", "CosBackward0")}
+    assert {("SinBackward0", "aten::sin"), ("CosBackward0", "aten::cos")} <= found
+
+
+def test_rows_of_a_batch_that_runs_one_by_one_have_numbers_of_their_own(collected: Any) -> None:
+    """An operator without a rule for batches."""
+    lengths = torch.tensor([2])
+    rows = collected(lambda: torch.vmap(lambda x: torch.segment_reduce(x, "sum", lengths=lengths))(torch.ones(3, 2)))
+    found = [row["id"] for row in rows if row["operator"] == "aten::segment_reduce"]
+    assert len(found) == len({*found}) == 3
+
+
 def test_the_algorithm_that_ran(collected: Any) -> None:
     x, w = torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3)
     with msctx.context(conv_fprop_algo="gemm"):

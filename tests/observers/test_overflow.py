@@ -42,6 +42,10 @@ def fused_step() -> torch.Tensor:
     return parameter.detach()
 
 
+def ctc_loss(log_probs: torch.Tensor) -> torch.Tensor:
+    return nn.functional.ctc_loss(log_probs, torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2]))
+
+
 PRODUCED: dict[str, tuple[str, Run]] = {
     "log": ("aten::log", lambda: (-torch.ones(3)).log().sum()),
     "division": ("aten::div", lambda: (torch.ones(3) / torch.zeros(3)).mean()),
@@ -58,6 +62,24 @@ PRODUCED: dict[str, tuple[str, Run]] = {
     "zero times infinity": ("aten::mul", lambda: (torch.zeros(3) * INF) + 1),
     "zero times an infinite tensor": ("aten::mul", lambda: (torch.zeros(3) * torch.tensor(INF)) + 1),
     "reduction": ("aten::sum", lambda: torch.full((2,), 3e38).sum()),
+    "func.grad": ("aten::log", lambda: torch.func.grad(lambda x: (x.log() * 2).sum())(torch.zeros(3))),
+    "func.grad of a list": ("aten::cat", lambda: torch.func.grad(lambda x: torch.cat([x, x]).sum())(torch.full((3,), NAN))),
+    "func.vjp": ("aten::log", lambda: torch.func.vjp(lambda x: x.log() * 2, torch.zeros(3))),
+    "func.jvp": ("aten::log", lambda: torch.func.jvp(lambda x: x.log() * 2, (torch.zeros(3),), (torch.ones(3),))),
+    "func.jacrev": ("aten::log", lambda: torch.func.jacrev(lambda x: x.log() * 2)(torch.zeros(3))),
+    "func.hessian": ("aten::log", lambda: torch.func.hessian(lambda x: (x.log() * 2).sum())(torch.zeros(3))),
+    "a loss": ("aten::_ctc_loss", lambda: ctc_loss(torch.full((6, 1, 4), -3e38))),
+    "segments": (
+        "aten::segment_reduce",
+        lambda: torch.segment_reduce(torch.full((2,), 3e38), "sum", lengths=torch.tensor([2])),
+    ),
+    "running statistics": ("aten::native_batch_norm", lambda: nn.BatchNorm1d(1)(torch.tensor([[1e20], [-1e20]]))),
+    "running statistics of another overload": (
+        "aten::_native_batch_norm_legit",
+        lambda: torch.ops.aten._native_batch_norm_legit(
+            torch.tensor([[1e20], [-1e20]]), None, None, torch.zeros(1), torch.ones(1), True, 0.1, 1e-5
+        ),
+    ),
 }
 
 
@@ -82,8 +104,11 @@ HARMLESS: dict[str, Run] = {
     "a constant": lambda: torch.tensor(-INF) + torch.tensor([1.0, -INF]).exp(),
     "a constant that is written": lambda: torch.ones(3).index_fill_(0, torch.tensor([0]), INF).clamp(max=1),
     "an element that is set": lambda: torch.ones(3).__setitem__(0, INF),
-    "a loss that holds -inf": lambda: nn.functional.ctc_loss(
-        torch.zeros(6, 1, 4).log_softmax(-1), torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2])
+    "a loss that holds -inf": lambda: ctc_loss(torch.zeros(6, 1, 4).log_softmax(-1)),
+    "the largest of no values": lambda: torch.segment_reduce(torch.ones(2), "max", lengths=torch.tensor([2, 0])),
+    "the smallest of no values": lambda: torch.segment_reduce(torch.ones(2), "min", lengths=torch.tensor([2, 0])),
+    "running statistics that are used": lambda: nn.functional.batch_norm(
+        torch.ones(2, 1), torch.zeros(1), torch.full((1,), INF)
     ),
     "where": lambda: torch.where(torch.ones(3).bool(), torch.ones(3), -INF),
 }

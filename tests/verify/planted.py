@@ -58,6 +58,11 @@ def nan(x: torch.Tensor) -> torch.Tensor:
     return x.masked_fill(x > 0.5, float("nan")) if POISON[0] else x.clone()
 
 
+def added(x: torch.Tensor) -> torch.Tensor:
+    """Also under torch.func, which takes no operator with a gradient of Python's."""
+    return torch.add(x, x, alpha=os.getpid() * 1e-3)
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +80,7 @@ class Planted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         operators = (of_process, scatter, of_threads, of_isa, nan)
-        faults = {operator._name: operator for operator in operators} | {"backward": Doubled.apply}
+        faults = {operator._name: operator for operator in operators} | {"backward": Doubled.apply, "number": added}
         return faults.get(self.fault, torch.abs)(x) if self.now == self.step else torch.abs(x)
 
 
@@ -203,6 +208,20 @@ def recurrent() -> None:
     model = nn.LSTM(8, 16)
     for _ in range(2):
         model(torch.randn(5, 4, 8))[0].sum().backward()
+        msctx.step()
+
+
+def transformed(fault: str = "", steps: int = 2) -> None:
+    """Gradients by torch.func, a tangent, and a model that is traced."""
+    torch.manual_seed(0)
+    model, traced = Net(fault, 1), Net("", -1)
+    parameters, x = dict(model.named_parameters()), torch.ones(5, 8)
+    trace = torch.jit.trace(traced, x)
+    for now in range(steps):
+        model.body[1].now = now
+        gradient = torch.func.grad(lambda own: torch.func.functional_call(model, own, (x,)).pow(2).mean())(parameters)
+        torch.func.jvp(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), (x,), (x,))
+        trace(x + gradient["head.bias"].sum()).sum().backward()
         msctx.step()
 
 

@@ -93,6 +93,15 @@ def test_planted_faults_are_named(fault: str, capsys: Any) -> None:
         assert finding["source"] == line("optimizer.step()")
 
 
+def test_programs_that_are_transformed_and_traced(capsys: Any) -> None:
+    result = found(capsys, code=0, entry="transformed")
+    assert (result["steps"], result["finding"], result["notes"]) == (2, None, [])
+    finding = found(capsys, "args.fault=number", entry="transformed")["finding"]
+    where = {"kind": "operator", "operator": "aten::add", "module": "body.1", "direction": "forward", "step": 1}
+    assert finding | where == finding
+    assert finding["source"] == line("alpha=os.getpid()")
+
+
 @pytest.mark.full
 def test_a_sum_that_depends_on_threads(capsys: Any) -> None:
     finding = found(capsys, "args.fault=of_threads", "--against", "threads:3")["finding"]
