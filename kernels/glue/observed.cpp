@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cmath>
 #include <cstdio>
@@ -286,9 +287,14 @@ std::string origin_of(const at::Tensor& t) {
     json += "\"storage\":" + std::to_string(reinterpret_cast<uintptr_t>(t.storage().unsafeGetStorageImpl())) +
             ",\"storage_bytes\":" + std::to_string(t.storage().nbytes()) + ",\"offset\":" + std::to_string(t.storage_offset()) + ",";
   json += std::string("\"is_inference\":") + (t.is_inference() ? "true," : "false,");
-  const bool is_view_of_leaf = t.requires_grad() && t.is_view() && t._base().is_leaf() && t._base().requires_grad();
-  if (t.requires_grad()) member(json, "graph", is_view_of_leaf ? "view of leaf" : t.is_leaf() ? "leaf" : "computed");
-  return json;
+  const auto graph_of = [](const at::TensorBase& one) { return !one.requires_grad() ? "" : one.is_leaf() ? "leaf" : "computed"; };
+  member(json, "graph", graph_of(t));
+  if (!t.is_view()) return json;
+  constexpr const char* ways[] = {"plain", "function", "several", "no_grad", "inference"};  // torch's CreationMeta
+  const auto way = size_t(torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta());
+  member(json, "view", way < std::size(ways) ? ways[way] : ways[0]);
+  member(json, "base", graph_of(t._base()));
+  return json + "\"result\":" + std::to_string(t.output_nr()) + ",";
 }
 
 }  // namespace msctx::glue

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class ErrorReader(Reader):
         self.settings = settings
         self._level = 1 if os.environ.get("NPU_COLLECT_PATH") else settings.level
         self._folder = Path(settings.path).absolute() if settings.path else place(self._level)
+        self._scratch = files.Scratch(OPTION, self._folder)
         self._count = 0
 
     @property
@@ -73,7 +75,7 @@ class ErrorReader(Reader):
 
     @property
     def folder(self) -> Path | None:
-        return self._folder
+        return self._scratch.path
 
     def begin(self) -> None:
         """The folder comes with the first error: most programs have none."""
@@ -88,23 +90,39 @@ class ErrorReader(Reader):
         collector.refresh()
 
     def _write(self, row: Row) -> None:
-        if row["problem"]:
-            raise OSError(row["problem"])
+        """All files of it, or none."""
         name = f"{kind_of(row)}.{files.name_of(row['module']) or 'Net'}.{row['id']}.{row['began']}"
+        moves: list[tuple[Path, Path]] = []
+        written: list[Path] = []
         for slot, tensor in enumerate(row["inputs"]):
             tensor["dtype"] = dtype_of(tensor)
             if tensor["file"]:
-                new = f"{name}.input.{slot}.npy"
-                shutil.move(self._folder / tensor["file"], self._folder / new)
-                tensor["file"] = new
+                moves.append((self._scratch.path / tensor["file"], self._folder / f"{name}.input.{slot}.npy"))
+                tensor["file"] = moves[-1][1].name
         settings = row["settings"]
         settings["dtype"] = DTYPES[settings["dtype"]]
         settings["autocast"] = {device: DTYPES[dtype] for device, dtype in settings["autocast"].items()}
         row["source"] = _source(row)
         if self._level == 1:
             row["outputs"] = [tensor for tensor in row["inputs"] if tensor.get("is_written")]
-        files.write_json(self._folder / f"{name}.json", row)
-        files.write(self._folder / f"{name}.replay.py", REPLAY.read_text(encoding="utf-8"))
+        try:
+            if row["problem"]:
+                raise OSError(row["problem"])
+            for end, text in ((".json", json.dumps(row, indent=1)), (".replay.py", REPLAY.read_text(encoding="utf-8"))):
+                files.write(self._folder / f"{name}{end}", text)
+                written.append(self._folder / f"{name}{end}")
+            for old, new in moves:
+                old.replace(new)
+                written.append(new)
+        except OSError:
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
+        finally:
+            for old, _ in moves:
+                old.unlink(missing_ok=True)
+            with suppress(OSError):  # another thread's may be there
+                self._scratch.path.rmdir()
         notices.tell(
             OPTION,
             name,

@@ -13,7 +13,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,29 @@ class _Computed(torch.autograd.Function):
         return tensor
 
 
+class _View(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *geometry: Any) -> torch.Tensor:
+        return tensor.as_strided(*geometry)
+
+
+def _in_graph(tensor: torch.Tensor, graph: str) -> torch.Tensor:
+    if graph == "leaf":
+        return tensor.requires_grad_()
+    return _Computed.apply(tensor, torch.zeros((), requires_grad=True)) if graph == "computed" else tensor
+
+
+def _view(base: torch.Tensor, way: str, result: int, sizes: Sequence[int], strides: Sequence[int], offset: int) -> Any:
+    """How a view was made decides whether it may be written to."""
+    if way == "function":
+        return _View.apply(base, sizes, strides, offset)
+    if way == "several":
+        return base.as_strided([result + 1, *sizes], [0, *strides], offset).unbind()[result]
+    modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+    with modes.get(way, contextlib.nullcontext)():
+        return base.as_strided(sizes, strides, offset)
+
+
 class _Inputs:
     def __init__(self, found: dict[str, Any], folder: Path) -> None:
         self._all, self._folder, self._name = found["inputs"], folder, found["operator"].rpartition("::")[2]
@@ -93,9 +116,9 @@ class _Inputs:
         if t.get("is_number") and torch._C._should_allow_numbers_as_tensors(self._name):
             return loaded.item()
         with torch.inference_mode(t["is_inference"]):
-            return self._made(t, loaded, t.get("graph", ""))
+            return self._made(t, loaded)
 
-    def _made(self, t: dict[str, Any], loaded: torch.Tensor, graph: str) -> torch.Tensor:
+    def _made(self, t: dict[str, Any], loaded: torch.Tensor) -> torch.Tensor:
         if (memory := self._memory.get(t["storage"])) is None:
             memory = self._memory[t["storage"]] = torch.UntypedStorage(t["storage_bytes"], device=loaded.device)
         strides = [int(n) for n in t["strides"].split("x") if n]
@@ -103,14 +126,10 @@ class _Inputs:
         made = empty().set_(memory, t["offset"], loaded.shape, strides)
         once = tuple(slice(None) if n else slice(1) for n in strides)  # what is expanded has each value once
         made[once].copy_(loaded[once])
-        if graph == "leaf":
-            made.requires_grad_()
-        elif graph == "computed":
-            made = _Computed.apply(made, torch.zeros((), requires_grad=True))
-        elif graph == "view of leaf":
-            leaf = empty().set_(memory, 0, [len(memory) // made.itemsize], [1]).requires_grad_()
-            made = leaf.as_strided(loaded.shape, strides, t["offset"])
-        return made
+        if "view" in t:
+            base = _in_graph(empty().set_(memory, 0, [len(memory) // made.itemsize], [1]), t["base"])
+            made = _view(base, t["view"], t["result"], loaded.shape, strides, t["offset"])
+        return made if made.requires_grad else _in_graph(made, t["graph"])
 
 
 def _value(v: Any, inputs: _Inputs) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,26 @@ def test_arguments_of_every_kind_come_back(here: Path) -> None:
     assert "to have 2 channels, but got 3 channels instead" in again.stderr
 
 
+@pytest.mark.parametrize("limit", [100, 2000, 5000])
+def test_a_full_disk_leaves_no_part_of_a_dump(limit: int, here: Path, run_python: Any) -> None:
+    """There is room for the first tensor alone, for both, or for all but the script."""
+    done = run_python(f"""
+        import os, resource, torch, msctx
+        os.chdir({str(here)!r})
+        torch.ones(1).sum().item()
+        operands = torch.ones(2, 3), torch.ones(4, 100)
+        with msctx.context(session={{"enable_exception_dump": 1}}):
+            resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))
+            try:
+                torch.mm(*operands)
+            except RuntimeError as error:
+                print(error)
+    """)
+    assert "cannot be multiplied" in done.stdout
+    assert done.stderr.count("(File too large); those files are missing") == 1, done.stderr
+    assert [path.name for path in here.rglob("*")] == ["extra-info"]
+
+
 def test_nothing_is_written_where_nothing_raises_or_level_is_0(here: Path) -> None:
     with msctx.context(session={"enable_exception_dump": 1}):
         torch.ones(1) + 1
@@ -198,6 +220,50 @@ def under_autocast() -> None:
 def into_its_own_input() -> None:
     x = torch.arange(4.0)
     torch.add(x[1:], 1, out=x[:-1])
+
+
+def view_of(
+    base: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor], mode: Callable[[], Any] = nullcontext
+) -> torch.Tensor:
+    with mode():
+        return view(base)
+
+
+class Passed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1)
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(2, 2, requires_grad=True)
+
+
+VIEWS = {
+    "of a leaf, without gradients": lambda: view_of(leaf(), lambda x: x.split(1)[1], torch.no_grad).add_(1),
+    "of a computed tensor, without gradients": lambda: view_of(leaf() * 2, lambda x: x[1], torch.no_grad).add_(1),
+    "of a plain tensor, without gradients": lambda: view_of(torch.ones(2, 2), torch.t, torch.no_grad).add_(leaf()),
+    "of a leaf, in inference mode": lambda: view_of(leaf(), torch.t, torch.inference_mode).add_(1),
+    "one of several, of a leaf": lambda: view_of(leaf(), lambda x: x.unbind()[1]).add_(1),
+    "one of several, of a computed tensor": lambda: view_of(leaf() * 2, lambda x: x.unbind()[1]).add_(1),
+    "one of several, of a plain tensor": lambda: view_of(torch.ones(2, 2), lambda x: x.split(1)[1]).mul_(leaf()),
+    "of a view of a leaf": lambda: leaf().t()[1].add_(1),
+    "of a function": lambda: Passed.apply(leaf() * 1).add_(1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_is_made_again_as_it_was(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError) as raised, msctx.context(session={"enable_exception_dump": 1}):
+        VIEWS[name]()
+    (script,) = here.glob("extra-info/*.replay.py")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(RuntimeError) as again:
+        runpy.run_path(str(script), run_name="__main__")
+    expected = str(raised.value).replace("of Passed is", "of _View is")  # the function itself is the program's
+    assert str(again.value) == expected
 
 
 FAILING = {
