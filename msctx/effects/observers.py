@@ -161,9 +161,10 @@ def check_bprop_values(want: Want) -> Outcome:
 
 
 def _checks(assignments: dict[str, bool]) -> Outcome:
-    """torch.compile takes a Function into its graph, where nothing is left that returns gradients of its own."""
+    """torch.compile takes a Function into its graph, where nothing is left that returns gradients of its own when it runs."""
     if not any(assignments.values()):
         return honoured(assignments)
     return approximated(
-        assignments, "Functions that run inside compiled code (torch.compile, compiled autograd) are not checked"
+        assignments,
+        "Functions in compiled code (torch.compile, compiled autograd) are checked where torch traces them, not when the code runs",
     )

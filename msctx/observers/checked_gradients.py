@@ -21,6 +21,7 @@ from torch.autograd.function import BackwardCFunction, _is_setup_context_defined
 
 from msctx import locks
 from msctx.errors import GradientDtypeError, GradientError
+from msctx.observers.stack_traces import frames
 
 
 class Patch:
@@ -139,10 +140,14 @@ class Source:
     def __init__(self, function: Any) -> None:
         self.hidden = 0
         """Inputs that torch adds to the user's, at the end."""
+        function, is_traced = _users_of(function)
         while function.__module__ == _TRANSFORMS and (inner := _enclosed(function.backward, "autograd_function")):
             function = inner
         backward = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
-        self.name, self._names = f"{function.__qualname__}.{backward.__name__}", _parameters(function)
+        self.name = f"{function.__qualname__}.{backward.__name__}"
+        self._names = [] if is_traced else _parameters(function)
+        self._other = "an input" if is_traced else "input {}"
+        """torch.compile has put the inputs into another order."""
         if function.__module__ == _OPERATORS:
             self.hidden = 1
             if inner := _enclosed(backward, "orig_backward"):
@@ -155,10 +160,30 @@ class Source:
         self.place = f"{code.co_filename}:{code.co_firstlineno}" if code else "no source"
 
     def argument(self, index: int) -> str:
-        return self._names[index] if index < len(self._names) else f"input {index}"
+        return self._names[index] if index < len(self._names) else self._other.format(index)
 
     def wrong(self, kind: type[Exception], text: str, advice: str, option: str = "check_bprop") -> NoReturn:
         raise kind(f"{self.name} ({self.place}) {text}; {advice} ({option}=True of the msctx context reports this)")
+
+
+def _users_of(function: Any) -> tuple[Any, bool]:
+    """The Function that torch.compile has traced, where *function* is what it has put into its graph; and whether it is so."""
+    if function.__module__ != _TRANSFORMS or not hasattr(graph := _enclosed(function.backward, "bwd"), "graph"):
+        return function, False
+    nodes = [*graph.graph.nodes, *_enclosed(function.forward, "fwd").graph.nodes]
+    found = {(frame.file, frame.line) for node in nodes for frame in frames(node.meta.get("stack_trace") or "")}
+    for one in _subclasses(torch.autograd.Function):
+        for method in (one.backward, one.vjp, one.forward):
+            code = getattr(inspect.unwrap(method), "__code__", None)
+            if code and any((code.co_filename, line) in found for *_, line in code.co_lines()) and is_users(one):
+                return one, True
+    return function, True
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _enclosed(function: Any, name: str) -> Any:

@@ -269,6 +269,28 @@ def test_compiled_code_runs_unchecked() -> None:
     assert torch.equal(x.grad, 2 * x.detach())
 
 
+class Unsummed(Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return x * w
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient
+
+    line = backward.__func__.__code__.co_firstlineno  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_function_that_is_compiled_has_its_own_name(backend: str) -> None:
+    """Where torch traces it, or runs it for another backend."""
+    torch._dynamo.reset()
+    expected = rf"Unsummed\.backward \({HERE}:{Unsummed.line}\) returned a gradient of shape \[5, 3\] for an input, whose"
+    with pytest.raises(Exception, match=expected), msctx.context(check_bprop=True):
+        torch.compile(lambda x, w: Unsummed.apply(x, w).sum(), backend=backend)(torch.ones(5, 3), leaf(3)).backward()
+    torch._dynamo.reset()
+
+
 def test_torchs_own_functions_are_left_alone() -> None:
     x = leaf(3)
     with msctx.context(check_bprop=True, check_bprop_values=True):
