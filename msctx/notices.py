@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections import Counter
@@ -14,6 +15,8 @@ from msctx.errors import MsctxWarning
 FORGOTTEN: list[Callable[[], object]] = []
 """Called when every warning is to be issued again, by those who remember for themselves which were."""
 _KEPT = 8
+_GENERATED = re.compile(r"^<eval_with_key>|:codegen\(")
+"""The files of code that torch writes, which has no name."""
 _warned: list[tuple[Any, list[Any], set[int]]] = []
 """Python's lists of filters, the latest last, what is in each, and what was issued under it: catch_warnings() begins a new one."""
 _more: Counter[str] = Counter()
@@ -46,10 +49,9 @@ def counted(options: Collection[str]) -> list[tuple[str, int]]:
 def user_frame() -> tuple[str, int]:
     """``file.py:line`` of the nearest caller that is not msctx or torch, and its stack level seen from our caller."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
-        "msctx",
-        "torch",
-        "contextlib",
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").partition(".")[0] in ("msctx", "torch", "contextlib")
+        or _GENERATED.search(frame.f_code.co_filename)
     ):
         frame, level = frame.f_back, level + 1
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level

@@ -44,6 +44,7 @@ struct Asked {
   int32_t recent;                // the last operators, in memory
   int32_t running;               // what runs now in each thread
   int32_t attributes;            // the arguments that are no tensors
+  int32_t lines;                 // of the program, of the nodes that are made
   const char* folders[3];        // of the files of rows, of overflows ("": none are written) and of errors
 };
 struct Config {
@@ -57,7 +58,7 @@ std::atomic<int64_t> operators{0}, step{0}, dropped{0};
 std::shared_ptr<const Config> config;  // under the lock
 std::atomic<int64_t> version{0};
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
-std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr}, liner{nullptr};  // Python's, for the life of the process
+std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr}, placer{nullptr};  // Python's, for the life of the process
 constexpr size_t enough = 512, most = 1 << 16;  // rows that Python is asked to take; that wait for it at most
 enum Queue { rows, overflows, errors, queues };
 struct State {
@@ -89,7 +90,7 @@ ByNode<Maker>& makers() {
 
 struct Here {
   const char* module = "";
-  bool is_inside = false, looks_away = false;
+  bool is_inside = false, looks_away = false, is_compiled = false;
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
   const Operator* wrapped = nullptr;  // that a transform (torch.func) is to call again for what is inside its tensors
@@ -166,11 +167,21 @@ at::ArrayRef<c10::IValue> own(const Values& values, size_t count) {
   return all.size() > count ? all.slice(all.size() - count) : all;
 }
 
+// What Python knows of the place in the program; nullptr: nothing.
+const char* place_here(bool of_module) { return reinterpret_cast<const char*>(call_python(placer, 0, "(i)", int(of_module))); }
+
 // The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
-const char* line_here() {
+const char* line_here(const Asked& asked) {
+  if (!asked.lines) return "";
   if (here.backward && here.module == here.maker.module) return here.maker.line;
-  const auto* line = reinterpret_cast<const char*>(call_python(liner.load(), 0, "()"));
+  const char* line = place_here(false);
   return line ? line : "";
+}
+
+// In compiled code no hook tells it.
+const char* module_of_compiled() {
+  const char* module = here.is_compiled && !here.backward ? place_here(true) : nullptr;
+  return module ? module : here.module;
 }
 
 Seen described(const at::Tensor& t, const std::string& argument) {
@@ -330,7 +341,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (op.stands_for_others && !asked->asked.errors) return nullptr;
   if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
   const int64_t id = here.wrapped == &op ? here.wrapped_id : ++operators;
-  if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(), id});
+  if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(asked->asked), id});
   if (!op.has_schema) return nullptr;
   const auto given = own(fn.inputs(), op.arguments.size());
   if (has_wrapped(given)) {
@@ -346,7 +357,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.id = id;
   row.step = step.load(std::memory_order_relaxed);
   row.op = &op;
-  row.module = here.module;
+  row.module = module_of_compiled();
   // what the engine runs between nodes, such as sums of gradients that were broadcast, belongs to the last one
   const bool is_between = !here.backward && torch::autograd::get_current_graph_task_id() != -1;
   row.direction = here.optimizer ? "optimizer" : here.backward || is_between ? "backward" : "forward";
@@ -477,14 +488,14 @@ using namespace msctx;
 using namespace msctx::glue;
 
 // What is asked for from now on; nullptr: nothing. 0: there was no memory for it.
-MSCTX_API int msctx_collect(const Asked* asked, PythonFunction on_rows, PythonFunction choose, PythonFunction line_of_caller) try {
+MSCTX_API int msctx_collect(const Asked* asked, PythonFunction on_rows, PythonFunction choose, PythonFunction place) try {
   const char* const* folders = asked ? asked->folders : nullptr;
   auto wanted = asked ? std::make_shared<Config>(Config{*asked, {folders[rows], folders[overflows], folders[errors]}}) : nullptr;
   const std::lock_guard<std::mutex> guard(lock);
   config = wanted;
   sink = on_rows;
   chooser = choose;
-  liner = line_of_caller;
+  placer = place;
   on_count = asked ? note_algorithm : nullptr;
   state().chosen.clear();
   version++;
@@ -524,6 +535,9 @@ MSCTX_API const void* msctx_enter_module(const void* module) {
 
 // Whether what runs in this thread from now on is no operator of the program. Returns whether it was none before.
 MSCTX_API int msctx_look_away(int looks_away) { return std::exchange(here.looks_away, looks_away != 0); }
+
+// Whether what runs in this thread from now on is compiled code. Returns whether it was before.
+MSCTX_API int msctx_enter_compiled(int is_compiled) { return std::exchange(here.is_compiled, is_compiled != 0); }
 
 // The rows that wait: 0, of what was asked for; 1, of overflows; 2, of errors; 3, of the last operators, which stay. As JSON, to be freed.
 MSCTX_API char* msctx_collected(int queue) try {

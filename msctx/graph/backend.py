@@ -14,6 +14,7 @@ import torch
 
 from msctx.graph import scope_passes
 from msctx.notices import tell
+from msctx.observers import compiled_places
 from msctx.options.graph import Compilation
 
 
@@ -46,12 +47,15 @@ class Backend:
 
     def _parts(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         compiler = _compiler(self.wanted)
+
+        def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compiled_places.naming(graph, compiler(graph, inputs))
+
         if self.wanted.region is None:
-            made: Callable[..., Any] = compiler(graph, inputs)
-            return made
+            return compiled(graph, inputs)
         from msctx.graph.region import compile_sides
 
-        return compile_sides(graph, inputs, self.wanted.region, compiler)
+        return compile_sides(graph, inputs, self.wanted.region, compiled)
 
     def _tracing(self) -> dict[str, Any]:
         """Entries of torch._functorch.config. Where nothing runs, no backward pass will come that has its graph compiled."""

@@ -95,7 +95,7 @@ class _Policy(Structure):
 
 
 COLLECTED = ("inputs", "outputs", "statistics", "digests", "tensors", "overflow", "errors", "recent", "running",
-             "attributes")  # fmt: skip
+             "attributes", "lines")  # fmt: skip
 """What the collector of operators can be asked for."""
 
 
@@ -155,6 +155,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_text": (c_void_p, [STR]),
     "msctx_enter_module": (c_void_p, [c_void_p]),
     "msctx_look_away": (c_int, [c_int]),
+    "msctx_enter_compiled": (c_int, [c_int]),
     "msctx_record_fatal": (None, [STR]),
     "msctx_running": (JSON, []),
 }

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from msctx import locks, notices
 from msctx.native import core
-from msctx.observers import compilations, modules, steps
+from msctx.observers import compilations, compiled_places, modules, steps
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
@@ -153,11 +153,11 @@ def refresh() -> None:
         return
     folders = {one.queue: one.folder for one in _of_this_process() if one.folder is not None}
     chooser = py_object(_choose) if any(one.is_choosy for one in _readers.values()) else py_object()
-    liner = py_object(_line) if any(one.wants_lines for one in _readers.values()) else py_object()
+    asked["lines"] = any(one.wants_lines for one in _readers.values())
     library.c.msctx_collect_step(steps.current())
     wanted = core.Asked(**asked)
     wanted.folders[:] = [str(folders.get(queue, "")).encode() for queue in (ROWS, OVERFLOWS, ERRORS)]
-    library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), chooser, liner)
+    library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), chooser, py_object(_place))
 
 
 def _choose(operator: str, module: str, number: int) -> int:
@@ -165,9 +165,23 @@ def _choose(operator: str, module: str, number: int) -> int:
     return functools.reduce(or_, (one.wants(operator, module, number) for one in [*_readers.values()] if one.is_choosy), 0)
 
 
-def _line() -> int:
-    """Called by the library in the thread of an operator: the text of the user's line that calls it."""
-    return _text(notices.user_frame()[0])
+def is_on() -> bool:
+    """Whether somebody reads."""
+    return bool(_readers)
+
+
+def line_here() -> str:
+    """The user's line that calls the operator that runs in this thread: ``train.py:12``."""
+    place = compiled_places.here()
+    return place.line if place is not None and place.line else notices.user_frame()[0]
+
+
+def _place(of_module: int) -> int:
+    """Called by the library in the thread of an operator: the text of the line that calls it, or of its module in compiled code."""
+    if not of_module:
+        return _text(line_here())
+    root, place = modules.root(), compiled_places.here()
+    return _text(".".join(filter(None, (root, place.module)))) if root is not None and place is not None and place.module else 0
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import unwrap
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from msctx import locks
 from msctx.memory import watched
 from msctx.native import core, models
-from msctx.native.module_hooks import Hooks
+from msctx.native.module_hooks import Hooks, keep_from_dynamo
 from msctx.observers import scope_names
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ _numbers = itertools.count()
 
 
 class _Hooks(Hooks):
-    """Of one module. Compiled code has no module: what it calls counts for the module that called it."""
+    """Of one module. In compiled code none runs: see compiled_places.py."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
         super().__init__(module, _enter, _leave)
@@ -77,6 +78,25 @@ def _begin(hooks: _Hooks, call: FrameType) -> None:
     entries.append(_Entry(hooks, core.load().c.msctx_enter_module(hooks.module), call, next(_numbers)))
 
 
+@contextmanager
+def called(module: nn.Module) -> Iterator[None]:
+    """A call of a module whose hooks do not run, for it is compiled."""
+    hooks = _known.get(module) if _on and not is_compiling() else None
+    if hooks is None or not hooks.are_needed:
+        yield
+        return
+    _begin(hooks, sys._getframe())
+    try:
+        yield
+    finally:
+        _end(hooks)
+
+
+def root() -> str | None:
+    """The path of the module whose forward pass runs in this thread, "": of a model itself; ``None``: there is none with a name."""
+    return _entered.entries[-1].hooks.path if _entered.entries else None
+
+
 def around() -> list[tuple[int, str]]:
     """The calls of a model's modules that run in this thread, the outermost first: a number that no other has, and ``path.Class``."""
     return [(entry.number, entry.hooks.name) for entry in _entered.entries if entry.hooks.path]
@@ -90,10 +110,19 @@ def _is_running(call: FrameType) -> bool:
 
 
 def _leave(hooks: _Hooks, module: nn.Module, args: Any, result: Any) -> None:
-    if not is_compiling() and any(one.hooks is hooks for one in _entered.entries):  # another hook may have raised before ours
+    if not is_compiling():
+        _end(hooks)
+
+
+def _end(hooks: _Hooks) -> None:
+    if any(one.hooks is hooks for one in _entered.entries):  # another hook may have raised before ours
         while (entry := _entered.entries.pop()).hooks is not hooks:
             pass
         core.load().c.msctx_enter_module(entry.before)
+
+
+for _function in (unwrap(called), _begin, _end, _is_running):
+    keep_from_dynamo(_function.__code__)
 
 
 def turn(*, on: bool) -> None:

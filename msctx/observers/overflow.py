@@ -59,7 +59,7 @@ class OverflowReader(Reader):
                 for tensor in (*row["inputs"], *row["outputs"]):
                     (self._scratch.path / (tensor["file"] or "-")).unlink(missing_ok=True)
                 continue
-            row["source"] = row["line"] or notices.user_frame()[0]
+            row["source"] = row["line"] or collector.line_here()
             self.found.append(row)
             if self.folder is not None:
                 _written[self._folder] += 1

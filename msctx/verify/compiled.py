@@ -18,6 +18,7 @@ from torch import fx
 
 from msctx.errors import MsctxError
 from msctx.graph import calls
+from msctx.observers import compiled_places
 from msctx.verify import graph
 from msctx.verify.wire import Message
 
@@ -293,9 +294,9 @@ def _finding(trial: Trial, inputs: Sequence[Any], differing: Sequence[Held]) -> 
     worst = max(shown, key=lambda one: max(one.eager, one.compiled))
     return found | {
         "operator": graph.name_of(node),
-        "module": graph.module_of(node),
+        "module": compiled_places.module_of(node),
         "direction": "backward" if all(one.is_gradient for one in shown) else "forward",
-        "source": graph.line_of(node),
+        "source": compiled_places.line_of(node),
         "reason": f"the {'compiled' if worst.compiled > worst.eager else 'eager'} result is inaccurate",
         "values": _values(shown),
     }

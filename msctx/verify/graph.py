@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -243,17 +241,3 @@ def name_of(node: fx.Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name
     return str(getattr(node.target, "__name__", node.target))
-
-
-def module_of(node: fx.Node) -> str:
-    """The path of the module that calls it: ``body.1``; "" of the model itself."""
-    stack = [*(node.meta.get("nn_module_stack") or {}).values()]
-    return re.sub(r"^L\[[^]]*\]\.?|_orig_mod\.", "", stack[-1][0]) if stack else ""
-
-
-def line_of(node: fx.Node) -> str:
-    """The user's line that calls it: ``train.py:12``."""
-    places = re.findall(r'File "(.*?)", line (\d+)', node.meta.get("stack_trace") or "")
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-    users = [f"{Path(file).name}:{line}" for file, line in places if not file.startswith(ours)]
-    return users[-1] if users else ""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msctx import notices
 from msctx.observers import collector
 from msctx.observers.collector import ASK_AGAIN, Reader, Row
 from msctx.verify.rows import PARAMETER, Ran, Tensor, digest, digest_of_bits, ran
@@ -148,7 +147,7 @@ class DetailReader(StepReader):
         call = operator, module, self._met[operator, module]
         self._met[operator, module] += 1
         if call == self._wanted or call in self._others:
-            self.lines[call] = notices.user_frame()[0]
+            self.lines[call] = collector.line_here()
         if call == self._wanted:
             self.generator = digest(torch.default_generator.get_state().numpy().tobytes())
         return int(call == self._wanted)

@@ -1,0 +1,90 @@
+"""Where an operator of compiled code comes from: the module and the line of the graph's node, by the comments in inductor's code."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from msctx.native import core
+
+
+class Place(NamedTuple):
+    module: str = ""
+    """Its path in the module that is compiled; "": that itself."""
+    line: str = ""
+
+
+class _Here(threading.local):
+    nodes: Mapping[str, Place] | None = None
+
+
+_here = _Here()
+_SOURCES = re.compile(r"Source Nodes: \[(.*?)\]")
+
+
+def naming(graph: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Let observers know, while *compiled* runs, of which nodes it was made."""
+    nodes = {node.name: Place(module_of(node), line_of(node)) for node in graph.graph.nodes}
+
+    def run(*args: Any) -> Any:
+        collector = sys.modules.get("msctx.observers.collector")
+        if collector is None or not collector.is_on():
+            return compiled(*args)
+        before, _here.nodes = _here.nodes, nodes
+        was_compiled = core.load().c.msctx_enter_compiled(1)
+        try:
+            return compiled(*args)
+        finally:
+            _here.nodes = before
+            core.load().c.msctx_enter_compiled(was_compiled)
+
+    return run
+
+
+def here() -> Place | None:
+    """Of the operator that this thread runs now; ``None`` outside of compiled code, and where inductor has not made it."""
+    frame: FrameType | None = sys._getframe(1)
+    files = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    while _here.nodes is not None and files is not None and frame is not None:
+        if frame.f_code.co_filename in files.linemaps:
+            names = _names(frame.f_code.co_filename, frame.f_lineno)
+            return next((_here.nodes[name] for name in reversed(names) if name in _here.nodes), None)
+        frame = frame.f_back
+    return None
+
+
+@functools.lru_cache(4096)
+def _names(file: str, line: int) -> list[str]:
+    """Of the nodes that the code in this line computes: a comment above it has them."""
+    for text in reversed(_lines(file)[:line]):
+        if found := _SOURCES.search(text):
+            return found[1].split(", ")
+    return []
+
+
+@functools.lru_cache(64)
+def _lines(file: str) -> list[str]:
+    return Path(file).read_text(encoding="utf-8").splitlines()
+
+
+def module_of(node: fx.Node) -> str:
+    """The path of the module that calls it: ``body.1``; "" of the model itself."""
+    stack = [*(node.meta.get("nn_module_stack") or {}).values()]
+    return re.sub(r"^L\[[^]]*\]\.?|_orig_mod\.", "", stack[-1][0]) if stack else ""
+
+
+def line_of(node: fx.Node) -> str:
+    """The user's line that calls it: ``train.py:12``."""
+    places = re.findall(r'File "(.*?)", line (\d+)', node.meta.get("stack_trace") or "")
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    users = [f"{Path(file).name}:{line}" for file, line in places if not file.startswith(ours)]
+    return users[-1] if users else ""

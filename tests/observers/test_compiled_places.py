@@ -1,0 +1,90 @@
+"""Operators of compiled code have the module and the line of the program."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import msctx
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.second(y).sin()
+
+    line = f"test_compiled_places.py:{forward.__code__.co_firstlineno + 2}"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(Layer(), Layer())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x).cos()
+
+
+def reports(run: Any, net: nn.Module, folder: Path, **options: Any) -> list[str]:
+    session = {"enable_dump_debug": True, "dump_path": str(folder)}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with msctx.context(session=session, **options) as ctx:
+            ctx.watch(net)
+            run()
+    return [str(one.message) for one in found if str(one.message).startswith("overflow")]
+
+
+@pytest.mark.parametrize("inner", ["", "body", "body.1"])
+def test_in_graph_mode_an_operator_has_its_module_and_its_line(inner: str, tmp_path: Path) -> None:
+    """Whichever module is the outermost that is called."""
+    net = Net()
+    with torch.no_grad():
+        net.body[1].second.weight.fill_(3e38)
+        net.body[1].second.bias.fill_(3e38)
+        net.body[1].first.bias.fill_(1e10)
+    called = net.get_submodule(inner)
+    (report,) = reports(lambda: called(torch.ones(3, 4)), net, tmp_path, mode="GRAPH_MODE")
+    assert f"aten::addmm in module body.1.second, forward pass, {Layer.line}: " in report
+
+
+def test_in_the_backward_pass_of_graph_mode_it_has_those_of_the_call(tmp_path: Path) -> None:
+    net = Net()
+    with torch.no_grad():
+        net.body[1].second.weight.fill_(3e38)
+
+    def run() -> None:
+        result = net(torch.zeros(3, 4))
+        result.backward(torch.full((3, 4), 1e30))
+
+    (report, *_) = reports(run, net, tmp_path, mode="GRAPH_MODE")
+    line = f"test_compiled_places.py:{run.__code__.co_firstlineno + 1}"
+    assert f" in module Net (root), backward pass (CompiledFunctionBackward), {line}: " in report
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_code_that_the_program_compiles_has_the_line_of_its_function(backend: str, tmp_path: Path) -> None:
+    net = nn.Linear(4, 4)
+    function = lambda x: net(x)  # noqa: E731
+    compiled = torch.compile(function, backend=backend)
+    with torch.no_grad():
+        net.weight.fill_(3e38)
+    (report, *_) = reports(lambda: compiled(torch.full((3, 4), 1e10)), net, tmp_path)
+    assert f", test_compiled_places.py:{function.__code__.co_firstlineno}: " in report
