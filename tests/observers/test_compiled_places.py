@@ -69,6 +69,9 @@ def test_in_the_backward_pass_of_graph_mode_it_has_those_of_the_call(tmp_path: P
     net = Net()
     with torch.no_grad():
         net.body[1].second.weight.fill_(3e38)
+        net.body[1].second.bias.fill_(1.0)
+        for parameter in net.body[1].first.parameters():  # the forward pass is finite
+            parameter.zero_()
 
     def run() -> None:
         result = net(torch.zeros(3, 4))
