@@ -38,7 +38,7 @@ namespace {
 struct Asked {
   int32_t inputs, outputs;       // rows of what goes in, of what comes out
   int32_t statistics, digests;   // of these tensors
-  int32_t tensors;               // these tensors as files
+  int32_t tensors;               // these tensors as files; with 2 in it, of dtypes that NumPy does not have the bits
   int32_t overflow;              // 1: of operators that compute, 2: of those that accumulate into memory; 4: what was not finite before, too
   int32_t errors;                // what goes into an operator that raises, as files
   int32_t recent;                // the last operators, in memory
@@ -203,10 +203,11 @@ struct Reading {
   const std::string* folder = nullptr;  // for files
   bool reads_written = true;            // those that the operator writes to: after it they hold something else
   bool is_to_call_again = false;        // also those that are given for the results alone, and where each comes from
+  bool keeps_bits = false;              // in files, of dtypes that NumPy does not have
 };
 
-void keep(Seen& found, const at::Tensor& t, const std::string& folder, const std::string& file, std::string& problem) try {
-  write_npy(t, folder + "/" + file);
+void keep(Seen& found, const at::Tensor& t, const Reading& reading, const std::string& file, std::string& problem) try {
+  write_npy(t, *reading.folder + "/" + file, reading.keeps_bits);
   found.file = file;
 } catch (const std::exception& error) {
   problem = error.what();
@@ -241,7 +242,7 @@ std::vector<Seen> seen(
       }
       if (!reading.folder) continue;
       const std::string slot = std::string(".") + what + "." + std::to_string(found.size() - 1) + ".npy";
-      keep(one, t, *reading.folder, std::to_string(getpid()) + "-" + std::to_string(row.id) + slot, problem);
+      keep(one, t, reading, std::to_string(getpid()) + "-" + std::to_string(row.id) + slot, problem);
     }
   }
   return found;
@@ -249,7 +250,7 @@ std::vector<Seen> seen(
 
 Reading of_rows(const Config& config) {
   const Asked& a = config.asked;
-  return {a.statistics != 0, a.digests != 0, a.tensors ? &config.folders[rows] : nullptr};
+  return {a.statistics != 0, a.digests != 0, a.tensors ? &config.folders[rows] : nullptr, true, false, (a.tensors & 2) != 0};
 }
 
 // What it returns, and what it writes to beside that.

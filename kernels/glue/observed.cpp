@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -146,8 +147,10 @@ uint64_t digest_of(const at::Tensor& given) {
   return found.low ^ shape ^ uint64_t(given.scalar_type()) << 56;
 }
 
-void write_npy(const at::Tensor& given, const std::string& path) {
+void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits) {
   at::Tensor t = on_host(given).resolve_conj().resolve_neg();
+  static const std::map<size_t, std::pair<const char*, at::ScalarType>> bits{
+      {1, {"|u1", at::kByte}}, {2, {"<u2", at::kUInt16}}, {4, {"<u4", at::kUInt32}}};
   const char* type = nullptr;
   switch (t.scalar_type()) {
     case at::kFloat: type = "<f4"; break;
@@ -164,7 +167,10 @@ void write_npy(const at::Tensor& given, const std::string& path) {
     case at::kUInt64: type = "<u8"; break;
     case at::kComplexFloat: type = "<c8"; break;
     case at::kComplexDouble: type = "<c16"; break;
-    default: type = "<f4"; t = t.to(at::kFloat);
+    default:
+      if (keeps_bits) type = bits.at(t.itemsize()).first, t = t.contiguous().view(bits.at(t.itemsize()).second);
+      else if (t.is_complex()) type = "<c8", t = t.to(at::kComplexFloat);
+      else type = "<f4", t = t.to(at::kFloat);
   }
   t = t.contiguous();
   std::string shape;

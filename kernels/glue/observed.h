@@ -28,8 +28,9 @@ bool has_wrapped(at::ArrayRef<c10::IValue>);
 bool has_nonfinite(const at::Tensor&);  // of floating-point and complex ones
 Statistics statistics_of(const at::Tensor&);
 uint64_t digest_of(const at::Tensor&);  // of the values in logical order, their dtype and shape: the same for any strides
-// In NumPy's format; bfloat16 as float32. Throws where the file cannot be written whole.
-void write_npy(const at::Tensor&, const std::string& path);
+// In NumPy's format; dtypes that it does not have (bfloat16, float8, complex32) as float32 or complex64, or, with `keeps_bits`, as
+// unsigned integers with the same bits. Throws where the file cannot be written whole.
+void write_npy(const at::Tensor&, const std::string& path, bool keeps_bits);
 
 std::string joined(at::IntArrayRef);  // 2x3x4
 // All tensors in it, lists included.

@@ -45,6 +45,8 @@ def _seen(want: Want, assignments: dict[str, Any], *, reads: bool = True) -> Out
 @effect("session.enable_dump", "dump_step", "dump_mode", "dump_data", "dump_layer", "dump_format")
 def dumping(want: Want) -> Outcome:
     found = dump(want)
+    if found is None and want.option.name == "dump_format" and (of_file := want.in_force("dump_config")) is not None:
+        return dump_config(replace(want, option=of_file.option, value=of_file.value))
     return honoured({"observers.dump": None}) if found is None else _seen(want, {"observers.dump": found})
 
 
@@ -67,8 +69,14 @@ LEFT_OUT = {
     "stat_calc_mode": "statistics are computed where the tensor is",
 }
 """Keys without effect here."""
-OF_MINDSPORE = ("net_name", "statistic_category", "save_kernel_args")
-"""Keys without effect in msProbe's layout."""
+OF_MINDSPORE = {
+    "net_name": "msProbe's layout has no place for net_name",
+    "save_kernel_args": "msProbe's layout has no place for save_kernel_args",
+    "statistic_category": "msProbe's layout has Max, Min, Mean and Norm always, and of statistic_category md5 alone, as its CRC-32",
+}
+"""Keys that have no effect, or another one, in msProbe's layout."""
+STATISTICS = ("max", "min", "l2norm")
+"""MindSpore's, where its file names none."""
 
 
 @effect("dump_config")
@@ -92,7 +100,7 @@ def dump_config(want: Want) -> Outcome:
         marked=given.get("dump_mode", 0) == 2,
         layout=want.other("dump_format", "mindspore"),
         net=given.get("net_name", "Net"),
-        columns=tuple(given.get("statistic_category", ())),
+        columns=tuple(given.get("statistic_category") or STATISTICS),
         first_step=given.get("initial_iteration", 0),
         ranks=tuple(given.get("support_device", ())),
         arguments=more.get("save_kernel_args", False),
@@ -101,8 +109,10 @@ def dump_config(want: Want) -> Outcome:
     left = [why for key, why in LEFT_OUT.items() if (given | more).get(key) not in (None, 0, False, "host", [])]
     if given.get("kernels") and given.get("dump_mode", 0) != 1:
         left.append("kernels counts with dump_mode 1 alone")
+    if given.get("statistic_category") and found.data == "tensor" and found.layout == "mindspore":
+        left.append("statistic_category counts with saved_data statistic or full alone")
     if found.layout == "msprobe":
-        left += [f"msProbe's layout has no place for {key}" for key in OF_MINDSPORE if (given | more).get(key)]
+        left += [why for key, why in OF_MINDSPORE.items() if (given | more).get(key)]
     return replace(outcome, reason="; ".join([outcome.reason, *left]))
 
 

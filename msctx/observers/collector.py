@@ -22,6 +22,8 @@ ROWS, OVERFLOWS, ERRORS, RECENT = range(4)
 """The queues of the library; of the last one, the last operators, nobody is handed any: who wants them asks."""
 ASK_AGAIN = 2
 """Of :meth:`Reader.wants`: yes, and the next call of the operator is asked about again."""
+BITS = 2
+"""Of ``tensors`` in :attr:`Reader.asked`: files, and of dtypes that NumPy does not have with the bits, as unsigned integers."""
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
           "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool", "ComplexFloat": "complex64",

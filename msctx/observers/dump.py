@@ -16,7 +16,7 @@ from msctx.errors import nearest
 from msctx.memory import watched
 from msctx.native import models
 from msctx.observers import files, scope_names
-from msctx.observers.collector import Reader, Row
+from msctx.observers.collector import BITS, Reader, Row
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options.grammars import expression_in
 from msctx.options.observation import Dump
@@ -62,7 +62,7 @@ class DumpReader(Reader):
         self._met: set[str] = set()
         self._missed: set[str] = set()
         self._scratch = files.Scratch(OPTION, self._folder)
-        self._needs_files = settings.data != "stats" or self._layout.needs_bytes
+        self._needs_files = settings.data != "stats" or settings.has_digests
         self.is_choosy = bool(settings.layers) or settings.marked or settings.layout == "msprobe"
 
     @property
@@ -85,7 +85,7 @@ class DumpReader(Reader):
             "inputs": int(self.settings.mode != "output"),
             "outputs": int(self.settings.mode != "input"),
             "statistics": int(self.settings.data != "tensor" or self.settings.layout == "msprobe"),
-            "tensors": int(self._needs_files),
+            "tensors": BITS if self.settings.has_digests else int(self._needs_files),
             "attributes": int(self.settings.arguments),
         }
 

@@ -8,18 +8,23 @@ import linecache
 import math
 import re
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import CodeType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msctx import notices
 from msctx.observers import files, scope_names
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
 from msctx.observers.origins import Origins
 from msctx.options.observation import Dump
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 MOST = 2**16
 """Operators of one step that msProbe's layout keeps in memory; also those that raise count."""
@@ -63,15 +68,12 @@ class MindSpore:
     def __init__(self, folder: Path, settings: Dump) -> None:
         self._folder, self._settings = folder, settings
 
-    @property
-    def needs_bytes(self) -> bool:
-        """Whether also statistics alone are made of tensors in files."""
-        return "md5" in self._settings.columns
-
     def meet(self, number: int) -> int:
         return 1
 
     def write(self, rows: list[Row], scratch: Path) -> None:
+        import numpy as np
+
         lines: dict[Path, list[list[object]]] = {}
         for row in rows:
             place = self._folder / f"rank_{files.rank()}" / self._settings.net / "0" / str(row["step"])
@@ -80,27 +82,31 @@ class MindSpore:
             if self._settings.arguments:
                 files.write_json(place / f"{kind}.{name}.json", dict(_texts(row["attributes"])))
             for side, slot, tensor in _tensors(row):
-                if tensor["file"] and self.needs_bytes:
-                    tensor["md5"] = _md5(scratch / tensor["file"], dtype_of(tensor))
+                given = scratch / (tensor["file"] or "-")
+                if tensor["file"] and self._settings.has_digests:
+                    found = np.load(given)
+                    tensor["md5"] = hashlib.md5(found.tobytes(), usedforsecurity=False).hexdigest()
+                    if _holds_bits(found, dtype_of(tensor)):
+                        np.save(given, _values(found, dtype_of(tensor)).numpy())
                 if tensor["file"] and self._settings.data == "stats":
-                    (scratch / tensor["file"]).unlink()
+                    given.unlink()
                 elif tensor["file"]:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
-                    files.move(scratch / tensor["file"], place / ".".join(map(str, parts)))
+                    files.move(given, place / ".".join(map(str, parts)))
                 if "min" in tensor and self._settings.data != "tensor":
                     scope = "_".join((*scope_names.parts(row["module"]), name))
-                    lines.setdefault(place, []).append([kind, scope, 0, 0, row["began"], side, slot, *self._values(tensor)])
-        for place, found in lines.items():
+                    lines.setdefault(place, []).append([kind, scope, 0, 0, row["began"], side, slot, *self._described(tensor)])
+        for place, table in lines.items():
             head = (*self.HEAD, *(column for column, _ in self._columns), "")
-            files.append_csv(place / "statistic.csv", head, found)
+            files.append_csv(place / "statistic.csv", head, table)
 
     @property
     def _columns(self) -> list[tuple[str, str]]:
         return [self.COLUMNS[name] for name in self._settings.columns or (name for name in self.COLUMNS if name != "md5")]
 
-    def _values(self, t: dict[str, Any]) -> list[object]:
+    def _described(self, t: dict[str, Any]) -> list[object]:
         dtype = dtype_of(t)
-        size = t["count"] * int((re.findall(r"\d+", dtype) or ["8"])[0]) // 8
+        size = math.prod(_shape(t)) * int((re.findall(r"\d+", dtype) or ["8"])[0]) // 8
         found = t | {"positive": t["count"] - t["negative"] - t["zero"] - t["nan"]}
         values = ["" if (value := found.get(key)) is None else value for _, key in self._columns]
         return [size, dtype, f"({t['shape'].replace('x', ',')})", *values, ""]
@@ -112,17 +118,23 @@ class MindSpore:
         """Each row names its step."""
 
 
-def _md5(file: Path, dtype: str) -> str:
-    """Of a tensor's bytes as they are in memory; files hold some dtypes as float32."""
-    import numpy as np
+def _shape(t: dict[str, Any]) -> list[int]:
+    return [*map(int, filter(None, t["shape"].split("x")))]
+
+
+def _holds_bits(found: np.ndarray[Any, Any], dtype: str) -> bool:
+    """Whether a file has the bits of a dtype that NumPy does not have."""
+    return found.dtype.kind == "u" and not dtype.startswith("uint")
+
+
+def _values(found: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
+    """What a file has, in a dtype that NumPy has."""
     import torch
 
-    found = torch.from_numpy(np.load(file)).reshape(-1)
-    if found.dtype is torch.float32 and dtype == "bfloat16":
-        found = (found.view(torch.int32) >> 16).to(torch.int16)  # also of NaN no bit changes
-    elif dtype.startswith("float8"):
-        found = found.to(getattr(torch, dtype)).view(torch.uint8)
-    return hashlib.md5(found.numpy().tobytes(), usedforsecurity=False).hexdigest()
+    tensor = torch.from_numpy(found)
+    if _holds_bits(found, dtype):
+        tensor = tensor.view(getattr(torch, dtype)).to(torch.complex64 if dtype == "complex32" else torch.float32)
+    return tensor
 
 
 def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
@@ -159,8 +171,6 @@ class MsProbe:
         self._count = 0
         self._place: Path | None = None
 
-    needs_bytes = False
-
     def meet(self, number: int) -> int:
         self._count += 1
         if self._count > MOST:
@@ -173,6 +183,8 @@ class MsProbe:
         return 1 | ASK_AGAIN
 
     def write(self, rows: list[Row], scratch: Path) -> None:
+        import numpy as np
+
         for row in rows:
             if self._place is None:
                 self._place = _claimed(self._folder / f"step{row['step']}" / f"rank{files.rank()}")
@@ -184,9 +196,13 @@ class MsProbe:
             sides["output"] = []
             for side, slot, tensor in _tensors(row):
                 found = self._described(tensor)
-                if tensor["file"]:
+                given = scratch / (tensor["file"] or "-")
+                if tensor["file"] and self._settings.has_digests:
+                    found["md5"] = f"{zlib.crc32(np.load(given).tobytes()):08x}"
+                if tensor["file"] and self._settings.data != "stats":
                     found["data_name"] = f"{name}.{side}.{slot}.pt"
-                    self._keep(scratch / tensor["file"], found["data_name"], dtype_of(tensor))
+                    self._keep(given, found["data_name"], dtype_of(tensor))
+                given.unlink(missing_ok=True)
                 sides["input_args" if side == "input" and not is_backward else side].append(found)
             self._data[name] = sides
             origin = self._origins.of(row)
@@ -201,15 +217,13 @@ class MsProbe:
         import torch
 
         assert self._place is not None
-        tensor, data = torch.from_numpy(np.load(given)), io.BytesIO()
+        tensor, data = _values(np.load(given), dtype), io.BytesIO()
         torch.save(tensor.bfloat16() if dtype == "bfloat16" else tensor, data)
         files.write(self._place / "dump_tensor_data" / name, data.getvalue())
-        given.unlink()
 
     @staticmethod
     def _described(t: dict[str, Any]) -> dict[str, Any]:
-        shape = [*map(int, filter(None, t["shape"].split("x")))]
-        found: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{dtype_of(t)}", "shape": shape}
+        found: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{dtype_of(t)}", "shape": _shape(t)}
         found["requires_grad"] = t["requires_grad"]
         if "min" in t:
             up, down = (math.inf if t[f"{sign}_inf"] else 0.0 for sign in ("positive", "negative"))

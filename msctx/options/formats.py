@@ -7,6 +7,7 @@ where every option's are.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,33 @@ class NameOrTypeKind(Kind):
         if sign and before.lower() != "optype":
             raise BadValue(f"{show(value)} has no meaning", allowed=self.allowed, suggestion=f"OpType::{name}")
         return f"OpType::{name}" if sign else name
+
+
+@dataclass(frozen=True)
+class DumpPathKind(TextKind):
+    """MindSpore's folder for dumps: where the text is empty, the environment names it."""
+
+    allowed: str = (
+        "a path; it may be empty where $MS_DIAGNOSTIC_DATA_PATH is set, and is $MS_DIAGNOSTIC_DATA_PATH/debug_dump then"
+    )
+
+    def parse(self, value: Any) -> str:
+        if value == "" and (folder := os.environ.get("MS_DIAGNOSTIC_DATA_PATH")):
+            value = f"{folder}/debug_dump"
+        return super().parse(value)
+
+
+@dataclass(frozen=True)
+class FolderNameKind(TextKind):
+    """A name that does not lead out of the folder around it."""
+
+    allowed: str = "the name of a folder, without / and \\, and neither . nor .."
+
+    def parse(self, value: Any) -> str:
+        name = super().parse(value)
+        if name in (".", "..") or "/" in name or "\\" in name:
+            raise BadValue(f"{show(value)} is no name of a folder", allowed=self.allowed)
+        return name
 
 
 _SWITCH = ValueKind(("on", "off"), {True: "on", False: "off"})
@@ -275,8 +303,8 @@ DUMP_CONFIG = Format(
                 {
                     "op_debug_mode": _chosen(0, 3, 4),
                     "dump_mode": _chosen(0, 1, 2),
-                    "path": Annotated[str, TextKind("a path")],
-                    "net_name": Annotated[str, TextKind("the name of a folder")],
+                    "path": Annotated[str, DumpPathKind()],
+                    "net_name": Annotated[str, FolderNameKind()],
                     "iteration": DumpIteration,
                     "saved_data": _one_of("tensor statistic full"),
                     "input_output": _chosen(0, 1, 2),

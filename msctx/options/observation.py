@@ -37,6 +37,11 @@ class Dump:
     arguments: bool = False
     marked: bool = False
 
+    @property
+    def has_digests(self) -> bool:
+        """Whether each tensor has one, for which it goes through a file."""
+        return "md5" in self.columns
+
 
 @dataclass(frozen=True, slots=True)
 class Overflow:

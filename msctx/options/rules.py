@@ -113,6 +113,13 @@ IMPLMODE_LIST = When(
 )
 PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
 NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice gives other bits"
+DUMPS_BY_FILE = When(
+    "dump_config",
+    test=lambda c: (
+        c.get("common_dump_settings", {}).get("op_debug_mode", 0) == 0 and c.get("e2e_dump_settings", {}).get("enable", True)
+    ),
+    words="with op_debug_mode 0",
+)
 WITHOUT_LIST = When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list")
 SAME_BITS = (
     (When("deterministic", ("ON",)), "deterministic=ON asks for the same bits in every run"),
@@ -192,7 +199,11 @@ NEEDS = (
     Needs(When("graph_max_parallel_model_num", test=_more_than_one, words="above 1"), (When("graph_run_mode", (0,)),)),
     *(
         Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
-        for name in ("dump_mode", "dump_step", "dump_data", "dump_layer", "dump_format", "quant_dumpable")
+        for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")
+    ),
+    *(
+        Needs(When(name), (When("session.enable_dump", TRUE), DUMPS_BY_FILE), "inert")
+        for name in ("dump_format", "quant_dumpable")
     ),
     Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
     Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),

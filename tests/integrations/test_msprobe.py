@@ -56,6 +56,22 @@ def test_compare(data: str, tmp_path: Path) -> None:
     assert found[other][0].startswith(CHANGED)
 
 
+def test_compare_by_sums(tmp_path: Path) -> None:
+    """As under msProbe's ``summary_mode`` md5."""
+    common = {"saved_data": "statistic", "statistic_category": ["md5"]}
+    for name, weight in (("golden", 1.0), ("same", 1.0), ("other", 3.0)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"common_dump_settings": {"path": str(tmp_path / name), **common}}))
+        with msctx.context(dump_config=tmp_path / f"{name}.json", dump_format="msprobe"):
+            torch.full((2, 2), weight, dtype=torch.bfloat16).exp()
+    for name, expected in (("same", {"pass"}), ("other", {"error"})):
+        place = tmp_path / "compared" / name
+        msprobe("compare", "-tp", tmp_path / name / "step0", "-gp", tmp_path / "golden" / "step0", "-o", place)
+        (table,) = place.glob("compare_result_rank0_*.csv")
+        lines = [*csv.DictReader(table.open())]
+        assert {line["Result"].lower() for line in lines if "exp" in line["NPU Name"]} == expected
+        assert all(len(line["NPU MD5"]) == 8 for line in lines)
+
+
 def test_overflow_check(tmp_path: Path) -> None:
     msprobe("overflow_check", "-i", dumped(tmp_path / "dump", 3e38), "-o", tmp_path / "checked")
     (report,) = (tmp_path / "checked").glob("anomaly_analyze_*.json")

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -314,9 +315,9 @@ def test_in_graph_mode_the_step_that_compiles_is_as_the_others(tmp_path: Path) -
     torch._dynamo.reset()
 
 
-def of_file(path: Path, **common: Any) -> str:
+def of_file(path: Path, /, **common: Any) -> str:
     path.mkdir(exist_ok=True)
-    given = {"common_dump_settings": {"path": str(path / "dumps"), **common}, "e2e_dump_settings": {"enable": True}}
+    given = {"common_dump_settings": {"path": str(path / "dumps")} | common, "e2e_dump_settings": {"enable": True}}
     (path / "dump.json").write_text(json.dumps(given))
     return str(path / "dump.json")
 
@@ -366,21 +367,84 @@ def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
         torch.tensor(2.0, dtype=torch.float16),
         torch.tensor([0x7FC1, 0x3F80, 0x8000], dtype=torch.uint16).view(torch.bfloat16),
         torch.tensor([1.0, -448.0]).to(torch.float8_e4m3fn),
+        torch.tensor([0x7F, 0xFE, 0xFC, 0x3C], dtype=torch.uint8).view(torch.float8_e5m2),
+        torch.tensor([1 + 2j, 3 - 1j]).to(torch.complex32),
+        torch.tensor([1 + 2j, 3 - 1j]).conj(),
         torch.empty(0),
     ],
     ids=lambda x: str(x.dtype),
 )
-def test_md5_is_that_of_the_bytes_of_a_tensor(x: torch.Tensor, tmp_path: Path) -> None:
-    """What is computed for it is no operator of the program."""
-    file = of_file(tmp_path, saved_data="statistic", statistic_category=["md5", "max"], input_output=2)
+@pytest.mark.parametrize("data", ["statistic", "full"])
+def test_md5_is_that_of_the_bytes_of_a_tensor(x: torch.Tensor, data: str, tmp_path: Path) -> None:
+    """What is computed for it is no operator of the program. The files beside it have a dtype that NumPy has."""
+    file = of_file(tmp_path, saved_data=data, statistic_category=["md5", "max"], input_output=2)
     with msctx.context(dump_config=file):
         x.clone()
         msctx.step()
     (found,) = tmp_path.rglob("statistic.csv")
     head, line = csv.reader(found.open())
     assert head[10:] == ["MD5", "Max Value", ""]
-    assert line[10] == hashlib.md5(x.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"dump.json", "statistic.csv"}
+    assert (line[7], line[8]) == (str(x.nbytes), str(x.dtype).removeprefix("torch."))
+    assert line[10] == hashlib.md5(bits(x)).hexdigest()
+    kept = [np.load(path) for path in tmp_path.rglob("*.npy")]
+    values = x.numpy(force=True) if x.dtype not in OTHER else x.to(OTHER[x.dtype]).numpy()
+    assert len(kept) == (data == "full")
+    assert all(np.array_equal(one, values, equal_nan=x.dtype.is_floating_point) for one in kept)
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".npy"}
+    assert names == {"dump.json", "statistic.csv"}
+
+
+OTHER = {
+    torch.bfloat16: torch.float32,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.complex32: torch.complex64,
+}
+"""Dtypes that NumPy does not have → those of the files."""
+
+
+def bits(x: torch.Tensor) -> bytes:
+    return x.resolve_conj().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("data", ["statistic", "full"])
+def test_md5_in_msprobes_layout_is_its_own_sum(data: str, tmp_path: Path) -> None:
+    """msProbe calls a CRC-32 so."""
+    x = torch.tensor([1.0, math.nan]).to(torch.float8_e5m2)
+    with msctx.context(dump_config=of_file(tmp_path, saved_data=data, statistic_category=["md5"]), dump_format="msprobe"):
+        x.clone()
+    place = tmp_path / "dumps" / "step0" / "rank0"
+    (found,) = json.loads((place / "dump.json").read_text())["data"]["Aten.clone.0.forward"]["output"]
+    assert found["md5"] == f"{zlib.crc32(bits(x)):08x}"
+    assert "Max" in found
+    loaded = [torch.load(path) for path in place.rglob("*.pt")]
+    assert all(torch.equal(one, x.float()) or one.isnan().any() for one in loaded)
+    assert len(loaded) == 2 * (data == "full")
+    assert not [*tmp_path.rglob("*.npy")]
+
+
+@pytest.mark.parametrize("given", [{}, {"statistic_category": []}])
+def test_statistics_are_mindspores_where_its_file_names_none(given: dict[str, Any], tmp_path: Path) -> None:
+    with msctx.context(dump_config=of_file(tmp_path, saved_data="statistic", **given)):
+        torch.ones(2).exp()
+    (found,) = tmp_path.rglob("statistic.csv")
+    assert next(csv.reader(found.open()))[10:] == ["Max Value", "Min Value", "L2Norm Value", ""]
+
+
+def test_where_mindspores_file_names_no_folder_the_environment_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MS_DIAGNOSTIC_DATA_PATH", raising=False)
+    with pytest.raises(OptionError, match=r"(?s)path: the text is empty.*\$MS_DIAGNOSTIC_DATA_PATH is set"):
+        msctx.context(dump_config=of_file(tmp_path, path=""))
+    monkeypatch.setenv("MS_DIAGNOSTIC_DATA_PATH", str(tmp_path / "diagnostics"))
+    with msctx.context(dump_config=of_file(tmp_path, path="")):
+        torch.ones(2).exp()
+    assert "exp" in kinds(tmp_path / "diagnostics" / "debug_dump" / "rank_0")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../x", "a/b", "a\\b", "/tmp/x"])
+def test_the_folder_of_a_net_stays_inside(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"(?s)net_name: .* is no name of a folder.*allowed: the name of a folder, without /"):
+        msctx.context(dump_config=of_file(tmp_path, net_name=name))
 
 
 class Two(nn.Module):
@@ -435,7 +499,25 @@ def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) ->
         row for row in msctx.explain({"dump_config": file, "dump_format": "msprobe"}).rows if row.option == "dump_config"
     )
     assert "kernels counts with dump_mode 1 alone" in row.reason
-    assert "msProbe's layout has no place for statistic_category" in row.reason
+    assert "msProbe's layout has no place for net_name" in row.reason
+    assert "of statistic_category md5 alone" in row.reason
+    (row,) = msctx.explain({"dump_config": file}).rows
+    assert "statistic_category counts with saved_data statistic or full alone" in row.reason
+
+
+@pytest.mark.parametrize("common", [{"op_debug_mode": 0}, {"op_debug_mode": 3}, {"op_debug_mode": 4}])
+def test_the_layout_counts_where_mindspores_file_dumps(common: dict[str, Any], tmp_path: Path) -> None:
+    given = {"dump_config": of_file(tmp_path, **common), "dump_format": "msprobe", "quant_dumpable": "1"}
+    rows = {row.option: row for row in msctx.explain(given).rows}
+    if common["op_debug_mode"] == 0:
+        assert rows["dump_format"].status == rows["dump_config"].status == "approximated"
+        assert rows["dump_format"].assignments == rows["dump_config"].assignments
+        assert rows["dump_format"].assignments["observers.dump"].layout == "msprobe"
+        assert rows["quant_dumpable"].status == "honoured"
+    else:
+        for name in ("dump_format", "quant_dumpable"):
+            assert rows[name].status == "inert"
+            assert "session.enable_dump=True or dump_config with op_debug_mode 0" in rows[name].reason
 
 
 @pytest.mark.parametrize(("number", "expected"), [(0, 3), (2, 2)])
