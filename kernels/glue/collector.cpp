@@ -64,7 +64,8 @@ enum Queue { rows, overflows, errors, queues };
 struct State {
   pid_t process = getpid();
   std::deque<Row> waiting[queues];
-  std::unordered_set<std::string> texts;  // paths of modules and lines of code, which keep their places
+  std::unordered_set<std::string> texts;  // lines of code, which keep their places
+  std::deque<std::string> modules;        // the path of each
   std::map<std::pair<const Operator*, const char*>, bool> chosen;
 };
 // The lock is held. What waits in a process that forks is its own: the child has none of it.
@@ -129,7 +130,8 @@ bool is_chosen(const Row& row) {
     const std::lock_guard<std::mutex> guard(lock);
     if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
   }
-  const long answer = call_python(chooser, chosen, "(ssL)", row.op->name.c_str(), row.module, (long long)row.id);
+  const auto module = reinterpret_cast<unsigned long long>(row.module);
+  const long answer = call_python(chooser, chosen, "(ssLK)", row.op->name.c_str(), row.module, (long long)row.id, module);
   if (answer & ask_again) return answer & chosen;
   const std::lock_guard<std::mutex> guard(lock);
   return state().chosen[key] = answer & chosen;
@@ -521,10 +523,18 @@ MSCTX_API void msctx_collect_nothing() {
 
 MSCTX_API void msctx_collect_step(int64_t number) { step = number; }
 
-// A text for the life of the process: a module's path, for msctx_enter_module, or a line of code.
+// A text for the life of the process: a line of code.
 MSCTX_API const void* msctx_text(const char* given) try {
   const std::lock_guard<std::mutex> guard(lock);
   return state().texts.emplace(given).first->c_str();
+} catch (const std::exception&) {
+  return "";
+}
+
+// What stands for a module in msctx_enter_module, by its path: another one each time. It lives as long as the process.
+MSCTX_API const void* msctx_module(const char* path) try {
+  const std::lock_guard<std::mutex> guard(lock);
+  return state().modules.emplace_back(path).c_str();
 } catch (const std::exception&) {
   return "";
 }

@@ -153,6 +153,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_collect_dropped": (c_int64, []),
     "msctx_collected": (JSON, [c_int]),
     "msctx_text": (c_void_p, [STR]),
+    "msctx_module": (c_void_p, [STR]),
     "msctx_enter_module": (c_void_p, [c_void_p]),
     "msctx_look_away": (c_int, [c_int]),
     "msctx_enter_compiled": (c_int, [c_int]),

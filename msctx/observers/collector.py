@@ -69,10 +69,10 @@ class Reader:
         """Where files of tensors begin, where it asks for these."""
         return None
 
-    def wants(self, operator: str, module: str, number: int) -> int:
+    def wants(self, operator: str, module: str, number: int, place: int) -> int:
         """0 or 1; the answer holds for this operator in this module until a step ends, with :data:`ASK_AGAIN` for this call only.
 
-        Called in the operator's thread before it runs; *number*: the ``id`` of its row.
+        Called in the operator's thread before it runs; *number*: the ``id`` of its row; *place*: see :func:`modules.module_at`.
         """
         return 1
 
@@ -162,9 +162,11 @@ def refresh() -> None:
     library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), chooser, py_object(_place))
 
 
-def _choose(operator: str, module: str, number: int) -> int:
+def _choose(operator: str, module: str, number: int, place: int) -> int:
     """Called by the library, in any thread: it lives as long as the process."""
-    return functools.reduce(or_, (one.wants(operator, module, number) for one in [*_readers.values()] if one.is_choosy), 0)
+    return functools.reduce(
+        or_, (one.wants(operator, module, number, place) for one in [*_readers.values()] if one.is_choosy), 0
+    )
 
 
 def is_on() -> bool:

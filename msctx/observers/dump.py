@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections import defaultdict
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msctx import notices
-from msctx.errors import nearest
+from msctx.errors import did_you_mean
 from msctx.memory import watched
 from msctx.native import models
-from msctx.observers import files, scope_names
+from msctx.observers import files, modules, scope_names
 from msctx.observers.collector import BITS, Reader, Row
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options.grammars import expression_in
@@ -57,7 +56,10 @@ class DumpReader(Reader):
         self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self._folder, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
         self._step = settings.first_step
-        self._modules: defaultdict[str, bool] = defaultdict(bool)
+        self._names: set[str] = set()
+        """Of the modules of watched models, and of these themselves."""
+        self._roots: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+        """Module → the names of the models that it is in."""
         self._moment = -1
         self._met: set[str] = set()
         self._missed: set[str] = set()
@@ -93,44 +95,47 @@ class DumpReader(Reader):
     def folder(self) -> Path | None:
         return self._scratch.path if self._needs_files else None
 
-    def wants(self, operator: str, module: str, number: int) -> int:
-        is_meant = (
-            self._is_marked(module) if self.settings.marked else not self.settings.layers or self._is_meant(operator, module)
-        )
+    def wants(self, operator: str, module: str, number: int, place: int) -> int:
+        inside = modules.module_at(place)
+        if self.settings.marked:
+            is_meant = inside in _marked
+            self._met.update([SET_DUMP] * is_meant)
+        else:
+            is_meant = not self.settings.layers or self._is_meant(operator, module, inside)
         return self._layout.meet(number) if is_meant else 0
 
-    def _is_meant(self, operator: str, module: str) -> bool:
+    def _is_meant(self, operator: str, module: str, inside: nn.Module | None) -> bool:
+        self._look_at_models()
         kind = operator.rpartition("::")[2]
+        roots = self._roots.get(inside, set()) if inside is not None else set()
         around = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
         around += [name.replace(".", "/") for name in around]
-        names = {f"{module}/{kind}" if module else kind, *around, kind, operator}
+        names = {f"{name}/{kind}" for name in (roots if module in roots else (module,))} if module else {kind}
+        names |= {*around, kind, operator}
         found = [
             layer
             for layer in self.settings.layers
-            if (layer in around if self._is_module(layer) else _is_meant(layer, names, kind))
+            if (layer in (*around, *roots) if self._is_module(layer) else _is_meant(layer, names, kind))
         ]
         self._met.update(found)
-        self._missed.update(names - {""})
+        self._missed.update(names, roots)
         return bool(found)
 
     def _is_module(self, layer: str) -> bool:
         """Of a watched model: such a name means the module alone."""
-        return layer.replace("/", ".") in self._paths()
+        return not self._names.isdisjoint((layer, layer.replace("/", ".")))
 
-    def _is_marked(self, module: str) -> bool:
-        is_marked = self._paths().get(module, False)
-        self._met.update([SET_DUMP] * is_marked)
-        return is_marked
-
-    def _paths(self) -> Mapping[str, bool]:
-        """Those of the modules of watched models → whether :func:`set_dump` has marked one there."""
-        if (moment := watched.now()) != self._moment:
-            self._moment = moment
-            self._modules = defaultdict(bool)
-            for model in watched.models():
-                for path, module in models.paths_of(model):
-                    self._modules[path or scope_names.of_root(type(model).__name__)] |= module in _marked
-        return self._modules
+    def _look_at_models(self) -> None:
+        """At the modules of watched models, and what the model around each is called: by its class, unless a module has that path."""
+        if (moment := watched.now()) == self._moment:
+            return
+        found = [(model, path, module) for model in watched.models() for path, module in models.paths_of(model)]
+        paths = {path for _, path, _ in found}
+        roots: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+        for model, _, module in found:
+            name = type(model).__name__
+            roots[module] = roots.get(module, set()) | ({name, scope_names.of_root(name)} - paths)
+        self._roots, self._names, self._moment = roots, paths.union(*roots.values()), moment
 
     def begin(self) -> None:
         self._moment = -1
@@ -158,8 +163,7 @@ class DumpReader(Reader):
             )
         for layer in self.settings.layers:
             if self._missed and layer not in self._met:
-                near = nearest(layer, sorted(self._missed))
-                hint = f"; did you mean {near}?" if near else ""
+                hint = did_you_mean(layer, sorted(self._missed))
                 notices.tell("dump_layer", layer, f"dump_layer: no operator or module is called {layer!r}{hint}")
 
 

@@ -6,6 +6,7 @@ import itertools
 import sys
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import unwrap
@@ -61,9 +62,33 @@ class _Hooks(Hooks):
     def call(self, path: str, module: nn.Module) -> None:
         """From now on by this path, "": it is the model itself."""
         self.path = path
-        self.module = core.load().c.msctx_text(path or scope_names.of_root(type(module).__name__))
+        self.module = _place_of(path or scope_names.of_root(type(module).__name__), module)
         self.name = f"{path}.{type(module).__name__}"
         scope_names.meet(path, module)
+
+
+_places: defaultdict[str, list[int]] = defaultdict(list)
+"""Path → those in the library that stand for it, each for one module: another model may have the same paths."""
+_modules: dict[int, weakref.ref[nn.Module]] = {}
+
+
+def _place_of(path: str, module: nn.Module) -> int:
+    """That of a module that is gone is taken again."""
+    places = _places[path]
+    mine = [place for place in places if _modules[place]() is module] or [
+        place for place in places if _modules[place]() is None
+    ]
+    if not mine:
+        mine = [core.load().c.msctx_module(path)]
+        places += mine
+    _modules[mine[0]] = weakref.ref(module)
+    return mine[0]
+
+
+def module_at(place: int) -> nn.Module | None:
+    """The module for which an operator counts; None: none, or it is gone."""
+    found = _modules.get(place)
+    return None if found is None else found()
 
 
 def _enter(hooks: _Hooks, module: nn.Module, args: Any) -> None:

@@ -129,13 +129,15 @@ class LayersKind(TextKind):
 
 
 _EXPRESSION = "name-regex("
+_NAMED = re.compile(r"\S+( \(root\)(/\S+|(?!\S)))?")
+"""``Net (root)``, as reports call a model itself, is one name."""
 
 
 def layers_in(text: str) -> list[str]:
     """The names and expressions of dump_layer. An expression, which may hold blanks, is as short as it can be."""
     found = []
     while text := text.strip():
-        ends = [len(text.split(None, 1)[0])]
+        ends = [match.end() for match in [_NAMED.match(text)] if match]
         if expression_in(text) is not None:
             ends = [match.end() for match in re.finditer(r"\)(?!\S)", text)] or [len(text)]
         end = next((end for end in ends if not _fault(text[:end])), ends[0])

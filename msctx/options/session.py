@@ -140,7 +140,7 @@ OPTIONS = (
         help="What a dump holds."),
     session_option("dump_layer", DumpLayer, example="net/conv1 net/fc",
         ge="ge.exec.dumpLayer",
-        help="The modules or operators whose data are dumped, by name; unset: all of them."),
+        help="The modules or operators whose data are dumped, by name, a model itself by its class; unset: all of them."),
     session_option("quant_dumpable", TextFlag, default="0", example="1", ge="ge.quant_dumpable",
         help='"1" keeps what goes into a quantisation as a tensor of its own, so that it can be dumped, instead of letting '
              "fusion remove it."),

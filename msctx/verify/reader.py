@@ -37,7 +37,7 @@ class StepReader(Reader):
     def _is_here(self) -> bool:
         return os.getpid() == self._process
 
-    def wants(self, operator: str, module: str, number: int) -> int:
+    def wants(self, operator: str, module: str, number: int, place: int) -> int:
         return ASK_AGAIN | self._chosen(operator, module)
 
     def _chosen(self, operator: str, module: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import hashlib
 import json
 import math
@@ -227,6 +228,55 @@ class Normed(nn.Module):
 def test_a_name_of_a_module_is_none_of_types(layers: str, expected: set[str], tmp_path: Path) -> None:
     dumped(tmp_path, Normed(), dump_layer=layers)
     assert kinds(tmp_path) - {"add"} == expected
+
+
+class Outer(nn.Module):
+    """What it calls itself is no module's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Normed()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x).exp()
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("Outer", {"addmm", "native_layer_norm", "exp"}),
+        ("Outer (root)", {"addmm", "native_layer_norm", "exp"}),
+        (["Outer (root)", "cos"], {"addmm", "native_layer_norm", "exp", "cos"}),
+        ("Outer/exp", {"exp"}),
+        ("Outer (root)/exp cos", {"exp", "cos"}),
+        ("name-regex(^Outer/)", {"exp"}),
+    ],
+)
+def test_a_model_itself_has_the_name_of_its_class(layers: Any, expected: set[str], tmp_path: Path) -> None:
+    """It alone, with all that is in it, not another model with the same paths."""
+    net, other = Outer(), nn.ModuleDict({"block": Normed()})
+    with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": layers}).watch(net) as ctx:
+        ctx.watch(other)
+        net(torch.ones(1, 4)).cos()
+        other["block"](torch.ones(1, 4)).sin()
+    assert kinds(tmp_path) == expected
+    assert sum(path.name.startswith("addmm") for path in tmp_path.rglob("*.npy")) == ("addmm" in expected)
+
+
+def test_a_module_wins_over_a_model_of_its_name(tmp_path: Path) -> None:
+    net = nn.Sequential()
+    net.add_module("Sequential", nn.ReLU())
+    net.add_module("other", nn.Tanh())
+    for layers, expected in (("Sequential", {"relu"}), ("Sequential (root)", {"relu", "tanh"})):
+        options = {"enable_dump": True, "dump_path": str(tmp_path / layers), "dump_layer": layers}
+        with msctx.context(session=options).watch(net):
+            net(torch.ones(1, 4))
+        assert kinds(tmp_path / layers) == expected
+
+
+def test_a_name_that_is_nearly_that_of_a_model_is_reported_with_it(tmp_path: Path) -> None:
+    with pytest.warns(MsctxWarning, match=r"no operator or module is called 'Outr'; did you mean Outer\?"):
+        dumped(tmp_path, Outer(), dump_layer="Outr")
 
 
 def test_what_msprobes_layout_computes_itself_is_not_dumped(tmp_path: Path) -> None:
@@ -480,6 +530,30 @@ def test_modules_that_are_marked_are_dumped_forward_and_backward(tmp_path: Path)
     assert {"second-Linear_addmm", "exp", "mul"} <= found
     assert not found & (FIRST | TANH)
     assert "sum" not in found, "the program's own"
+
+
+def test_a_model_with_the_same_paths_is_not_marked(tmp_path: Path) -> None:
+    """In no pass, and not when it is watched in the place of another one."""
+    net, other = Two(), Two()
+    msctx.set_dump(net.first[0])
+    with msctx.context(dump_config=of_file(tmp_path, dump_mode=2, input_output=2)).watch(net) as ctx:
+        ctx.watch(other)
+        for one in (other, net):
+            one(torch.full((1, 4), 2.0)).sum().backward()
+        net.second(torch.ones(1, 4)).cos()
+    assert sorted(path.name.partition(".")[0] for path in tmp_path.rglob("*.npy")) == ["addmm", "mm", "sum"]
+    (found,) = tmp_path.rglob("addmm.*.npy")
+    assert np.array_equal(np.load(found), net.first[0](torch.full((1, 4), 2.0)).detach().numpy())
+
+
+def test_a_model_in_the_place_of_one_that_is_gone_is_not_marked(tmp_path: Path) -> None:
+    net = Two()
+    msctx.set_dump(net)
+    assert marked(tmp_path / "a", net)
+    del net
+    gc.collect()
+    with pytest.warns(MsctxWarning, match="nothing was"):
+        assert marked(tmp_path / "b", Two()) == set()
 
 
 def test_where_nothing_is_marked_a_warning_tells_so(tmp_path: Path) -> None:
