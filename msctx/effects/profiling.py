@@ -27,8 +27,11 @@ def profiling_mode(want: Want) -> Outcome:
 def profiling_options(want: Want) -> Outcome:
     if want.other("profiling_mode") is False:  # as in a scope that pauses the one around it
         return Outcome("inert", {}, "profiling_mode is off", expected=True)
-    part = "part of profiling_mode=True"
-    return approximated({}, f"{part}; {NO_COUNTERS}") if "aic_metrics" in (want.content or {}) else honoured(reason=part)
+    part, asked = "part of profiling_mode=True", want.content or {}
+    left = [NO_COUNTERS] * ("aic_metrics" in asked)
+    if not _recorder(asked)["steps"] and (asked.get("fp_point") or asked.get("bp_point")):
+        left.append("fp_point and bp_point have no effect without training_trace")
+    return approximated({}, "; ".join([part, *left])) if left else honoured(reason=part)
 
 
 def _asked(want: Want) -> Mapping[str, str]:

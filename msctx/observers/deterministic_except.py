@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ctypes import py_object
 from fnmatch import fnmatchcase
 
-from msctx.native import core
+import torch
+
+from msctx import notices
+from msctx.errors import did_you_mean
+from msctx.memory import watched
+from msctx.native import core, models
 from msctx.observers import collector
 from msctx.observers.collector import RECENT, Reader
 from msctx.options.observation import DeterministicExcept
+
+OPTION = "deterministic_except"
 
 
 class ExceptReader(Reader):
@@ -19,23 +26,63 @@ class ExceptReader(Reader):
 
     def __init__(self, settings: DeterministicExcept) -> None:
         self.settings = settings
+        self._unmet = {*settings.names}
 
     @property
     def asked(self) -> Mapping[str, int]:
         return {}
+
+    def end_step(self) -> None:
+        self._tell_unknown()
 
     def begin(self) -> None:
         core.load().c.msctx_deterministic_except(py_object(_decide))
 
     def pause(self) -> None:
         core.load().c.msctx_deterministic_except(py_object())
+        self._tell_unknown()
 
     def is_excepted(self, operator: str, module: str) -> bool:
         """An operator by its name, of all its variants; a module with all that is in it."""
-        kind = operator.rpartition("::")[2].removesuffix("_")
-        names = (operator, kind, kind.removesuffix("_backward"))
         inside = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
-        return any(fnmatchcase(name, pattern) for pattern in self.settings.names for name in (*names, *inside))
+        names = (*_names_of(operator), *inside)
+        found = [pattern for pattern in self.settings.names if _means_any(pattern, names)]
+        self._unmet.difference_update(found)
+        return bool(found)
+
+    def _tell_unknown(self) -> None:
+        """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
+        paths = (
+            {path for model in watched.models() for path, _ in models.paths_of(model)} if self._unmet - _operators else set()
+        )
+        left = [pattern for pattern in self._unmet - _operators if not _means_any(pattern, paths)]
+        names = (
+            {n for operator in torch._C._dispatch_get_all_op_names() for n in _names_of(operator.partition(".")[0])}
+            if left
+            else ()
+        )
+        _operators.update(pattern for pattern in left if _means_any(pattern, names))
+        for pattern in sorted({*left} - _operators):
+            text = (
+                f"no operator, and no module of a watched model, is called {pattern!r}{did_you_mean(pattern, (*names, *paths))}"
+            )
+            notices.tell(OPTION, pattern, f"{OPTION}: {text}")
+        self._unmet.clear()
+
+
+_operators: set[str] = set()
+"""Names and patterns of operators that there are."""
+
+
+def _means_any(pattern: str, names: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _names_of(operator: str) -> tuple[str, ...]:
+    """``aten::index_add_``: that, ``index_add_``, ``index_add``."""
+    name = operator.rpartition("::")[2]
+    kind = name.removesuffix("_")
+    return operator, name, kind, kind.removesuffix("_backward")
 
 
 def _decide(operator: str, module: str) -> int:

@@ -29,7 +29,7 @@ class Print:
         None.
 
     Raises:
-        TypeError: a value is none of these; nothing is printed.
+        TypeError: a value is none of these, or a tensor on the meta device, which has no values; nothing is printed.
 
     Source: ``mindspore.ops.Print``.
     """
@@ -74,6 +74,8 @@ def _tensor(value: Any) -> torch.Tensor:
             f"Print: a tensor of layout {value.layout} and dtype {value.dtype} cannot be printed; allowed: dense tensors of "
             f"{', '.join(str(dtype).removeprefix('torch.') for dtype in NAMES)}; convert it first"
         )
+    if value.is_meta:
+        raise TypeError("Print: a tensor on the meta device has no values to print")
     return value.detach()
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import _C
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from msctx.errors import ScopeError
+from msctx.errors import ScopeError, did_you_mean
 from msctx.notices import tell
 from msctx.observers import files, folder, ranges, step_table, steps
 from msctx.observers.module_ranges import ModuleRanges
@@ -44,6 +44,10 @@ class _Recording:
         self._profile: profile | None = None
         self._first = self._recorded = self._not_before = 0
         self._is_over = self._is_busy = self._was_tried = False
+        self._points = {key: options[key] for key in ("fp_point", "bp_point") if options[key]}
+        """Those that no part has had so far."""
+        self._names: set[str] = set()
+        """Of the operators and ranges of the last part."""
         self._counting = steps.counting(self._end_step)
         self._modules = None if options["modules"] is None else ModuleRanges(classes=options["modules"])
 
@@ -68,6 +72,9 @@ class _Recording:
         ranges.forget(self)
         if not self._was_tried:
             _warn("nothing was recorded: ranges of record_function that began under another profile were open throughout")
+        for key, point in self._points.items() if self._names else ():
+            text = f"profiling_options: no operator or range is called {point!r} ({key}){did_you_mean(point, self._names)}"
+            tell("profiling_options", text, text)
 
     def abandon(self) -> None:
         """In a child that was forked: its parent writes."""
@@ -177,6 +184,8 @@ class _Recording:
 
         files.create(self._folder / f"{stem}.pt.trace.json", fill)
         (trace,) = read
+        self._points = {key: point for key, point in self._points.items() if point in trace.unmatched}
+        self._names = trace.names
         if not trace.was_cut:
             self._not_before = 0
         notes = [f"No operator or range is called {name} (fp_point, bp_point)." for name in trace.unmatched]

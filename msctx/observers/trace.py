@@ -75,6 +75,7 @@ class Trace:
         self.steps = self._bounded(nested, first, full) if options["steps"] else [_whole(host)]
         self.was_cut = any(event.get("args", {}).get("finished") is False for event in host)
         """Whether a range was open at the end."""
+        self.names = {event["name"] for event in host}
         self.unmatched = [p for p in (options["fp_point"], options["bp_point"]) if p and not any(_is(e, p) for e in host)]
         self._place(nested)
         self.steps = [step for step in self.steps if step.operators]

@@ -54,6 +54,14 @@ def test_a_key_that_is_left_out_is_off(options: dict[str, str], changed: dict[st
     assert recorder(**options) == NOTHING | changed
 
 
+def test_points_without_steps_are_in_the_plan() -> None:
+    for trace, status in (("on", "honoured"), ("off", "approximated")):
+        content = json.dumps({"training_trace": trace, "task_trace": "l0", "fp_point": "aten::relu"})
+        row = rows({MODE: True, OPTIONS: content}, on="cpu")[OPTIONS]
+        assert row.status == status
+        assert ("no effect without training_trace" in row.reason) == (trace == "off")
+
+
 def test_counters_of_an_npu_are_left_out() -> None:
     for device in DEVICES:
         row = rows({MODE: True, OPTIONS: '{"aic_metrics": "Memory"}'}, on=device)[OPTIONS]

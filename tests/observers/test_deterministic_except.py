@@ -31,6 +31,11 @@ def shows(x: torch.Tensor) -> torch.Tensor:
     return torch.full_like(x, float(torch.are_deterministic_algorithms_enabled()))
 
 
+@torch.library.custom_op("test_deterministic_except::shows_", mutates_args=("x",))
+def shows_(x: torch.Tensor) -> None:
+    x.fill_(float(torch.are_deterministic_algorithms_enabled()))
+
+
 class Shows(torch.autograd.Function):
     """Both passes show whether deterministic mode is on."""
 
@@ -87,6 +92,52 @@ def test_the_backward_pass_remembers_what_the_forward_pass_left_out() -> None:
         (left_out + kept).backward()
     assert (float(left_out), float(kept)) == (0, 1)
     assert (float(x.grad), float(y.grad)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("max_unpol2d", "; did you mean max_unpool2d?"), ("nothing*", ""), ("blok.0", "; did you mean block.0?")]
+)
+def test_a_name_that_nothing_has_is_reported(name: str, hint: str) -> None:
+    net = nn.ModuleDict({"block": nn.Sequential(nn.Identity())})
+    with pytest.warns(msctx.MsctxWarning) as found, under(f"gather {name} block.0").watch(net):
+        torch.ones(1).exp()
+    told = f"deterministic_except: no operator, and no module of a watched model, is called {name!r}{hint}"
+    assert [str(one.message) for one in found] == [told]
+
+
+def test_a_name_that_nothing_has_is_reported_when_a_step_ends() -> None:
+    """What set_context sets is never left."""
+    msctx.set_context(deterministic="ON", deterministic_except="exq")
+    try:
+        with pytest.warns(msctx.MsctxWarning, match="is called 'exq'"):
+            msctx.step()
+    finally:
+        msctx.reset_context()
+
+
+@pytest.mark.parametrize("names", ["max_unpool2d", "index_add_", "index_add", "aten::index_add_", "max_un* 0", "*.in", "shows"])
+def test_a_name_that_does_not_run_is_none_that_nothing_has(names: str, recwarn: pytest.WarningsRecorder) -> None:
+    net = nn.Sequential(nn.ModuleDict({"in": nn.Identity()}))
+    for _ in range(2):
+        with under(names).watch(net):
+            torch.ones(1).exp()
+    assert not [str(one.message) for one in recwarn if issubclass(one.category, msctx.MsctxWarning)]
+
+
+def test_a_module_of_a_model_that_is_not_watched_here_is_reported() -> None:
+    net = nn.ModuleDict({"elsewhere": nn.Identity()})
+    with msctx.context(seed=0).watch(net):
+        pass
+    with pytest.warns(msctx.MsctxWarning, match="no module of a watched model, is called 'elsewhere'"), under("elsewhere"):
+        net["elsewhere"](torch.ones(1))
+
+
+@pytest.mark.parametrize("name", ["shows_", "shows", "test_deterministic_except::shows_"])
+def test_an_operator_in_place_goes_by_both_names(name: str) -> None:
+    x = torch.ones(1)
+    with under(name):
+        shows_(x)
+    assert float(x) == 0
 
 
 def test_an_inner_scope_takes_it_back() -> None:

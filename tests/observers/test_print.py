@@ -240,6 +240,12 @@ def test_what_cannot_be_printed_raises_and_writes_nothing(tmp_path: Path, value:
     assert not (tmp_path / "p").exists()
 
 
+def test_a_tensor_without_values_raises_and_writes_nothing(tmp_path: Path) -> None:
+    with msctx.context(print_file_path=tmp_path / "p"), pytest.raises(TypeError, match="meta device has no values"):
+        PRINT("x", torch.ones(2, device="meta"))
+    assert not (tmp_path / "p").exists()
+
+
 # --- inside torch -----------------------------------------------------------------------------------------------------
 
 

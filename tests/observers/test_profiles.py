@@ -162,9 +162,22 @@ def test_points_bound_forward_and_backward(tmp_path: Path) -> None:
 
 
 def test_a_point_that_nothing_is_called_is_named(tmp_path: Path) -> None:
-    trained(tmp_path, 1, fp_point="conv9")
+    told = r"profiling_options: no operator or range is called 'aten::rellu' \(fp_point\); did you mean aten::relu\?"
+    with pytest.warns(msctx.MsctxWarning, match=told):
+        trained(tmp_path, 1, fp_point="aten::rellu", bp_point="ReluBackward0")
     (text,) = tmp_path.glob("*.steps.txt")
-    assert "called conv9" in text.read_text()
+    assert "called aten::rellu" in text.read_text()
+
+
+def test_a_point_of_some_parts_is_not_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(profiling, "STEPS_PER_PART", 1)
+    with msctx.context(**asked(tmp_path, fp_point="aten::cos")):
+        for run in (torch.sin, torch.cos, torch.sin, torch.sin):
+            run(torch.ones(1))
+            msctx.step()
+    assert not [str(one.message) for one in recwarn if "is called" in str(one.message)]
 
 
 def test_what_is_off_is_not_there(tmp_path: Path) -> None:
