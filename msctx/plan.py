@@ -38,6 +38,8 @@ class Row:
     """The spelling of the setting that took its place."""
     shadowed: bool = False
     """That is as whoever set it, or the winner, meant it: no warning."""
+    is_error: bool = False
+    """It is refused, and a plan with it cannot be entered."""
 
     def __str__(self) -> str:
         return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
@@ -205,9 +207,11 @@ def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
         if outcome is None:
             silent.add(setting.option.name)
             continue
-        if outcome.status != "inert" and (obstacle := rules.obstacle(setting, acting)):
-            outcome = Outcome(obstacle[0], {}, obstacle[1])
-        yield _row(setting, device, outcome, shadowed=outcome.expected)
+        is_error = False
+        if outcome.status != "inert" and (obstacle := rules.obstacle(setting, acting, device)):
+            is_error = obstacle[0] == "error"
+            outcome = Outcome("refused" if is_error else obstacle[0], {}, obstacle[1])
+        yield _row(setting, device, outcome, shadowed=outcome.expected, is_error=is_error)
     for setting, winner, expected in settings.overridden(device):
         if winner.option.name in silent:
             continue
@@ -215,7 +219,9 @@ def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
         yield _row(setting, device, Outcome("inert", {}, reason), winner.spelling, shadowed=expected)
 
 
-def _row(setting: Setting, device: str, outcome: Outcome, winner: str = "", *, shadowed: bool = False) -> Row:
+def _row(
+    setting: Setting, device: str, outcome: Outcome, winner: str = "", *, shadowed: bool = False, is_error: bool = False
+) -> Row:
     return Row(
         option=setting.option.name,
         device=device,
@@ -227,6 +233,7 @@ def _row(setting: Setting, device: str, outcome: Outcome, winner: str = "", *, s
         spelling=setting.spelling,
         winner=winner,
         shadowed=shadowed,
+        is_error=is_error,
     )
 
 

@@ -115,6 +115,10 @@ def refuse(plan: Plan) -> None:
     if plan.missing:
         words = {device: word for word, device in planning.TARGETS.items()}
         raise DeviceError.missing(plan.target or "", [words[d] for d in devices.here()])
+    if wrong := [row for row in plan.failing if row.is_error]:
+        raise OptionError(
+            [Diagnostic(row.spelling, row.reason, row.origin, suggestion=f"set it, or leave {row.option} out") for row in wrong]
+        )
     if plan.strict and plan.failing:
         raise StrictError.of([str(row) for row in plan.failing])
     if plan.unserved:

@@ -89,7 +89,7 @@ class Want:
     def in_force(self, name: str) -> Setting | None:
         """The setting of an option that has a meaning on this device, unless another one rules it out."""
         setting = self._acting(name)
-        return None if setting is None or rules.obstacle(setting, self._acting) else setting
+        return None if setting is None or rules.obstacle(setting, self._acting, self.device) else setting
 
     def _acting(self, name: str) -> Setting | None:
         found = self.settings.get(name, self.device)

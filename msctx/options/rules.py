@@ -76,12 +76,13 @@ class Excludes:
 
 @dataclass(frozen=True)
 class Needs:
-    """*option* needs one of *others*. Without it: ``refused``, where the source reports an error; ``inert``, where the option
-    merely has no effect."""
+    """*option* needs one of *others*. Without it: ``refused``, where the source reports an error; ``error``, where it is one here,
+    too; ``inert``, where the option merely has no effect."""
 
     option: When
     others: tuple[When, ...]
     status: str = "refused"
+    devices: tuple[str, ...] = DEVICES
 
     @property
     def others_text(self) -> str:
@@ -119,6 +120,11 @@ DUMPS_BY_FILE = When(
         c.get("common_dump_settings", {}).get("op_debug_mode", 0) == 0 and c.get("e2e_dump_settings", {}).get("enable", True)
     ),
     words="with op_debug_mode 0",
+)
+KEEPS_SOURCES = When(
+    "op_debug_config",
+    test=lambda c: not {"dump_cce", "dump_loc"}.isdisjoint(c.get("op_debug_config", ())),
+    words="with dump_cce or dump_loc",
 )
 WITHOUT_LIST = When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list")
 SAME_BITS = (
@@ -183,8 +189,8 @@ EXCLUDES = (
 )
 
 NEEDS = (
-    Needs(When("session.enable_dump"), (When("dump_path"),)),
-    Needs(When("enable_dump_debug"), (When("dump_path"),)),
+    Needs(When("session.enable_dump"), (When("dump_path"),), "error"),
+    Needs(When("enable_dump_debug"), (When("dump_path"),), "error"),
     Needs(When("input_shape"), (When("dynamic_dims"),)),
     Needs(When("input_shape"), (When("dynamic_node_type", (0, 1)),)),
     Needs(When("dynamic_dims"), (When("input_shape"),)),
@@ -201,6 +207,7 @@ NEEDS = (
         Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
         for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")
     ),
+    Needs(When("debug_dir"), (KEEPS_SOURCES,), "inert", devices=("cpu", "cuda")),
     *(
         Needs(When(name), (When("session.enable_dump", TRUE), DUMPS_BY_FILE), "inert")
         for name in ("dump_format", "quant_dumpable")
@@ -346,12 +353,16 @@ def _meet(a: Setting, b: Setting) -> bool:
     return a.device is None or b.device is None or a.device == b.device
 
 
-def obstacle(setting: Setting, get: Callable[[str], Setting | None]) -> tuple[str, str] | None:
-    """What keeps an option from acting beside the others in force: (status, reason), or ``None``."""
+def obstacle(setting: Setting, get: Callable[[str], Setting | None], device: str) -> tuple[str, str] | None:
+    """What keeps an option from acting on a device beside the others in force: (status, reason), or ``None``."""
     *_, needs, forbids = _involving(setting.option.name)
     for need in needs:
-        if need.option.holds(setting) and not any(other.holds(get(other.name)) for other in need.others):
-            words = "it needs" if need.status == "refused" else "it has no effect without"
+        if (
+            device in need.devices
+            and need.option.holds(setting)
+            and not any(other.holds(get(other.name)) for other in need.others)
+        ):
+            words = "it has no effect without" if need.status == "inert" else "it needs"
             return need.status, f"{words} {need.others_text}"
     for rule in forbids:
         if rule.option.holds(setting) and rule.other.holds(get(rule.other.name)):
@@ -373,7 +384,8 @@ def sentences(name: str) -> list[str]:
             found.append(f"{e.first} and {e.second}: {e.why}")
     for n in NEEDS:
         if name in (n.option.name, *(other.name for other in n.others)):
-            found.append(f"{n.option} {'needs' if n.status == 'refused' else 'has no effect without'} {n.others_text}")
+            where = "" if n.devices == DEVICES else f" on {' and '.join(n.devices)}"
+            found.append(f"{n.option} {'has no effect without' if n.status == 'inert' else 'needs'} {n.others_text}{where}")
     for f in FORBIDS:
         if name in (f.option.name, f.other.name):
             found.append(f"{f.option} is {f.status} with {f.other}: {f.why}")

@@ -243,7 +243,7 @@ OPTIONS = (
              "stream_sync_timeout, which is in milliseconds."),
     session_option("op_wait_timeout", Int(1), default=120, example=60, ge="ge.exec.opWaitTimeout", waits_for=SESSIONS,
         help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error."),
-    session_option("op_execute_timeout", Int(1), example=90, ge="ge.exec.opExecuteTimeout",
+    session_option("op_execute_timeout", Int(1, 2**32 - 1), example=90, ge="ge.exec.opExecuteTimeout",
         help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit "
              "holds."),
     session_option("stream_sync_timeout", Int(-1, zero=False), default=-1, example=900000, ge="stream_sync_timeout",
@@ -262,7 +262,8 @@ OPTIONS = (
             0: "nothing is kept", 1: "sources and their mapping to operators",
             2: "as 1, built with symbols and without optimisation", 3: "binaries and their descriptions",
             4: "binaries, descriptions, sources and what was fused",
-        }), example=1, ge="ge.opDebugLevel", waits_for=ASCEND,
+        }), example=1, ge="ge.opDebugLevel", waits_for=f"{ASCEND}, which brings it to every device; until then nothing is kept: "
+            "op_debug_config keeps sources (dump_cce, dump_loc) and builds with symbols (ccec_O0, ccec_g)",
         help="What is kept of generated kernels, in debug_dir. Deprecated in favour of op_debug_config."),
     session_option("enable_data_pre_proc", Bool, default=False, example=True, waits_for=WATCHED,
         help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. "

@@ -74,6 +74,12 @@ def test_both_options_of_kept_sources_come_to_one_value(device: str, tmp_path: P
     assert {*found} == {"dump_cce in kept"}
     alone = rows({"debug_dir": "kept"}, on=device)["debug_dir"]
     assert alone.assignments == ({"torch.npu.debug_dir": "kept"} if device == "ascend" else {})
+    assert alone.status == ("honoured" if device == "ascend" else "inert")
+    beside = rows({"debug_dir": "kept", "op_debug_config": config(tmp_path, "oom")}, on="cpu")["debug_dir"]
+    assert (beside.status, beside.reason) == (
+        "inert",
+        "it has no effect without op_debug_config with dump_cce or dump_loc",
+    )
 
 
 def test_a_config_inside_replaces_the_one_around(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ LIMITS = [
     ("max_device_memory", ["0.5GB", "1024GB"], ["0GB", "-1GB"]),
     ("variable_memory_max_size", ["31GB"], ["31.5GB", "32GB"]),
     ("mempool_block_size", ["1GB"], ["0.9GB", "1023MB"]),
-    ("op_timeout", [0, 900], [-1]),
+    ("op_timeout", [0, 900, 2**32 - 1], [-1, 2**32]),
     ("save_graphs", [0, 3], [-1, 4]),
     ("max_call_depth", [1], [0, -1]),
     ("inter_op_parallel_num", [0, 1], [-1]),

@@ -259,7 +259,7 @@ def test_a_forbidden_pair_is_an_error(one: dict[str, Any], other: dict[str, Any]
 def sample(when: rules.When, oom: str) -> Any:
     """A value with which a condition holds."""
     option = OPTIONS[when.name]
-    candidates = [*when.values, oom if when.name == "op_debug_config" else example(option), 2, 5, 600, 1000]
+    candidates = [*when.values, *[oom] * (when.name == "op_debug_config"), example(option), 2, 5, 600, 1000]
     for value in candidates:
         with suppress(OptionError):
             if when.holds(make_layer({when.name: value}, "test").settings[when.name]):
@@ -267,10 +267,14 @@ def sample(when: rules.When, oom: str) -> Any:
     raise AssertionError(f"no value for {when}")
 
 
+NEEDED = {name: {"dump_path": "."} for name in ("session.enable_dump", "enable_dump_debug")}
+"""What is an error without something else."""
+
+
 @pytest.mark.parametrize("rule", rules.EXCLUDES, ids=[" ".join(names_of(rule)) for rule in rules.EXCLUDES])
 def test_a_forbidden_pair_is_an_error_in_two_calls_too(rule: rules.Excludes, oom: str) -> None:
-    one, other = {rule.first.name: sample(rule.first, oom)}, {rule.second.name: sample(rule.second, oom)}
-    if rule.test is not None and not rule.test(*one.values(), *other.values()):
+    one, other = ({**NEEDED.get(when.name, {}), when.name: sample(when, oom)} for when in (rule.first, rule.second))
+    if rule.test is not None and not rule.test(one[rule.first.name], other[rule.second.name]):
         one, other = {"hccl_timeout": 600}, {"stream_sync_timeout": 1000}
     for first, second in ((one, other), (other, one)):
         try:
@@ -288,16 +292,17 @@ def test_every_need_is_checked(rule: rules.Needs, oom: str) -> None:
     name = rule.option.name
     device = OPTIONS[name].devices[0]
     alone = {name: sample(rule.option, oom)}
-    assert row(alone, name, device).status == rule.status
+    found = row(alone, name, device)
+    assert (found.status, found.is_error) == (("refused", True) if rule.status == "error" else (rule.status, False))
     get = {s.option.name: s for s in make_layer(alone, "test").settings.values()}
     for need in rules.NEEDS:
         if need.option.name == name:  # the first need is told; each on its own must be seen
-            assert rules.obstacle(get[name], lambda n, met=rule: get.get(n)) is not None
+            assert rules.obstacle(get[name], lambda n, met=rule: get.get(n), device) is not None
     met = {w.name: sample(w, oom) for w in rule.others[:1]}
     both = {s.option.name: s for s in make_layer({**alone, **met}, "test").settings.values()}
-    told = rules.obstacle(both[name], both.get)
+    told = rules.obstacle(both[name], both.get, device)
     assert told is None or rule.others_text not in told[1]
-    without = rules.obstacle(get[name], lambda n: None if n in met else both.get(n))
+    without = rules.obstacle(get[name], lambda n: None if n in met else both.get(n), device)
     assert without is not None
 
 
@@ -439,6 +444,20 @@ def test_a_requirement_may_come_from_an_outer_scope(tmp_path: Path) -> None:
             assert found.status == "approximated"
     finally:
         msctx.reset_context()
+
+
+@pytest.mark.parametrize("name", ["enable_dump", "enable_dump_debug"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_dump_without_a_folder_is_an_error_before_anything_changes(name: str, strict: bool) -> None:
+    asked = {"session": {name: True, "op_execute_timeout": 100}, "strict": strict}
+    told = rf"session\.{name}: it needs dump_path; set it, or leave .*{name} out"
+    before = msctx.state()
+    with pytest.raises(OptionError, match=told):
+        msctx.context(**asked).__enter__()
+    with pytest.raises(OptionError, match=told):
+        msctx.set_context(**asked)
+    assert msctx.state() == before
+    assert not msctx.get_context()
 
 
 def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> None:

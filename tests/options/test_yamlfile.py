@@ -432,7 +432,7 @@ winograd, winograd_nonfused, reference
 digits.yaml:7:15  op_timeout: '12:30' is not a whole number
     7 |   op_timeout: 12:30
       |               ^^^^^ YAML 1.1 would read this as a base-60 number; write plain digits
-      allowed: a whole number, 0 or more
+      allowed: a whole number from 0 to 4294967295
 digits.yaml:8:12  session: needs a dictionary of options
     8 |   session: 5
       |            ^
