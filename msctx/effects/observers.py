@@ -16,7 +16,7 @@ COPIED = "each tensor is copied to the host, which waits for the device; not for
 
 
 def dump(want: Want) -> Dump | None:
-    """What all options of a dump come to together."""
+    """The dump that all its options together ask for."""
     if not want.other("session.enable_dump") or not want.other("dump_path"):
         return None
     return Dump(
@@ -65,14 +65,14 @@ def dump_path(want: Want) -> Outcome:
 SIDES = ("all", "input", "output")
 DATA = {"tensor": "tensor", "statistic": "stats", "full": "full"}
 LEFT_OUT = {
-    "sample_mode": "tensors are not sampled",
-    "stat_calc_mode": "statistics are computed where the tensor is",
+    "sample_mode": "sample_mode is ignored: tensors are dumped whole",
+    "stat_calc_mode": "stat_calc_mode is ignored: statistics are computed on the host",
 }
 """Keys without effect here."""
 OF_MINDSPORE = {
     "net_name": "msProbe's layout has no place for net_name",
     "save_kernel_args": "msProbe's layout has no place for save_kernel_args",
-    "statistic_category": "msProbe's layout has Max, Min, Mean and Norm always, and of statistic_category md5 alone, as its CRC-32",
+    "statistic_category": "msProbe's layout always has Max, Min, Mean and Norm; of statistic_category it takes only md5, as a CRC-32",
 }
 """Keys that have no effect, or another one, in msProbe's layout."""
 STATISTICS = ("max", "min", "l2norm")
@@ -108,9 +108,9 @@ def dump_config(want: Want) -> Outcome:
     outcome = _seen(want, {"observers.dump": found})
     left = [why for key, why in LEFT_OUT.items() if (given | more).get(key) not in (None, 0, False, "host", [])]
     if given.get("kernels") and given.get("dump_mode", 0) != 1:
-        left.append("kernels counts with dump_mode 1 alone")
+        left.append("kernels applies only with dump_mode 1")
     if given.get("statistic_category") and found.data == "tensor" and found.layout == "mindspore":
-        left.append("statistic_category counts with saved_data statistic or full alone")
+        left.append("statistic_category applies only with saved_data statistic or full")
     if found.layout == "msprobe":
         left += [why for key, why in OF_MINDSPORE.items() if (given | more).get(key)]
     return replace(outcome, reason="; ".join([outcome.reason, *left]))
@@ -136,7 +136,7 @@ def recording(want: Want) -> Outcome:
     mode, path = want.other("env_config_path.rdr.mode", 1), want.other("env_config_path.rdr.path", "./")
     if not os.path.isabs(path) and os.path.normpath(path) != ".":
         if want.option.name == "env_config_path.rdr.path":
-            return refused("MindSpore takes absolute paths alone; the files go to ./")
+            return refused("MindSpore accepts absolute paths only; the files go to ./")
         path = "./"
     return _seen(want, {"observers.recorder": Recorder(path=path, mode=mode)}, reads=False)
 

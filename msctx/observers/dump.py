@@ -29,9 +29,10 @@ _marked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def set_dump(target: nn.Module, enabled: bool = True) -> None:
-    """Mark a module and those in it, to be dumped forward and backward where ``dump_config`` has ``dump_mode`` 2; or take that back.
+    """Mark a module and its submodules, or unmark them: with ``dump_mode`` 2, ``dump_config`` dumps them forward and backward.
 
-    The models are those that ``ctx.watch(model)`` names. What is marked in the middle of a step counts from the next one on.
+    The mark belongs to these objects: a copy, or another model with the same paths, has none. Their model must be passed to
+    ``ctx.watch(model)``. A mark set in the middle of a step takes effect in the next one.
 
     Raises:
         ValueError: *target* is no module (PyTorch has no primitives), or *enabled* no bool.
@@ -159,7 +160,9 @@ class DumpReader(Reader):
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
             notices.tell(
-                OPTION, SET_DUMP, f"dump_mode 2 dumps what {SET_DUMP} marks in models that ctx.watch(model) names: nothing was"
+                OPTION,
+                SET_DUMP,
+                f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran",
             )
         for layer in self.settings.layers:
             if self._missed and layer not in self._met:

@@ -39,7 +39,7 @@ class PrintFile:
                     self._made = str(files.reserve(self._wanted))
                 except OSError as error:
                     self._made = ""
-                    _warn(self.asked, f"cannot be made ({error.strerror}); what Print receives is lost")
+                    _warn(self.asked, f"cannot be created ({error.strerror}); what Print receives is lost")
             return self._made
 
     def append(self, record: bytes) -> None:
@@ -49,7 +49,7 @@ class PrintFile:
         try:
             _append(path, record)
         except OSError as error:
-            _warn(path, f"cannot be written ({error.strerror}); some of what Print received is not in it")
+            _warn(path, f"cannot be written ({error.strerror}); some records are missing")
 
 
 _in_use: weakref.WeakSet[PrintFile] = weakref.WeakSet()

@@ -67,7 +67,7 @@ class _Recording:
             self._write()
         elif self._profile is not None:
             _warn(
-                "it was left in another thread than it was entered in, which torch.profiler does not allow; nothing is written"
+                "the context was left in another thread than it was entered, which torch.profiler does not allow; nothing is written"
             )
         ranges.forget(self)
         if not self._was_tried:
@@ -113,7 +113,7 @@ class _Recording:
                 "a profiler of torch cannot begin inside a range of record_function that profiling_mode records: torch would crash "
                 "when the range ends. Begin it outside the range, or inside msctx.context(profiling_mode=False) around both."
             )
-        _warn("another profiler of torch begins, and there can be one: recording goes on once it has ended")
+        _warn("another profiler of torch begins, and torch runs one at a time: recording continues once it has ended")
         self._write()
 
     def all_closed(self) -> None:
@@ -137,7 +137,7 @@ class _Recording:
         is_first, self._was_tried = not self._was_tried, True
         if _C._autograd._profiler_enabled():
             if is_first:
-                _warn("another profiler of torch runs, and there can be one: recording begins once it has ended")
+                _warn("another profiler of torch runs, and torch runs one at a time: recording begins once it has ended")
             return
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._first, self._recorded = steps.current(), 0

@@ -30,15 +30,15 @@ OPTIONS = (
         help="A JSON file that configures the recorder of what ran (its section rdr: enable, mode, path) and the reuse of "
              "memory between tensors (its section sys: mem_reuse)."),
     Option("env_config_path.rdr.enable", Bool, default=False, example=True,
-        help="Keeps the last operators that ran (shapes, module, algorithm, time) and writes them to env_config_path.rdr.path when "
-             "the program fails."),
+        help="Records the last operators (shapes, module, algorithm, time) and writes them to env_config_path.rdr.path if the "
+             "program fails."),
     Option("env_config_path.rdr.mode", Choice({
-            1: "only when the program fails", 2: "when it fails and when it ends normally",
+            1: "only if the program fails", 2: "if it fails, and when it ends normally",
         }), default=1, example=2,
         help="When the recorder of env_config_path.rdr.enable writes its files."),
     Option("env_config_path.rdr.path", Path, default="./", example="/tmp/recorder",
         help="The directory for the files of env_config_path.rdr.enable; each rank of a distributed run gets a folder of "
-             "its own in it. MindSpore takes absolute paths alone."),
+             "its own in it. MindSpore accepts absolute paths only."),
     Option("env_config_path.sys.mem_reuse", Bool, default=True, example=False, also=("env_config_path.sys.mem_Reuse",),
         help="Whether tensors whose lives do not overlap may share memory in compiled graphs and in the device's pool; "
              "false gives each its own, which helps to find who writes into whose memory."),

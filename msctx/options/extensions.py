@@ -27,7 +27,7 @@ OPTIONS = (
     extension("deterministic_except", TextList("names of operators or modules separated by blanks", separator=" "),
         example="upsample_bilinear2d decoder.*",
         help="The operators and modules that deterministic=ON leaves out, such as those that have no deterministic kernel and would "
-             "raise; patterns have *. Backward passes remember it."),
+             "raise; * matches any characters. Their backward passes are left out, too. A warning lists names that match nothing."),
     extension("fill_uninitialized_memory", Bool, example=False,
         help="With deterministic=ON torch fills new uninitialised tensors (NaN, or the largest integer), so that a program "
              "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "
@@ -102,10 +102,11 @@ OPTIONS = (
             "mindspore": "MindSpore's Dump: rank_0/Net/0/STEP/TYPE.NAME….npy and statistic.csv",
             "msprobe": "msProbe's: stepN/rankR/dump.json, construct.json, stack.json and dump_tensor_data/*.pt",
         }), default="mindspore", example="msprobe",
-        help="The layout of the files of session.enable_dump: that of the tools that shall read them."),
+        help="The layout of the files of session.enable_dump and dump_config, for the tools of MindSpore or msProbe."),
     extension("dump_config", Path, example="dump.json", content="DUMP_CONFIG",
-        help="MindSpore's JSON file for dumps (common_dump_settings, e2e_dump_settings), in the place of session.enable_dump and "
-             "its like: which operators and steps, tensors or statistics, overflow or the inputs of an operator that raises."),
+        help="MindSpore's JSON file for dumps (common_dump_settings, e2e_dump_settings), instead of session.enable_dump and the "
+             "options beside it: it dumps operators as tensors or statistics, looks for overflow, or saves the inputs of an operator "
+             "that raises."),
     extension("strict", Bool, example=True,
         help="Turns every option that would be refused, is not built yet or is inert (but those of a device that is not here) "
              "into an error before anything changes, and a switch that other code changed inside the scope into an error at "

@@ -78,19 +78,19 @@ OPTIONS = (
             0: "nothing is saved", 1: "its inputs and arguments, what it had written, and a script that calls it again",
             2: "its inputs and arguments, and the script, in CANN's folder for its lite dump",
         }), default=2, example=1, ge="ge.exec.enable_exception_dump",
-        help="What is saved of an operator that fails."),
+        help="What to save of an operator that fails."),
     session_option("op_debug_config", Path, example="op_debug.cfg", ge="ge.exec.opDebugConfig", content="OP_DEBUG",
-        help="A .cfg file that switches debugging of generated kernels on, for all operators or for those it lists: checks "
-             "of memory bounds (oom), keeping the sources (dump_cce, dump_loc), building without optimisation (ccec_O0) or "
-             "with symbols (ccec_g), checks of synchronisation (check_flag)."),
+        help="A .cfg file that turns on debugging of generated kernels, for all operators or for those it lists: checks of "
+             "memory bounds (oom), saved sources (dump_cce, dump_loc), builds without optimisation (ccec_O0) or with symbols "
+             "(ccec_g), checks of synchronisation (check_flag)."),
     session_option("debug_dir", Path, example="kernel_debug", ge="ge.debugDir",
-        help="The directory in whose kernel_meta op_debug_config and op_debug_level keep what they keep; unset, it is "
-             "$ASCEND_WORK_PATH or the current directory."),
+        help="The directory for kernel_meta, where op_debug_config and op_debug_level save generated sources; unset: "
+             "$ASCEND_WORK_PATH, else the current directory."),
     session_option("export_compile_stat", Choice({
             0: "the file is never written", 1: "when the program ends normally", 2: "as soon as a graph is compiled",
         }), default=1, example=2, ge="ge.exportCompileStat",
-        help="When it is written to fusion_result.json how often each fusion pass of torch.compile matched: in "
-             "$ASCEND_WORK_PATH/FE/<pid>, else in the current directory."),
+        help="When to write fusion_result.json, which says how often each fusion pass of torch.compile matched: to "
+             "$ASCEND_WORK_PATH/FE/<pid>, else to the current directory."),
     # precision tuning
     session_option("precision_mode_v2", Choice({
             "fp16": "as force_fp16: float16 for every operator that can",
@@ -130,7 +130,7 @@ OPTIONS = (
         }), default="all", example="atomic_overflow", ge="ge.exec.dumpDebugMode",
         help="Where enable_dump_debug looks for overflow. Newer NPUs (Atlas A2) take no other value than all."),
     session_option("dump_path", Path, example="dumps", ge="ge.exec.dumpPath",
-        help="The directory for dumped data; it is made when missing."),
+        help="The directory for dumped data; msctx creates it if it does not exist."),
     session_option("dump_step", DumpStep, example="0|3-5|10", ge="ge.exec.dumpStep",
         help="The training steps whose data are dumped, single ones and ranges; unset: every step. A step ends with "
              "optimizer.step() or msctx.step()."),
@@ -142,7 +142,7 @@ OPTIONS = (
         ge="ge.exec.dumpLayer",
         help="The modules or operators whose data are dumped, by name, a model itself by its class; unset: all of them."),
     session_option("quant_dumpable", TextFlag, default="0", example="1", ge="ge.quant_dumpable",
-        help='"1" keeps what goes into a quantisation as a tensor of its own, so that it can be dumped, instead of letting '
+        help='"1" keeps the input of each quantisation as a separate tensor, so that dumps contain it, instead of letting '
              "fusion remove it."),
     session_option("fusion_switch_file", Path, example="fusion_switch.json", ge="ge.fusionSwitchFile", content="FUSION_SWITCH",
         help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands "
@@ -264,7 +264,7 @@ OPTIONS = (
             4: "binaries, descriptions, sources and what was fused",
         }), example=1, ge="ge.opDebugLevel", waits_for=f"{ASCEND}, which brings it to every device; until then nothing is kept: "
             "op_debug_config keeps sources (dump_cce, dump_loc) and builds with symbols (ccec_O0, ccec_g)",
-        help="What is kept of generated kernels, in debug_dir. Deprecated in favour of op_debug_config."),
+        help="What to keep of generated kernels in debug_dir. Deprecated in favour of op_debug_config."),
     session_option("enable_data_pre_proc", Bool, default=False, example=True, waits_for=WATCHED,
         help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. "
              "Deprecated in CANN; iterations_per_loop above 1 rests on it."),

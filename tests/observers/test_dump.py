@@ -552,12 +552,14 @@ def test_a_model_in_the_place_of_one_that_is_gone_is_not_marked(tmp_path: Path) 
     assert marked(tmp_path / "a", net)
     del net
     gc.collect()
-    with pytest.warns(MsctxWarning, match="nothing was"):
+    with pytest.warns(MsctxWarning, match="none ran"):
         assert marked(tmp_path / "b", Two()) == set()
 
 
 def test_where_nothing_is_marked_a_warning_tells_so(tmp_path: Path) -> None:
-    with pytest.warns(MsctxWarning, match=r"dump_mode 2 dumps what msctx.set_dump\(module\) marks in models that ctx.watch"):
+    with pytest.warns(
+        MsctxWarning, match=r"dump_mode 2 dumps modules marked by msctx.set_dump\(module\) in models passed to ctx.watch"
+    ):
         assert marked(tmp_path, Two()) == set()
 
 
@@ -572,11 +574,11 @@ def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) ->
     row = next(
         row for row in msctx.explain({"dump_config": file, "dump_format": "msprobe"}).rows if row.option == "dump_config"
     )
-    assert "kernels counts with dump_mode 1 alone" in row.reason
+    assert "kernels applies only with dump_mode 1" in row.reason
     assert "msProbe's layout has no place for net_name" in row.reason
-    assert "of statistic_category md5 alone" in row.reason
+    assert "of statistic_category it takes only md5" in row.reason
     (row,) = msctx.explain({"dump_config": file}).rows
-    assert "statistic_category counts with saved_data statistic or full alone" in row.reason
+    assert "statistic_category applies only with saved_data statistic or full" in row.reason
 
 
 @pytest.mark.parametrize("common", [{"op_debug_mode": 0}, {"op_debug_mode": 3}, {"op_debug_mode": 4}])

@@ -336,7 +336,7 @@ def test_a_folder_that_is_not_there_costs_one_warning(tmp_path: Path, recwarn: p
         assert PRINT.file is None
     (found,) = recwarn
     assert found.category is MsctxWarning
-    assert "none/p cannot be made (No such file or directory)" in str(found.message)
+    assert "none/p cannot be created (No such file or directory)" in str(found.message)
 
 
 def test_a_file_that_vanishes_costs_one_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
@@ -346,7 +346,7 @@ def test_a_file_that_vanishes_costs_one_warning(tmp_path: Path, recwarn: pytest.
         for _ in range(3):
             PRINT("b")
     (found,) = recwarn
-    assert "some of what Print received is not in it" in str(found.message)
+    assert "some records are missing" in str(found.message)
     assert not (tmp_path / "p").exists()
 
 

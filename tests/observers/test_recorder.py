@@ -58,7 +58,7 @@ def test_a_relative_path_is_not_taken(path: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / "env.json").write_text(json.dumps({"rdr": {"enable": True, "mode": 2, "path": path}}))
     ctx = msctx.context(env_config_path="env.json")
-    with pytest.warns(MsctxWarning, match=r"rdr\.path.*absolute paths alone; the files go to \./"), ctx:
+    with pytest.warns(MsctxWarning, match=r"rdr\.path.*absolute paths only; the files go to \./"), ctx:
         torch.ones(3) + 1
     assert [*tmp_path.glob("rank_0/rdr/KERNEL.graph_exec_order.*.json")]
     assert not (tmp_path / "out").exists()
