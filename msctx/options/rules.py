@@ -136,6 +136,7 @@ SAME_BITS = (
 OVERRIDES = (
     Overrides(When("graph_kernel_flags.opt_level", (0, 1, 2, 3)), When("enable_graph_kernel", (True, False))),
     *(Overrides(When(name, TRUE), When("dump_config"), always=True) for name in ("session.enable_dump", "enable_dump_debug")),
+    *(Overrides(When("dump_config"), When(name, (False,))) for name in ("session.enable_dump", "enable_dump_debug")),
     Overrides(When("op_precision_mode"), When("op_select_implmode")),
     Overrides(When("op_precision_mode"), IMPLMODE_LIST),
     Overrides(When("op_precision_mode"), When("optypelist_for_implmode"), always=True),  # which does nothing by itself

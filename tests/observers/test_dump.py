@@ -647,6 +647,22 @@ def test_the_options_of_the_session_win_over_mindspores_file(tmp_path: Path) -> 
     assert not (tmp_path / "dumps").exists()
 
 
+@pytest.mark.parametrize("name", ["session.enable_dump", "enable_dump_debug"])
+def test_mindspores_file_wins_over_a_dump_that_is_off_beside_it(name: str, tmp_path: Path) -> None:
+    """In any order; the inner scope wins over the one around it."""
+    mode = 0 if name == "session.enable_dump" else 3
+    switch = "observers.dump" if mode == 0 else "observers.overflow"
+    file, off = {"dump_config": of_file(tmp_path, op_debug_mode=mode)}, {name: False}
+    for asked in (file | off, off | file):
+        plan = msctx.explain(asked)
+        assert plan.assignments[switch] is not None
+        (row,) = [row for row in plan.rows if row.option == name]
+        assert (row.status, row.winner) == ("inert", "dump_config")
+    for outer, inner, is_on in ((file, off, False), (off, file, True)):
+        with msctx.context(**outer), msctx.context(**inner):
+            assert (msctx.state()[switch] is not None) == is_on
+
+
 def test_two_processes_with_one_folder_keep_their_own(tmp_path: Path, run_python: Any) -> None:
     with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path)}):
         for _ in range(5):
