@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from msctx.errors import MsctxWarning
@@ -23,8 +25,24 @@ _more: Counter[str] = Counter()
 """Option → how many warnings of it were not issued, since there was one already."""
 
 
+_here = threading.local()
+
+
+@contextmanager
+def put_off(found: list[tuple[str, str, str]]) -> Iterator[None]:
+    """In this block *found* takes what this thread tells: a warning may be an error, and must not break off what puts things back."""
+    before, _here.waiting = getattr(_here, "waiting", None), found
+    try:
+        yield
+    finally:
+        _here.waiting = before
+
+
 def tell(option: str, reason: str, text: str) -> bool:
     """Warn once per (option, reason); returns whether it did."""
+    if (waiting := getattr(_here, "waiting", None)) is not None:
+        waiting.append((option, reason, text))
+        return False
     warned = _under_these_filters()
     key = hash((option, reason))  # the reasons themselves may be long, and many
     if key in warned:

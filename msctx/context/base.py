@@ -14,7 +14,7 @@ from msctx import plan as planning
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
 from msctx.memory import watched
-from msctx.notices import tell
+from msctx.notices import put_off, tell
 from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
@@ -254,8 +254,11 @@ class Base:
             refuse(plan)
         tell_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
+        told: list[tuple[str, str, str]] = []
         with uninterrupted():  # values and switches change together
-            covered = ledger.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=self._wanted_above(merged))
+            above = self._wanted_above(merged)
+            with put_off(told):
+                covered = ledger.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=above)
             plan = plan.without(self.hold.late)
             try:
                 tell_late(self.hold)
@@ -265,6 +268,8 @@ class Base:
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1
+        for one in told:
+            tell(*one)
         return covered
 
     def _wanted_above(self, *base: Layer) -> list[tuple[Hold, dict[str, Any]]]:

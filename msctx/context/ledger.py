@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from msctx import locks
+from msctx import locks, notices
 from msctx.effects.base import AS_FOUND
 from msctx.errors import MsctxError, MsctxWarning, NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.notices import user_frame
@@ -279,11 +279,14 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     Raises:
         RestoreError: something could not be put back; or, when strict, had been changed by somebody else.
     """
-    with _lock, uninterrupted():
+    told: list[tuple[str, str, str]] = []
+    with _lock, uninterrupted(), notices.put_off(told):
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
     _raise_failed(failed, interruption)
+    for one in told if not quiet else ():
+        notices.tell(*one)
     if foreign:
         text = f"Other code changed inside the {hold.owner} what it had set: part of the block ran without it. "
         text += "\n".join(["The values from before the block are restored:", *(f"  {line}" for line in foreign)])

@@ -109,8 +109,10 @@ def put(name: str, new: Reader | None) -> None:
         elif before is not None:
             if before.queue != RECENT:
                 _take(before.queue)
-            _safely(before, before.pause)
-            del _readers[name]
+            try:
+                _safely(before, before.pause)
+            finally:  # also where a warning is an error
+                del _readers[name]
             if lost := core.load().c.msctx_collect_dropped():
                 notices.tell(
                     "observers", "lost", f"{lost} operators could not be collected, or waited too long: they are not reported"

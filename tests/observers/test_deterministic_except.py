@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,6 +115,24 @@ def test_a_name_that_nothing_has_is_reported_when_a_step_ends() -> None:
             msctx.step()
     finally:
         msctx.reset_context()
+
+
+def test_where_warnings_are_errors_everything_is_put_back_first(tmp_path: Path) -> None:
+    dump = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "exq"}
+    before = msctx.state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(msctx.MsctxWarning, match="no operator or module is called 'exq'"), msctx.context(session=dump):
+            torch.ones(1).exp()
+        assert msctx.state() == before
+        with pytest.raises(msctx.MsctxWarning, match="is called 'exq'"), under("exq"):
+            torch.ones(1).exp()
+        assert msctx.state() == before
+        msctx.set_context(deterministic="ON", deterministic_except="exq")
+        with pytest.raises(msctx.MsctxWarning, match="is called 'exq'"):
+            msctx.reset_context()
+        assert msctx.state() == before
+    assert not msctx.get_context()
 
 
 @pytest.mark.parametrize("names", ["max_unpool2d", "index_add_", "index_add", "aten::index_add_", "max_un* 0", "*.in", "shows"])
