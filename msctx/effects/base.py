@@ -19,6 +19,7 @@ THEMES = (
     "fusion",
     "graph_files",
     "graph_mode",
+    "inputs",
     "invariance",
     "kernel_tuning",
     "memory",

@@ -46,7 +46,7 @@ OPTIONS = (
              "ASCEND_WORK_PATH, else in the working directory), so that models share one copy of equal weights until one is "
              "trained."),
     session_option("input_fusion_size", Int(0, 33554432), default=131072, example=262144, devices=("cuda", "ascend"),
-        ge="ge.exec.input_fusion_size", waits_for=WATCHED,
+        ge="ge.exec.input_fusion_size",
         help="Inputs of up to this many bytes are packed into one copy from host to device; 0 packs none. A CPU has no such "
              "copy."),
     # dynamic shapes
@@ -265,7 +265,7 @@ OPTIONS = (
         }), example=1, ge="ge.opDebugLevel", waits_for=f"{ASCEND}, which brings it to every device; until then nothing is kept: "
             "op_debug_config keeps sources (dump_cce, dump_loc) and builds with symbols (ccec_O0, ccec_g)",
         help="What to keep of generated kernels in debug_dir. Deprecated in favour of op_debug_config."),
-    session_option("enable_data_pre_proc", Bool, default=False, example=True, waits_for=WATCHED,
+    session_option("enable_data_pre_proc", Bool, default=False, example=True,
         help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. "
              "Deprecated in CANN; iterations_per_loop above 1 rests on it."),
     session_option("variable_format_optimize", Bool, example=True, ge="ge.exec.variable_acc", waits_for=WATCHED,
