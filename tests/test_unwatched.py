@@ -27,7 +27,9 @@ def nobody_has_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ASCEND_WORK_PATH", str(tmp_path))
 
 
-@pytest.mark.parametrize("options", [{"memory_optimize_level": "O1"}, {"external_weight": True}])
+@pytest.mark.parametrize(
+    "options", [{"memory_optimize_level": "O1"}, {"external_weight": True}, {"variable_format_optimize": True}]
+)
 def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
     ((name, value),) = options.items()
 
@@ -50,6 +52,7 @@ def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
         {"memory_optimize_level": "O0"},
         {"memory_optimize_level": "O1", "mode": "GRAPH_MODE"},
         {"external_weight": False},
+        {"variable_format_optimize": False},
         {"deterministic": "ON"},
     ],
 )

@@ -136,9 +136,14 @@ def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING)
             tell(row.spelling, row.status + row.device + row.reason, str(row))
 
 
-WATCHING = (("memory_optimize_level", "O1"), ("external_weight", True), ("variable_placement", "Host"))
+WATCHING = (
+    ("memory_optimize_level", "O1"),
+    ("external_weight", True),
+    ("variable_placement", "Host"),
+    ("variable_format_optimize", True),
+)
 """The values that ask for something of watched models."""
-ON_MODELS = ("models.recompute", "models.parameters")
+ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format")
 """The switches that do it: in graph mode memory_optimize_level is the compiler's."""
 
 

@@ -1,10 +1,11 @@
-"""What is not on the device: activations and parameters of watched models, and operators that are not compiled."""
+"""Where activations and parameters of watched models are, and in which memory format."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.options.option import ASCEND
 
 ALWAYS = "what the forward pass saves goes to the host always, also while the device has room for it"
 WATCHED = "parameters of the models that ctx.watch names"
@@ -48,3 +49,13 @@ def external_weight(want: Want) -> Outcome:
     how = "mapped from files named by their content; equal ones share memory until one is written to"
     copied = "" if want.device == "cpu" else ", and copied to the device by each operator that needs them"
     return honoured(placement(want), f"{WATCHED}: {how}{copied}")
+
+
+@effect("variable_format_optimize")
+def variable_format_optimize(want: Want) -> Outcome:
+    if want.device == "ascend":
+        return not_built(ASCEND)
+    if want.other("external_weight"):
+        return inert("overridden by external_weight: its files hold the weights as they are")
+    wanted = "channels_last" if want.value else "contiguous"
+    return honoured({"models.weight_format": wanted}, "weights of 2-D and 3-D convolutions of the models that ctx.watch names")

@@ -75,7 +75,7 @@ def write(place: str | None) -> None:
 
 def placed() -> dict[str, Any]:
     """Where the parameters of watched models are: how many were moved there, their bytes, and how many had to be left."""
-    with uninterrupted(), watched.lock, _plainly():
+    with uninterrupted(), watched.lock, plainly():
         known = {id(parameter): parameter for model in watched.models() for parameter in model.parameters()}
         moved = [parameter for before in list(_moved.values()) if (parameter := before.parameter()) is not None]
         left = [p for number, p in known.items() if _place and number not in _moved and not _is_there(p)]
@@ -83,7 +83,7 @@ def placed() -> dict[str, Any]:
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
+def plainly() -> Iterator[None]:
     """Moving is no part of what the program does: it makes ordinary tensors, records nothing, and is not itself given copies."""
     # not to be interrupted: the guard of inference_mode, kept alive by a traceback, would put back later what was set by then
     with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
@@ -95,10 +95,10 @@ def _move(model: nn.Module) -> None:
     if _place is None:
         return
     moved: list[_Elsewhere] = []
-    with watched.lock, _plainly():
+    with watched.lock, plainly():
         try:
             for parameter in model.parameters():
-                if id(parameter) not in _moved and not _is_there(parameter) and _can_move(parameter):
+                if id(parameter) not in _moved and not _is_there(parameter) and can_move(parameter):
                     before = _Elsewhere(parameter)
                     _assign(parameter, _in_file(parameter) if _place == "file" else _on_host(parameter))
                     _moved[before.number] = before
@@ -112,7 +112,7 @@ def _is_there(parameter: nn.Parameter) -> bool:
     return _place == "host" and parameter.device.type == "cpu"
 
 
-def _can_move(parameter: nn.Parameter) -> bool:
+def can_move(parameter: torch.Tensor) -> bool:
     """Only what is all of a block of memory that nobody else holds: other memory would free none, and untie what is tied.
 
     So stay shared memory, several parameters over one storage (the flat weights of an RNN), and what an alias was taken of.
@@ -152,8 +152,8 @@ def _put_back(moved: Iterable[_Elsewhere]) -> None:
     for before in moved:
         if (parameter := before.parameter()) is not None:
             try:
-                with _plainly():
-                    _assign(parameter, _memory_of(parameter, before.device).copy_(parameter.data))
+                with plainly():
+                    _assign(parameter, memory_of(parameter, before.device).copy_(parameter.data))
             except (RuntimeError, MemoryError) as error:
                 left.append(parameter)
                 errors.append(error)
@@ -163,17 +163,17 @@ def _put_back(moved: Iterable[_Elsewhere]) -> None:
         raise SwitchError(f"{len(left)} parameters ({size} bytes) stay in host memory: {errors[0]}") from errors[0]
 
 
-def _memory_of(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
+def memory_of(like: torch.Tensor, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
     """Memory for a parameter. What was a program's own before a cap must not fail under it: then it is memory that no cap counts."""
     try:
-        return torch.empty_like(parameter.data, device=device)
+        return torch.empty_like(like, device=device, pin_memory=pinned)
     except RuntimeError:
         if device.type != "cpu":
             raise
-        return _uncounted(parameter)
+        return _uncounted(like)
 
 
-def _uncounted(parameter: nn.Parameter) -> torch.Tensor:
+def _uncounted(parameter: torch.Tensor) -> torch.Tensor:
     """Host memory for a parameter that is not torch's, and so counts under no cap."""
     flat = torch.from_numpy(numpy.empty(parameter.nbytes, numpy.uint8))
     return flat.view(parameter.dtype).as_strided(parameter.shape, parameter.stride())

@@ -25,7 +25,6 @@ OURS = ("cpu_config",)
 GRAPH_MODE = "graph mode"
 SESSIONS = "several devices and sessions"
 ASCEND = "the Ascend back end"
-WATCHED = "prepared data loaders and models (ctx.watch)"
 """What options wait for: each completes 'not implemented yet: requires …'."""
 
 _DEVICE_NAMES = {"device_context.cpu": "cpu", "device_context.gpu": "cuda", "device_context.ascend": "ascend"}

@@ -16,7 +16,7 @@ from msctx.options.grammars import (
 )
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag
 from msctx.options.operators import Operators
-from msctx.options.option import ASCEND, SESSIONS, UNSET, WATCHED, Option
+from msctx.options.option import ASCEND, SESSIONS, UNSET, Option
 
 SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"
@@ -268,9 +268,9 @@ OPTIONS = (
     session_option("enable_data_pre_proc", Bool, default=False, example=True,
         help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. "
              "Deprecated in CANN; iterations_per_loop above 1 rests on it."),
-    session_option("variable_format_optimize", Bool, example=True, ge="ge.exec.variable_acc", waits_for=WATCHED,
-        help="Converts weights once to the layout that the device likes best: channels_last or prepacked on CPU and CUDA, a "
-             "private format on an NPU. Deprecated in CANN."),
+    session_option("variable_format_optimize", Bool, example=True, ge="ge.exec.variable_acc",
+        help="Keeps the weights of 2-D and 3-D convolutions in watched models in the layout that the device likes best, which is "
+             "channels_last on CPU and CUDA and a private format on an NPU; false keeps them contiguous. Deprecated in CANN."),
     Option("op_select_implmode", Choice({
             "high_precision": "accurate: wider accumulation, exact formulas; for a chosen list of operators",
             "high_performance": "fast; for a chosen list of operators",

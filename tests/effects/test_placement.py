@@ -1,4 +1,4 @@
-"""memory_offload, variable_placement, external_weight: where activations and parameters are; and what is not compiled."""
+"""memory_offload, variable_placement, external_weight, variable_format_optimize: of activations and parameters."""
 
 from typing import Any
 
@@ -77,3 +77,14 @@ def test_the_host_needs_mixed_computing() -> None:
         assert found.failing == (), "so strict takes it"
         statuses = {row.option: row.status for row in found.rows}
         assert statuses == {"variable_placement": "honoured", "mix_compile_mode": "approximated"}
+
+
+def test_weights_have_one_format() -> None:
+    where = "2-D and 3-D convolutions of the models that ctx.watch names"
+    for device in ("cpu", "cuda"):
+        for value, wanted in ((True, "channels_last"), (False, "contiguous")):
+            expected = ("honoured", {"models.weight_format": wanted}, where)
+            check([(device, {"session": {"variable_format_optimize": value}}, {"variable_format_optimize": expected})])
+        both = {"variable_format_optimize": True, "external_weight": True}
+        check([(device, both, {"variable_format_optimize": ("inert", {}, "overridden by external_weight")})])
+    check([("ascend", {"variable_format_optimize": True}, {"variable_format_optimize": ("not_built", {}, "Ascend")})])

@@ -249,7 +249,7 @@ def test_what_cannot_be_put_back_is_told_and_the_switch_is_none(work_path: Path,
             raise torch.OutOfMemoryError("there is no room")
         return torch.empty_like(parameter.data, device=device)
 
-    monkeypatch.setattr(parameters, "_memory_of", memory)
+    monkeypatch.setattr(parameters, "memory_of", memory)
     with pytest.raises(SwitchError, match=r"1 parameters \(432 bytes\) stay in host memory: there is no room"):
         parameters.write(None)
     assert parameters.read() is None

@@ -31,6 +31,15 @@ def test_a_place_without_models_is_a_place(place: str | None) -> None:
     assert switch.read() is None
 
 
+@pytest.mark.parametrize("wanted", ["channels_last", "contiguous", None])
+def test_a_format_without_models_is_a_format(wanted: str | None) -> None:
+    switch = SWITCHES["models.weight_format"]
+    switch.write(wanted)
+    assert switch.read() == wanted
+    switch.write(None)
+    assert switch.read() is None
+
+
 @pytest.mark.parametrize("name", THREAD)
 def test_each_thread_has_its_own(name: str) -> None:
     switch, found = SWITCHES[name], []
