@@ -135,10 +135,12 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each problem."""
     (result,) = results
     threads = [key for key in next(iter(result["rows"].values())) if key != "errors"]
-    heads = [*(f"{n} thread{'s' * (n != '1')}" for n in threads), "error: torch, ours"]
+    heads = [*(f"{n} thread{'s' * (n != '1')}" for n in threads), "A/A", "error: torch, ours"]
     lines = [f"| torch's time over that with `batch_invariant=True` | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for name, row in result["rows"].items():
         each = [figures.of_processes(statistics.median(row[n]["each"]), row[n]["each"], row[n]["again"]) for n in threads]
+        again = [one for n in threads for one in row[n]["again"]]
+        each.append(f"{min(again):.2f} to {max(again):.2f}")
         lines.append(f"| {name} | {' | '.join(each)} | {', '.join(f'{error:.0e}' for error in row['errors'])} |")
     return [*lines, "", f"{contest.last_line(results, 'processes for each side')} {figures.legend(True, result['processes'])}"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -91,6 +92,15 @@ def test_the_tightest_of_nested_caps_holds() -> None:
                 megabytes(outer - 19)
             del held
             megabytes(outer)
+
+
+def test_a_state_has_the_caps_in_words() -> None:
+    with msctx.context(max_device_memory="64MB"):
+        found = msctx.state()
+        with msctx.context(max_device_memory=MB + 1):
+            outer, both = msctx.diff(found, msctx.state())["native.memory_caps"]
+    assert re.fullmatch(r"64 MiB of with-block at [^,]+", outer)
+    assert re.fullmatch(re.escape(outer) + r", 1\.00000095367431\d+ MiB of with-block at [^,]+", both), "exact"
 
 
 def test_a_cap_of_the_base_can_be_changed_and_goes_on_counting() -> None:
