@@ -22,9 +22,11 @@ def state() -> dict[str, Any]:
 
     Reading changes nothing and initialises no device.
     """
+    from msctx.effects.memory import in_words
     from msctx.switches import read_all
 
     found = read_all()
+    found["native.memory_caps"] = ", ".join(f"{in_words(size)} of {origin}" for size, origin in found["native.memory_caps"])
     found.update({f"env.{name}": value for name, value in recorded.variables(os.environ).items()})
     return found
 

@@ -38,6 +38,18 @@ def put_off(found: list[tuple[str, str, str]]) -> Iterator[None]:
         _here.waiting = before
 
 
+def tell_put_off(found: list[tuple[str, str, str]]) -> None:
+    """Once all is put back. Where warnings are errors, one that would replace an exception that is under way is printed."""
+    is_under_way = sys.exc_info()[1] is not None
+    for one in found:
+        try:
+            tell(*one)
+        except MsctxWarning as warning:
+            if not is_under_way:
+                raise
+            print(f"warning: {warning}", file=sys.stderr)
+
+
 def tell(option: str, reason: str, text: str) -> bool:
     """Warn once per (option, reason); returns whether it did."""
     if (waiting := getattr(_here, "waiting", None)) is not None:

@@ -245,6 +245,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "native.memory_caps": st.sampled_from([[], [[2**30, "a"]], [[2**30, "a"], [2**28, "b"]], [[2**29, "c"]]]),
     "torch.inductor.max_autotune_conv_backends": st.sampled_from(["ATEN", "TRITON", "ATEN,TRITON"]),
     "models.parameters": st.sampled_from([None, "host", "file"]),
+    "models.weight_format": st.sampled_from([None, "channels_last", "contiguous"]),
     "env.DISABLE_PTXAS_OPT": st.sampled_from(["0", "1"]),
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": st.sampled_from(["msctx", "other"]),
     "torch.inductor.trace.provenance_tracking_level": st.sampled_from([0, 1]),

@@ -14,7 +14,7 @@ from msctx import plan as planning
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
 from msctx.memory import watched
-from msctx.notices import put_off, tell
+from msctx.notices import put_off, tell, tell_put_off
 from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
@@ -273,8 +273,7 @@ class Base:
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1
-        for one in told:
-            tell(*one)
+        tell_put_off(told)
         return covered
 
     def _wanted_above(self, *base: Layer) -> list[tuple[Hold, dict[str, Any]]]:

@@ -285,8 +285,8 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
     _raise_failed(failed, interruption)
-    for one in told if not quiet else ():
-        notices.tell(*one)
+    if not quiet:
+        notices.tell_put_off(told)
     if foreign:
         text = f"Other code changed inside the {hold.owner} what it had set: part of the block ran without it. "
         text += "\n".join(["The values from before the block are restored:", *(f"  {line}" for line in foreign)])

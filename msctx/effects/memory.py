@@ -126,14 +126,14 @@ def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
     return f"{in_words(least)}, the least of {', '.join(parts)}" if len(parts) > 1 else ""
 
 
-def in_words(size: int, digits: int = 4) -> str:
+def in_words(size: int) -> str:
     """In four digits; kernels/glue/allocator.cpp writes the same size the same way."""
     amount, unit = float(size), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if amount < 1024:
             break
         amount, unit = amount / 1024, larger
-    return f"{amount:.{digits}g} {unit}"
+    return f"{amount:.4g} {unit}"
 
 
 @effect("mempool_block_size", "env_config_path.sys.mem_reuse", "memory_optimize_level", "static_memory_policy")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from msctx.effects.memory import in_words
 from msctx.native import conv_policy, core, memory, precision_switch
 from msctx.switches import torch_cuda
 from msctx.switches.base import Switch
@@ -39,11 +38,6 @@ def _precision(name: str) -> Switch:
     )
 
 
-def _caps() -> str:
-    """Exact: what reads the same is not written again."""
-    return ", ".join(f"{in_words(size, digits=17)} of {origin}" for size, origin in memory.read_caps())
-
-
 SWITCHES = (
     _convolution("native.convolution.cpu"),
     _convolution("native.convolution.cuda"),
@@ -59,9 +53,8 @@ SWITCHES = (
     ),
     Switch(
         name="native.memory_caps",
-        read=_caps,
+        read=memory.read_caps,
         write=memory.write_caps,
-        satisfied=lambda value: memory.read_caps() == value,
         save=memory.save_caps,
         load=memory.load_caps,
         prepare=core.load,

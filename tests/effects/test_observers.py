@@ -13,7 +13,7 @@ def test_printed_values_go_to_the_file_on_every_device() -> None:
 def test_gradients_are_checked_but_in_compiled_code() -> None:
     for name in ("check_bprop", "check_bprop_values"):
         options, switch = {"check_bprop": True}, f"observers.{name}"
-        why = "inside compiled code"
+        why = "Functions in compiled code"
         check((d, options | {name: True}, {name: ("approximated", {switch: True}, why)}) for d in DEVICES)
         check((d, options | {name: False}, {name: ("honoured", {switch: False}, "")}) for d in DEVICES)
 

@@ -208,7 +208,9 @@ def test_what_cannot_be_written_is_reported_once(recwarn: pytest.WarningsRecorde
     assert warning.startswith(f"what was measured is not kept: {NOWHERE}  cannot be written: ")
 
 
-def test_warnings_as_errors_are_raised_at_entry_and_never_at_exit(passes: Callable[..., str], tmp_path: Path) -> None:
+def test_warnings_as_errors_are_raised_at_entry_and_at_exit_once_all_is_put_back(
+    passes: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "broken.json").write_text("{")
     passes(
         f"""
@@ -223,6 +225,13 @@ def test_warnings_as_errors_are_raised_at_entry_and_never_at_exit(passes: Callab
             assert "is not used" in str(warning)
         else:
             raise AssertionError
-        run({NOWHERE!r})
+        before = msctx.state()
+        try:
+            run({NOWHERE!r})
+        except msctx.MsctxWarning as warning:
+            assert "is not kept" in str(warning)
+        else:
+            raise AssertionError
+        assert msctx.state() == before
         """
     )
