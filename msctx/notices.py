@@ -30,7 +30,7 @@ _here = threading.local()
 
 @contextmanager
 def put_off(found: list[tuple[str, str, str]]) -> Iterator[None]:
-    """In this block *found* takes what this thread tells: a warning may be an error, and must not break off what puts things back."""
+    """In this block this thread's warnings go to *found*: one may be an error, which must not break off what puts things back."""
     before, _here.waiting = getattr(_here, "waiting", None), found
     try:
         yield

@@ -180,7 +180,7 @@ const char* line_here(const Asked& asked) {
   return line ? line : "";
 }
 
-// In compiled code no hook tells it.
+// In compiled code no hook runs.
 const char* module_of_compiled() {
   const char* module = here.is_compiled && !here.backward ? place_here(true) : nullptr;
   return module ? module : here.module;

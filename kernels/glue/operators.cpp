@@ -24,7 +24,7 @@ const std::unordered_set<std::string> accumulating{
 const std::unordered_set<std::string> of_constants{
     "aten::fill", "aten::fill_", "aten::full", "aten::full_like", "aten::new_full", "aten::masked_fill", "aten::masked_fill_",
     "aten::scalar_tensor", "aten::constant_pad_nd", "aten::from_file", "aten::lift_fresh"};
-// They update running statistics, which their schemas do not tell.
+// They update running statistics, which their schemas do not declare.
 const std::unordered_set<std::string> of_norms{
     "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::batch_norm_update_stats",
     "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"};

@@ -157,7 +157,7 @@ def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> An
                 raise
         else:
             own, found = None, breaks.parse(str(error))
-    if own is not None:  # here, so that torch's exceptions are not told with it
+    if own is not None:  # here, so that torch's exceptions are not chained to it
         raise own
     result = _inside(forms.eager, *args, **kwargs)
     if wanted.whole:

@@ -178,7 +178,7 @@ AFTER = 1.0
 
 
 class _Shown:
-    """What tells of a first step that takes long: a bar on a terminal, which goes when nothing more is measured, else lines."""
+    """What shows that a first step takes long: a bar on a terminal, which goes when nothing more is measured, else lines."""
 
     due = 3.0
     """Seconds of measuring after which the first line, or the bar, is due: a short measurement needs none. Then the next line."""

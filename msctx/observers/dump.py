@@ -167,7 +167,12 @@ class DumpReader(Reader):
         for layer in self.settings.layers:
             if self._missed and layer not in self._met:
                 hint = did_you_mean(layer, sorted(self._missed))
-                notices.tell("dump_layer", layer, f"dump_layer: no operator or module is called {layer!r}{hint}")
+                text = (
+                    f"module {layer!r} has not run"
+                    if self._is_module(layer)
+                    else f"no operator or module is called {layer!r}{hint}"
+                )
+                notices.tell("dump_layer", layer, f"dump_layer: {text}")
 
 
 def _fail(text: str) -> None:

@@ -34,7 +34,7 @@ def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:
     assert nn.Module._compiled_call_impl is None
     torch.testing.assert_close(results, [eager(x) for _ in range(4)][1:])
     (row,) = ctx.graphs()
-    assert row.function == "Net"
+    assert row.function.partition(" (")[0] == "Net"  # numbered where another class of that name has been compiled
     assert row.operators == 6
     assert not row.breaks
     assert not row.recompiled
@@ -277,7 +277,7 @@ def test_behind_a_graph_break_it_has_its_type_and_line_and_nothing_runs_twice(
 
 @torch.library.custom_op("msctx_tests::half", mutates_args=())
 def half(x: torch.Tensor) -> torch.Tensor:
-    """Its shape cannot be told without running it."""
+    """Its shape is unknown until it runs."""
     return x / 2
 
 

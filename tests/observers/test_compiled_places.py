@@ -85,7 +85,10 @@ def test_in_the_backward_pass_of_graph_mode_it_has_those_of_the_call(tmp_path: P
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_code_that_the_program_compiles_has_the_line_of_its_function(backend: str, tmp_path: Path) -> None:
     net = nn.Linear(4, 4)
-    function = lambda x: net(x)  # noqa: E731
+
+    def function(x: torch.Tensor) -> object:
+        return net(x)
+
     compiled = torch.compile(function, backend=backend)
     with torch.no_grad():
         net.weight.fill_(3e38)

@@ -293,6 +293,13 @@ def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Pa
         dumped(tmp_path, model(), dump_layer="rellu")
 
 
+def test_a_module_that_does_not_run_is_reported_as_such(tmp_path: Path) -> None:
+    net = nn.ModuleDict({"body": nn.ReLU(), "head": nn.Tanh()})
+    options = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "head"}
+    with pytest.warns(MsctxWarning, match="dump_layer: module 'head' has not run"), msctx.context(session=options).watch(net):
+        net["body"](torch.ones(1))
+
+
 def test_an_inner_scope_switches_it_off_and_on(tmp_path: Path) -> None:
     with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path)}):
         torch.ones(1) + 1
