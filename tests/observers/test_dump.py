@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 import csv
-import gc
-import hashlib
 import json
 import math
-import re
 import shutil
-import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from dumped_programs import dumped, kinds, model
 from torch import nn
 
 import msctx
 from msctx.errors import MsctxWarning, OptionError
 from msctx.observers import collector, dump_layouts
 from msctx.observers.dump import DumpReader
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-
-
-def dumped(path: Path, net: nn.Module, steps: int = 1, dump_format: str = "mindspore", **options: Any) -> None:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    session = {"enable_dump": True, "dump_path": str(path), **options}
-    with msctx.context(session=session, dump_format=dump_format).watch(net):
-        for _ in range(steps):
-            net(torch.ones(1, 4)).sum().backward()
-            optimizer.step()
-
-
-def kinds(path: Path) -> set[str]:
-    return {one.name.partition(".")[0] for one in path.rglob("*.npy")}
 
 
 def test_tensors_in_mindspores_layout(tmp_path: Path) -> None:
@@ -154,7 +132,10 @@ def test_msprobes_layout_has_the_lines_that_called_each_operator(tmp_path: Path)
     code = Net.forward.__code__
     call = f"File {__file__}, line {code.co_firstlineno + 1}, in forward, \n return self.twice(self.twice(self.blocks[0](x)))"
     assert call in lines
-    assert any(line.startswith(f"File {__file__}, line {dumped.__code__.co_firstlineno + 5}, in dumped, ") for line in lines)
+    assert any(
+        line.startswith(f"File {dumped.__code__.co_filename}, line {dumped.__code__.co_firstlineno + 5}, in dumped, ")
+        for line in lines
+    )
     assert not any("msctx/observers" in line.partition(",")[0] for line in lines), "ours are left out"
 
 
@@ -370,304 +351,6 @@ def test_in_graph_mode_the_step_that_compiles_is_as_the_others(tmp_path: Path) -
     assert found[0] == found[1] == found[2]
     assert any("exp" in str(name) for name in found[0])
     torch._dynamo.reset()
-
-
-def of_file(path: Path, /, **common: Any) -> str:
-    path.mkdir(exist_ok=True)
-    given = {"common_dump_settings": {"path": str(path / "dumps")} | common, "e2e_dump_settings": {"enable": True}}
-    (path / "dump.json").write_text(json.dumps(given))
-    return str(path / "dump.json")
-
-
-def test_mindspores_file(tmp_path: Path) -> None:
-    file = of_file(
-        tmp_path,
-        dump_mode=1,
-        net_name="Mine",
-        iteration="1|3-4",
-        saved_data="full",
-        input_output=2,
-        kernels=["relu"],
-        statistic_category=["max", "l2norm"],
-        initial_iteration=1,
-    )
-    net = model()
-    with msctx.context(dump_config=file).watch(net):
-        for _ in range(3):
-            net(torch.ones(1, 4))
-            msctx.step()
-    place = tmp_path / "dumps" / "rank_0" / "Mine" / "0"
-    assert {path.name for path in place.iterdir()} == {"1", "3"}
-    assert kinds(place) == {"relu"}
-    lines = [*csv.reader((place / "1" / "statistic.csv").open())]
-    assert lines[0][10:] == ["Max Value", "L2Norm Value", ""]
-    assert len(lines) == 2
-
-
-def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
-    file = Path(of_file(tmp_path, saved_data="statistic"))
-    file.write_text(file.read_text().replace('"enable": true', '"enable": true, "save_kernel_args": true'))
-    with msctx.context(dump_config=str(file)):
-        torch.cat([torch.ones(2, 3), torch.ones(2, 1)], 1).sum(-1, dtype=torch.float64)
-        torch.full((2,), math.inf)
-    found = {path.name.partition(".")[0]: json.loads(path.read_text()) for path in tmp_path.rglob("*-op*.json")}
-    assert found["cat"] == {"dim": "1"}
-    assert {name: found["sum"][name] for name in ("dim", "keepdim")} == {"dim": "[-1]", "keepdim": "False"}
-    assert (found["full"]["size"], found["full"]["fill_value"], found["full"]["layout"]) == ("[2]", "inf", "None")
-
-
-@pytest.mark.parametrize(
-    "x",
-    [
-        torch.tensor([1.5, -0.0]),
-        torch.arange(6).reshape(2, 3).t(),
-        torch.tensor(2.0, dtype=torch.float16),
-        torch.tensor([0x7FC1, 0x3F80, 0x8000], dtype=torch.uint16).view(torch.bfloat16),
-        torch.tensor([1.0, -448.0]).to(torch.float8_e4m3fn),
-        torch.tensor([0x7F, 0xFE, 0xFC, 0x3C], dtype=torch.uint8).view(torch.float8_e5m2),
-        torch.tensor([1 + 2j, 3 - 1j]).to(torch.complex32),
-        torch.tensor([1 + 2j, 3 - 1j]).conj(),
-        torch.empty(0),
-    ],
-    ids=lambda x: str(x.dtype),
-)
-@pytest.mark.parametrize("data", ["statistic", "full"])
-def test_md5_is_that_of_the_bytes_of_a_tensor(x: torch.Tensor, data: str, tmp_path: Path) -> None:
-    """What is computed for it is no operator of the program. The files beside it have a dtype that NumPy has."""
-    file = of_file(tmp_path, saved_data=data, statistic_category=["md5", "max"], input_output=2)
-    with msctx.context(dump_config=file):
-        x.clone()
-        msctx.step()
-    (found,) = tmp_path.rglob("statistic.csv")
-    head, line = csv.reader(found.open())
-    assert head[10:] == ["MD5", "Max Value", ""]
-    assert (line[7], line[8]) == (str(x.nbytes), str(x.dtype).removeprefix("torch."))
-    assert line[10] == hashlib.md5(bits(x)).hexdigest()
-    kept = [np.load(path) for path in tmp_path.rglob("*.npy")]
-    values = x.numpy(force=True) if x.dtype not in OTHER else x.to(OTHER[x.dtype]).numpy()
-    assert len(kept) == (data == "full")
-    assert all(np.array_equal(one, values, equal_nan=x.dtype.is_floating_point) for one in kept)
-    names = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".npy"}
-    assert names == {"dump.json", "statistic.csv"}
-
-
-OTHER = {
-    torch.bfloat16: torch.float32,
-    torch.float8_e4m3fn: torch.float32,
-    torch.float8_e5m2: torch.float32,
-    torch.complex32: torch.complex64,
-}
-"""Dtypes that NumPy does not have → those of the files."""
-
-
-def bits(x: torch.Tensor) -> bytes:
-    return x.resolve_conj().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-@pytest.mark.parametrize("data", ["statistic", "full"])
-def test_md5_in_msprobes_layout_is_its_own_sum(data: str, tmp_path: Path) -> None:
-    """msProbe calls a CRC-32 so."""
-    x = torch.tensor([1.0, math.nan]).to(torch.float8_e5m2)
-    with msctx.context(dump_config=of_file(tmp_path, saved_data=data, statistic_category=["md5"]), dump_format="msprobe"):
-        x.clone()
-    place = tmp_path / "dumps" / "step0" / "rank0"
-    (found,) = json.loads((place / "dump.json").read_text())["data"]["Aten.clone.0.forward"]["output"]
-    assert found["md5"] == f"{zlib.crc32(bits(x)):08x}"
-    assert "Max" in found
-    loaded = [torch.load(path) for path in place.rglob("*.pt")]
-    assert all(torch.equal(one, x.float()) or one.isnan().any() for one in loaded)
-    assert len(loaded) == 2 * (data == "full")
-    assert not [*tmp_path.rglob("*.npy")]
-
-
-@pytest.mark.parametrize("given", [{}, {"statistic_category": []}])
-def test_statistics_are_mindspores_where_its_file_names_none(given: dict[str, Any], tmp_path: Path) -> None:
-    with msctx.context(dump_config=of_file(tmp_path, saved_data="statistic", **given)):
-        torch.ones(2).exp()
-    (found,) = tmp_path.rglob("statistic.csv")
-    assert next(csv.reader(found.open()))[10:] == ["Max Value", "Min Value", "L2Norm Value", ""]
-
-
-def test_where_mindspores_file_names_no_folder_the_environment_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MS_DIAGNOSTIC_DATA_PATH", raising=False)
-    with pytest.raises(OptionError, match=r"(?s)path: the text is empty.*\$MS_DIAGNOSTIC_DATA_PATH is set"):
-        msctx.context(dump_config=of_file(tmp_path, path=""))
-    monkeypatch.setenv("MS_DIAGNOSTIC_DATA_PATH", str(tmp_path / "diagnostics"))
-    with msctx.context(dump_config=of_file(tmp_path, path="")):
-        torch.ones(2).exp()
-    assert "exp" in kinds(tmp_path / "diagnostics" / "debug_dump" / "rank_0")
-
-
-@pytest.mark.parametrize("name", ["..", ".", "../x", "a/b", "a\\b", "/tmp/x"])
-def test_the_folder_of_a_net_stays_inside(name: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"(?s)net_name: .* is no name of a folder.*allowed: the name of a folder, without /"):
-        msctx.context(dump_config=of_file(tmp_path, net_name=name))
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x)).exp()
-
-
-def marked(tmp_path: Path, net: nn.Module) -> set[str]:
-    """What is dumped of marked modules."""
-    with msctx.context(dump_config=of_file(tmp_path, dump_mode=2, saved_data="statistic")).watch(net):
-        net(torch.ones(1, 4)).sum().backward()
-    lines = [line for file in tmp_path.rglob("statistic.csv") for line in [*csv.reader(file.open())][1:]]
-    return {re.sub(r"-op\d+$", "", line[1].removeprefix("Default_")) for line in lines}
-
-
-FIRST = {"first-Sequential_0-Linear_addmm", "first-Sequential_0-Linear_mm", "first-Sequential_0-Linear_sum"}
-TANH = {"first-Sequential_1-Tanh_tanh", "first-Sequential_1-Tanh_tanh_backward"}
-
-
-def test_modules_that_are_marked_are_dumped_forward_and_backward(tmp_path: Path) -> None:
-    net = Two()
-    msctx.set_dump(net.first)
-    assert marked(tmp_path / "a", net) == FIRST | TANH
-    msctx.mindspore.set_dump(net.first[0], False)
-    assert marked(tmp_path / "b", net) == TANH
-    msctx.set_dump(net)
-    msctx.set_dump(net.first, enabled=False)
-    found = marked(tmp_path / "c", net)
-    assert {"second-Linear_addmm", "exp", "mul"} <= found
-    assert not found & (FIRST | TANH)
-    assert "sum" not in found, "the program's own"
-
-
-def test_a_model_with_the_same_paths_is_not_marked(tmp_path: Path) -> None:
-    """In no pass, and not when it is watched in the place of another one."""
-    net, other = Two(), Two()
-    msctx.set_dump(net.first[0])
-    with msctx.context(dump_config=of_file(tmp_path, dump_mode=2, input_output=2)).watch(net) as ctx:
-        ctx.watch(other)
-        for one in (other, net):
-            one(torch.full((1, 4), 2.0)).sum().backward()
-        net.second(torch.ones(1, 4)).cos()
-    assert sorted(path.name.partition(".")[0] for path in tmp_path.rglob("*.npy")) == ["addmm", "mm", "sum"]
-    (found,) = tmp_path.rglob("addmm.*.npy")
-    assert np.array_equal(np.load(found), net.first[0](torch.full((1, 4), 2.0)).detach().numpy())
-
-
-def test_a_model_in_the_place_of_one_that_is_gone_is_not_marked(tmp_path: Path) -> None:
-    net = Two()
-    msctx.set_dump(net)
-    assert marked(tmp_path / "a", net)
-    del net
-    gc.collect()
-    with pytest.warns(MsctxWarning, match="none ran"):
-        assert marked(tmp_path / "b", Two()) == set()
-
-
-def test_where_nothing_is_marked_a_warning_tells_so(tmp_path: Path) -> None:
-    with pytest.warns(
-        MsctxWarning, match=r"dump_mode 2 dumps modules marked by msctx.set_dump\(module\) in models passed to ctx.watch"
-    ):
-        assert marked(tmp_path, Two()) == set()
-
-
-@pytest.mark.parametrize(("target", "enabled"), [(torch.relu, True), ("first", True), (nn.ReLU(), 1)])
-def test_what_cannot_be_marked(target: Any, enabled: Any) -> None:
-    with pytest.raises(ValueError, match="set_dump"):
-        msctx.set_dump(target, enabled)
-
-
-def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) -> None:
-    file = of_file(tmp_path, kernels=["relu"], statistic_category=["md5"], net_name="Net")
-    row = next(
-        row for row in msctx.explain({"dump_config": file, "dump_format": "msprobe"}).rows if row.option == "dump_config"
-    )
-    assert "kernels applies only with dump_mode 1" in row.reason
-    assert "msProbe's layout has no place for net_name" in row.reason
-    assert "of statistic_category it takes only md5" in row.reason
-    (row,) = msctx.explain({"dump_config": file}).rows
-    assert "statistic_category applies only with saved_data statistic or full" in row.reason
-
-
-@pytest.mark.parametrize("common", [{"op_debug_mode": 0}, {"op_debug_mode": 3}, {"op_debug_mode": 4}])
-def test_the_layout_counts_where_mindspores_file_dumps(common: dict[str, Any], tmp_path: Path) -> None:
-    given = {"dump_config": of_file(tmp_path, **common), "dump_format": "msprobe", "quant_dumpable": "1"}
-    rows = {row.option: row for row in msctx.explain(given).rows}
-    if common["op_debug_mode"] == 0:
-        assert rows["dump_format"].status == rows["dump_config"].status == "approximated"
-        assert rows["dump_format"].assignments == rows["dump_config"].assignments
-        assert rows["dump_format"].assignments["observers.dump"].layout == "msprobe"
-        assert rows["quant_dumpable"].status == "honoured"
-    else:
-        for name in ("dump_format", "quant_dumpable"):
-            assert rows[name].status == "inert"
-            assert "session.enable_dump=True or dump_config with op_debug_mode 0" in rows[name].reason
-
-
-@pytest.mark.parametrize(("number", "expected"), [(0, 3), (2, 2)])
-def test_how_many_overflows_have_files_by_mindspores_file(number: int, expected: int, tmp_path: Path) -> None:
-    file = of_file(tmp_path, op_debug_mode=3, overflow_number=number)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with msctx.context(dump_config=file):
-            for run in (torch.log, torch.reciprocal, torch.rsqrt):
-                run(torch.zeros(2))
-    assert len([one for one in found if "overflow in step" in str(one.message)]) == 3
-    assert len([*(tmp_path / "dumps").rglob("Opdebug.*.json")]) == expected
-
-
-def test_mindspores_file_for_overflow_and_for_errors(tmp_path: Path) -> None:
-    with (
-        pytest.warns(MsctxWarning, match="overflow in step 0: aten::log"),
-        msctx.context(dump_config=of_file(tmp_path, op_debug_mode=3)),
-    ):
-        (-torch.ones(2)).log()
-    assert [*(tmp_path / "dumps").rglob("Opdebug.*.json")]
-    ctx = msctx.context(dump_config=of_file(tmp_path, op_debug_mode=4))
-    with pytest.warns(MsctxWarning, match="aten::mm raised"), pytest.raises(RuntimeError), ctx:
-        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    assert [*(tmp_path / "dumps").glob("mm.*.replay.py")]
-
-
-def test_a_mistake_in_mindspores_file_has_its_place(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"dump\.json:1:\d+"):
-        msctx.context(dump_config=of_file(tmp_path, saved_data="tensors")).__enter__()
-
-
-@pytest.mark.parametrize("iteration", ["abc", "5-3", "3-3", "1||2", "all|3", "|".join(map(str, range(101)))])
-def test_steps_that_are_none_in_mindspores_file(iteration: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"dump\.json:1:\d+.*\n?.*common_dump_settings\.iteration"):
-        msctx.context(dump_config=of_file(tmp_path, iteration=iteration)).__enter__()
-
-
-@pytest.mark.parametrize("iteration", ["all", "0|2-3", 0, "00"])
-def test_steps_in_mindspores_file(iteration: str | int, tmp_path: Path) -> None:
-    with msctx.context(dump_config=of_file(tmp_path, iteration=iteration, kernels=["name-regex((exp| ))"], dump_mode=1)):
-        torch.ones(1).exp()
-    assert kinds(tmp_path) == {"exp"}
-
-
-def test_the_options_of_the_session_win_over_mindspores_file(tmp_path: Path) -> None:
-    options = {"dump_config": of_file(tmp_path), "session": {"enable_dump": True, "dump_path": str(tmp_path / "session")}}
-    with pytest.warns(MsctxWarning, match="dump_config"), msctx.context(**options):
-        torch.ones(1) + 1
-    assert (tmp_path / "session").exists()
-    assert not (tmp_path / "dumps").exists()
-
-
-@pytest.mark.parametrize("name", ["session.enable_dump", "enable_dump_debug"])
-def test_mindspores_file_wins_over_a_dump_that_is_off_beside_it(name: str, tmp_path: Path) -> None:
-    """In any order; the inner scope wins over the one around it."""
-    mode = 0 if name == "session.enable_dump" else 3
-    switch = "observers.dump" if mode == 0 else "observers.overflow"
-    file, off = {"dump_config": of_file(tmp_path, op_debug_mode=mode)}, {name: False}
-    for asked in (file | off, off | file):
-        plan = msctx.explain(asked)
-        assert plan.assignments[switch] is not None
-        (row,) = [row for row in plan.rows if row.option == name]
-        assert (row.status, row.winner) == ("inert", "dump_config")
-    for outer, inner, is_on in ((file, off, False), (off, file, True)):
-        with msctx.context(**outer), msctx.context(**inner):
-            assert (msctx.state()[switch] is not None) == is_on
 
 
 def test_two_processes_with_one_folder_keep_their_own(tmp_path: Path, run_python: Any) -> None:
