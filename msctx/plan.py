@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -117,9 +119,16 @@ class Plan(Table):
         return tuple(row for row in self.rows if row.status in FAILING and not row.shadowed and self._counts(row))
 
     @cached_property
+    def without_fallback(self) -> frozenset[str]:
+        """The devices on which ``fallback="error"`` holds."""
+        return frozenset(
+            row.device for row in self.rows if row.option == "fallback" and row.value == "error" and not row.winner
+        )
+
+    @cached_property
     def unserved(self) -> list[Row]:
         """The rows of algorithms that no call can run, where a call that does not is to be an error."""
-        devices = {row.device for row in self.rows if row.option == "fallback" and row.value == "error" and not row.winner}
+        devices = self.without_fallback
         return [row for row in self.failing if row.option in NAMED and row.status == "refused" and row.device in devices]
 
     def _counts(self, row: Row) -> bool:
@@ -143,6 +152,13 @@ class Plan(Table):
 
     def _notes(self) -> list[str]:
         return [f"preview only: no {self.target} here"] if self.missing else []
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal where the same options with the same values come to the same, whoever set them."""
+        rows = sorted([r.option, r.device, r.spelling, repr(plain(r.value)), r.status, r.winner] for r in self.rows)
+        switches = sorted((name, repr(plain(value))) for name, value in self.assignments.items())
+        return hashlib.sha256(json.dumps([rows, switches]).encode()).hexdigest()[:16]
 
     def as_dicts(self) -> list[dict[str, Any]]:
         return [row.as_dict() for row in self.rows]

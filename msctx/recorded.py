@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msctx.options import carried
 from msctx.options.layers import PREFIX, RESERVED, is_option
 
 FAMILIES = {
@@ -65,7 +66,8 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_known(name: str) -> bool:
-    return name in NAMES or name in RESERVED or (name.startswith(PREFIX) and is_option(name))
+    is_ours = name in RESERVED and name != carried.VARIABLE  # which holds the entry's arguments, too
+    return is_ours or name in NAMES or (name.startswith(PREFIX) and is_option(name))
 
 
 def command_line(words: Sequence[str]) -> list[str]:

@@ -104,6 +104,7 @@ def test_commands_and_their_flags_exist() -> None:
         while hasattr(command, "commands"):
             assert words[0] in command.commands, words
             command, words = command.commands[words[0]], words[1:]
+        words = words[: words.index("--")] if "--" in words else words  # what follows belongs to another command
         flags = {flag for parameter in command.params for flag in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= flags, words
 

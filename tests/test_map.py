@@ -185,7 +185,7 @@ LAYERS = (
     ("devices", "plan"),
     ("amp", "reference"),
     ("context",),
-    ("inspection", "vocabulary"),
+    ("at_start", "inspection", "vocabulary"),
     ("integrations",),
     ("device_context", "mindspore", "run", "runtime"),
     ("compare", "verify"),

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from msctx._version import __version__
-from msctx.cli import build, cache, compare, doctor, explain, run, starter, state, tune, verify
+from msctx.cli import build, cache, compare, doctor, execution, explain, run, starter, state, tune, verify
 from msctx.errors import FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 
 app = typer.Typer(
@@ -32,6 +32,10 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     run.run: (
         "Run an experiment under its options and record it.",
         "msctx run configs/experiments/digits.yaml deterministic=ON args.epochs=5 --out runs/first",
+    ),
+    execution.execute: (
+        "Run any command under options.",
+        "msctx exec deterministic=ON max_device_memory=4GB -- torchrun --nproc-per-node 2 train.py",
     ),
     explain.explain: (
         "What options would do here, and why.",
@@ -57,7 +61,9 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
 }
 """Each command with what ``msctx --help`` shows of it, and an example, in the order shown there."""
 for command, (short, example) in COMMANDS.items():
-    app.command(short_help=short, epilog=example and f"Example: {example}")(command)
+    is_exec = command is execution.execute
+    name, settings = ("exec", execution.SETTINGS) if is_exec else (None, None)
+    app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
 app.add_typer(cache.cache, name="cache", short_help="Show, move or clear what torch.compile keeps.")
 app.add_typer(tune.tune, name="tune", short_help="Show, copy or clear what performance measured.")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.cli import completion, render
-from msctx.cli.output import Json, emit, emit_plan, only_json, print_json
+from msctx.cli.output import Json, emit, emit_plan, only_json, print_json, print_text
 from msctx.errors import Diagnostic, OptionError
 
 
@@ -37,9 +37,21 @@ def run(
             autocompletion=completion.settings,
         ),
     ] = None,
+    nproc: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Run it as N processes of this node, as torchrun does. Default: in this one."),
+    ] = 0,
+    nnodes: Annotated[str, typer.Option(metavar="M", help="With --nproc: nodes, or MIN:MAX of them.")] = "1",
+    rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other, the same on all.")] = "",
+    run_id: Annotated[str, typer.Option(help="Of one of several jobs that find each other at the same place.")] = "",
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often all ranks start anew after one has failed.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Run an experiment under its options, record it, and restore everything."""
+    """Run an experiment under its options, record it, and restore everything.
+
+    With --nproc N the options are read and checked once, here, and each rank gets them; rank 0 reports, each rank has its own record
+    in rank_0, rank_1 …, and ranks.json shows what became of all.
+    """
     from msctx.run.config import read
     from msctx.run.sinks import require
 
@@ -53,8 +65,8 @@ def run(
     prepare_environment(experiment)
     from msctx.context import explain
     from msctx.context.base import refuse
-    from msctx.run import run_experiment
     from msctx.run.entry import resolve
+    from msctx.run.launch import Launch
     from msctx.run.ranks import rank
 
     if dry_run:
@@ -64,6 +76,18 @@ def run(
             emit_plan(plan, json_)
         refuse(plan)
         return
+    if not nproc:
+        run_here(experiment, out, json_)
+        return
+    refuse(explain(experiment.settings))
+    _launch(experiment, Launch(nproc, nnodes, rdzv, run_id, max_restarts), out, json_)
+
+
+def run_here(experiment: Any, out: str | None, json_: bool) -> None:
+    """Run it in this process, which may be one of several; the first one reports."""
+    from msctx.run import run_experiment
+    from msctx.run.ranks import rank
+
     console = render.console(sys.stderr if json_ else sys.stdout)
     is_first = rank() == 0
     runs: list[Any] = []
@@ -83,6 +107,18 @@ def run(
         _interrupted(f"the record is in {runs[0].dir}, and everything was restored", runs[0].dir / "result.json", json_)
     if is_first:
         emit(result, json_, lambda: render.pairs_table(result, ("result", "")))
+
+
+def _launch(experiment: Any, how: Any, out: str | None, json_: bool) -> None:
+    from msctx.run.launch import launch
+    from msctx.run.ranks import is_one_of_several
+
+    if is_one_of_several():
+        text = "a launcher has started this process already: leave --nproc out, or run it without torchrun"
+        raise OptionError([Diagnostic("--nproc", text, "command line")])
+    found = launch(experiment, how, out, json_)
+    if not json_ and found["run_dir"]:
+        print_text(f"ranks.json is in {found['run_dir']}")
 
 
 def _interrupted(text: str, record: Any, json_: bool) -> None:

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
+from msctx.context import agreement
 from msctx.context.base import BASE, KEPT, explain, make_ready, plan_here, refuse, tell_failing, tell_late, unwatched, within
 from msctx.context.children import WorkerInit
 from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
@@ -56,6 +57,7 @@ def _open(context: Context) -> Scope:
         return Scope(context, layers, settings, outer, None)
     plan = plan_here(settings)
     refuse(plan)
+    agreement.check(plan)
     tell_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
     hold = ledger.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import devices, locks
 from msctx import plan as planning
+from msctx.context import agreement
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
 from msctx.memory import watched
@@ -177,6 +178,7 @@ class Base:
         self.settings = Settings()
         self.version = 0  # counts the changes
         self.read_environment = False
+        self._is_starting = False
         self.resets = 0  # counts how often everything was taken back
         self.plan = NOTHING
         self.hold: Hold | None = None
@@ -186,9 +188,13 @@ class Base:
         """Read MSCTX_* at the first use of msctx in this process, never at import."""
         if not self.read_environment:
             with self.lock:
-                if not self.read_environment:
-                    self.change(environment_layers(os.environ))
-                    self.read_environment = True
+                if not self.read_environment and not self._is_starting:  # it may import torch, and be called by that
+                    self._is_starting = True
+                    try:
+                        self.change(environment_layers(os.environ))
+                        self.read_environment = True
+                    finally:
+                        self._is_starting = False
 
     def change(self, levels: Mapping[str, Layer], *, absent: bool = False) -> list[str]:
         """Lay new values over each level's; return the switches that open scopes cover.
@@ -257,6 +263,7 @@ class Base:
             self.hold = ledger.Hold("set_context", base=True)
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
             refuse(plan)
+        agreement.check(plan)
         tell_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         told: list[tuple[str, str, str]] = []

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
+import threading
 import zlib
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
+
+WAIT = timedelta(seconds=60)
+"""For the store of torchrun's agent, and for what another rank leaves there."""
 
 _runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -35,6 +45,12 @@ def rank() -> int | None:
     return None if dist is None else int(dist.get_rank())
 
 
+def size() -> int:
+    """How many processes the process group has; 1: there is none."""
+    dist = _distributed()
+    return 1 if dist is None else int(dist.get_world_size())
+
+
 def flight_record() -> dict[str, Any] | None:
     """The trace of PyTorch's Flight Recorder; ``None``: it holds no collective."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
@@ -46,16 +62,69 @@ def flight_record() -> dict[str, Any] | None:
     return None
 
 
-def agreed(name: str, mine: str) -> str | None:
-    """The text that the first process of this run gave under *name*; ``None`` where no store has it."""
+# --- stores -----------------------------------------------------------------------------------------------------------
+
+
+def number(variable: str) -> int:
+    """What a launcher has put into a variable; 0: it is not there, or no number."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def has_agent() -> bool:
+    """Whether torchrun has started this process beside others; its agent has a store for them, before there is a process group."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and number("WORLD_SIZE") > 1
+
+
+def agents_store(name: str) -> Any:
+    """The store of torchrun's agent, under a prefix; connects to it."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # they are not in its __all__
+
+    host, port = os.environ.get("MASTER_ADDR", "localhost"), number("MASTER_PORT")
+    return PrefixStore(f"msctx/{name}", TCPStore(host, port, is_master=False, timeout=WAIT))
+
+
+def store() -> Any:
+    """The one by which the processes of this run found each other.
+
+    Raises:
+        RuntimeError, ValueError, AttributeError: it is lost; there is no group; torch has none of that name.
+    """
     from torch.distributed import distributed_c10d
 
-    packed = base64.b64encode(zlib.compress(mine.encode())).decode()
+    return distributed_c10d._get_default_store()
+
+
+def within(seconds: float, call: Callable[[], T]) -> T | None:
+    """What *call* returns in that time; ``None``: it has not, or the store is lost. Nothing of a store's may hold up a training."""
+    found: list[T] = []
+
+    def work() -> None:
+        with suppress(RuntimeError, AttributeError, ValueError):
+            found.append(call())
+
+    thread = threading.Thread(target=work, name="msctx-store", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def unpacked(data: bytes) -> str | None:
+    """``None``: somebody else's under our name."""
     try:
-        found = distributed_c10d._get_default_store().compare_set(f"msctx/tuning/{name}", "", packed)
-    except (RuntimeError, AttributeError, ValueError):  # it is lost; torch has none of that name; there is no group
+        return zlib.decompress(base64.b64decode(data)).decode()
+    except (ValueError, zlib.error):
         return None
+
+
+def agreed(name: str, mine: str) -> str | None:
+    """The text that the first process of this run gave under *name*; ``None`` where no store has it."""
     try:
-        return zlib.decompress(base64.b64decode(found)).decode()
-    except (ValueError, zlib.error):  # somebody else's under our name
+        found = store().compare_set(f"msctx/tuning/{name}", "", packed(mine))
+    except (RuntimeError, AttributeError, ValueError):
         return None
+    return unpacked(found)

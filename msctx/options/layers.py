@@ -10,6 +10,7 @@ from typing import Any
 
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, searching
 from msctx.locks import imported
+from msctx.options import carried
 from msctx.options.layer import Layer, Setting
 from msctx.options.registry import OPTIONS, contradictions, find, from_text, ge_key, ge_name, is_dictionary, make_layer
 from msctx.shipped import CONFIGS
@@ -18,7 +19,7 @@ LEVELS = ("preset", "yaml", "environment", "command line", "set_context")
 """The layers below all with-blocks, low to high."""
 
 PREFIX = "MSCTX_"
-RESERVED = {"MSCTX_CACHE_DIR", "MSCTX_ISA"}
+RESERVED = {"MSCTX_CACHE_DIR", "MSCTX_ISA", carried.VARIABLE}
 """Variables that steer msctx itself and are no options."""
 
 
@@ -91,9 +92,12 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
 
 @searching()
 def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
-    """MSCTX_DETERMINISTIC=ON, MSCTX_GPU_CONFIG__CONV_ALLOW_TF32=false …; a double underscore stands for a dot."""
+    """MSCTX_DETERMINISTIC=ON, MSCTX_GPU_CONFIG__CONV_ALLOW_TF32=false …; a double underscore stands for a dot.
+
+    Under them lies what MSCTX_PLAN carries.
+    """
     names = [n for n in environment if n.startswith(PREFIX) and n not in RESERVED]
-    if not names:
+    if not names and carried.VARIABLE not in environment:
         return {}
     imported("msctx.options.yamlfile")
     from msctx.options.yamlfile import AmbiguousNumber
@@ -127,7 +131,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     problems.extend(contradictions(settings, "environment"))
     if problems:
         raise OptionError(problems)
-    levels = {"preset": preset, "environment": Layer(settings)}
+    levels = {"preset": preset, "environment": carried.layer_of(environment).under(Layer(settings))}
     return {level: layer for level, layer in levels.items() if layer.settings}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +34,7 @@ class Record:
             folder = Path(out)
         try:
             folder.mkdir(parents=True, exist_ok=out is not None)
-            used = sorted(p.name for p in folder.iterdir() if not re.fullmatch(r"rank\d+", p.name))  # another rank is earlier
+            used = sorted(p.name for p in folder.iterdir())
         except OSError as error:
             raise FileError([Diagnostic("", f"cannot be made a run directory: {error.strerror}", where=str(folder))]) from None
         if used:

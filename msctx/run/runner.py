@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from msctx.inspection import diff, environment, state
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import tell
+from msctx.options import carried
 from msctx.plan import Plan, make
 from msctx.run import ranks
 from msctx.run.config import Experiment
@@ -95,7 +97,7 @@ def run_experiment(
     """Run *experiment* and return what result.json holds.
 
     Args:
-        out: the run directory; default: a new one under ``record.dir``. Ranks other than 0 have ``rank1`` and so on in it.
+        out: the run directory; default: a new one under ``record.dir``. Of several ranks, each has ``rank_0`` and so on in it.
         progress: shows progress (see :class:`msctx.render.Progress`); default: silent.
         announce: called with the run once it is about to start.
 
@@ -112,6 +114,7 @@ def run_experiment(
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
             record = ranks.record(out, experiment.record_dir, experiment.name)
+            carried.note(os.environ, str(record.folder))
             with _ending_early(record):
                 record.json("plan.json", plan.as_dict())
                 record.json("state.json", state())
@@ -147,6 +150,8 @@ def run_experiment(
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:
             result["left_changed"] = left  # by the entry itself, or a library that it loads
+        if ranks.is_one_of_several():
+            result |= {"host": socket.gethostname(), "plan": plan.digest}
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
         undisturbed.close()  # a signal that came after the entry had ended raises here

@@ -181,7 +181,7 @@ def test_doctor(msctx):
 def test_help_begins_with_what_people_come_for(msctx):
     _, text, _ = msctx("--help")
     commands = [line.split()[0] for line in text.partition("Commands:")[2].splitlines() if line.strip()]
-    assert commands[:3] == ["run", "explain", "init"]
+    assert commands[:4] == ["run", "exec", "explain", "init"]
     assert not {"…", "..."} & {word[-3:] for word in text.partition("Commands:")[2].split()}, "no text is cut"
 
 

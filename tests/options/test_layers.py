@@ -247,8 +247,8 @@ def test_no_variables_no_layers() -> None:
 
 
 def test_reserved_variables_are_no_options() -> None:
-    assert {"MSCTX_CACHE_DIR", "MSCTX_ISA"} == RESERVED
-    assert environment_layers(dict.fromkeys(RESERVED, "anything")) == {}
+    assert {"MSCTX_CACHE_DIR", "MSCTX_ISA", "MSCTX_PLAN"} == RESERVED
+    assert environment_layers(dict.fromkeys(RESERVED - {"MSCTX_PLAN"}, "anything")) == {}
 
 
 def test_a_preset_from_the_environment_lies_below_its_options() -> None:

@@ -36,8 +36,8 @@ def test_torchrun_is_one_run(tmp_path: Path) -> None:
     assert done.stdout.count("options carried out") == 1
     assert done.stdout.count("completed") == 1
     (folder,) = (tmp_path / "runs").iterdir()
-    assert json.loads((folder / "result.json").read_text())["rank"] == 0
-    assert json.loads((folder / "rank1" / "result.json").read_text())["rank"] == 1
+    for number in range(2):
+        assert json.loads((folder / f"rank_{number}" / "result.json").read_text())["rank"] == number
     again = launched(tmp_path, "--out", str(folder))
     assert again.returncode != 0
     assert "is not empty" in again.stderr
@@ -64,10 +64,10 @@ def test_other_launchers_give_each_rank_a_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     monkeypatch.setenv("RANK", "1")
-    assert "-rank1-" in ranks.record(None, str(tmp_path), "two").folder.name
-    assert ranks.record(str(tmp_path / "out"), "", "two").folder == tmp_path / "out" / "rank1"
-    monkeypatch.setenv("RANK", "0")
-    assert ranks.record(str(tmp_path / "out"), "", "two").folder == tmp_path / "out", "although rank 1 was here before"
-    (tmp_path / "out" / "result.json").touch()
+    assert "-rank_1-" in ranks.record(None, str(tmp_path), "two").folder.name
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert ranks.record(str(tmp_path / "out"), "", "two").folder == tmp_path / "out" / f"rank_{rank}"
+    (tmp_path / "out" / "rank_0" / "result.json").touch()
     with pytest.raises(FileError, match="is not empty"):
         ranks.record(str(tmp_path / "out"), "", "two")

@@ -1,0 +1,40 @@
+"""Enters what MSCTX_PLAN carries as soon as a program imports torch.
+
+msctx.pth stands beside the installed package, and each Python reads it at its start: where the variable is set, it leaves a finder
+that calls :func:`found` when torch is looked for. A Python that runs with ``-S``, or in whose environment msctx is not installed,
+does not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+
+from msctx.imports import when_imported
+
+
+def found() -> ModuleSpec | None:
+    """What the finder of msctx.pth finds: torch, which is watched for from now on."""
+    give_up()
+    when_imported("torch", _enter)
+    return importlib.util.find_spec("torch")
+
+
+def give_up() -> None:
+    """Whoever enters the plan in another way needs no finder."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "MsctxPlan"]
+
+
+def _enter() -> None:
+    from msctx.context.base import BASE
+    from msctx.errors import MsctxError
+    from msctx.options import carried
+
+    try:
+        BASE.start()
+        carried.note(os.environ, str(os.getpid()))
+    except MsctxError as error:  # a traceback would show torch's import, and a program may catch an ImportError
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,55 @@
+"""`msctx exec`: a command of the user's under options."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Annotated
+
+import typer
+
+from msctx.cli import completion
+from msctx.errors import Diagnostic, OptionError
+
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""For typer: what begins with a dash is the command's own."""
+
+
+def execute(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FILE.yaml] [KEY=VALUE]... -- COMMAND...",
+            help="Options, as `msctx run` takes them, and the command.",
+            autocompletion=completion.settings,
+        ),
+    ],
+) -> None:
+    """Run any command; its Python processes compute under options from their first import of torch on.
+
+    That holds for what the command starts, too: torchrun, accelerate, spawned workers, `python -m`. It ends with the command's exit
+    code. Python processes that run with -S, or in an environment without msctx, are not reached.
+    """
+    from msctx.run.config import is_file, read
+
+    own = [*takewhile(lambda word: "=" in word or word.endswith((".yaml", ".yml")), words)]
+    command = words[len(own) :][words[len(own) : len(own) + 1] == ["--"] :]
+    files = [word for word in own if is_file(word)]
+    if not command:
+        text = "there is no command to run"
+        raise OptionError(
+            [Diagnostic("exec", text, "command line", suggestion="msctx exec deterministic=ON -- python train.py")]
+        )
+    if len(files) > 1:
+        raise OptionError([Diagnostic("exec", f"{files[1]}: there can be one file", "command line")])
+    experiment = read(files[0] if files else None, [word for word in own if word not in files])
+    from msctx.run.runner import prepare_environment  # from here on torch is imported
+
+    prepare_environment(experiment)
+    from msctx.context import explain
+    from msctx.context.base import refuse
+    from msctx.options.layers import flatten
+    from msctx.run.execution import execute
+
+    plan = explain(experiment.settings)
+    refuse(plan)
+    raise typer.Exit(execute(command, flatten(experiment.levels), strict=plan.strict))

@@ -1,0 +1,31 @@
+"""One rank of `msctx run FILE --nproc N`, started by torchrun's agent with its plan in MSCTX_PLAN."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from msctx import at_start
+from msctx.errors import MsctxError
+
+
+def main() -> None:
+    """Run it; the launching process reports what fails."""
+    from msctx.cli.run import run_here
+    from msctx.run import launch
+
+    try:
+        experiment, out, as_json = launch.handed(os.environ)
+        at_start.give_up()  # the run lays it under the program itself, after it has looked at what is there
+        run_here(experiment, out, as_json)
+    except MsctxError as error:
+        launch.report(error)
+        sys.exit(error.exit_code)
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt | SystemExit):
+            launch.report(error)
+        raise
+
+
+if __name__ == "__main__":
+    main()

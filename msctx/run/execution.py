@@ -1,0 +1,58 @@
+"""`msctx exec`: any command, whose Python processes compute under options from their first import of torch on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msctx.errors import Diagnostic, FileError, StrictError
+from msctx.notices import tell
+from msctx.options import Layer, carried
+
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""Passed on to the command; Ctrl-C reaches it from the terminal."""
+
+
+def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> int:
+    """Run *command* with *layer* in MSCTX_PLAN; returns its exit code, as shells count them where a signal ended it.
+
+    Raises:
+        FileError: the command cannot be started.
+        StrictError: it has ended, and under *strict* no process of it has entered the options.
+    """
+    with tempfile.TemporaryDirectory(prefix="msctx-exec-") as folder:
+        (seen := Path(folder) / "seen").touch()
+        environment = os.environ | {carried.VARIABLE: carried.pack(layer, seen=str(seen))}
+        try:
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0])]) from None
+        code = _wait(process)
+        if not seen.stat().st_size:
+            text = _UNSEEN.format(" ".join(command))
+            if strict:
+                raise StrictError(f"strict=True, and {text}")
+            tell("exec", command[0], text)
+    return code if code >= 0 else 128 - code
+
+
+_UNSEEN = (
+    "the options did nothing: no process of `{}` on this machine imported torch in an environment in which msctx is"
+    " installed (a Python that runs with -S does not read them)"
+)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    def pass_on(number: int, frame: Any) -> None:
+        process.send_signal(number)
+
+    for name in SIGNALS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), pass_on)
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # not SIG_IGN: a command that starts late would inherit that
+    return process.wait()

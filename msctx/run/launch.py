@@ -1,0 +1,223 @@
+"""`msctx run FILE --nproc N`: torchrun's agent, whose ranks run one plan, made here; ranks.json shows what became of each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msctx.errors import Diagnostic, EntryFailed, OptionError
+from msctx.options import Layer, carried
+from msctx.options.layers import flatten
+from msctx.run.config import Experiment
+from msctx.run.record import Record
+
+RANK = "msctx.cli.rank"
+"""What each rank runs."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How many processes, and where.
+
+    Attributes:
+        nproc: processes on this node.
+        nnodes: nodes, or ``MIN:MAX`` of them.
+        rendezvous: ``HOST:PORT`` of the node at which they find each other; with one node, none is needed.
+        run_id: the same on all nodes, another for each job that uses the same rendezvous.
+        restarts: how often all ranks are started anew after one has failed, or a node has come or gone.
+    """
+
+    nproc: int
+    nnodes: str = "1"
+    rendezvous: str = ""
+    run_id: str = ""
+    restarts: int = 0
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """The least and the most of them.
+
+        Raises:
+            OptionError: with every problem.
+        """
+        least, _, most = self.nnodes.partition(":")
+        problems = []
+        if not (least.isdecimal() and (most or least).isdecimal() and 0 < int(least) <= int(most or least)):
+            problems.append(Diagnostic("--nnodes", f"{self.nnodes!r} is not a number of nodes", "command line", "2, or 2:4"))
+        elif int(most or least) > 1 and not self.rendezvous:
+            text = "is missing: several nodes must find each other"
+            problems.append(Diagnostic("--rdzv", text, "command line", "HOST:PORT of one of them, the same on all"))
+        if problems:
+            raise OptionError(problems)
+        return int(least), int(most or least)
+
+
+def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) -> dict[str, Any]:
+    """Run the ranks of this node to their end; returns what ranks.json holds.
+
+    Args:
+        out: the run directory; with several nodes one that all of them see. Default: a new one under ``record.dir``.
+
+    Raises:
+        EntryFailed: a rank failed; it names the one that did so first, with its own message.
+        KeyboardInterrupt: Ctrl-C; each rank has ended its record.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+    least, most = how.nodes
+    if most == 1:
+        out = str(Record.create(out, experiment.record_dir, experiment.name).folder)
+    _share_processors(how.nproc)
+    with tempfile.TemporaryDirectory(prefix="msctx-run-") as scratch, _quiet():
+        (seen := Path(scratch) / "folders").touch()
+        os.environ[carried.VARIABLE] = _plan(experiment, out, as_json, seen)
+        config = LaunchConfig(
+            min_nodes=least,
+            max_nodes=most,
+            nproc_per_node=how.nproc,
+            run_id=how.run_id or "msctx",
+            rdzv_backend="c10d",
+            rdzv_endpoint=how.rendezvous or "localhost:0",
+            max_restarts=how.restarts,
+            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+        )
+        try:
+            launch_agent(config, sys.executable, ["-m", RANK])
+        except ChildFailedError as failed:
+            failure: EntryFailed | None = _first(failed.failures)
+        except SignalException as ended:
+            if ended.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise SystemExit(128 + ended.sigval) from None
+        else:
+            failure = None
+        finally:
+            del os.environ[carried.VARIABLE]
+            found = _gathered(seen)
+    if failure is not None:
+        raise failure
+    return found
+
+
+def _plan(experiment: Experiment, out: str | None, as_json: bool, seen: Path) -> str:
+    mine = {
+        "file": str(experiment.file.absolute()) if experiment.file else None,
+        "name": experiment.name,
+        "entry": experiment.entry,
+        "args": dict(experiment.args),
+        "record_dir": str(Path(experiment.record_dir).absolute()),
+        "sinks": [*experiment.sinks],
+    }
+    return carried.pack(flatten(experiment.levels), experiment=mine, out=out, json=as_json, seen=str(seen))
+
+
+def handed(environment: Mapping[str, str]) -> tuple[Experiment, str | None, bool]:
+    """What a rank was handed: its experiment, the run directory, and whether it reports in JSON."""
+    found = carried.read(environment)
+    mine: dict[str, Any] = found["experiment"]
+    own = {"file": Path(mine["file"]) if mine["file"] else None, "sinks": tuple(mine["sinks"])}
+    layer: Layer = carried.layer_of(environment)
+    return Experiment(levels={"command line": layer}, **{**mine, **own}), found["out"], found["json"]
+
+
+def _share_processors(count: int) -> None:
+    """Each rank takes its part of the processors, where nobody has decided it: together they would take them *count* times."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ["OMP_NUM_THREADS"] = str(max(1, there // count))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The agent writes of each failed rank; we report the first one."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    found = logger.level
+    if "TORCH_LOGS" not in os.environ:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(found)
+
+
+# --- what became of the ranks -----------------------------------------------------------------------------------------
+
+
+def report(error: BaseException) -> None:
+    """In a rank: leave word of why it ends, where the agent looks for it."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        more = {"timestamp": str(int(time.time())), "moment": time.time(), "exit_code": getattr(error, "exit_code", 1)}
+        with contextlib.suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": str(error), "extraInfo": more}}), encoding="utf-8")
+
+
+class RankFailed(EntryFailed):
+    """A rank failed; the exit code is its own."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""What ends a rank by itself; SIGABRT is how NCCL ends one that waits for another, SIGTERM how the agent does."""
+
+
+def _first(failures: Mapping[int, Any]) -> RankFailed:
+    """Torch's moments are whole seconds, in which the others have failed, too: for the first one was gone."""
+
+    def known(failure: Any) -> dict[str, Any]:
+        message = failure.error_file_data.get("message")
+        found = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+        return dict(found)
+
+    def moment(failure: Any) -> float:
+        if -failure.exitcode in CRASHES:
+            return 0.0
+        return float(known(failure).get("moment", failure.timestamp + 1))
+
+    rank, failure = min(failures.items(), key=lambda one: moment(one[1]))
+    text = failure.message["message"] if isinstance(failure.message, dict) else f"it ended with exit code {failure.exitcode}"
+    if failure.exitcode < 0:
+        text = f"signal {-failure.exitcode} ({failure.signal_name()}) ended it"
+    others = f", {len(failures) - 1} more after it" if len(failures) > 1 else ""
+    return RankFailed(f"rank {rank} failed first{others}: {text}", known(failure).get("exit_code", EntryFailed.exit_code))
+
+
+def _gathered(seen: Path) -> dict[str, Any]:
+    """Write ranks.json beside the folders of the ranks: a row for each, of all restarts."""
+    own = [Path(line) for line in seen.read_text(encoding="utf-8").splitlines()]
+    if not own:
+        return {"run_dir": None, "ranks": []}
+    top = own[0].parent.parent if own[0].parent.name.startswith("restart_") else own[0].parent
+    folders = sorted({*top.glob("rank_*"), *top.glob("restart_*/rank_*")}, key=_order)
+    found = {"run_dir": str(top), "ranks": [_row(folder, top) for folder in folders]}
+    Record(top).json("ranks.json", found)
+    return found
+
+
+def _order(folder: Path) -> tuple[int, int]:
+    restart = folder.parent.name.removeprefix("restart_")
+    return int(restart) if restart.isdecimal() else 0, int(folder.name.removeprefix("rank_"))
+
+
+def _row(folder: Path, top: Path) -> dict[str, Any]:
+    restart, rank = _order(folder)
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # killed, or on another node and not at its end
+        result = {"status": "unknown"}
+    named = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
+    return {"rank": rank, "restart": restart, "folder": str(folder.relative_to(top)), **named}

@@ -1,0 +1,143 @@
+"""Ranks that differ in what they compute find out, and nobody waits for anybody."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+import msctx
+from msctx.context import agreement
+from msctx.native import distributed
+
+
+class Ranks:
+    """A store, and this process as one rank after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        self.store: Any = HashStore()
+        self.rank = 0
+        monkeypatch.setattr(distributed, "run", lambda: 1)
+        monkeypatch.setattr(distributed, "size", lambda: size)
+        monkeypatch.setattr(distributed, "rank", lambda: self.rank)
+        monkeypatch.setattr(distributed, "store", lambda: self.store)
+
+    def enter(self, rank: int, **options: Any) -> None:
+        self.rank = rank
+        agreement._compared.clear()
+        with msctx.context(**options):
+            pass
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    yield Ranks(monkeypatch, 4)
+    agreement._compared.clear()
+
+
+@pytest.mark.filterwarnings("error")
+def test_those_that_agree_report_nothing(ranks: Ranks) -> None:
+    for rank in range(4):
+        ranks.enter(rank, deterministic="ON", seed=rank)
+
+
+def test_the_table_names_the_switch_the_ranks_and_where_it_is_from(ranks: Ranks) -> None:
+    ranks.enter(0, deterministic="ON")
+    ranks.enter(1, deterministic="ON")
+    with pytest.warns(msctx.MsctxWarning) as warned:
+        ranks.enter(3, deterministic="OFF")
+    text = str(warned[0].message)
+    assert "torch.deterministic: ranks 0-1: True (deterministic=ON from with-block at" in text
+    assert "; rank 3: False (deterministic=OFF from with-block at" in text
+    assert "rank 2: not there yet" in text
+    assert "torch.num_threads" not in text, "in which they do not differ"
+
+
+@pytest.mark.parametrize("how", [{"strict": True}, {"fallback": "error"}])
+def test_it_is_an_error_where_that_is_asked_for(ranks: Ranks, how: dict[str, Any]) -> None:
+    ranks.enter(0, deterministic="ON")
+    before = msctx.state()
+    with pytest.raises(msctx.StrictError, match="ranks differ in what they compute"):
+        ranks.enter(1, deterministic="OFF", **how)
+    assert msctx.state() == before
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_a_rank_observes_or_keeps_is_its_own_affair(ranks: Ranks, tmp_path: Path) -> None:
+    """A context that decides no numerics is not the one that is compared, and only the first one is."""
+    ranks.enter(0, print_file_path=str(tmp_path / "printed"))
+    ranks.enter(1, deterministic="ON")
+    ranks.enter(2, deterministic="ON", max_device_memory="8GB")
+    with msctx.context(deterministic="OFF"):
+        pass
+
+
+@pytest.mark.filterwarnings("error")
+def test_another_version_of_torch_is_reported(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks.enter(0, deterministic="ON")
+    monkeypatch.setattr("torch.__version__", "2.0")
+    with pytest.raises(msctx.MsctxWarning, match=r"torch: rank 0: .*; rank 1: 2\.0"):
+        ranks.enter(1, deterministic="ON")
+
+
+def test_a_store_that_does_not_answer_holds_nobody_up(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(agreement, "SECONDS", 0.05)
+    monkeypatch.setattr(ranks.store.__class__, "set", lambda *_: never.wait(60), raising=False)
+    with pytest.warns(msctx.MsctxWarning, match="whether all ranks have the same options is unknown"):
+        ranks.enter(0, deterministic="ON")
+    never.set()
+
+
+def test_a_store_that_is_lost(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> Any:
+        raise RuntimeError("connection reset by peer")
+
+    monkeypatch.setattr(distributed, "store", lost)
+    with pytest.warns(msctx.MsctxWarning, match="gave no answer"):
+        ranks.enter(0, deterministic="ON")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [([0], "rank 0:"), ([0, 1, 2, 5], "ranks 0-2, 5:"), ([1, 3, 4], "ranks 1, 3-4:")]
+)
+def test_ranks_in_words(ranks: list[int], expected: str) -> None:
+    assert agreement._words(ranks) == expected
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("has_group", [False, True], ids=["the agent's store", "the store of the process group"])
+def test_real_ranks(tmp_path: Path, has_group: bool) -> None:
+    """Before the process group is there, the store of torchrun's agent serves."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(f"""
+            import os, msctx
+            rank = int(os.environ["RANK"])
+            if {has_group}:
+                import torch.distributed
+                torch.distributed.init_process_group("gloo")
+            msctx.set_context(deterministic="ON" if rank else "OFF")
+            print(f"rank {{rank}} is on")
+        """)
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "3",
+        str(tmp_path / "train.py"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert sorted(done.stdout.splitlines()) == ["rank 0 is on", "rank 1 is on", "rank 2 is on"], done.stderr
+    assert "ranks differ in what they compute" in done.stderr
+    assert json.dumps("torch.deterministic:")[1:-1] in done.stderr

@@ -1,0 +1,143 @@
+"""`msctx exec`: which processes of a command compute under the options, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ECHO = """
+import torch
+def show(where):
+    print(where, torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), flush=True)
+"""
+CHILDREN = """
+import multiprocessing, sys, threading, echo
+from torch.utils.data import DataLoader
+class Data:
+    def __len__(self): return 1
+    def __getitem__(self, number):
+        echo.show("worker")
+        return number
+if __name__ == "__main__":
+    start = multiprocessing.get_context(sys.argv[1])
+    child = start.Process(target=echo.show, args=("child",))
+    child.start()
+    child.join()
+    list(DataLoader(Data(), num_workers=1, multiprocessing_context=start))
+"""
+OPTIONS = ("deterministic=ON", "runtime_num_threads=1")
+
+
+def run(*words: str | Path, **how: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "msctx", "exec", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **how)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "echo.py").write_text(ECHO)
+    (tmp_path / "children.py").write_text(CHILDREN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return tmp_path
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_workers_are_reached(folder: Path, start: str) -> None:
+    done = run(*OPTIONS, "--", sys.executable, folder / "children.py", start)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["child True 1", "worker True 1"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flags", [["-m"], ["-E", "-m"], ["-W", "error", "-m"]])
+def test_modules_are_reached(folder: Path, flags: list[str]) -> None:
+    (folder / "package.py").write_text("import torch\nprint(torch.are_deterministic_algorithms_enabled())")
+    done = run(*OPTIONS, "--", sys.executable, *flags, "package", cwd=folder)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@pytest.mark.full
+def test_torchrun_and_a_shell_are_reached(folder: Path) -> None:
+    """A cap on memory holds, too, of a program that knows nothing of msctx."""
+    (folder / "train.py").write_text(
+        "import torch, echo\necho.show('rank')\n"
+        "try:\n    torch.zeros(1 << 28)\nexcept RuntimeError as error:\n    print('no memory' if 'MiB' in str(error) else error)"
+    )
+    inner = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 {folder / 'train.py'}"
+    done = run(*OPTIONS, "max_device_memory=0.5GB", "--", "/bin/sh", "-c", inner)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["no memory"] * 2 + ["rank True 1"] * 2
+
+
+def test_a_file_gives_the_options_and_the_command_its_exit_code(folder: Path) -> None:
+    (folder / "options.yaml").write_text("context: {deterministic: 'ON', runtime_num_threads: 2}")
+    program = "import echo, sys; echo.show('program'); sys.exit(int(sys.argv[-1]))"
+    done = run(folder / "options.yaml", "runtime_num_threads=1", sys.executable, "-c", program, "--code", "9")
+    assert (done.stdout, done.returncode) == ("program True 1\n", 9), done.stderr
+
+
+def test_a_command_that_does_not_use_the_options(folder: Path) -> None:
+    done = run(*OPTIONS, "--", "echo", "done")
+    assert (done.stdout, done.returncode) == ("done\n", 0)
+    assert "the options did nothing: no process of `echo done`" in done.stderr
+    strict = run(*OPTIONS, "strict=true", "--", sys.executable, "-S", "-c", "print('done')")
+    assert (strict.stdout, strict.returncode) == ("done\n", 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["deterministic=ON"], 2, "there is no command to run"),
+        ([], 2, "Missing argument"),
+        (["determinstic=ON", "--", "true"], 2, "did you mean deterministic?"),
+        (["deterministic=ON", "--", "/no/such/command"], 3, "/no/such/command  cannot be started: No such file"),
+        (["a.yaml", "b.yaml", "--", "true"], 2, "b.yaml: there can be one file"),
+        (["device_target=Ascend", "--", "true"], 6, "Ascend"),
+    ],
+)
+def test_mistakes(words: list[str], code: int, expected: str) -> None:
+    done = run(*words)
+    assert done.returncode == code
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_child_of_another_version_ends_at_once(folder: Path) -> None:
+    """Though the program catches ImportError."""
+    program = "try:\n    import torch\nexcept ImportError:\n    pass\nprint('on')"
+    environment = os.environ | {"MSCTX_PLAN": '{"version": "0.0.1"}'}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert "error: environment  MSCTX_PLAN: is of msctx 0.0.1; this process has msctx" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_python_without_torch_reads_nothing_of_ours() -> None:
+    program = "import sys; print([name for name in sys.modules if name.startswith('msctx')])"
+    environment = os.environ | {"MSCTX_PLAN": '{"version": "0.0.1"}'}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_command(folder: Path, number: signal.Signals) -> None:
+    program = (
+        "import signal, sys, time\nsignal.signal(int(sys.argv[1]), lambda *_: sys.exit(11))\n"
+        "print('on', flush=True)\ntime.sleep(60)"
+    )
+    command = [sys.executable, "-m", "msctx", "exec", *OPTIONS, "--", sys.executable, "-c", program, str(int(number))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(60) == 11

@@ -1,0 +1,181 @@
+"""`msctx run FILE --nproc N`: one plan for all ranks, a record for each, and the rank that failed first."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from msctx.errors import OptionError
+from msctx.run import launch
+from msctx.run.launch import Launch
+
+EXPERIMENT = """
+context: {deterministic: "ON", seed: 3}
+experiment: {name: two, entry: entry.py:main}
+record: {dir: runs}
+"""
+ENTRY = """
+import os, time, torch, torch.distributed as dist
+def main(run, fails=-1, sends=0, restarts=False, sleeps=0.0):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    print("rank", rank, "is on", flush=True)
+    if rank == fails and (first or not restarts):
+        if sends:
+            os.kill(os.getpid(), sends)
+        raise ValueError("it is rank one")
+    time.sleep(sleeps)
+    total = torch.ones(1) * rank
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return {"total": total.item(), "on": torch.are_deterministic_algorithms_enabled(), "seed": torch.initial_seed()}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "two.yaml").write_text(EXPERIMENT)
+    (tmp_path / "entry.py").write_text(ENTRY)
+    return tmp_path
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "msctx", "run", "two.yaml", "--nproc", "2", *words]
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*words), capture_output=True, text=True, timeout=300, cwd=folder, check=False)
+
+
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / "ranks.json").read_text())["ranks"]
+    return found
+
+
+@pytest.mark.full
+def test_one_plan_for_all_ranks(folder: Path) -> None:
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("options carried out") == 1
+    (made,) = (folder / "runs").iterdir()
+    assert f"ranks.json is in {made}" in done.stdout
+    for number in range(2):
+        record = made / f"rank_{number}"
+        result = json.loads((record / "result.json").read_text())
+        assert (result["total"], result["on"], result["seed"], result["restored"]) == (1.0, True, 3, True)
+        origins = {row["origin"] for row in json.loads((record / "plan.json").read_text())["options"]}
+        assert origins == {f"two.yaml:{line}" for line in ("2:26", "2:38")}
+    first, second = ranks(made)
+    assert (first["rank"], second["rank"], first["folder"], second["folder"]) == (0, 1, "rank_0", "rank_1")
+    assert first["plan"] == second["plan"]
+    assert {row["status"] for row in ranks(made)} == {"completed"}
+    differ = subprocess.run(
+        [sys.executable, "-m", "msctx", "diff", str(made / "rank_0"), str(made / "rank_1")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "env.RANK" not in differ.stdout
+
+
+@pytest.mark.full
+def test_the_rank_that_failed_first_is_reported_with_its_own_traceback(folder: Path) -> None:
+    done = run(folder, "args.fails=1", "--out", "out")
+    assert done.returncode == 5
+    assert "rank 1 failed first" in done.stderr
+    assert "ValueError: it is rank one" in done.stderr
+    assert "raise ValueError" in done.stderr
+    assert "Connection closed" not in done.stderr, "of rank 0, which waited for it"
+    assert ranks(folder / "out")[1]["reason"] == "ValueError: it is rank one"
+    again = run(folder, "--out", "out")
+    assert again.returncode == 3
+    assert "is not empty" in again.stderr
+
+
+@pytest.mark.full
+def test_a_rank_that_is_killed(folder: Path) -> None:
+    done = run(folder, "args.fails=1", f"args.sends={int(signal.SIGKILL)}", "--out", "out")
+    assert done.returncode == 5
+    assert "rank 1 failed first" in done.stderr
+    assert "signal 9 (SIGKILL) ended it" in done.stderr
+    assert ranks(folder / "out")[1] == {"rank": 1, "restart": 0, "folder": "rank_1", "status": "unknown"}
+
+
+@pytest.mark.full
+def test_a_restart_has_its_own_records(folder: Path) -> None:
+    done = run(folder, "args.fails=1", "args.restarts=true", "--max-restarts", "1", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    assert [(row["restart"], row["rank"]) for row in ranks(folder / "out")] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {row["status"] for row in ranks(folder / "out")[2:]} == {"completed"}
+    assert (folder / "out" / "restart_1" / "rank_1" / "result.json").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_is_ended_from_outside(folder: Path, number: signal.Signals) -> None:
+    words = command("args.sleeps=60", "--out", "out")
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "is on" in line:
+                break
+        time.sleep(1)
+        process.send_signal(number)
+        assert process.wait(60) == (130 if number == signal.SIGINT else 128 + number)
+    assert {row["status"] for row in ranks(folder / "out")} == {"interrupted"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--nnodes", "two"], "--nnodes: 'two' is not a number of nodes"),
+        (["--nnodes", "3:2"], "'3:2' is not a number of nodes"),
+        (["--nnodes", "2"], "--rdzv: is missing"),
+        (["determinstic=ON"], "did you mean deterministic?"),
+    ],
+)
+def test_mistakes(folder: Path, words: list[str], expected: str) -> None:
+    done = run(folder, *words)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "runs").exists()
+
+
+def failure(code: int, moment: float | None = None) -> SimpleNamespace:
+    data: dict[str, Any] = {"message": ""}
+    if moment is not None:
+        data = {"message": {"message": f"at {moment}", "extraInfo": {"moment": moment, "exit_code": 5}}}
+    return SimpleNamespace(
+        exitcode=code, timestamp=1000, error_file_data=data, message=data["message"], signal_name=lambda: "its name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ({0: failure(5, 1000.5), 1: failure(5, 1000.4)}, "rank 1 failed first, 1 more after it: at 1000.4"),
+        ({0: failure(5, 1000.5), 1: failure(-15)}, "rank 0 failed first, 1 more after it: at 1000.5"),
+        ({0: failure(5, 1000.5), 1: failure(-9)}, "rank 1 failed first, 1 more after it: signal 9 (its name) ended it"),
+        ({0: failure(-6), 1: failure(5, 1000.9)}, "rank 1 failed first, 1 more after it: at 1000.9"),
+        ({3: failure(77)}, "rank 3 failed first: it ended with exit code 77"),
+    ],
+)
+def test_which_was_first(failures: dict[int, SimpleNamespace], expected: str) -> None:
+    assert str(launch._first(failures)) == expected
+
+
+def test_nodes() -> None:
+    assert Launch(2).nodes == (1, 1)
+    assert Launch(2, "2:4", "host:1").nodes == (2, 4)
+    with pytest.raises(OptionError, match="--nnodes"):
+        _ = Launch(2, "0").nodes
