@@ -32,11 +32,13 @@ class _Ours:
         self.found = self.run = found
 
         def our_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling():
+                return self.run(module, *args, **kwargs)
             if is_dynamo_compiling() and kept_out >= 0:
                 from torch._dynamo.comptime import comptime
 
                 comptime(_keep_out)
-            return found(module, *args, **kwargs) if is_compiling() else self.run(module, *args, **kwargs)
+            return found(module, *args, **kwargs)
 
         keep_from_dynamo(around=our_call)
         self.call = wraps(found)(our_call)

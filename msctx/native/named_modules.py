@@ -140,8 +140,11 @@ def _paths(module: nn.Module) -> dict[Model, str]:
 
 def _inside(module: nn.Module) -> int | None:
     """The combination inside a module; ``None``: no rule acts on it."""
-    found = [precision.inside(model, partial(_match, path)) for model, path in [*_paths(module).items()]]
-    return next((number for number in reversed(found) if number is not None), None)
+    for model, path in reversed([*_paths(module).items()]):
+        for policy in precision.here.policies.values():
+            if _match(path, policy) is not None and (number := precision.inside(model, partial(_match, path))) is not None:
+                return number
+    return None
 
 
 def _enter(number: int) -> None:
