@@ -8,7 +8,6 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -79,12 +78,6 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None and isinstance(module, frames.OptimizedModule):
         return _inside(module._call_impl, *args, **kwargs)
-    modules = sys.modules.get("msctx.observers.modules")
-    with modules.called(module) if modules is not None else nullcontext():  # its hooks are compiled away
-        return _call_compiled(module, *args, **kwargs)
-
-
-def _call_compiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     wanted, kind = compilation or Compilation(), type(module)
     known = _made.setdefault(kind, {})
     if wanted not in known:  # each class has its own code: Dynamo keeps and counts what it compiled by code
@@ -204,7 +197,7 @@ def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 _frames = torch._C._dynamo.eval_frame
 _PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
 for _function in (
-    *(Outermost.__get__, Outermost.__set__, _is_alone, _is_passed_over, _call_module, _call_compiled),
+    *(Outermost.__get__, Outermost.__set__, _is_alone, _is_passed_over, _call_module),
     *(Forms.__init__, _run_shaped, _call, _run, _ahead, _inside),
 ):
     _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)  # they run between what Dynamo captures

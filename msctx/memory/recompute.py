@@ -24,6 +24,7 @@ from msctx.memory.block_state import Known, hook_of_user
 from msctx.memory.budget import Budget, counting_saved
 from msctx.memory.communication import is_one_of_several
 from msctx.memory.replay import LOOKS, NESTED, OTHER_RESULTS, Call, Pass, is_alone
+from msctx.native import module_calls
 from msctx.native.installed import Held
 from msctx.notices import tell
 
@@ -338,28 +339,26 @@ _blocks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _rows: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+def _call(call: Call, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling() or not _can_recompute():
+        return call(module, *args, **kwargs)
+    model: Any = module
+    if "_orig_mod" in module._modules:  # of a model that torch.compile has wrapped; a scripted one's have no get()
+        model = module._modules["_orig_mod"]
+    if (budget := _budgets.get(model)) is not None and budget.is_open():
+        if model is not module or module._compiled_call_impl is not None:
+            tell("memory_optimize_level", COMPILED, COMPILED.format(type(model).__name__))
+        budget.begin((args, kwargs))
+    if (block := _blocks.get(module)) is not None and block.budget.is_open():
+        return block.run(call, module, args, kwargs)
+    return call(module, *args, **kwargs)
+
+
 def _install() -> Callable[[], None]:
-    """Put ours in place of ``nn.Module.__call__`` and ``nn.Sequential.forward``: modules stay as they are, so copies, pickles and
-    traces of them do too.
-    """
-    call, forward = nn.Module.__call__, nn.Sequential.forward
+    """Put ours around the calls of modules, and in place of ``nn.Sequential.forward``."""
+    forward = nn.Sequential.forward
     installed = True
     step = register_optimizer_step_post_hook(lambda *_: _stepped())
-
-    @wraps(call)
-    def our_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not installed or torch.compiler.is_compiling() or not _can_recompute():
-            return call(self, *args, **kwargs)
-        model: Any = self
-        if "_orig_mod" in self._modules:  # of a model that torch.compile has wrapped; a scripted one's have no get()
-            model = self._modules["_orig_mod"]
-        if (budget := _budgets.get(model)) is not None and budget.is_open():
-            if model is not self or self._compiled_call_impl is not None:
-                tell("memory_optimize_level", COMPILED, COMPILED.format(type(model).__name__))
-            budget.begin((args, kwargs))
-        if (block := _blocks.get(self)) is not None and block.budget.is_open():
-            return block.run(call, self, args, kwargs)
-        return call(self, *args, **kwargs)
 
     @wraps(forward)
     def our_forward(self: nn.Sequential, input: Any) -> Any:
@@ -369,14 +368,13 @@ def _install() -> Callable[[], None]:
             return row.run(forward, self, input)
         return forward(self, input)
 
-    nn.Module.__call__ = our_call  # type: ignore[method-assign]
+    module_calls.put(_call, 2)
     nn.Sequential.forward = our_forward  # type: ignore[method-assign]
 
     def remove() -> None:
         nonlocal installed
         installed = False
-        if nn.Module.__call__ is our_call:  # else somebody has wrapped it meanwhile
-            nn.Module.__call__ = call  # type: ignore[method-assign]
+        module_calls.take(_call)
         if nn.Sequential.forward is our_forward:
             nn.Sequential.forward = forward  # type: ignore[method-assign]
         step.remove()

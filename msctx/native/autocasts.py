@@ -39,7 +39,7 @@ class Arguments(dict[str, Any]):
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__(arguments)
         self.carried = precision.carried()
-        self._release = _keep_hooks(self.carried)
+        self._release = _keep(self.carried)
 
     def __iter__(self) -> Iterator[str]:  # without it ** would not ask for the keys
         return super().__iter__()
@@ -94,16 +94,16 @@ _hook = Held(_install)
 want, release = _hook.want, _hook.release
 
 
-def _keep_hooks(carried: precision.Carried) -> Callable[[], None]:
-    """A checkpoint that may be computed again needs the hooks of its policies, also after the block. Returns what releases them."""
-    names = [name for policy in carried.policies.values() for name in policy.modules]
+def _keep(carried: precision.Carried) -> Callable[[], None]:
+    """A checkpoint that may be computed again needs what its policies need, also after the block. Returns what releases them."""
+    named = sum(bool(policy.modules) for policy in carried.policies.values())
     with at_work.lock:
-        named_modules.want(names, carried.models)
+        named_modules.want(named)
         want(1)
     at_work.tidy()
 
     def let_go() -> None:
-        named_modules.release(names, carried.models)
+        named_modules.release(named)
         release(1)
 
     return let_go

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native import autocasts, core, hook_guards, named_modules, pauses, precision
+from msctx.native import autocasts, core, named_modules, pauses, precision
 from msctx.native.installed import at_work
 from msctx.native.precision import Policy
 
@@ -109,8 +109,6 @@ def _enter(after: precision.Policies) -> None:
         if before:
             pauses.end()  # a step that raised has not ended its own
         precision.here.policies = after
-        if not after:
-            named_modules.leave_ended()
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------
@@ -141,8 +139,7 @@ def _want(policies: Iterable[Policy]) -> None:
         for note in list(ON_ENTRY):
             note(number)
     _here.policies += found
-    named_modules.want(name for policy in found for name in policy.modules)
-    hook_guards.held().want(sum(bool(policy.modules) for policy in found))
+    named_modules.want(sum(bool(policy.modules) for policy in found))
     pauses.installed.want(len(found))
     autocasts.want(len(found))
 
@@ -152,12 +149,11 @@ def _release_here(policies: Iterable[Policy]) -> None:
     for policy in found:
         if policy in _here.policies:  # else that of a checkpoint, which its forward pass has
             _here.policies.remove(policy)
-    hook_guards.held().release(sum(bool(policy.modules) for policy in found))
     _release(found)
 
 
 def _release(found: list[Policy]) -> None:
-    named_modules.release(name for policy in found for name in policy.modules)
+    named_modules.release(sum(bool(policy.modules) for policy in found))
     pauses.installed.release(len(found))
     autocasts.release(len(found))
     numbers.subtract(number for policy in found for number in policy.numbers)
@@ -167,7 +163,6 @@ def _release(found: list[Policy]) -> None:
 
 def _ended(policies: list[Policy]) -> None:
     def forget() -> None:
-        hook_guards.release_of_ended(sum(bool(policy.modules) for policy in policies))
         _release(policies)
 
     if policies:

@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import record_function
 
-from msctx.native.module_hooks import keep_from_dynamo
+from msctx.native.module_calls import keep_from_dynamo
 from msctx.observers import scope_names
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ class ModuleRanges:
         self._handles: list[Any] = []
 
     def begin(self) -> None:
-        for hook in (ModuleRanges._enter, ModuleRanges._leave):
-            keep_from_dynamo(hook.__code__)
+        keep_from_dynamo(ModuleRanges._enter, ModuleRanges._leave)
         first, last = register_module_forward_pre_hook, register_module_forward_hook
         self._handles = [first(self._enter), last(self._leave, always_call=True)]
 

@@ -1,27 +1,22 @@
-"""Names the module whose forward pass runs, for the collector: hooks on the modules of watched models, while it collects."""
+"""Names the module whose forward pass runs, for the collector: by its path in a watched model, while it collects."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import unwrap
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import _C
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.compiler import is_compiling
 from torch.utils._python_dispatch import _disable_current_modes
 
 from msctx import locks
 from msctx.memory import watched
-from msctx.native import core, models
-from msctx.native.module_hooks import Hooks, keep_from_dynamo
+from msctx.native import core, models, module_calls
 from msctx.observers import scope_names
 
 if TYPE_CHECKING:
@@ -29,16 +24,24 @@ if TYPE_CHECKING:
 
 _lock = locks.reentrant()
 _on = False
-_known: weakref.WeakKeyDictionary[nn.Module, _Hooks] = weakref.WeakKeyDictionary()
-_hooked: weakref.WeakKeyDictionary[nn.Module, list[_Hooks]] = weakref.WeakKeyDictionary()
-"""Model → the hooks that it has now."""
+_known: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
+_looked = -1
+"""When the models were looked at: the first call of a module does that, not the entry of a context."""
+
+
+class _Place:
+    """Where a module is, as long as the models are those that were looked at then: *path* is "" for the model itself."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.looked = -1
+        self.path = path
+        self.module = _place_of(path or scope_names.of_root(type(module).__name__), module)
+        self.name = f"{path}.{type(module).__name__}"
+        scope_names.meet(path, module)
 
 
 class _Entry(NamedTuple):
-    hooks: _Hooks
-    before: int | None
-    call: FrameType
-    """Torch's call of the module: after Ctrl-C torch calls no hook when it ends."""
+    place: _Place
     number: int
 
 
@@ -50,21 +53,6 @@ class _Stack(threading.local):
 _entered = _Stack()
 _numbers = itertools.count()
 """Of the calls of modules."""
-
-
-class _Hooks(Hooks):
-    """Of one module. In compiled code none runs: see compiled_places.py."""
-
-    def __init__(self, path: str, module: nn.Module) -> None:
-        super().__init__(module, _enter, _leave)
-        self.call(path, module)
-
-    def call(self, path: str, module: nn.Module) -> None:
-        """From now on by this path, "": it is the model itself."""
-        self.path = path
-        self.module = _place_of(path or scope_names.of_root(type(module).__name__), module)
-        self.name = f"{path}.{type(module).__name__}"
-        scope_names.meet(path, module)
 
 
 _places: defaultdict[str, list[int]] = defaultdict(list)
@@ -91,63 +79,37 @@ def module_at(place: int) -> nn.Module | None:
     return None if found is None else found()
 
 
-def _enter(hooks: _Hooks, module: nn.Module, args: Any) -> None:
-    if not is_compiling():
-        _begin(hooks, sys._getframe(1))
-
-
-def _begin(hooks: _Hooks, call: FrameType) -> None:
-    entries = _entered.entries
-    while entries and not _is_running(entries[-1].call):
-        core.load().c.msctx_enter_module(entries.pop().before)
-    entries.append(_Entry(hooks, core.load().c.msctx_enter_module(hooks.module), call, next(_numbers)))
-
-
-@contextmanager
-def called(module: nn.Module) -> Iterator[None]:
-    """A call of a module whose hooks do not run, for it is compiled."""
-    hooks = _known.get(module) if _on and not is_compiling() else None
-    if hooks is None or not hooks.are_needed:
-        yield
-        return
-    _begin(hooks, sys._getframe())
+def _call(call: module_calls.Call, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """In compiled code there is none: see compiled_places.py."""
+    if (place := _known_as(module)) is None:
+        return call(module, *args, **kwargs)
+    depth = len(_entered.entries)
     try:
-        yield
+        _enter(place)
+        return call(module, *args, **kwargs)
     finally:
-        _end(hooks)
+        _leave(depth)
+
+
+def _enter(place: _Place) -> None:
+    _entered.entries.append(_Entry(place, next(_numbers)))
+    core.load().c.msctx_enter_module(place.module)
+
+
+def _leave(depth: int) -> None:
+    entries = _entered.entries
+    del entries[depth:]
+    core.load().c.msctx_enter_module(entries[-1].place.module if entries else None)
 
 
 def root() -> str | None:
     """The path of the module whose forward pass runs in this thread, "": of a model itself; ``None``: there is none with a name."""
-    return _entered.entries[-1].hooks.path if _entered.entries else None
+    return _entered.entries[-1].place.path if _entered.entries else None
 
 
 def around() -> list[tuple[int, str]]:
     """The calls of a model's modules that run in this thread, the outermost first: a number that no other has, and ``path.Class``."""
-    return [(entry.number, entry.hooks.name) for entry in _entered.entries if entry.hooks.path]
-
-
-def _is_running(call: FrameType) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not call:
-        frame = frame.f_back
-    return frame is not None
-
-
-def _leave(hooks: _Hooks, module: nn.Module, args: Any, result: Any) -> None:
-    if not is_compiling():
-        _end(hooks)
-
-
-def _end(hooks: _Hooks) -> None:
-    if any(one.hooks is hooks for one in _entered.entries):  # another hook may have raised before ours
-        while (entry := _entered.entries.pop()).hooks is not hooks:
-            pass
-        core.load().c.msctx_enter_module(entry.before)
-
-
-for _function in (unwrap(called), _begin, _end, _is_running):
-    keep_from_dynamo(_function.__code__)
+    return [(entry.number, entry.place.name) for entry in _entered.entries if entry.place.path]
 
 
 def turn(*, on: bool) -> None:
@@ -157,11 +119,18 @@ def turn(*, on: bool) -> None:
         if on == _on:
             return
         _on = on
-    for model in watched.models() if on else [*_hooked]:  # whoever watches one holds its lock, and waits for ours
-        (_hook if on else _unhook)(model)
+        module_calls.keep_from_dynamo(_known_as, _enter, _leave, around=_call)
+        module_calls.put(_call, 1) if on else module_calls.take(_call)
     if not on:
         _entered.entries.clear()
         core.load().c.msctx_enter_module(None)
+
+
+class _Unwatched:
+    """The models that nobody watches, if they have names, too."""
+
+    met: Callable[[nn.Module], object] | None = None
+    models: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
 
 
 def name_unwatched(met: Callable[[nn.Module], object]) -> None:
@@ -169,20 +138,22 @@ def name_unwatched(met: Callable[[nn.Module], object]) -> None:
 
     *met* is called with each before its first forward pass.
     """
-    from torch.nn.modules.module import register_module_forward_pre_hook
+    _Unwatched.met = met
 
-    met_ones: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def look(module: nn.Module, args: Any) -> None:
-        if not is_compiling() and not _has_name(module) and module not in met_ones:
-            met_ones.add(module)
-            _hook(module)
-            with _outside_transforms():
-                met(module)
-            if _has_name(module):
-                _begin(_known[module], sys._getframe(1))  # torch has read its hooks already
-
-    register_module_forward_pre_hook(look)
+def _known_as(module: nn.Module) -> _Place | None:
+    if _looked != watched.moment():
+        _look()
+    if (place := _known.get(module)) is not None and place.looked == _looked:
+        return place
+    if _Unwatched.met is None or not _on:
+        return None
+    with _lock:
+        _Unwatched.models[module] = None
+        _name(module, _looked)
+    with _outside_transforms():
+        _Unwatched.met(module)
+    return _known[module]
 
 
 @contextmanager
@@ -198,33 +169,20 @@ def _outside_transforms() -> Iterator[None]:
         put(traced)
 
 
-def _has_name(module: nn.Module) -> bool:
-    return (hooks := _known.get(module)) is not None and hooks.are_needed
-
-
-def _hook(model: nn.Module) -> None:
+def _look() -> None:
+    global _looked
+    moment, found = watched.moment(), watched.models()
     with _lock:
-        if not _on or model in _hooked:
-            return
-        found = [_hooks_of(module, path) for path, module in models.paths_of(model)]
-        _hooked[model] = [hooks for hooks in found if hooks is not None]
-        for hooks in _hooked[model]:
-            hooks.want(1)
+        for model in (*found, *_Unwatched.models):
+            _name(model, moment)
+        _looked = moment
 
 
-def _hooks_of(module: nn.Module, path: str) -> _Hooks | None:
-    hooks = _known.get(module)
-    if hooks is None and not hasattr(module, "graph"):  # scripted modules take no hooks of Python's
-        hooks = _known[module] = _Hooks(path, module)
-    if hooks is not None and hooks.path != path and not (hooks.are_needed and hooks.path):  # for another model
-        hooks.call(path, module)
-    return hooks
-
-
-def _unhook(model: nn.Module) -> None:
-    with _lock:
-        for hooks in _hooked.pop(model, ()):
-            hooks.want(-1)
-
-
-watched.listen(_hook, _unhook)
+def _name(model: nn.Module, moment: int) -> None:
+    for path, module in models.paths_of(model):
+        place = _known.get(module)
+        if place is not None and place.looked == moment and (place.path or not path):  # in another model, too
+            continue
+        if place is None or place.path != path:
+            place = _known[module] = _Place(path, module)
+        place.looked = moment

@@ -1,4 +1,4 @@
-"""Watched modules that rules name: their hooks come and go with the policies, and modules may be collected at any time."""
+"""Watched modules that rules name: whose, in which threads, how they are left, and what it costs to enter."""
 
 from __future__ import annotations
 
@@ -40,8 +40,16 @@ def rules(tmp_path):
     return {"op_precision_mode": str(names), "precision_mode": "allow_mix_precision_bf16"}
 
 
-def hooked(model: nn.Module) -> list[str]:
-    return [path for path, module in model.named_modules() if module._forward_pre_hooks or module._forward_hooks]
+def is_around() -> bool:
+    """Whether anything of ours is around the calls of modules."""
+    return nn.Module.__call__ is not nn.Module._wrapped_call_impl
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    msctx.reset_context()
+    assert not is_around()
 
 
 @pytest.fixture
@@ -67,56 +75,21 @@ class Seen(nn.Module):
         return x * x
 
 
-CALLS = {
-    "want": named_modules.want,
-    "without_module": lambda names: named_modules.without_module(names, 0),
-    "release": named_modules.release,
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("call", CALLS)
-def test_a_collection_in_the_midst_of_a_search(call, monkeypatch, ctx):
-    kept, doomed = nn.Sequential(nn.ReLU(), nn.ReLU()), [nn.Sequential(nn.ReLU(), nn.ReLU())]
-    for model in (doomed[0], kept):
-        ctx.watch(model)
-    named_modules.want(["other*", *(["1", "2"] if call == "release" else [])])
-    match = named_modules.fnmatchcase
-
-    def collected(path, name):
-        doomed.clear()
-        gc.collect()
-        return match(path, name)
-
-    monkeypatch.setattr(named_modules, "fnmatchcase", collected)
-    named_modules._hooked[models.record(kept)]._by_name.clear()
-    CALLS[call](["2", "1"])
-    assert not doomed
-    assert hooked(kept) == (["1"] if call == "want" else [])
-    named_modules.release(["other*", *(["1", "2"] if call == "want" else [])])
-
-
-def test_watched_modules_are_searched_once(monkeypatch, ctx):
-    """Not at each entry: that costs what the named modules cost."""
-    model, match, calls = nn.Sequential(*(nn.ReLU() for _ in range(100))), named_modules.fnmatchcase, []
+def test_no_entry_looks_at_the_modules(monkeypatch, customs):
+    """Nor does a context that watches the model again: it costs the same for any number of modules."""
+    model, ctx, looks = nn.Sequential(*(nn.ReLU() for _ in range(100))), msctx.context(**customs), []
     ctx.watch(model)
-
-    def counted(path, name):
-        calls.append(name)
-        return match(path, name)
-
-    monkeypatch.setattr(named_modules, "fnmatchcase", counted)
+    monkeypatch.setattr(models, "paths_of", lambda *args, found=models.paths_of: (looks.append("all"), found(*args))[1])
+    monkeypatch.setattr(
+        named_modules, "_inside", lambda *args, found=named_modules._inside: (looks.append("one"), found(*args))[1]
+    )
     for _ in range(3):
-        named_modules.want(["7", "no such"])
-        assert hooked(model) == ["7"]
-        assert named_modules.without_module(["no such"], 0) == ["no such"]
-        named_modules.release(["7", "no such"])
-    searched = len(calls)
-    for _ in range(10):
-        ctx.watch(model)  # nothing new
-        named_modules.want(["7", "no such"])
-        named_modules.release(["7", "no such"])
-    assert len(calls) == searched
+        with ctx, msctx.context().watch(model):
+            pass
+    assert looks == ["all"] * 3, "of watch()"
+    with ctx:
+        model[0](X)
+    assert looks[3:] == ["one"]
 
 
 def test_arguments_that_were_never_made_end_without_a_word():
@@ -125,22 +98,22 @@ def test_arguments_that_were_never_made_end_without_a_word():
 
 
 def test_a_checkpoint_that_is_collected_while_we_are_at_work(rules):
-    """Its hooks are released then, by no lock that the same thread may hold."""
+    """What it held is released then, by no lock that the same thread may hold."""
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
     with msctx.context(**rules) as ctx:
         ctx.watch(model)
         held = [autocasts.Arguments({})]
-    assert hooked(model) == ["0"]
+    assert is_around()
 
     def collect():
         with precision._lock, at_work.lock:
             held.clear()
             gc.collect()
-            assert hooked(model) == ["0"]
+            assert is_around()
         at_work.tidy()
 
     in_thread(collect)
-    assert not hooked(model)
+    assert not is_around()
 
 
 # --- whose modules ----------------------------------------------------------------------------------------------------
@@ -163,18 +136,15 @@ def test_models_of_contexts_that_were_left_are_not_acted_on(rules):
         pass
     later = msctx.context(**rules)
     later.__enter__()
-    assert not hooked(model)
     assert not acts_on(model)
     with pytest.warns(msctx.MsctxWarning, match=UNMATCHED):
         later.__exit__()
     with later:
         with ctx:
             assert acts_on(model)
-        assert not hooked(model)
         assert not acts_on(model)
     with ctx, msctx.context(**rules):
         assert acts_on(model)
-    assert not hooked(model)
 
 
 def test_a_part_of_two_models(rules):
@@ -190,7 +160,6 @@ def test_a_part_of_two_models(rules):
     whole[0], whole[1] = whole[1], whole[0]
     with whole_ctx.watch(whole):
         assert acts_on(part[0])
-    assert not hooked(whole)
 
 
 def test_a_bound_function_acts_on_the_models_of_its_context(rules):
@@ -224,7 +193,7 @@ def test_a_checkpoint_is_computed_again_with_the_models_of_its_forward_pass(cust
                 ctx.watch(model)
             y = checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=reentrant)
         gc.collect()
-        assert bool(hooked(model)) == is_watched
+        assert is_around()
         with msctx.context(**customs) as around:
             around.watch(other if is_watched else model)
             if is_watched:  # held for the checkpoint only
@@ -237,7 +206,6 @@ def test_a_checkpoint_is_computed_again_with_the_models_of_its_forward_pass(cust
         assert len(model[0].seen) == 2 + is_watched
         del y
         gc.collect()
-        assert not hooked(model)
 
 
 def test_compiled_code_sees_models_that_come_and_go(rules, passes):
@@ -290,10 +258,9 @@ class Gate(nn.Module):
 
 
 @unmatched_is_fine
-def test_hooks_that_come_while_another_thread_is_inside(tmp_path):
+def test_rules_that_come_while_another_thread_is_inside(tmp_path):
     """What it leaves without having entered is not what is around that."""
     gate, after = Gate(), Seen()
-    own = gate.register_forward_hook(lambda *_: None)  # without one, torch would not look for hooks again
     model = nn.Sequential(nn.Sequential(gate, after))
 
     def work():
@@ -304,18 +271,14 @@ def test_hooks_that_come_while_another_thread_is_inside(tmp_path):
         ctx.watch(model)
         thread = gate.thread(work)
         with msctx.context(**dtypes(tmp_path / "inner.cfg", "0.0")):
-            assert len(gate._forward_hooks) == 2
             gate.may_go_on.set()
             thread.join(30)
     assert gate.seen == [FP16, FP16]
     assert after.seen == [FP16]
-    own.remove()
-    assert not hooked(model)
 
 
 @unmatched_is_fine
-def test_hooks_that_go_while_another_thread_is_inside(customs):
-    """They go when it has left."""
+def test_models_that_go_while_another_thread_is_inside(customs):
     gate, after = Gate(), Seen()
     model = nn.Sequential(gate, after)
 
@@ -326,32 +289,10 @@ def test_hooks_that_go_while_another_thread_is_inside(customs):
     with msctx.context() as ctx:
         ctx.watch(model)
         thread = gate.thread(work)
-    assert hooked(model) == ["0"]
     gate.may_go_on.set()
     thread.join(30)
     assert gate.seen == [FP16, FP16]
     assert after.seen == [FP32]
-    assert not hooked(model)
-
-
-def test_a_thread_that_reads_hooks_just_before_they_go(customs, monkeypatch):
-    """Torch has read the hooks before a module; those after it must not be gone when their turn comes."""
-    model, after, ctx = nn.Sequential(Seen()), Seen(), msctx.context()
-    ctx.watch(model)
-    enter = named_modules._enter
-
-    def late(hooks):
-        hooks.want(-1)
-        assert not hooked(model)
-        enter(hooks)
-        hooks.want(1)
-
-    with ctx, msctx.context(**customs):
-        monkeypatch.setattr(named_modules, "_enter", late)
-        model(X)
-        after(X)
-    assert (model[0].seen, after.seen) == ([FP16], [FP32])
-    assert not hooked(model)
 
 
 class Raising(nn.Module):
@@ -379,7 +320,6 @@ def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
     with ctx:
         model(X)
         assert after.seen == [FP32]
-    assert not hooked(model)
     with pytest.raises(type(raised)), ctx:
         inside(raised)
     assert not named_modules._entered.stack, "it ends with the context"
@@ -412,7 +352,6 @@ def test_what_ctrl_c_left_entered_ends_with_the_next_call(customs):
         assert not named_modules._entered.stack
     assert model[0].seen == [FP16] * 3
     assert after.seen == [FP32]
-    assert not hooked(model)
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -438,7 +377,6 @@ def test_a_context_that_is_left_inside_a_module_leaves_its_rule(customs, raises)
                 last(model[0](X, own))
                 assert not named_modules._entered.stack
         assert (before.seen[-2:], after.seen[-2:], last.seen[-2:]) == ([FP16] * 2, [FP16] * 2, [FP32] * 2), own
-    assert not hooked(model)
 
 
 def test_what_is_put_in_force_inside_a_module_stays(customs):
@@ -459,7 +397,6 @@ def test_what_is_put_in_force_inside_a_module_stays(customs):
     finally:
         msctx.reset_context()
     assert "precision_mode=force_fp16" in {row.why for row in ctx.precisions()}
-    assert not hooked(model)
 
 
 def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
@@ -471,14 +408,12 @@ def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
         entered[0].__enter__()
         entered[0].watch(model)
         model(X)
-        assert hooked(model) == ["0"]
+        assert is_around()
 
     own = torch.set_autocast_enabled
     in_thread(work)
     assert model[0].seen == [FP16]
     msctx.reset_context()
-    assert not hooked(model)
-    assert not named_modules._wanted
     assert not precision_switch.numbers
     assert torch.set_autocast_enabled is own
     assert not optimizer._global_optimizer_pre_hooks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import msctx
-from msctx.native import module_hooks
-from msctx.observers import collector
+from msctx.observers import collector, modules
 from msctx.observers.collector import Reader, Row
 
 X = torch.ones(2, 4)
@@ -56,10 +54,6 @@ def seen(*models: nn.Module) -> list[str]:
     return [module for _, module in ended(reader)]
 
 
-def hooked(model: nn.Module) -> int:
-    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
-
-
 def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
@@ -75,13 +69,11 @@ def test_compiled_code_is_kept_from_entry_to_entry(is_called_outside: bool) -> N
     compiled = torch.compile(model, backend="eager")
     for _ in range(12):
         with msctx.context(op_timeout=100).watch(model):
-            assert hooked(model) == 6
             compiled(X)
         if is_called_outside:
             compiled(X)
         graphs.add(counters["stats"]["unique_graphs"])
     assert graphs == {1 + is_called_outside}, "with an observer and without"
-    assert hooked(model) == 0
     torch._dynamo.reset()
 
 
@@ -160,41 +152,57 @@ def test_a_model_that_is_a_module_of_another_has_its_path() -> None:
         assert ended(reader) == [("addmm", "inner"), ("exp", "0")]
 
 
-def test_a_module_that_is_replaced_while_it_is_watched_keeps_no_hooks() -> None:
+def test_a_module_that_is_replaced_is_looked_for_from_the_next_entry_on() -> None:
     model, ctx = net(), msctx.context()
-    old, new = model[0], nn.Linear(4, 4)
+    old = model[0]
     with ctx.watch(model):
-        reader = listening()
-        model[0] = new
-        model(X)
-        assert ended(reader) == [("addmm", "Sequential (root)"), ("addmm", "1")]
-        assert hooked(old) == hooked(model) == 0
+        assert seen(model) == ["0", "1"]
+        model[0] = nn.Linear(4, 4)
+        assert seen(model) == ["Sequential (root)", "1"]
     with ctx:
         assert seen(model, old) == ["0", "1", ""]
 
 
-def test_copies_have_no_hooks() -> None:
+def test_copies_have_no_names() -> None:
     """An encoder's layer is computed by one operator, as long as no module in it has a hook."""
     model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).eval()
     with msctx.context().watch(model), torch.no_grad():
         reader = listening()
-        copied = copy.deepcopy(model)
-        copied(X[None])
+        copy.deepcopy(model)(X[None])
+        model(X[None])
         found = ended(reader)
-    assert hooked(copied) == 0
-    assert ("_transformer_encoder_layer_fwd", "") in found
+    assert [module for kind, module in found if kind == "_transformer_encoder_layer_fwd"] == ["", "0"]
+
+
+def test_a_module_that_raises_is_left() -> None:
+    """Also by Ctrl-C, after which torch calls no hook."""
+
+    class Raises(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(Raises())
+    with msctx.context().watch(model):
+        reader = listening()
+        with pytest.raises(KeyboardInterrupt):
+            model(X)
+        X.neg()
+        assert ended(reader) == [("neg", "")]
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 
-def test_hooks_are_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at each entry, also where each has a context of its own."""
-    made: list[Any] = []
-    register = module_hooks.Hooks._registered
-    monkeypatch.setattr(module_hooks.Hooks, "_registered", lambda *args: (made.append(args), register(*args))[1])
+def test_no_entry_looks_at_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of one in it does."""
+    looks, look = [], modules.models.paths_of
+    monkeypatch.setattr(modules.models, "paths_of", lambda model: (looks.append(model), look(model))[1])
     model = net()
-    for _ in range(3):
-        with msctx.context().watch(model):
+    with msctx.context().watch(model):
+        looks.clear()
+        for _ in range(3):
+            assert not seen()
+        assert not looks
+        for _ in range(3):
             assert seen(model) == ["0", "1"]
-    assert len(made) == 3
+        assert looks == [model]
