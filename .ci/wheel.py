@@ -59,8 +59,11 @@ msctx schema --result
 msctx init mine.yaml
 msctx explain mine.yaml
 msctx run digits args.epochs=1 conv_fprop_algo=gemm --out run
+msctx exec deterministic=ON strict=true -- python -c __import__('torch').are_deterministic_algorithms_enabled()or(exit(1))
+msctx run mine.yaml --nproc 2 --out ranks
 msctx state
 msctx diff run run
+msctx diff ranks/rank_0 ranks/rank_1
 msctx compare matmul --shape 16x16x16 --axis deterministic=OFF,ON --seconds 0.001 --out compared
 msctx migrate mindspore.py
 """
@@ -105,7 +108,7 @@ def files(tree: Path) -> set[str]:
         f"{name}/{path.relative_to(tree / folder).as_posix()}"
         for folder, name in folders.items()
         for path in (tree / folder).rglob("*")
-        if path.is_file()
+        if path.is_file() and path.suffix != ".pth"  # it stands beside the package
     }
 
 
