@@ -239,14 +239,14 @@ def tuned_page(found: Mapping[str, Any]) -> Group:
     """What was chosen for each recorded problem; below it, how many of them gain, and where that is kept."""
     table = _table("direction", "problem", "threads", "calls", "ran", "math", "torch takes", "")
     for one in found["problems"]:
+        cells = [str(one[key] or "") for key in ("direction", "problem", "threads", "calls", "ran", "math")]
         gain = f"{one['gain']:.2f}x" if one["gain"] else ""
-        cells = (one["direction"], one["problem"], str(one["threads"]), str(one["calls"]), one["ran"] or "", one["math"] or "", gain)
-        table.add_row(*map(Text, cells), Text(one["why"] or ("known" if one["status"] == "known" else ""), style="dim"))
+        told = "known before" if one["status"] == "known" else one["why"]
+        table.add_row(*map(Text, (*cells, gain)), Text(told, style="dim"))
     counts = Counter(one["status"] for one in found["problems"])
     faster = sum(one["ran"] not in (None, "torch") for one in found["problems"])
-    told = f"{len(found['problems'])} problems: {counts['measured']} measured, {counts['known']} known before, {counts['left']} left"
-    kept = f"{faster} run faster than PyTorch's own path; kept in {found['file']}"
-    return Group(table, Text(f"{told}; {kept}"))
+    told = f"{counts['measured']} measured, {counts['known']} known before, {counts['left']} not measured"
+    return Group(table, Text(f"{told}; {faster} faster than PyTorch's own path; kept in {found['file']}"))
 
 
 def kernels_table(reports: Sequence[Mapping[str, Any]]) -> Group:

@@ -34,11 +34,13 @@ def show(file: File = None, json_: Json = False) -> None:
 @tune.command("run")
 def run(
     place: Annotated[
-        str, typer.Argument(metavar="PATH", help='What aoe_tune_mode="offline" wrote: the folder of work_path, or a file of it.')
+        str,
+        typer.Argument(metavar="PATH", help='What aoe_tune_mode="offline" wrote: the folder of work_path, or a file of it.'),
     ] = ".",
     file: File = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0, help="For how long to measure in all; what takes most time in the program comes first.")
+        float | None,
+        typer.Option(min=0, help="For how long to measure in all; what takes most time in the program comes first."),
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -83,7 +83,7 @@ class Bench:
             return Result(one, LEFT, why="it ran on CUDA, which is not here")
         if (entry := self._entry(one)) is not None:
             return Result(one, KNOWN, entry)
-        if self.library.measuring_seconds() - self._before > self.seconds:
+        if self.library.measuring_seconds() - self._before >= self.seconds:
             return Result(one, LEFT, why="no time was left")
         try:
             compute = _computing(one)

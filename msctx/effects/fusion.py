@@ -41,9 +41,8 @@ def asked(want: Want) -> dict[str, Any]:
         "flags": tuple(flags.items()),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
-        "epilogues": fused(want) is not False and any(
-            name != RECORDED for _, name in asked_of(replace(want, device="cpu"), "fprop")
-        ),
+        "epilogues": fused(want) is not False
+        and any(name != RECORDED for _, name in asked_of(replace(want, device="cpu"), "fprop")),
         "frozen": want.in_force(FROZEN) is not None and want.other(FROZEN) and not _hides(want, FROZEN),
     }
 

@@ -174,8 +174,8 @@ def _locked(path: Path) -> Iterator[None]:
     if path == location():
         try:
             cachedir.folder(path.parent.name)
-        except NativeError as error:
-            raise FileError([Diagnostic("", str(error))]) from None
+        except NativeError as unusable:
+            raise FileError([Diagnostic("", str(unusable))]) from None
     target = path.resolve()
     lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
     with FORMAT.naming(path, "written"):

@@ -68,7 +68,7 @@ def table(library: Core, folder: str, place: str) -> int:
             _tables.append(key)
         if not os.access(key[0], os.W_OK | os.X_OK):
             why = "cannot be written" if key[0].is_dir() else "is no folder"
-            notices.tell("work_path", why, f"nothing is recorded: {key[0]} {why}; {FORMAT.other}")
+            notices.tell("work_path", str(key[0]), f"nothing is recorded: {key[0]} {why}; {FORMAT.other}")
         return _tables.index(key) + 1
 
 
@@ -78,7 +78,7 @@ def keep(library: Core) -> None:
         found: dict[Path, list[Untuned]] = {}
         for row in library.recorded():
             folder, place = _tables[row.pop("table") - 1]
-            found.setdefault(folder / PATTERN.replace("*", _word()), []).append(Untuned(place, **row))  # type: ignore[arg-type]
+            found.setdefault(folder / PATTERN.replace("*", _word()), []).append(Untuned(place, **row))
         for path, problems in found.items():
             counted = {one: one.calls for one in problems}
             if counted == _written.get(path):
@@ -87,7 +87,7 @@ def keep(library: Core) -> None:
                 FORMAT.write(path, text_of(problems))
                 _written[path] = counted
             except FileError as error:
-                _tell(error)
+                _tell(path.parent, error)
 
 
 def _word() -> str:
@@ -97,10 +97,11 @@ def _word() -> str:
     return _token[1]
 
 
-def _tell(error: FileError) -> None:
+def _tell(folder: Path, error: FileError) -> None:
+    """Once for a folder: it may have been told at the beginning."""
     text = "\n".join(map(str, error.problems))
     try:
-        notices.tell("work_path", text, f"what was recorded is not kept: {text}")
+        notices.tell("work_path", str(folder), f"what was recorded is not kept: {text}")
     except MsctxWarning as warning:  # warnings turned into errors: a scope that closes must be put back all the same
         print(f"warning: {warning}", file=sys.stderr)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from msctx.options.conv_rules import ASKED, ConvRule, asked_by, option_of, rules_of
 
-
 RECORDED = "torch"
 """What a policy that records problems asks for where nothing else is asked for: torch's own path."""
 
