@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,19 +51,26 @@ def run(
 
     problems, files = untuned.read(Path(place))
     bench = measuring.Bench(_place(file), seconds)
-    progress, results = render.Progress(), []
-    with bench.open():
-        for one in progress.track(measuring.by_cost(problems), "measuring"):
-            results.append(bench.result(one))
-            progress.log(_told(results[-1]))
+    progress, results, interrupted = render.Progress(), [], False
+    try:
+        with bench.open():
+            for one in progress.track(measuring.by_cost(problems), "measuring"):
+                results.append(bench.result(one))
+                progress.log(_told(results[-1]))
+    except KeyboardInterrupt:
+        interrupted = True
     found = {"records": list(map(str, files)), "file": str(bench.file), "problems": [one.as_dict() for one in results]}
     emit(found, json_, lambda: render.tuned_page(found))
+    if interrupted:
+        print(f"interrupted; {len(results)} of {len(problems)} problems are done, the same command goes on", file=sys.stderr)
+        raise typer.Exit(130)
 
 
 def _told(result: Any) -> dict[str, Any]:
     """A problem for the bar, or for its line where there is none."""
     one = result.problem
-    return {one.direction: one.problem, result.status: result.entry.ran if result.entry is not None else result.why}
+    chosen = result.entry.ran if result.entry is not None else result.why
+    return {one.direction: one.problem, result.status: chosen} | ({"gain": result.gain} if result.gain else {})
 
 
 @tune.command("export")

@@ -53,7 +53,7 @@ _lock = locks.reentrant()
 _tables: list[tuple[Path, str]] = []
 """Folder and kind of device of each table; their numbers begin at 1."""
 _written: dict[Path, dict[Untuned, int]] = {}
-"""File → how often this process has met its problems, as it says."""
+"""File → how often this process has met its problems, as it says, or would if it could be written."""
 _token = 0, ""
 """A process, and the word that names its files: the numbers of processes come again, and containers share them."""
 
@@ -83,9 +83,9 @@ def keep(library: Core) -> None:
             counted = {one: one.calls for one in problems}
             if counted == _written.get(path):
                 continue
+            _written[path] = counted
             try:
                 FORMAT.write(path, text_of(problems))
-                _written[path] = counted
             except FileError as error:
                 _tell(path.parent, error)
 
