@@ -46,15 +46,15 @@ def run(
     json_: Json = False,
 ) -> None:
     """Measure the problems that aoe_tune_mode="offline" has recorded, and keep the results in the tuning file."""
-    from msctx.compare import tune as measuring
+    from msctx.compare.offline import Bench, by_cost
     from msctx.native import untuned
 
     problems, files = untuned.read(Path(place))
-    bench = measuring.Bench(_place(file), seconds)
+    bench = Bench(_place(file), seconds)
     progress, results, interrupted = render.Progress(), [], False
     try:
         with bench.open():
-            for one in progress.track(measuring.by_cost(problems), "measuring"):
+            for one in progress.track(by_cost(problems), "measuring"):
                 results.append(bench.result(one))
                 progress.log(_told(results[-1]))
     except KeyboardInterrupt:

@@ -67,7 +67,9 @@ def test_all_runs_as_without_it_and_nothing_is_measured(tmp_path: Path) -> None:
         {"conv_workspace_limit": 10**6, "conv_max_error": 1e-5, "matmul_max_error": 1e-6},
     ],
 )
-def test_the_keys_are_those_of_what_performance_measures(options: dict[str, Any], tmp_path: Path, own_tuning_file: Path) -> None:
+def test_the_keys_are_those_of_what_performance_measures(
+    options: dict[str, Any], tmp_path: Path, own_tuning_file: Path
+) -> None:
     net, x = network()
     with offline(tmp_path, **options):
         for _ in range(2):

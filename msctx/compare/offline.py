@@ -23,6 +23,8 @@ from msctx.options.conv_rules import PRODUCT, option_of
 
 MEASURED, KNOWN, LEFT = "measured", "known", "left"
 """What became of a problem: LEFT was not measured."""
+ANYTHING = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+"""What a problem may raise that somebody wrote by hand."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def by_cost(problems: Iterable[Untuned]) -> list[Untuned]:
             if one.direction == PRODUCT:
                 return one.calls * NetworkLayer("", Product(problem.input, problem.weight)).operations
             return one.calls * NetworkLayer("", problem).operations
-        except (ValueError, IndexError):  # whoever wrote it: measuring tells
+        except ANYTHING:  # measuring tells
             return 0
 
     return sorted(problems, key=lambda one: (-cost(one), one))
@@ -89,7 +91,7 @@ class Bench:
             compute = _computing(one)
             with context(**_options(one), tuning_file=str(self.file)) as ctx, _benchmarking(one), torch.inference_mode():
                 compute()
-        except (RuntimeError, ValueError, TypeError, IndexError, MemoryError) as error:  # a file may hold anything
+        except ANYTHING as error:
             return Result(one, LEFT, why=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         if (entry := self._entry(one)) is not None:
             return Result(one, MEASURED, entry)
